@@ -10,7 +10,7 @@ import os
 import sys
 
 
-def leave_out_working_directory() -> None:
+def remove_working_directory() -> None:
     """Remove the working directory from `sys.path` and PYTHONPATH, unless it contains this package.
 
     `python -m` puts the working directory first on the path; `ray job submit --working-dir` does so in each worker too.
@@ -29,7 +29,7 @@ def leave_out_working_directory() -> None:
 
 def main() -> None:
     """Run the command line."""
-    leave_out_working_directory()
+    remove_working_directory()
     from agent_rft.cli.main import main as run
 
     run()

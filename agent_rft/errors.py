@@ -1,7 +1,7 @@
 """Errors, whose classes name the responsible party. All survive pickling, because they may cross a Ray boundary.
 
 `UserError` and its subclasses stop the job and are shown to the user unchanged. `Discard` ends one rollout without a
-grade. `Halted` stops training because its numbers can no longer be trusted.
+grade. `TrainingHalted` stops training because its numbers can no longer be trusted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class RftError(Exception):
         self.details = details
 
     @property
-    def public(self) -> str:
+    def public_message(self) -> str:
         """Message for a server's clients: by default `message`.
 
-        An error whose message quotes another program's error or names a path has the detail `public`. Its `message` is
-        then only for the server's log.
+        An error whose message quotes another program's error or names a path has the detail `public_message`. Its
+        `message` is then only for the server's log.
         """
-        return str(self.details.get("public", self.message))
+        return str(self.details.get("public_message", self.message))
 
     @property
     def problem(self) -> str:
@@ -36,9 +36,9 @@ class RftError(Exception):
         return str(self.details.get("problem", self.message))
 
     @property
-    def remedy(self) -> str:
+    def fix(self) -> str:
         """End of the message that describes the fix; empty if there is no fix."""
-        return str(self.details.get("remedy", ""))
+        return str(self.details.get("fix", ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.details)
@@ -58,13 +58,13 @@ class Problem:
     code: str
     field: str
     message: str
-    remedy: str
+    fix: str
     file: str | None = None
     line: int | None = None
     rows: str = ""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Field with its line or rows: `training_file, line 3`."""
         line = "" if self.line is None else f", line {self.line}"
         return self.field + (f", rows {self.rows}" if self.rows else line)
@@ -72,7 +72,7 @@ class Problem:
     def __str__(self) -> str:
         line = f", rows {self.rows}" if self.rows else f":{self.line}" if self.line else ""
         location = "" if self.file is None else f" ({self.file}{line})"
-        return f"{self.field}{location}: {self.message} [{self.code}]\n    -> {self.remedy}"
+        return f"{self.field}{location}: {self.message} [{self.code}]\n    -> {self.fix}"
 
 
 class UserError(RftError):
@@ -90,35 +90,35 @@ class InvalidJob(UserError):
         return "\n".join([self.message, *(f"  {problem}" for problem in self.problems)])
 
 
-class MadeBefore(UserError):
+class OutdatedFormat(UserError):
     """A version before 0.2.0 created a database, a run folder or one of its files, which later versions do not read."""
 
     @classmethod
-    def of(cls, what: str, public: str | None = None) -> MadeBefore:
+    def for_path(cls, what: str, public: str | None = None) -> OutdatedFormat:
         """Return the error for a path or URL; `public` is its name for a server's clients."""
         message = "{} was made before 0.2.0; finish or export it with the version that made it"
-        return cls(message.format(what), public=message.format(public or what))
+        return cls(message.format(what), public_message=message.format(public or what))
 
 
 class EndpointRefused(UserError):
     """An endpoint rejects its key (401, or most answers are 403): a configuration error that no retry can fix."""
 
 
-class CannotOpen(UserError):
+class UnsealFailed(UserError):
     """A string was sealed with another master secret or for another purpose, or was changed since."""
 
 
-class CannotStart(UserError):
+class ActorStartFailed(UserError):
     """A process of the job fails at every start, because a requirement is missing on its node."""
 
 
-class Discard(RftError):
+class DiscardError(RftError):
     """A rollout was lost to an infrastructure failure. It has no grade and is excluded from its group's statistics."""
 
     reason = "other"
 
 
-class ToolFailed(Discard):
+class ToolFailed(DiscardError):
     """A tool call failed after all retries or at its deadline.
 
     The cause may be the tool, or a row that is too large for a call, so the model is not graded for it. A response with
@@ -129,7 +129,7 @@ class ToolFailed(Discard):
     reason = "tool_failed"
 
 
-class GraderFailed(Discard):
+class GraderFailed(DiscardError):
     """The grader did not return a finite number after all retries or at its deadline. Never treated as a grade of 0.
 
     If the grader fails only for some samples, training lacks these samples. Grade them again with `agent-rft grade
@@ -139,7 +139,7 @@ class GraderFailed(Discard):
     reason = "grader_failed"
 
 
-class RolloutTimeout(Discard):
+class RolloutTimeout(DiscardError):
     """A rollout's model and tool time exceeded `limits.rollout_timeout_s`.
 
     Usually a tool is slow. Raise the limit or allow fewer calls. Waiting does not count; see rollout_waited.
@@ -148,7 +148,7 @@ class RolloutTimeout(Discard):
     reason = "rollout_timeout"
 
 
-class RolloutWaited(Discard):
+class RolloutWaitTimeout(DiscardError):
     """A rollout waited longer than six times `limits.rollout_timeout_s`, for an engine, a session, tools or its grade.
 
     The model is not the cause. The message names what the rollout waited for longest: increase its capacity. If it is a
@@ -159,13 +159,13 @@ class RolloutWaited(Discard):
     reason = "rollout_waited"
 
 
-class EngineFailed(Discard):
+class EngineFailed(DiscardError):
     """The engine of a rollout died or was fenced. The engine is replaced, and the rollout is tried again."""
 
     reason = "engine_failed"
 
 
-class TemplateFailed(Discard):
+class TemplateFailed(DiscardError):
     """The model's chat template could not render a rollout's conversation after a turn of the model.
 
     Usually the template does not support tool results, or rejects them. Set a template that renders them.
@@ -181,7 +181,7 @@ class LearnerFailed(RftError):
     """
 
 
-class Halted(RftError):
+class TrainingHalted(RftError):
     """Training stopped, as its numbers can no longer be trusted (gradients, zero-variance batches, engine drift)."""
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from agent_rft.events import Event
 from agent_rft.run_events import RunEvent
-from agent_rft.types import Converted, Group, GroupRequest, StepReport, SyncReport, TrainSequence
+from agent_rft.types import Group, GroupRequest, LayoutConversion, StepReport, SyncReport, TrainSegment
 
 Emit = Callable[[Event], None]
 """Callback that reports an event. It returns immediately and never raises."""
@@ -24,7 +24,7 @@ class Rollouts(Protocol):
             UserError: An endpoint rejects the key, so that nothing can be graded.
         """
 
-    async def counts(self) -> dict[str, float]:
+    async def get_counts(self) -> dict[str, float]:
         """Return totals since the start by metric name.
 
         The metrics are outcomes of rollouts (`account/...`) and statistics of the endpoints that they called
@@ -44,7 +44,7 @@ class Checkpointable(Protocol):
         Training may continue afterwards.
         """
 
-    async def write(self, folder: Path) -> None:
+    async def write_snapshot(self, folder: Path) -> None:
         """Write the snapshot to an existing empty folder, and free it. Training may continue concurrently.
 
         The folder receives the model (Hugging Face format) and, in its subfolder `state`, the data that only `load`
@@ -54,7 +54,7 @@ class Checkpointable(Protocol):
             OSError: The disk is full or read-only. The snapshot is kept.
         """
 
-    async def load(self, folder: Path) -> Converted | None:
+    async def load(self, folder: Path) -> LayoutConversion | None:
         """Restore weights, optimizer and schedule from a folder that `write` wrote.
 
         Return the conversion, if the folder was written with a different number of ranks, ZeRO stage or dtype.
@@ -67,13 +67,13 @@ class Checkpointable(Protocol):
 class Learner(Checkpointable, Protocol):
     """The part of a run that updates the weights."""
 
-    async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
+    async def step(self, sequences: Sequence[TrainSegment], version: int) -> StepReport:
         """Train on one batch, starting from policy `version`. The loss is over all tokens of all `sequences`."""
 
-    async def rest(self) -> None:
+    async def release_devices(self) -> None:
         """Release shared devices to the engines until the next call."""
 
-    async def check(self) -> None:
+    async def check_alive(self) -> None:
         """Raise LearnerFailed if the learner was lost since the last call. Returns immediately."""
 
 
@@ -82,14 +82,14 @@ class EventSink(Protocol):
 
     def emit(self, event: Event) -> None: ...
 
-    def groups(self, name: str, groups: Sequence[Group]) -> None:
+    def emit_groups(self, name: str, groups: Sequence[Group]) -> None:
         """Store the rollouts of a step or an evaluation under this name."""
 
 
 class Sink(Protocol):
     """Receiver of a run's redacted events in order: a view, a store, a third-party tracker."""
 
-    def event(self, event: RunEvent) -> None: ...
+    def handle_event(self, event: RunEvent) -> None: ...
 
     def close(self) -> None:
         """Flush pending writes; no event follows."""

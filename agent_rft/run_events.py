@@ -34,7 +34,7 @@ class RunEvent:
     data: dict[str, Any]
     event: Event | None = None
 
-    def as_line(self) -> dict[str, Any]:
+    def to_line(self) -> dict[str, Any]:
         """Return the event as a line of events.jsonl; `time` is ISO 8601 in UTC."""
         return {
             "time": datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds"),
@@ -52,24 +52,24 @@ class RunEvent:
         """Return the event of a line of events.jsonl."""
         time = datetime.fromisoformat(line["time"]).timestamp()
         shown = line["level"], line["message"]
-        return stored(line["job"], line["step"], time, *shown, line["kind"], line["version"], line["data"])
+        return load_run_event(line["job"], line["step"], time, *shown, line["kind"], line["version"], line["data"])
 
 
-def data_of(event: Event) -> dict[str, Any]:
+def to_event_data(event: Event) -> dict[str, Any]:
     """Return the event's fields as JSON values, without `step`, which is in the envelope."""
     data = asdict(event)
     del data["step"]
     return data
 
 
-def stored(
+def load_run_event(
     job: str, step: int, time: float, level: Level, message: str, kind: str, version: int, data: dict[str, Any]
 ) -> RunEvent:
     """Return a RunEvent from its stored fields, with the event decoded."""
-    return RunEvent(job, step, time, level, message, kind, version, data, decode(kind, version, data, step))
+    return RunEvent(job, step, time, level, message, kind, version, data, decode_event(kind, version, data, step))
 
 
-def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
+def parse_evaluation(data: Mapping[str, Any]) -> Evaluation:
     """Return the evaluation with this `as_dict`; null stands for a number that was not finite.
 
     Raises:
@@ -81,8 +81,8 @@ def evaluation_of(data: Mapping[str, Any]) -> Evaluation:
     return Evaluation(**finite)
 
 
-def decode(kind: str, version: int, data: dict[str, Any], step: int) -> Event | None:
-    """Return the event whose `data_of` is `data`, or None if it is damaged or its kind or version is unknown."""
+def decode_event(kind: str, version: int, data: dict[str, Any], step: int) -> Event | None:
+    """Return the event whose `to_event_data` is `data`, or None if it is damaged or its kind or version is unknown."""
     cls = KINDS.get(kind)
     if cls is None or version != cls.VERSION:
         return None
@@ -102,7 +102,7 @@ def _hints(kind: str) -> dict[str, Any]:
 def _convert_value(hint: Any, value: Any) -> Any:
     """Convert a JSON value to a field's type: JSON has no tuples, and NaN was stored as null."""
     if hint is Evaluation:
-        return evaluation_of(value)
+        return parse_evaluation(value)
     if hint == tuple[str, ...]:
         return tuple(value)
     if hint == dict[str, float]:

@@ -176,7 +176,7 @@ class Rollout:
     def calls(self) -> list[ToolCall]:
         return [call for turn in self.turns for call in turn.calls]
 
-    def without_experts(self) -> Rollout:
+    def drop_experts(self) -> Rollout:
         """Return a copy without experts, for rollouts that are not trained on."""
         return replace(self, segments=tuple(replace(segment, experts=None) for segment in self.segments))
 
@@ -202,18 +202,16 @@ class Rollout:
         """Model and tool time in seconds, without queueing, retries and pauses. Calls of a turn run concurrently."""
         return sum(t.busy_s for t in self.turns)
 
-    def train_sequences(self, advantage: float) -> list[TrainSequence]:
+    def to_train_segments(self, advantage: float) -> list[TrainSegment]:
         """Return the training sequences of the rollout: its segments in order, each with the rollout's advantage."""
         return [
-            TrainSequence(
-                s.token_ids, s.loss_mask, s.logprobs, s.versions, advantage, self.structure, number, s.experts
-            )
+            TrainSegment(s.token_ids, s.loss_mask, s.logprobs, s.versions, advantage, self.structure, number, s.experts)
             for number, s in enumerate(self.segments)
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class Discarded:
+class DiscardedRollout:
     """A rollout that ended without a grade.
 
     `reason` and `message` come from the `Discard` error; `endpoint` is the endpoint that failed, if any.
@@ -246,7 +244,7 @@ class Group:
 
     request: GroupRequest
     rollouts: tuple[Rollout, ...]
-    discarded: tuple[Discarded, ...] = ()
+    discarded: tuple[DiscardedRollout, ...] = ()
     wall_s: float = 0.0
 
     @property
@@ -264,7 +262,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainSequence:
+class TrainSegment:
     """A segment as the learner needs it: arrays [T] as in `Segment`, one advantage for all tokens of the rollout.
 
     `segment` is the index of the segment in the rollout; segments of a rollout are adjacent in a batch. `experts` [T,
@@ -294,7 +292,7 @@ class LearnerLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class LayoutConversion:
     """Conversion of a checkpoint from one learner layout to another on loading."""
 
     before: LearnerLayout
@@ -364,7 +362,7 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def interval(self, name: str) -> Interval | None:
+    def get_interval(self, name: str) -> Interval | None:
         """Return the confidence interval of a field, or None if the field has no interval."""
         bounds = self.intervals.get(name)
         return None if bounds is None else Interval(float(getattr(self, name)), *bounds, self.graded_rows)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import ray
 
-from agent_rft.actors.runtime.channel import Channel, Reachable
+from agent_rft.actors.runtime.channel import ChannelActor, ChannelClient
 from agent_rft.errors import ToolFailed
 from benchmarks.common import Figure, report
 from benchmarks.dispatcher import ARGUMENTS, ITEM
@@ -31,7 +31,7 @@ async def answer(*arguments: Any) -> Any:
     return RESULT
 
 
-class Callee(Reachable):
+class Callee(ChannelActor):
     def __init__(self) -> None:
         self._serve_methods({"answer": answer})
 
@@ -47,7 +47,7 @@ class Caller:
 
     def __init__(self, callee: Any) -> None:
         self._callee = callee
-        self._channel = Channel(callee, "the callee", ToolFailed)
+        self._channel = ChannelClient(callee, "the callee", ToolFailed)
 
     async def cost_ms(self, how: str, per_s: float, seconds: float) -> float:
         """Mean CPU time of a call in milliseconds, over `seconds` of calls."""

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from agent_rft.trainer.learner.rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.learner.sizes import snapshot_bytes
-from agent_rft.trainer.model.batch import pack
+from agent_rft.trainer.model.batch import pack_sequences
 from benchmarks.common import Figure, in_turn, report, seconds
 from benchmarks.enlarged import Size, enlarged
 from benchmarks.learner import MODEL, RATE, make_sequences
@@ -35,12 +35,12 @@ def main() -> None:
         model = Path(enlarged(MODEL, size, Path(folder) / "model"))
         config = LearnerConfig(model, steps=10, learning_rate=RATE, dtype=options.dtype, zero_stage=options.zero_stage)
         rank = LearnerRank(config)
-        [micro_batches] = pack(make_sequences(2, 298, seed=0), num_ranks=1, budget=config.micro_batch_tokens)
+        [micro_batches] = pack_sequences(make_sequences(2, 298, seed=0), num_ranks=1, budget=config.micro_batch_tokens)
         rank.step([micro_batches], version=0)  # Adam has no moments before
         written = Path(folder) / "checkpoint"
         written.mkdir()
         rank.snapshot()
-        writing_s = seconds(lambda: rank.write(written))
+        writing_s = seconds(lambda: rank.write_snapshot(written))
         parameters = sum(parameter.numel() for parameter in rank.policy.parameters())
         count = snapshot_bytes(parameters, rank=0, ranks=1, stage=config.stage, in_bfloat16=options.dtype == "bfloat16")
         files = [load_file(path) for path in written.rglob("*.safetensors")]

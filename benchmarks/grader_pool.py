@@ -20,7 +20,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from agent_rft.actors.graders.base import Grader
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.factory import make_grader
 from agent_rft.actors.grading.pool import GraderPool
 from agent_rft.spec.graders import GraderSpec
@@ -28,7 +28,7 @@ from benchmarks.common import Figure, in_turn, report
 from benchmarks.local import LOCAL
 
 ITEM = {"reference": "Paris"}
-SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)
+SAMPLE = make_sample("It is Paris", (), "answer", wants_json=False)
 CHECK = {
     "type": "string_check",
     "input": "{{ sample.output_text }}",

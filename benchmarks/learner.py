@@ -21,23 +21,23 @@ from torch.nn import functional
 
 from agent_rft.trainer.learner.rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import GRADIENT_NORM, LearnerConfig
-from agent_rft.trainer.model.batch import MicroBatch, WeightedSequence, pack
+from agent_rft.trainer.model.batch import MicroBatch, WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, Policy, load_policy
-from agent_rft.types import TrainSequence
+from agent_rft.types import TrainSegment
 from benchmarks.common import Figure, in_turn, report, seconds
 
 MODEL = Path(__file__).parents[1] / "examples" / "ledger" / "base"
 RATE = 1e-5
 
 
-def make_sequences(count: int, vocabulary: int, seed: int) -> list[TrainSequence]:
+def make_sequences(count: int, vocabulary: int, seed: int) -> list[TrainSegment]:
     random = np.random.default_rng(seed)
     sequences = []
     for length in random.integers(80, 400, count):
         mask = random.random(length) < 0.4
         mask[0] = False
         sequences.append(
-            TrainSequence(
+            TrainSegment(
                 token_ids=random.integers(0, vocabulary, length).astype(np.int32),
                 loss_mask=mask,
                 logprobs=np.where(mask, -5.0, 0.0).astype(np.float32),
@@ -58,10 +58,10 @@ def sharing_runs(policy: Policy, runs: int) -> tuple[tuple[float, float], ...]:
     for question in questions * 4:
         ids = np.concatenate([instructions, question, random.integers(0, vocabulary, 175)])
         sequences.append(WeightedSequence(ids.astype(np.int32), weights))
-    [[micro_batch]] = pack(sequences, num_ranks=1, budget=280 * len(sequences))
+    [[micro_batch]] = pack_sequences(sequences, num_ranks=1, budget=280 * len(sequences))
 
     def speed(share: bool) -> float:
-        batch = DeviceBatch.of(micro_batch, torch.device("cpu"), share=share)
+        batch = DeviceBatch.from_micro_batch(micro_batch, torch.device("cpu"), share=share)
         taken_s = seconds(lambda: policy(batch)[0].sum().backward())
         policy.zero_grad()
         return micro_batch.num_tokens / taken_s
@@ -116,7 +116,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def plain_step(model: PlainModel, optimizer: torch.optim.Optimizer, micro_batches: list[MicroBatch]) -> None:
     total = sum(batch.num_trained for batch in micro_batches)
     for micro_batch in micro_batches:
-        batch = DeviceBatch.of(micro_batch, torch.device("cpu"))
+        batch = DeviceBatch.from_micro_batch(micro_batch, torch.device("cpu"))
         ratio = (model(batch) - batch.logprobs).exp()
         clipped = ratio.clamp(0.8, 1.28)
         loss = -torch.minimum(ratio * batch.advantages, clipped * batch.advantages).sum() / total
@@ -145,8 +145,10 @@ def main() -> None:
         settings.rms_norm_eps,
     )
     optimizer = torch.optim.AdamW(plain.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    micro_batches = pack(make_sequences(64, settings.vocab_size, seed=0), num_ranks=1, budget=config.micro_batch_tokens)
-    batch = DeviceBatch.of(micro_batches[0][0], torch.device("cpu"))
+    micro_batches = pack_sequences(
+        make_sequences(64, settings.vocab_size, seed=0), num_ranks=1, budget=config.micro_batch_tokens
+    )
+    batch = DeviceBatch.from_micro_batch(micro_batches[0][0], torch.device("cpu"))
     with torch.no_grad():
         gap = float((plain(batch) - policy(batch)[0]).abs().max())
     assert gap < 1e-3, f"the baseline computes another model: log-probabilities differ by {gap}"
@@ -159,7 +161,7 @@ def main() -> None:
     rank.close()
     sharing = sharing_runs(load_policy(options.model, torch.float32, temperature=1.0), options.runs)
     # A hard case for packing: few sequences for many micro-batches on four ranks.
-    ranks = pack(make_sequences(61, settings.vocab_size, seed=1), num_ranks=4, budget=1024)
+    ranks = pack_sequences(make_sequences(61, settings.vocab_size, seed=1), num_ranks=4, budget=1024)
     packed = [batch for rank in ranks for batch in rank]
     padding = sum(batch.num_useful for batch in packed) / sum(batch.num_tokens for batch in packed)
     figures = [Figure("learner_speed", "tokens/s", runs[1:]), Figure("shared_prefix", "tokens/s", sharing)]

@@ -12,11 +12,11 @@ import argparse
 import asyncio
 from typing import Any
 
-from agent_rft.actors.graders.kinds.python import PythonGrade
-from agent_rft.actors.runtime.cores import usable_cores
+from agent_rft.actors.graders.kinds.python import PythonRunner
+from agent_rft.actors.runtime.cores import count_usable_cores
 from agent_rft.actors.sandbox.start import sandbox_report
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from benchmarks.common import Figure, report, seconds
 
 SOURCE = """
@@ -42,12 +42,12 @@ def direct() -> Any:
 
 async def measure(grades: int, runs: int) -> list[Figure]:
     grade = direct()
-    cores = usable_cores()
+    cores = count_usable_cores()
     spec = PythonGrader(type="python", source=SOURCE)
     rates, firsts = [], []
     loop = asyncio.get_running_loop()
     for _ in range(runs):
-        grader = PythonGrade(spec, "bench", Operator())
+        grader = PythonRunner(spec, "bench", OperatorConfig())
         started = loop.time()
         assert (await grader.grade(SAMPLE, ITEM, "trace")).value == grade(SAMPLE, ITEM)
         firsts.append((loop.time() - started, seconds(direct)))

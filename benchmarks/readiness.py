@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.metrics.intervals import Interval, paired_bootstrap
+from agent_rft.metrics.intervals import Interval, paired_interval
 from agent_rft.types import Group
 from benchmarks.common import print_figure
 from benchmarks.ledger_seeds import job_of
@@ -209,7 +209,7 @@ def gain_of(run: RunFolder) -> Interval | None:
         return None
     before, after = (_held_out(run.read_groups(name)) for name in ("test-before", "test-after"))
     rows = sorted(before.keys() & after.keys())
-    return paired_bootstrap([before[row] for row in rows], [after[row] for row in rows])
+    return paired_interval([before[row] for row in rows], [after[row] for row in rows])
 
 
 def _held_out(groups: Sequence[Group]) -> dict[str, float]:
@@ -261,7 +261,7 @@ def main() -> None:
         for task in chosen:
             found = measure(task, options.seed, environment, url)
             results.append(found)
-            gain = "halted" if found.gain is None else found.gain.text("{:+.3f}")
+            gain = "halted" if found.gain is None else found.gain.format("{:+.3f}")
             print(
                 f"| {found.task} | {found.verdict} | {', '.join(found.codes)} | {gain} "
                 f"| {'yes' if found.right else 'no'} | {found.ready_s:.0f} | {found.train_s:.0f} |",

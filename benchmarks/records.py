@@ -20,7 +20,7 @@ from pathlib import Path
 from agent_rft.cluster.records.rollout_index import Order, RolloutIndex
 from agent_rft.cluster.records.row_rewards import row_rewards
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.cluster.views.traces import find_traces
 from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, write_groups
 from agent_rft.types import Group, ToolCall, ToolResult, Turn
@@ -70,7 +70,7 @@ def recording(folder: Path, groups: list[Group], runs: int) -> list[Figure]:
         return seconds(lambda: index.put(name, groups, write_groups(path, groups)))
 
     both = in_turn(indexed, without, runs + 1)[1:]
-    handed_over = in_turn(lambda: seconds(lambda: run.groups(f"step-{next(count):06d}", groups)), without, runs)
+    handed_over = in_turn(lambda: seconds(lambda: run.handle_groups(f"step-{next(count):06d}", groups)), without, runs)
     run.close()
     return [Figure("record_with_index", "s", both), Figure("record_handed_over", "s", handed_over)]
 
@@ -89,18 +89,18 @@ def write(folder: Path, groups: list[Group], rollouts: int) -> str:
     for first in range(0, steps, IN_QUEUE):
         run = RunFolder(folder)
         for number in range(first, min(first + IN_QUEUE, steps)):
-            run.groups(f"step-{number:06d}", step(number, groups))
+            run.handle_groups(f"step-{number:06d}", step(number, groups))
         run.close()
     return f"trace_{steps // 2:08x}_0_0"
 
 
-def queries(trace: str) -> Iterator[tuple[str, Wanted, Order, int | None]]:
-    yield "one rollout by its trace id", Wanted(trace=trace), "oldest", None
-    yield "the ten best that called a tool", Wanted(tool="cat", max_grade=0.9), "best", 10
-    yield "the first ten of a row with a grade", Wanted(row="3", min_grade=0.5), "oldest", 10
-    yield "one step", Wanted(step=1), "oldest", None
-    yield "a text that none has", Wanted(text="nowhere"), "best", 1
-    yield "all rollouts, one after the other", Wanted(), "oldest", None
+def queries(trace: str) -> Iterator[tuple[str, RolloutFilter, Order, int | None]]:
+    yield "one rollout by its trace id", RolloutFilter(trace=trace), "oldest", None
+    yield "the ten best that called a tool", RolloutFilter(tool="cat", max_grade=0.9), "best", 10
+    yield "the first ten of a row with a grade", RolloutFilter(row="3", min_grade=0.5), "oldest", 10
+    yield "one step", RolloutFilter(step=1), "oldest", None
+    yield "a text that none has", RolloutFilter(text="nowhere"), "best", 1
+    yield "all rollouts, one after the other", RolloutFilter(), "oldest", None
 
 
 def main() -> None:
@@ -125,7 +125,7 @@ def main() -> None:
             count = sum(1 for _ in find_traces(run, wanted, order, limit))
             say(f"{what} ({count:,})", time.perf_counter() - began)
         began = time.perf_counter()
-        rows = row_rewards(run.index, Wanted(), "worst")
+        rows = row_rewards(run.index, RolloutFilter(), "worst")
         say(f"the rewards of each row ({len(rows):,})", time.perf_counter() - began)
         size = sum(file.stat().st_size for file in (path / "rollouts").iterdir())
         print(f"{size / 1e6:,.0f} MB of rollouts, {(path / 'rollouts.sqlite').stat().st_size / 1e6:,.0f} MB of index")

@@ -46,12 +46,12 @@ class Job:
     """One job's steps; `learn_s` is the cost of its fake learner."""
 
     def __init__(self, shared: SharedConfig, tensors: dict[str, Any], learn_s: float) -> None:
-        from agent_rft.trainer.learner.checkpoint_weights import as_bytes
+        from agent_rft.trainer.learner.checkpoint_weights import concat_bytes
 
         self.client = EngineClient(shared)
         self.sampling_s = 0.0
         self._learn_s = learn_s
-        self._data: Any = as_bytes(list(tensors.values()))
+        self._data: Any = concat_bytes(list(tensors.values()))
         self._layout = [(name, "float32", tuple(tensor.shape)) for name, tensor in tensors.items()]
 
     async def run(self, steps: int) -> None:
@@ -60,8 +60,8 @@ class Job:
             await asyncio.gather(*(self._sample(step * COMPLETIONS + i) for i in range(COMPLETIONS)))
             self.sampling_s += time.monotonic() - started
             await asyncio.sleep(self._learn_s)
-            await asyncio.to_thread(self.client.stage, self._data, self._layout)
-            await self.client.swap(step + 1)
+            await asyncio.to_thread(self.client.stage_bucket, self._data, self._layout)
+            await self.client.load_staged(step + 1)
 
     async def _sample(self, seed: int) -> None:
         await self.client.generate(PROMPT, max_tokens=LENGTH, seed=seed, temperature=1.0)
@@ -75,7 +75,7 @@ async def steps_per_hour(
     started = time.monotonic()
     await asyncio.gather(*(job.run(options.steps) for job in made))
     took = time.monotonic() - started
-    await asyncio.gather(*(job.client.leave() for job in made))
+    await asyncio.gather(*(job.client.end_lease() for job in made))
     sampling = fmean(job.sampling_s for job in made) / options.steps
     print(f"{jobs} job(s): {took / options.steps:.2f} s per step of each, {sampling:.2f} of them sampling", flush=True)
     return float(jobs * options.steps / took * 3600)
@@ -83,7 +83,7 @@ async def steps_per_hour(
 
 async def measure(options: argparse.Namespace) -> Figure:
     own = EngineConfig(str(options.model), "float32", context_length=1024, max_num_seqs=64, seed=0)
-    shared = SharedConfig.of(own, AdapterConfig(RANK, float(RANK)), cores=1, index=0)
+    shared = SharedConfig.for_job(own, AdapterConfig(RANK, float(RANK)), cores=1, index=0)
     tensors = tensors_of(options.model)
     await steps_per_hour(shared, tensors, 1, argparse.Namespace(learn_s=0.0, steps=1))  # starts the engine
     runs = []

@@ -35,9 +35,9 @@ from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.worker import WorkerConfig
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
-from agent_rft.actors.weights.bucket import checksum
+from agent_rft.actors.weights.bucket import compute_checksum
 from agent_rft.actors.weights.sync import WeightSync
-from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.cluster.ray_cluster.session import ray_session
 from agent_rft.errors import RftError
 from agent_rft.spec.job import RewardSpec, RolloutLimits
@@ -45,9 +45,9 @@ from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.learner.adapter import AdapterConfig
 from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights
 from agent_rft.trainer.learner.host_buffer import HostBuffer, lock_pages_for_cuda
-from agent_rft.trainer.learner.layout import Layout
-from agent_rft.trainer.learner.process_group import SENDER, Broadcast, free_port
-from agent_rft.trainer.model.lora import adapter_tensors, add_adapter
+from agent_rft.trainer.learner.layout import BucketLayout
+from agent_rft.trainer.learner.process_group import SENDER, BroadcastGroup, find_free_port
+from agent_rft.trainer.model.lora import add_adapter, get_adapter_tensors
 from agent_rft.trainer.model.policy import load_policy
 from benchmarks.common import Figure, NotPossible, impossible, report
 from benchmarks.local import dtype_here, gpus_here
@@ -107,29 +107,29 @@ class Source:
         policy = load_policy(Path(folder), getattr(torch, dtype), 1.0).to(self._device)
         if lora is not None:
             add_adapter(policy, lora, seed=0)
-        adapter = None if lora is None else adapter_tensors(policy)
+        adapter = None if lora is None else get_adapter_tensors(policy)
         self._model = policy.model
         self._weights = CheckpointWeights(self._model, getattr(torch, dtype), lambda _: nullcontext(), adapter)
         self._bucket = HostBuffer(lock_pages_for_cuda if self._device.type == "cuda" else None)
-        self._broadcast: Broadcast | None = None
+        self._broadcast: BroadcastGroup | None = None
         self._vllms: Any = None
 
-    def plan(self, max_bytes: int) -> list[Layout]:
-        self._parts = self._weights.parts(max_bytes)
+    def plan(self, max_bytes: int) -> list[BucketLayout]:
+        self._parts = self._weights.split(max_bytes)
         return [self._weights.describe(part) for part in self._parts]
 
     def put(self, index: int) -> list[Any]:
-        data = self._weights.bucket(self._parts[index], self._bucket)
+        data = self._weights.copy_bucket(self._parts[index], self._bucket)
         assert data is not None
-        return [ray.put(data), checksum(torch.from_numpy(data))]
+        return [ray.put(data), compute_checksum(torch.from_numpy(data))]
 
     # -- our broadcast -------------------------------------------------------------------------------------------------
 
     def address(self) -> str:
-        return f"{ray.util.get_node_ip_address()}:{free_port()}"
+        return f"{ray.util.get_node_ip_address()}:{find_free_port()}"
 
     def open_broadcast(self, address: str, size: int) -> None:
-        self._broadcast = Broadcast(address, SENDER, size, self._device)
+        self._broadcast = BroadcastGroup(address, SENDER, size, self._device)
 
     def send(self, bucket: Any) -> None:
         assert self._broadcast is not None
@@ -162,7 +162,7 @@ def vllms_init_info(transport: str, host: str) -> Any:
 
     if transport == "vllm_ipc":
         return IPCTrainerInitInfo(packed=True, rank=0)
-    return NCCLTrainerInitInfo(host, free_port(), 2, packed=True, rank=0)
+    return NCCLTrainerInitInfo(host, find_free_port(), 2, packed=True, rank=0)
 
 
 class VllmsClient:
@@ -192,22 +192,22 @@ class SourceClient:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
-        plan: list[Layout] = await self._actor.plan.remote(max_bytes)
+    async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
+        plan: list[BucketLayout] = await self._actor.plan.remote(max_bytes)
         return plan
 
-    async def gather_bucket(self, index: int) -> tuple[Any, int]:
+    async def publish_bucket(self, index: int) -> tuple[Any, int]:
         reference, number = await self._actor.put.remote(index)
         return reference, number
 
-    async def meeting_point(self) -> str:
+    async def choose_address(self) -> str:
         address: str = await self._actor.address.remote()
         return address
 
     async def open_broadcast(self, address: str, size: int) -> None:
         await self._actor.open_broadcast.remote(address, size)
 
-    async def send(self, bucket: Any) -> None:
+    async def broadcast_bucket(self, bucket: Any) -> None:
         await self._actor.send.remote(bucket)
 
 
@@ -297,12 +297,12 @@ async def measure(
         str(folder), dtype, 1024, max_num_seqs=SEQUENCES, seed=0, gpus=gpus, transport=own, lora=adapter
     )
     worker = ray.remote(MeasuredWorker).options(num_cpus=1, num_gpus=seats.engine, max_concurrency=1000)
-    worker = worker.remote(WorkerConfig(engine, spec, UNKNOWN, dispatchers=[], graders=None))
+    worker = worker.remote(WorkerConfig(engine, spec, DEFAULT_DIALECT, dispatchers=[], graders=None))
     _checked(await worker.start.remote())
     source = ray.remote(Source).options(num_cpus=1, num_gpus=seats.learner).remote(str(folder), dtype, lora)
     sync = await connect(transport, source, worker)
     canary = [1 + i % 200 for i in range(CANARY_TOKENS)]
-    before = await worker.canary.remote(canary)
+    before = await worker.canary_logprobs.remote(canary)
     updates = Updates()
     for version in range(runs + 1):
         busy = worker.complete.remote([Request([1] * 8, 1000)] * SEQUENCES, SEQUENCES)
@@ -317,7 +317,7 @@ async def measure(
             updates.totals.append(total)
             updates.copies.append(copy)
         ray.cancel(busy)
-    gap = float(np.abs(await worker.canary.remote(canary) - before).mean())
+    gap = float(np.abs(await worker.canary_logprobs.remote(canary) - before).mean())
     if not gap < CANARY_LIMITS[dtype]:
         raise RuntimeError(f"after {runs + 1} updates with equal weights the engine differs by {gap} nats per token")
     await worker.shutdown.remote()

@@ -20,7 +20,7 @@ from prometheus_client import REGISTRY
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.grading.pool import GraderPoolActor
-from agent_rft.actors.rollout.assignment import Assign, least_loaded
+from agent_rft.actors.rollout.assignment import AssignEngine, find_least_loaded
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.fleet import Fleet
@@ -28,8 +28,8 @@ from agent_rft.actors.rollout.worker import RolloutWorker, WorkerConfig
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
 from agent_rft.actors.tools.actor import start_dispatchers
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.prepare import Prepared, prepare
-from agent_rft.cluster.ray_cluster.seats import Seats
+from agent_rft.cluster.preflight.prepare import CheckedJob, check_job
+from agent_rft.cluster.ray_cluster.seats import Reservations
 from agent_rft.cluster.ray_cluster.session import ray_session
 from agent_rft.events import Event
 from agent_rft.spec.job_file import load_job
@@ -143,7 +143,7 @@ class LedgerFleet:
 
     fleet: Fleet
     workers: Sequence[Any]
-    prepared: Prepared
+    prepared: CheckedJob
 
     @property
     def worker(self) -> Any:
@@ -170,7 +170,7 @@ async def ledger_fleets(
     size: Size = OWN_SIZE,
     model: Path | None = None,
     engines: int = 1,
-    assign: Assign = least_loaded,
+    assign: AssignEngine = find_least_loaded,
 ) -> AsyncIterator[list[LedgerFleet]]:
     """Start one fleet of `engines` for each of `addresses`, with the same tools and grader.
 
@@ -185,13 +185,13 @@ async def ledger_fleets(
         if size != OWN_SIZE:
             job = job.model_copy(update={"model": enlarged(Path(job.model), size, Path(folder), dtype_here())})
         with ray_session(None) as nodes:
-            prepared = await prepare(job, ModelFolder.find(job.model), nodes, Path("/tmp"), LOCAL, learner=False)
-            seats = Seats(replace(prepared.placement, engines=len(addresses) * engines), "benchmark")
-            await seats.ready(print)
+            prepared = await check_job(job, ModelFolder.find(job.model), nodes, Path("/tmp"), LOCAL, trains=False)
+            seats = Reservations(replace(prepared.placement, engines=len(addresses) * engines), "benchmark")
+            await seats.wait(print)
             fleets: list[LedgerFleet] = []
             try:
                 for index, metrics in enumerate(addresses):
-                    options = [seats.engine(index * engines + engine) for engine in range(engines)]
+                    options = [seats.engine_options(index * engines + engine) for engine in range(engines)]
                     log_stats = vllms_own and (metrics is not None or engines > 1)
                     fleets.append(await _fleet(prepared, slots, options, metrics, log_stats, assign))
                 yield fleets
@@ -210,12 +210,12 @@ def real_job(model: Path, folder: Path) -> Path:
 
 
 async def _fleet(
-    prepared: Prepared,
+    prepared: CheckedJob,
     slots: int,
     options: Sequence[dict[str, Any]],
     metrics: MetricsAddress | None,
     log_stats: bool,
-    assign: Assign,
+    assign: AssignEngine,
 ) -> LedgerFleet:
     job, reinforcement = prepared.job, prepared.job.reinforcement
     dtype = prepared.placement.dtype

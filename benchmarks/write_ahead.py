@@ -19,7 +19,7 @@ from agent_rft.trainer.learner.rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.journal import Journal
-from agent_rft.trainer.model.batch import pack
+from agent_rft.trainer.model.batch import pack_sequences
 from agent_rft.types import Grade, Group, GroupRequest, Rollout, Segment, Task, Turn
 from benchmarks.common import Figure, in_turn, report, seconds
 from benchmarks.learner import MODEL, RATE
@@ -70,8 +70,8 @@ def main() -> None:
     groups = [made(i, options.tokens) for i in range(options.groups)]
     rank = LearnerRank(LearnerConfig(MODEL, steps=options.runs + 1, learning_rate=RATE))
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    sequences = [sequence for rollout in rollouts for sequence in rollout.train_sequences(rollout.reward - 0.5)]
-    [micro_batches] = pack(sequences, num_ranks=1, budget=8192)
+    sequences = [sequence for rollout in rollouts for sequence in rollout.to_train_segments(rollout.reward - 0.5)]
+    [micro_batches] = pack_sequences(sequences, num_ranks=1, budget=8192)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         journal = Journal(Path(folder))
 

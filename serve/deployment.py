@@ -27,14 +27,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
 from ray.serve import Application
 
-from agent_rft.actors.runtime.nodes import ELSEWHERE
+from agent_rft.actors.runtime.nodes import AVOID_PYTHON_GRADERS
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.cluster.ray_cluster.ray_internals import job_server_url
-from agent_rft.cluster.ray_cluster.session import is_local
+from agent_rft.cluster.ray_cluster.session import is_local_address
 from agent_rft.errors import UserError
 from agent_rft.serve.console import static
-from agent_rft.serve.host.listener import STOP_S, listening
+from agent_rft.serve.host.listener import STOP_S, serve_app
 from agent_rft.serve.host.server_log import ServerLog
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
@@ -45,7 +45,7 @@ from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels
 from agent_rft.serve.jobs.launcher import RayLauncher
 from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.spec.operator.config_file import load_operator
 
 APP, DEPLOYMENT = "agent-rft", "api"
@@ -55,7 +55,7 @@ MAX_REQUESTS = 1_000
 Background = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Settings(BaseModel):
+class ApiSettings(BaseModel):
     """The arguments of the application.
 
     `folder` and `config` (the operator's file) must have the same path on every node. More than one replica requires
@@ -70,18 +70,18 @@ class Settings(BaseModel):
     listen: tuple[str, int] | None = None
 
 
-def build(args: Settings) -> Application:
+def build(args: ApiSettings) -> Application:
     """Return the application for these settings.
 
     Raises:
         UserError: There are several replicas without PostgreSQL.
     """
-    if args.replicas > 1 and StateLocations.of_folder(Path(args.folder)).database is None:
+    if args.replicas > 1 and StateLocations.load(Path(args.folder)).database is None:
         raise UserError(f"replicas: {args.replicas} requires PostgreSQL; set AGENT_RFT_DATABASE, or replicas: 1")
-    deployment = ray_serve.deployment(Api).options(
+    deployment = ray_serve.deployment(ApiReplica).options(
         name=DEPLOYMENT,
         num_replicas=args.replicas,
-        ray_actor_options={"num_cpus": 0, "label_selector": ELSEWHERE},
+        ray_actor_options={"num_cpus": 0, "label_selector": AVOID_PYTHON_GRADERS},
         max_ongoing_requests=MAX_REQUESTS,
         graceful_shutdown_timeout_s=STOP_S,
         graceful_shutdown_wait_loop_s=0.2,
@@ -90,44 +90,46 @@ def build(args: Settings) -> Application:
     return application
 
 
-build.__annotations__["args"] = Settings  # Ray Serve needs the class itself, not its name, to validate `args`
+build.__annotations__["args"] = ApiSettings  # Ray Serve needs the class itself, not its name, to validate `args`
 
 
 @ray_serve.ingress()
-class Api:
+class ApiReplica:
     """A replica of the API."""
 
-    def __init__(self, args: Settings) -> None:
+    def __init__(self, args: ApiSettings) -> None:
         """Open the server's state and connect the services to the cluster.
 
         Raises:
             RftError: The folder, the database or the operator's file cannot be used.
         """
         replica = ray_serve.get_replica_context().rank.rank
-        logging.getLogger().addHandler(ServerLog.of_replica(Path(args.folder), replica))
+        logging.getLogger().addHandler(ServerLog.for_replica(Path(args.folder), replica))
         operator = load_operator(None if args.config is None else Path(args.config), Path(args.folder))
-        locations = StateLocations.of_folder(Path(args.folder))
+        locations = StateLocations.load(Path(args.folder))
         state = ServerState(locations, operator)
         address = ray.get_runtime_context().gcs_address
-        settings = driver_settings(locations, state.database.url, args.config, address)
-        resources = EngineResources.of(operator.engines, ray.cluster_resources())
+        settings = make_driver_settings(locations, state.database.url, args.config, address)
+        resources = EngineResources.from_limits(operator.engines, ray.cluster_resources())
         hosting = RayServeModels(operator.engines, resources, grows=operator.wait_for_nodes_s > 0)
         launcher = RayLauncher(settings, job_server_url(address))
-        recorder = start_telemetry(MetricsAddress.of("api", local=is_local(address)), f"api-{replica}")
-        recorder.add(JobStore(state.database).live)
+        recorder = start_telemetry(
+            MetricsAddress.from_environment("api", local=is_local_address(address)), f"api-{replica}"
+        )
+        recorder.add_source(JobStore(state.database).live)
         access_log = AccessLog(locations.folder / "logs" / f"access-{replica}.jsonl")
         self._parts = state, Services(state, operator, launcher, hosting), operator, recorder, access_log
         self._listen = args.listen
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the app. Ray Serve calls this once, after the constructor."""
-        return app_of(*self._parts, listen=self._listen, behind_proxy=self._listen is None)
+        return make_app(*self._parts, listen=self._listen, behind_proxy=self._listen is None)
 
 
-def app_of(
+def make_app(
     state: ServerState,
     services: Services,
-    operator: Operator,
+    operator: OperatorConfig,
     recorder: Recorder | None = None,
     access_log: AccessLog | None = None,
     *,
@@ -142,7 +144,7 @@ def app_of(
         state.keys,
         limits=operator.limits.model_copy(update={"max_connections": max_connections}),
         deadlines=deadlines,
-        lifespan=lifespan_of([state.run_sweeps, services.run], state.close, listen, max_connections, deadlines),
+        lifespan=make_lifespan([state.run_sweeps, services.run], state.close, listen, max_connections, deadlines),
         recorder=recorder,
         behind_proxy=behind_proxy,
         access_log=access_log,
@@ -154,7 +156,7 @@ def app_of(
     return app
 
 
-def lifespan_of(
+def make_lifespan(
     tasks: Sequence[Background],
     close: Callable[[], None],
     listen: tuple[str, int] | None = None,
@@ -174,7 +176,7 @@ def lifespan_of(
             if listen is None:
                 yield
             else:
-                async with listening(app, *listen, max_connections, deadlines):
+                async with serve_app(app, *listen, max_connections, deadlines):
                     yield
         finally:
             for task in running:
@@ -185,7 +187,7 @@ def lifespan_of(
     return lifespan
 
 
-def driver_settings(locations: StateLocations, database: str, config: str | None, address: str) -> DriverSettings:
+def make_driver_settings(locations: StateLocations, database: str, config: str | None, address: str) -> DriverSettings:
     """Return the settings for job drivers."""
     folder = str(locations.folder.resolve())
     path = None if config is None else str(Path(config).resolve())

@@ -25,25 +25,25 @@ from agent_rft.cluster.ray_cluster.ray_internals import serve_address, serve_is_
 from agent_rft.cluster.ray_cluster.session import end_leftover, job_cluster
 from agent_rft.cluster.run.signals import wait_for_signal
 from agent_rft.errors import RftError
-from agent_rft.rows.ownership import claim, silence_s
-from agent_rft.serve.host import url_of
-from agent_rft.serve.host.listener import KEEP_ALIVE_S, reserved_port
+from agent_rft.rows.ownership import claim_folder, read_silence_s
+from agent_rft.serve.host import format_url
+from agent_rft.serve.host.listener import KEEP_ALIVE_S, reserve_port
 from agent_rft.serve.host.server_log import LogFollower
-from agent_rft.serve.host.state import SIGNS, ServerState, StateLocations
+from agent_rft.serve.host.state import FOLDER_MARKERS, ServerState, StateLocations
 from agent_rft.serve.stores.database import make_private
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 
 if TYPE_CHECKING:
-    from agent_rft.serve.deployment import Settings
+    from agent_rft.serve.deployment import ApiSettings
 
 
 def run_server(
     locations: StateLocations,
-    operator: Operator,
+    operator: OperatorConfig,
     host: str,
     port: int,
     address: str | None,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     config: Path | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP.
@@ -54,7 +54,7 @@ def run_server(
         host: Host to listen on.
         port: Port to listen on; 0 chooses a free one.
         address: Ray cluster to join; None starts a local one.
-        tell: Prints a line for the user.
+        notify: Prints a line for the user.
         config: The operator's file, which the API and the drivers read again.
 
     Raises:
@@ -62,25 +62,25 @@ def run_server(
         RftError: The server cannot start.
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # at lower levels it logs each step of each deployment
-    with _claim_folder(locations, tell):
-        _serve(locations, operator, host, port, address, tell, config)
+    with _claim_folder(locations, notify):
+        _serve(locations, operator, host, port, address, notify, config)
 
 
 def _claim_folder(locations: StateLocations, tell: Callable[[str], None]) -> AbstractContextManager[object]:
     """Return a context manager that owns the server's folder, unless PostgreSQL lets several servers share it."""
     if locations.database is not None:
         return nullcontext()
-    remedy = "; stop it, or give another --folder"
-    make_private(locations.folder, SIGNS)
-    ownership = claim(locations.folder, remedy=remedy, tell=tell, silence_s=silence_s())
+    fix = "; stop it, or give another --folder"
+    make_private(locations.folder, FOLDER_MARKERS)
+    ownership = claim_folder(locations.folder, fix=fix, notify=tell, silence_s=read_silence_s())
     # A server loses its folder if it was suspended for long, and another server may then use the database.
-    ownership.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    ownership.on_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
     return ownership
 
 
 def _serve(
     locations: StateLocations,
-    operator: Operator,
+    operator: OperatorConfig,
     host: str,
     port: int,
     address: str | None,
@@ -90,21 +90,21 @@ def _serve(
     note = locations.folder / "cluster.json"
     end_leftover(note)
     # On an existing cluster, Ray Serve's proxy listens, possibly already on this port.
-    with reserved_port(host, port) if address is None or port == 0 else nullcontext(port) as port:
+    with reserve_port(host, port) if address is None or port == 0 else nullcontext(port) as port:
         state = ServerState(locations, operator)
         try:
             locations.save()
-            token = state.first_key()
+            token = state.create_first_key()
         finally:
             state.close()
         if token is not None:
             tell(f"API key (shown only once): {token}")
         # Importing the API's modules takes as long as starting Ray, so do both concurrently.
         with (
-            job_cluster(address, note, meanwhile=partial(import_module, "agent_rft.serve.deployment")),
+            job_cluster(address, note, on_starting=partial(import_module, "agent_rft.serve.deployment")),
             LogFollower(locations.folder, _write_stderr),
         ):
-            from agent_rft.serve.deployment import APP, Settings
+            from agent_rft.serve.deployment import APP, ApiSettings
             from agent_rft.serve.inference.model_apps import only_models_left, remove_models
 
             listen = None
@@ -115,8 +115,8 @@ def _serve(
                 was_running = serve_is_running()
                 host, port = start_serve(ProxyLocation.HeadOnly, host, port)
             path = None if config is None else str(config.resolve())
-            deploy(Settings(folder=str(locations.folder.resolve()), config=path, listen=listen))
-            url = url_of(host, port)
+            deploy(ApiSettings(folder=str(locations.folder.resolve()), config=path, listen=listen))
+            url = format_url(host, port)
             ready = f"serving at {url}/v1 (docs at /docs)\nthe console is ready at {url}/"
             asyncio.run(wait_for_signal(partial(tell, ready)))
             if address is None:
@@ -146,7 +146,7 @@ def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) 
         raise RftError(f"Ray Serve did not start: {error}") from error
 
 
-def deploy(settings: Settings) -> None:
+def deploy(settings: ApiSettings) -> None:
     """Run the API as a Ray Serve application.
 
     Raises:

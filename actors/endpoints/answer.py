@@ -27,7 +27,7 @@ class ErrorInfo(NamedTuple):
     param: str = ""
 
 
-class HttpAnswer(NamedTuple):
+class HttpResponse(NamedTuple):
     """The response to a call's last attempt.
 
     `latency_s` is the latency of this attempt alone. `retries` counts the failed attempts before it, without answers
@@ -100,7 +100,7 @@ class HttpAnswer(NamedTuple):
         return "insufficient_quota" in text or "billing" in text.lower()
 
 
-def retry_after_s(value: str, now: float) -> float | None:
+def parse_retry_after_s(value: str, now: float) -> float | None:
     """Return the Retry-After header (RFC 9110, 10.2.3) in seconds from `now` (Unix time); None if it is invalid."""
     try:
         seconds = float(value)
@@ -113,17 +113,17 @@ def retry_after_s(value: str, now: float) -> float | None:
     return seconds if seconds >= 0 and not math.isnan(seconds) else None
 
 
-def status_text(status: int) -> str:
+def format_status(status: int) -> str:
     try:
         return f"HTTP {status} {HTTPStatus(status).phrase}"
     except ValueError:
         return f"HTTP {status}"
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """Return `text` on one line, without escape sequences and control characters, for messages and logs."""
     return " ".join(_CONTROLS.sub(" ", _ESCAPES.sub("", text)).split())
 
 
-def cut(text: str, chars: int) -> str:
+def truncate(text: str, chars: int) -> str:
     return text if len(text) <= chars else text[:chars] + "..."

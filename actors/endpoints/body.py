@@ -11,7 +11,7 @@ MAX_ROW_BYTES = MAX_REQUEST_BYTES // 2
 """Maximum size of a row in a request. The other half is for the arguments of a call, about 100,000 tokens."""
 
 
-def json_body(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode `value` as JSON in UTF-8, where a character takes at most 4 bytes instead of 12 as JSON escapes.
 
     Only unpaired surrogates, which UTF-8 cannot encode, become JSON escapes.

@@ -20,10 +20,10 @@ from typing import Literal
 from agent_rft.actors.runtime.timing import Timing
 
 MAX_FAILURES = 20
-NO_CONNECTION = 4
+NO_CONNECTION_WEIGHT = 4
 """Weight of an attempt that could not connect: nothing is listening, so five such failures open the breaker."""
 FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 30.0
+MAX_PROBE_WAIT_S = 30.0
 
 State = Literal["closed", "open", "half_open"]
 
@@ -43,7 +43,7 @@ class Breaker:
         self._probe_at = 0.0
         self.is_open = False
         self.times_opened = 0
-        self.why = ""
+        self.last_failure = ""
         """Reason of the latest failure."""
 
     @property
@@ -56,7 +56,7 @@ class Breaker:
         """Return the seconds until a request may be sent."""
         return max(0.0, self._probe_at - now) if self.is_open else 0.0
 
-    def sent(self, now: float) -> bool:
+    def record_request(self, now: float) -> bool:
         """Record that a request is being sent; return whether it is a probe."""
         if not self.is_open:
             return False
@@ -64,18 +64,18 @@ class Breaker:
         self._schedule_probe(now)
         return True
 
-    def ended(self, probe: bool) -> None:
+    def record_end(self, probe: bool) -> None:
         """Record that a request has ended, successfully or not."""
         self._probes_in_flight -= probe
 
-    def succeeded(self) -> bool:
+    def record_answer(self) -> bool:
         """Record an answer; return whether it closed an open breaker."""
         self._failures = 0
         closed, self.is_open = self.is_open, False
         return closed
 
-    def failed(self, now: float, weight: int, why: str) -> None:
-        self.why = why
+    def record_failure(self, now: float, weight: int, why: str) -> None:
+        self.last_failure = why
         self._failures += weight
         if not self.is_open and self._failures >= MAX_FAILURES:
             self.is_open = True
@@ -85,4 +85,4 @@ class Breaker:
 
     def _schedule_probe(self, now: float) -> None:
         self._probe_at = now + self._wait_s * (1 - self._timing.jitter() / 4)
-        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        self._wait_s = min(2 * self._wait_s, MAX_PROBE_WAIT_S)

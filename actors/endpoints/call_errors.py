@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agent_rft.actors.endpoints.answer import HttpAnswer, cut, one_line, status_text
+from agent_rft.actors.endpoints.answer import HttpResponse, format_status, to_one_line, truncate
 from agent_rft.actors.endpoints.body import MAX_REQUEST_BYTES
 from agent_rft.actors.endpoints.network.url import scrub
-from agent_rft.errors import Discard, EndpointRefused
+from agent_rft.errors import DiscardError, EndpointRefused
 
 EXCERPT_CHARS = 200
-HEADERS = "its `headers`"
+DEFAULT_KEYS_SETTING = "its `headers`"
 NO_CREDIT = "the account has no credit"
 TOO_LARGE_STATUSES = frozenset({413, 414, 431})
 """Statuses that a server or proxy returns if the body, URL or headers are too large."""
-REMEDIES = {
+FAILURE_FIXES = {
     "busy": "give it more capacity, lower max_concurrency or raise timeout_s",
     "timeout": "make it faster, or raise attempt_timeout_s",
     "deadline": "make it faster, raise timeout_s, or raise max_concurrency if it can handle more calls at a time",
@@ -32,7 +32,7 @@ class CallErrors:
     secrets, and `keys` names the setting that holds its keys. `failure` is the error class for failed calls.
     """
 
-    def __init__(self, what: str, url: str, secrets: Sequence[str], keys: str, failure: type[Discard]) -> None:
+    def __init__(self, what: str, url: str, secrets: Sequence[str], keys: str, failure: type[DiscardError]) -> None:
         self._what = what
         self._url = url
         self._secrets = secrets
@@ -45,68 +45,68 @@ class CallErrors:
 
     def excerpt(self, text: str) -> str:
         """Return the start of a text from the endpoint on one line, without secrets and escape sequences."""
-        return cut(self.scrub(one_line(text)), EXCERPT_CHARS)
+        return truncate(self.scrub(to_one_line(text)), EXCERPT_CHARS)
 
-    def described(self, answer: HttpAnswer, asked: str = "") -> str:
+    def describe(self, answer: HttpResponse, asked: str = "") -> str:
         """Describe an answer for messages: its status, the wait that it `asked` for, and its reason."""
-        what = status_text(answer.status) + (f": {NO_CREDIT}" if answer.has_no_credit else asked)
+        what = format_status(answer.status) + (f": {NO_CREDIT}" if answer.has_no_credit else asked)
         reason = self.excerpt(answer.reason)
         return f"{what} ({reason})" if reason else what
 
-    def refused(self, kind: str, why: str, remedy: str, retries: int) -> EndpointRefused:
+    def make_refused(self, kind: str, why: str, fix: str, retries: int) -> EndpointRefused:
         """Return the error that ends the job because the endpoint cannot be called at all."""
         problem = f"{self._what} {why}"
-        details = {"problem": problem, "remedy": remedy, "endpoint": self._url, "kind": kind, "retries": retries}
-        return EndpointRefused(f"{problem}: {remedy}", **details)
+        details = {"problem": problem, "fix": fix, "endpoint": self._url, "kind": kind, "retries": retries}
+        return EndpointRefused(f"{problem}: {fix}", **details)
 
-    def refused_key(self, answer: HttpAnswer, rejected: str) -> EndpointRefused:
+    def make_key_refused(self, answer: HttpResponse, rejected: str) -> EndpointRefused:
         """Return the error for a 401 or 403; `rejected` names what was rejected, such as "the request"."""
-        why = f"rejected {rejected} with {self.described(answer)}"
+        why = f"rejected {rejected} with {self.describe(answer)}"
         if answer.has_no_credit:
-            return self.refused("no_credit", why, self._credit_remedy, answer.retries)
-        return self.refused("refused", why, f"check the keys in {self._keys}", answer.retries)
+            return self.make_refused("no_credit", why, self._credit_fix, answer.retries)
+        return self.make_refused("refused", why, f"check the keys in {self._keys}", answer.retries)
 
-    def failed(self, kind: str, why: str, *, attempts: int, failures: int, elapsed_s: float) -> Discard:
+    def make_call_failed(self, kind: str, why: str, *, attempts: int, failures: int, elapsed_s: float) -> DiscardError:
         """Return the error of a call that failed after `attempts` attempts, of which `failures` count as retries."""
-        remedy = self._credit_remedy if kind == "no_credit" else REMEDIES[kind]
+        fix = self._credit_fix if kind == "no_credit" else FAILURE_FIXES[kind]
         return self._discard(
             f"{self._what} failed: {why} ({attempts} attempt{'s' * (attempts != 1)}, {elapsed_s:.1f} s)",
-            remedy,
+            fix,
             kind=kind,
             attempts=attempts,
             retries=min(failures, attempts - 1),
         )
 
-    def bad_answer(self, answer: HttpAnswer, why: str, remedy: str = "") -> Discard:
+    def make_bad_answer(self, answer: HttpResponse, why: str, fix: str = "") -> DiscardError:
         """Return the error for an unusable answer; `why` follows "it answered HTTP 200 OK, but".
 
         An account without credit and a request that is too large each have a separate `kind`.
         """
         kind, detail = "bad_answer", f", but {why}"
         if answer.has_no_credit:
-            kind, detail, remedy = "no_credit", f": {NO_CREDIT}", self._credit_remedy
+            kind, detail, fix = "no_credit", f": {NO_CREDIT}", self._credit_fix
         elif answer.status in TOO_LARGE_STATUSES:
             kind, detail = "request_too_large", f" to a body of {answer.sent_bytes:,} bytes"
-            remedy = _size_remedy(answer)
+            fix = _size_fix(answer)
         return self._discard(
-            f"{self._what} failed: it answered {status_text(answer.status)}{detail}; "
+            f"{self._what} failed: it answered {format_status(answer.status)}{detail}; "
             f"body: {self.excerpt(answer.reason) or '(empty)'}",
-            remedy,
+            fix,
             kind=kind,
             attempts=answer.retries + 1,
             retries=answer.retries,
         )
 
     @property
-    def _credit_remedy(self) -> str:
+    def _credit_fix(self) -> str:
         return f"add credit to it, or set the key of another account in {self._keys}"
 
-    def _discard(self, problem: str, remedy: str, **details: Any) -> Discard:
-        message = f"{problem}; {remedy}" if remedy else problem
-        return self._failure(message, problem=problem, remedy=remedy, endpoint=self._url, **details)
+    def _discard(self, problem: str, fix: str, **details: Any) -> DiscardError:
+        message = f"{problem}; {fix}" if fix else problem
+        return self._failure(message, problem=problem, fix=fix, endpoint=self._url, **details)
 
 
-def _size_remedy(answer: HttpAnswer) -> str:
+def _size_fix(answer: HttpResponse) -> str:
     if answer.status == 414:
         return "shorten the endpoint's URL in the job"
     if answer.status == 431:

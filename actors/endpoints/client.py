@@ -24,33 +24,33 @@ from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
-from agent_rft.actors.endpoints.answer import HttpAnswer, retry_after_s, status_text
-from agent_rft.actors.endpoints.body import json_body
+from agent_rft.actors.endpoints.answer import HttpResponse, format_status, parse_retry_after_s
+from agent_rft.actors.endpoints.body import encode_json
 from agent_rft.actors.endpoints.breaker import Breaker
-from agent_rft.actors.endpoints.call_errors import HEADERS, CallErrors
-from agent_rft.actors.endpoints.gate import Gate, Permit, RequestEnd, Sockets
-from agent_rft.actors.endpoints.hedging import hedged
-from agent_rft.actors.endpoints.limits import AdaptiveLimit, RateLimit
-from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.call_errors import DEFAULT_KEYS_SETTING, CallErrors
+from agent_rft.actors.endpoints.gate import Gate, Permit, RequestOutcome, SocketLimit
+from agent_rft.actors.endpoints.hedging import send_with_hedges
+from agent_rft.actors.endpoints.limits import AdaptiveLimit, RequestRateLimit
+from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
 from agent_rft.actors.endpoints.network.proxies import Proxy
 from agent_rft.actors.endpoints.network.transport import Reply, Transport, TransportError
-from agent_rft.actors.endpoints.network.url import endpoint_mistake, safe_url, secrets_of
+from agent_rft.actors.endpoints.network.url import find_endpoint_problem, list_secrets, redact_url
 from agent_rft.actors.endpoints.signing import Signer
-from agent_rft.actors.endpoints.stats import EndpointStats, merged
-from agent_rft.actors.runtime.telemetry.tracing import sampled_trace, traceparent
+from agent_rft.actors.endpoints.stats import EndpointStats, merge_stats
+from agent_rft.actors.runtime.telemetry.tracing import current_trace_headers, current_trace_id
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
-from agent_rft.errors import Discard, EndpointRefused, UserError
+from agent_rft.errors import DiscardError, EndpointRefused, UserError
 from agent_rft.spec.endpoints import Endpoint
-from agent_rft.spec.operator.allowed import Allowed
+from agent_rft.spec.operator.allowed import AllowedDestination
 
 FIRST_WAIT_S = 0.5
 QUICK_WAIT_S = 0.1
-LONGEST_WAIT_S = 8.0
+MAX_RETRY_WAIT_S = 8.0
 LATE_S = 0.005
 """Tolerance between the event loop's clock and ours: a request cancelled this close to its deadline was late."""
 
 CLIENTS: WeakSet[EndpointClient] = WeakSet()
-"""All clients of this process, for `process_stats`."""
+"""All clients of this process, for `collect_process_stats`."""
 
 
 @dataclass(slots=True)
@@ -94,15 +94,15 @@ class EndpointClient:
         what: str,
         url: str,
         endpoint: Endpoint,
-        failure: type[Discard],
+        failure: type[DiscardError],
         timing: Timing = REAL_TIMING,
         *,
-        allowed_networks: Sequence[Allowed] = (),
-        sockets: Sockets | None = None,
+        allowed_networks: Sequence[AllowedDestination] = (),
+        sockets: SocketLimit | None = None,
         hedge_after_s: float | None = None,
         resolver: AbstractResolver | None = None,
         signer: Signer | None = None,
-        keys: str = HEADERS,
+        keys_setting: str = DEFAULT_KEYS_SETTING,
         has_answered: bool = False,
         proxy: Proxy | None = None,
     ) -> None:
@@ -110,23 +110,26 @@ class EndpointClient:
 
         `what` names the endpoint in messages ("tool 'search'"). `failure` is raised when a call fails after all
         retries. The clients of one process share `sockets`. Set `hedge_after_s` only if a request may be sent twice.
-        `signer` signs each request. `keys` names the setting that holds the endpoint's keys. `has_answered`: whether
-        the endpoint has answered before in this run. Never set `proxy` for URLs from jobs: it can reach any address.
+        `signer` signs each request. `keys_setting` names the setting that holds the endpoint's keys. `has_answered`:
+        whether the endpoint has answered before in this run. Never set `proxy` for URLs from jobs: it can reach any
+        address.
 
         Raises:
             UserError: The URL or a header is invalid.
         """
-        guard = Guard(allowed_networks)
-        if mistake := endpoint_mistake(url, endpoint.headers):
+        guard = AddressGuard(allowed_networks)
+        if mistake := find_endpoint_problem(url, endpoint.headers):
             raise UserError(f"{what}: {mistake}")
-        if address := guard.mistake(url):
-            raise UserError(f"{what}: {address.message}: {address.remedy}")
+        if address := guard.find_address_problem(url):
+            raise UserError(f"{what}: {address.message}: {address.fix}")
         headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
-        self.what = f"{what} (POST {safe_url(url)})"
+        self.what = f"{what} (POST {redact_url(url)})"
         self.name = what
         CLIENTS.add(self)
         self.counts = EndpointStats()
-        self._errors = CallErrors(self.what, safe_url(url), secrets_of(url, headers.values()), keys, failure)
+        self._errors = CallErrors(
+            self.what, redact_url(url), list_secrets(url, headers.values()), keys_setting, failure
+        )
         self._timing = timing
         self._timeout_s = endpoint.timeout_s
         self._attempt_timeout_s = endpoint.attempt_timeout_s
@@ -137,13 +140,13 @@ class EndpointClient:
         self._transport = Transport(url, headers, guard, resolver, proxy)
         self._gate = Gate(
             AdaptiveLimit(endpoint.max_concurrency),
-            None if endpoint.rate_limit_per_s is None else RateLimit(endpoint.rate_limit_per_s),
+            None if endpoint.rate_limit_per_s is None else RequestRateLimit(endpoint.rate_limit_per_s),
             Breaker(timing),
-            sockets or Sockets.of_process(),
+            sockets or SocketLimit.from_process_limits(),
             timing,
         )
 
-    async def post(self, body: Mapping[str, Any] | bytes, idempotency_key: str, trace_id: str = "") -> HttpAnswer:
+    async def post(self, body: Mapping[str, Any] | bytes, idempotency_key: str, trace_id: str = "") -> HttpResponse:
         """Send `body` (bytes must be JSON) until the endpoint answers or the deadline passes.
 
         Each `trace_id` has a queue for its calls; the queues are served round-robin.
@@ -156,8 +159,8 @@ class EndpointClient:
         plain = idempotency_key.isascii() and idempotency_key.isidentifier()  # true of most call ids
         key = idempotency_key if plain else quote(idempotency_key, safe=":/+=,;@!*'()")
         call = _Call(
-            payload=body if isinstance(body, bytes) else json_body(body),
-            headers={"Idempotency-Key": key, **traceparent()},
+            payload=body if isinstance(body, bytes) else encode_json(body),
+            headers={"Idempotency-Key": key, **current_trace_headers()},
             lane=trace_id,
             start=now,
             deadline=now + self._timeout_s,
@@ -166,7 +169,7 @@ class EndpointClient:
         self.counts.calls += 1
         try:
             answer = await self._post_by_deadline(call)
-        except (EndpointRefused, Discard) as error:
+        except (EndpointRefused, DiscardError) as error:
             self.counts.failed += 1
             self.counts.errors[error.details["kind"]] += 1
             raise
@@ -179,7 +182,7 @@ class EndpointClient:
     def stats(self) -> dict[str, Any]:
         """Return EndpointStats, the current limit, queue and breaker state, and outage counts, as plain values."""
         gate = self._gate
-        now = {"limit": gate.limit.now, "in_flight": gate.in_flight, "queued": gate.queued}
+        now = {"limit": gate.limit.current, "in_flight": gate.in_flight, "queued": gate.queued}
         outages = {"outages": gate.breaker.times_opened, "delayed": gate.delayed}
         return {**self.counts.as_dict(), **now, **outages, "breaker": gate.breaker.state}
 
@@ -196,26 +199,26 @@ class EndpointClient:
         """Delegate to CallErrors.excerpt."""
         return self._errors.excerpt(text)
 
-    def described(self, answer: HttpAnswer) -> str:
-        """Delegate to CallErrors.described."""
-        return self._errors.described(answer)
+    def describe(self, answer: HttpResponse) -> str:
+        """Delegate to CallErrors.describe."""
+        return self._errors.describe(answer)
 
-    def bad_answer(self, answer: HttpAnswer, why: str, remedy: str = "") -> Discard:
-        """Return CallErrors.bad_answer for a caller that cannot use an answer, and count the error."""
-        error = self._errors.bad_answer(answer, why, remedy)
+    def bad_answer(self, answer: HttpResponse, why: str, fix: str = "") -> DiscardError:
+        """Return CallErrors.make_bad_answer for a caller that cannot use an answer, and count the error."""
+        error = self._errors.make_bad_answer(answer, why, fix)
         self.counts.errors[error.details["kind"]] += 1
         return error
 
     # -- retries ---------------------------------------------------------------------------------------------------
 
-    async def _post_by_deadline(self, call: _Call) -> HttpAnswer:
+    async def _post_by_deadline(self, call: _Call) -> HttpResponse:
         try:
             async with asyncio.timeout_at(call.ends_at):
                 return await self._retry_until_answered(call)
         except TimeoutError:
             raise self._make_failure(call, "deadline", self._explain_deadline(call)) from None
 
-    async def _retry_until_answered(self, call: _Call) -> HttpAnswer:
+    async def _retry_until_answered(self, call: _Call) -> HttpResponse:
         """Make attempts until the endpoint answers one or the call fails."""
         while True:
             call.attempts += 1
@@ -252,25 +255,25 @@ class EndpointClient:
             return after_s + jitter * QUICK_WAIT_S  # the gate spreads calls that wait for the same time
         alone = kind != "busy" and call.failures == 1
         doubled = QUICK_WAIT_S if alone else FIRST_WAIT_S * 2.0 ** min(call.attempts - 1, 10)
-        return min(doubled, LONGEST_WAIT_S, self._timeout_s / 8) * (1 - jitter / 2)
+        return min(doubled, MAX_RETRY_WAIT_S, self._timeout_s / 8) * (1 - jitter / 2)
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _attempt(self, call: _Call, sent: asyncio.Event | None = None) -> HttpAnswer:
+    async def _attempt(self, call: _Call, sent: asyncio.Event | None = None) -> HttpResponse:
         """Wait for a permit, then send one request."""
         call.in_queue_since = self._timing.clock()
         permit = await self._gate.enter(call.lane, call.failures, call.identity)
         call.in_queue_since = None
         call.queued_s += permit.queued_s
-        self.counts.queued(permit.queued_s)
+        self.counts.record_queue_time(permit.queued_s)
         if sent is not None:
             sent.set()
         return await self._send(call, permit)
 
-    async def _attempt_with_hedges(self, call: _Call, after_s: float) -> HttpAnswer:
+    async def _attempt_with_hedges(self, call: _Call, after_s: float) -> HttpResponse:
         """Make one attempt with hedges. A hedge is sent only if a permit is free; its failure does not count."""
 
-        async def send_hedge() -> HttpAnswer | None:
+        async def send_hedge() -> HttpResponse | None:
             permit = self._gate.try_enter()
             if permit is None:
                 return None
@@ -279,54 +282,56 @@ class EndpointClient:
 
         wait = partial(self._timing.sleep, after_s)
         max_hedges = max(1, self._max_retries)
-        answer, won = await hedged(lambda sent: self._attempt(call, sent), send_hedge, wait, max_hedges)
+        answer, won = await send_with_hedges(lambda sent: self._attempt(call, sent), send_hedge, wait, max_hedges)
         self.counts.hedges_won += won
         return answer
 
-    async def _send(self, call: _Call, permit: Permit) -> HttpAnswer:
+    async def _send(self, call: _Call, permit: Permit) -> HttpResponse:
         """Send one request and classify its outcome. Always returns the permit to the gate."""
-        end, why, after_s = RequestEnd.GIVEN_UP, "", None
+        end, why, after_s = RequestOutcome.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
         headers = call.headers
         if self._signer is not None:
             now = self._timing.wall_clock()
-            headers = {**headers, **self._signer.headers(headers["Idempotency-Key"], call.payload, now)}
+            headers = {**headers, **self._signer.sign(headers["Idempotency-Key"], call.payload, now)}
         try:
             async with asyncio.timeout(self._attempt_timeout_s):
                 reply = await self._transport.send(call.payload, headers)
             latency_s = self._timing.clock() - permit.sent
-            answer = HttpAnswer(reply.status, reply.body, latency_s, call.failures, reply.truncated, len(call.payload))
+            answer = HttpResponse(
+                reply.status, reply.body, latency_s, call.failures, reply.truncated, len(call.payload)
+            )
             end, asked = _request_end(reply), ""
             if reply.asks_to_wait and reply.retry_after is not None:
-                after_s = retry_after_s(reply.retry_after, self._timing.wall_clock())
+                after_s = parse_retry_after_s(reply.retry_after, self._timing.wall_clock())
                 asked = "" if after_s is None else f" with Retry-After: {after_s:g} s"
-                self._gate.hold_back(after_s or 0.0)  # before the permit is returned and the next call is admitted
-            if end is not RequestEnd.ANSWERED:
-                why = self._errors.described(answer, asked)
+                self._gate.pause(after_s or 0.0)  # before the permit is returned and the next call is admitted
+            if end is not RequestOutcome.ANSWERED:
+                why = self._errors.describe(answer, asked)
         except TransportError as error:
-            end, why = (RequestEnd.FAILED if error.connected else RequestEnd.NO_CONNECTION), error.why
+            end, why = (RequestOutcome.FAILED if error.connected else RequestOutcome.NO_CONNECTION), error.why
             raise _Retryable("connection", why) from None
         except TimeoutError:
-            end, why = RequestEnd.LATE, f"no answer within {self._attempt_timeout_s:g} s"
+            end, why = RequestOutcome.LATE, f"no answer within {self._attempt_timeout_s:g} s"
             raise _Retryable("timeout", why) from None
         except ForbiddenAddress as error:
             why = f"resolves to {error.address}, {error.why}"
-            raise self._errors.refused("forbidden_address", why, error.remedy, call.failures) from None
+            raise self._errors.make_refused("forbidden_address", why, error.fix, call.failures) from None
         except asyncio.CancelledError:
             if asyncio.get_running_loop().time() >= call.ends_at - LATE_S:
-                end, why = RequestEnd.LATE, f"no answer within {self._timeout_s:g} s"
+                end, why = RequestOutcome.LATE, f"no answer within {self._timeout_s:g} s"
             raise
         finally:
             self._gate.leave(permit, end, why)
-        self.counts.took(latency_s, sampled_trace())
+        self.counts.record_latency(latency_s, current_trace_id())
         self.counts.bytes_in += len(reply.body)
-        if end is not RequestEnd.ANSWERED:
+        if end is not RequestOutcome.ANSWERED:
             if answer.has_no_credit:
                 raise self._make_failure(call, "no_credit", why)
             raise _Retryable("busy" if reply.asks_to_wait else "server_error", why, after_s)
         return self._check_access(call, answer)
 
-    def _check_access(self, call: _Call, answer: HttpAnswer) -> HttpAnswer:
+    def _check_access(self, call: _Call, answer: HttpResponse) -> HttpResponse:
         """Return `answer`, unless it is a redirect or a refused key.
 
         Raises:
@@ -335,20 +340,22 @@ class EndpointClient:
         """
         status, access = answer.status, self._access
         if 300 <= status < 400:
-            raise self._make_failure(call, "redirect", f"{status_text(status)}, a redirect")
+            raise self._make_failure(call, "redirect", f"{format_status(status)}, a redirect")
         if status != 401:
             access.add(forbidden=status == 403)
         if status == 401 or (status == 403 and access.refuses_key):
             share = f"{access.num_forbidden} of its last {access.num_answers} calls"
             rejected = share if status == 403 and access.num_forbidden > 1 else "the request"
-            raise self._errors.refused_key(answer, rejected)
+            raise self._errors.make_key_refused(answer, rejected)
         return answer
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def _make_failure(self, call: _Call, kind: str, why: str) -> Discard:
+    def _make_failure(self, call: _Call, kind: str, why: str) -> DiscardError:
         elapsed_s = self._timing.clock() - call.start
-        return self._errors.failed(kind, why, attempts=call.attempts, failures=call.failures, elapsed_s=elapsed_s)
+        return self._errors.make_call_failed(
+            kind, why, attempts=call.attempts, failures=call.failures, elapsed_s=elapsed_s
+        )
 
     def _explain_deadline(self, call: _Call) -> str:
         why = f"no answer by the deadline of {self._timeout_s:g} s"
@@ -356,25 +363,25 @@ class EndpointClient:
         if call.in_queue_since is not None:
             queued_s += self._timing.clock() - call.in_queue_since
         if queued_s > self._timeout_s / 10:
-            why += f", {queued_s:.1f} s of which were spent waiting for one of {self._gate.limit.now} slots"
+            why += f", {queued_s:.1f} s of which were spent waiting for one of {self._gate.limit.current} slots"
         if self._gate.breaker.is_open:
-            why += f"; it is down: {self._gate.breaker.why}"
+            why += f"; it is down: {self._gate.breaker.last_failure}"
         elif call.last:
             why += f"; previous failure: {call.last}"
         return why
 
 
-def process_stats() -> dict[str, dict[str, Any]]:
+def collect_process_stats() -> dict[str, dict[str, Any]]:
     """Return EndpointClient.stats of all clients of this process, by client name ("tool 'search'")."""
-    return merged({client.name: client.stats()} for client in list(CLIENTS))
+    return merge_stats({client.name: client.stats()} for client in list(CLIENTS))
 
 
-def _request_end(reply: Reply) -> RequestEnd:
+def _request_end(reply: Reply) -> RequestOutcome:
     if reply.status == 503:
-        return RequestEnd.OVERLOADED
+        return RequestOutcome.OVERLOADED
     if reply.asks_to_wait:
-        return RequestEnd.BUSY
-    return RequestEnd.FAILED if reply.status >= 500 else RequestEnd.ANSWERED
+        return RequestOutcome.BUSY
+    return RequestOutcome.FAILED if reply.status >= 500 else RequestOutcome.ANSWERED
 
 
 # -- access ------------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from agent_rft.actors.endpoints.breaker import NO_CONNECTION, Breaker
-from agent_rft.actors.endpoints.limits import AdaptiveLimit, RateLimit
+from agent_rft.actors.endpoints.breaker import NO_CONNECTION_WEIGHT, Breaker
+from agent_rft.actors.endpoints.limits import AdaptiveLimit, RequestRateLimit
 from agent_rft.actors.runtime.timing import Timing
 
 MAX_ON_WIRE = 8_192
@@ -24,11 +24,11 @@ OTHER_FILES = 256
 """Number of open files reserved for other uses than endpoint sockets."""
 INSTANT_S = 1e-6
 """Waits below this are rounding errors and are ignored."""
-LONGEST_HOLD_S = 30.0
+MAX_PAUSE_S = 30.0
 """Maximum time for which one Retry-After delays the endpoint's other calls."""
 
 
-class RequestEnd(Enum):
+class RequestOutcome(Enum):
     """Outcome of a request, as the concurrency limit and the breaker distinguish it."""
 
     ANSWERED = "answered"
@@ -43,15 +43,15 @@ class RequestEnd(Enum):
     """We cancelled the request, which does not count for or against the endpoint."""
 
 
-PUSHED_BACK = frozenset({RequestEnd.BUSY, RequestEnd.OVERLOADED, RequestEnd.LATE})
-ALIVE = frozenset({RequestEnd.ANSWERED, RequestEnd.BUSY})
+THROTTLED_OUTCOMES = frozenset({RequestOutcome.BUSY, RequestOutcome.OVERLOADED, RequestOutcome.LATE})
+ENDPOINT_UP_OUTCOMES = frozenset({RequestOutcome.ANSWERED, RequestOutcome.BUSY})
 
 
 class Permit(NamedTuple):
     """Permission to send one request; the caller must release it with `Gate.leave`."""
 
     sent: float
-    probe: bool
+    is_probe: bool
     queued_s: float = 0.0
 
 
@@ -63,7 +63,7 @@ class _Waiter:
     call: object
 
 
-class Sockets:
+class SocketLimit:
     """Limit on the concurrent requests of all gates that share it; waiting gates are served in FIFO order."""
 
     def __init__(self, count: int) -> None:
@@ -71,7 +71,7 @@ class Sockets:
         self._waiting: OrderedDict[Gate, None] = OrderedDict()
 
     @classmethod
-    def of_process(cls) -> Sockets:
+    def from_process_limits(cls) -> SocketLimit:
         """Return a limit of as many sockets as the process may open, at most MAX_ON_WIRE.
 
         Raises the process's soft limit of open files if necessary.
@@ -83,24 +83,29 @@ class Sockets:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         return cls(MAX_ON_WIRE if soft == resource.RLIM_INFINITY else max(1, min(MAX_ON_WIRE, soft - OTHER_FILES)))
 
-    def take(self, gate: Gate) -> bool:
+    def acquire(self, gate: Gate) -> bool:
         if self._free:
             self._free -= 1
             return True
         self._waiting[gate] = None
         return False
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._free += 1
         while self._free and self._waiting:
-            self._waiting.popitem(last=False)[0].let_in()
+            self._waiting.popitem(last=False)[0].admit_waiting()
 
 
 class Gate:
     """Admission control for the requests to one endpoint."""
 
     def __init__(
-        self, limit: AdaptiveLimit, rate: RateLimit | None, breaker: Breaker, sockets: Sockets, timing: Timing
+        self,
+        limit: AdaptiveLimit,
+        rate: RequestRateLimit | None,
+        breaker: Breaker,
+        sockets: SocketLimit,
+        timing: Timing,
     ):
         self.limit = limit
         self.breaker = breaker
@@ -123,7 +128,7 @@ class Gate:
         `call` identifies the call in all its attempts; it is stored until an outage ends.
         """
         now = self._timing.clock()
-        if not self._lanes and self._wait_s(now) == 0 and self._sockets.take(self):
+        if not self._lanes and self._wait_s(now) == 0 and self._sockets.acquire(self):
             return self._issue_permit(now, now)
         permit: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(permit, failures, now, permit if call is None else call)
@@ -131,12 +136,12 @@ class Gate:
         self.queued += 1
         if self.breaker.is_open:
             self._count_delayed(waiter)
-        self.let_in()
+        self.admit_waiting()
         try:
             return await waiter.permit
         except asyncio.CancelledError:
             if waiter.permit.done() and not waiter.permit.cancelled():  # admitted and cancelled at the same moment
-                self.leave(waiter.permit.result(), RequestEnd.GIVEN_UP)
+                self.leave(waiter.permit.result(), RequestOutcome.GIVEN_UP)
             else:
                 self._remove(lane, waiter)
             raise
@@ -144,44 +149,44 @@ class Gate:
     def try_enter(self) -> Permit | None:
         """Return a permit if one is free and no call waits, else None."""
         now = self._timing.clock()
-        if self._lanes or self.breaker.is_open or self._wait_s(now) != 0 or not self._sockets.take(self):
+        if self._lanes or self.breaker.is_open or self._wait_s(now) != 0 or not self._sockets.acquire(self):
             return None
         return self._issue_permit(now, now)
 
-    def leave(self, permit: Permit, end: RequestEnd, why: str = "") -> None:
+    def leave(self, permit: Permit, end: RequestOutcome, why: str = "") -> None:
         """Release the permit of a request with the outcome `end`, and admit waiting calls."""
         now = self._timing.clock()
-        if end is RequestEnd.ANSWERED:
-            self.limit.answered(permit.sent, now, self.in_flight)
-        elif end in PUSHED_BACK:
-            self.limit.pushed_back(permit.sent, now, self.in_flight)
-        self.breaker.ended(permit.probe)
-        if end in ALIVE:
-            if self.breaker.succeeded():
-                self.limit.start_over()
+        if end is RequestOutcome.ANSWERED:
+            self.limit.record_answer(permit.sent, now, self.in_flight)
+        elif end in THROTTLED_OUTCOMES:
+            self.limit.record_throttled(permit.sent, now, self.in_flight)
+        self.breaker.record_end(permit.is_probe)
+        if end in ENDPOINT_UP_OUTCOMES:
+            if self.breaker.record_answer():
+                self.limit.reset()
                 self._delayed.clear()
-        elif end is not RequestEnd.GIVEN_UP:
+        elif end is not RequestOutcome.GIVEN_UP:
             was_open = self.breaker.is_open
-            self.breaker.failed(now, NO_CONNECTION if end is RequestEnd.NO_CONNECTION else 1, why)
+            self.breaker.record_failure(now, NO_CONNECTION_WEIGHT if end is RequestOutcome.NO_CONNECTION else 1, why)
             if self.breaker.is_open and not was_open:
                 for waiters in self._lanes.values():
                     for waiter in waiters:
                         self._count_delayed(waiter)
         self.in_flight -= 1
-        self._sockets.give_back()
+        self._sockets.release()
         if self._lanes:
-            self.let_in()
+            self.admit_waiting()
 
-    def hold_back(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Admit no call for `seconds`, because the endpoint asked for a pause."""
-        self._held_until = max(self._held_until, self._timing.clock() + min(seconds, LONGEST_HOLD_S))
+        self._held_until = max(self._held_until, self._timing.clock() + min(seconds, MAX_PAUSE_S))
 
     def close(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
 
-    def let_in(self) -> None:
+    def admit_waiting(self) -> None:
         """Give all available permits to waiting calls."""
         now = self._timing.clock()
         while self._lanes:
@@ -191,11 +196,11 @@ class Gate:
             if wait_s > 0:
                 self._set_alarm(now, wait_s)
                 return
-            if not self._sockets.take(self):
+            if not self._sockets.acquire(self):
                 return
             waiter = self._pop_next()
             if waiter.permit.cancelled():  # its task has not removed it from the queue yet
-                self._sockets.give_back()
+                self._sockets.release()
             else:
                 waiter.permit.set_result(self._issue_permit(now, waiter.since))
 
@@ -208,7 +213,7 @@ class Gate:
         """Return the seconds until a call may be admitted; infinity if a request must end first."""
         wait_s = self._held_until - now
         # While the breaker is open only the maximum applies: it bounds the probes of endpoints whose calls take hours.
-        if self.in_flight >= (self.limit.maximum if self.breaker.is_open else self.limit.now):
+        if self.in_flight >= (self.limit.maximum if self.breaker.is_open else self.limit.current):
             return math.inf
         if self.breaker.is_open:
             wait_s = max(wait_s, self.breaker.wait_s(now))
@@ -220,7 +225,7 @@ class Gate:
         self.in_flight += 1
         if self._rate is not None:
             self._rate.take(now)
-        return Permit(now, self.breaker.sent(now), now - since)
+        return Permit(now, self.breaker.record_request(now), now - since)
 
     def _pop_next(self) -> _Waiter:
         """Remove and return the first call of the next lane; for a probe, the waiting call with the fewest failures."""
@@ -257,4 +262,4 @@ class Gate:
     async def _admit_after(self, wait_s: float) -> None:
         await self._timing.sleep(wait_s)
         self._alarm = None
-        self.let_in()
+        self.admit_waiting()

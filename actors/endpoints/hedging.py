@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def hedged(
+async def send_with_hedges(
     first: Callable[[asyncio.Event], Coroutine[Any, Any, T]],
     again: Callable[[], Coroutine[Any, Any, T | None]],
     wait: Callable[[], Awaitable[None]],

@@ -46,10 +46,10 @@ class AdaptiveLimit:
         self._sum, self._samples = 0.0, 0
 
     @property
-    def now(self) -> int:
+    def current(self) -> int:
         return int(self._limit)
 
-    def answered(self, sent: float, now: float, in_flight: int) -> None:
+    def record_answer(self, sent: float, now: float, in_flight: int) -> None:
         """Record an answer to a request sent at `sent`; `in_flight` includes this request."""
         if sent < self._shrunk_at:
             return
@@ -63,12 +63,12 @@ class AdaptiveLimit:
             self._compare_latencies(now)
         self._record_outcome(now, in_flight, pushed_back=0)
 
-    def pushed_back(self, sent: float, now: float, in_flight: int) -> None:
+    def record_throttled(self, sent: float, now: float, in_flight: int) -> None:
         """Record that the endpoint asked for fewer requests, or did not answer in time."""
         if sent >= self._shrunk_at:
             self._record_outcome(now, in_flight, pushed_back=1)
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """Reset the limit to 1 after an outage, when the endpoint's capacity is unknown."""
         self._limit, self._slow_start, self._fell_from = 1.0, True, 0.0
         self._begin_round()
@@ -116,7 +116,7 @@ class AdaptiveLimit:
         self._sum, self._samples = 0.0, 0
 
 
-class RateLimit:
+class RequestRateLimit:
     """Rate limit of `rate_per_s` evenly spaced requests per second, with bursts of BURST_S seconds.
 
     A token bucket, stored as the time at which the bucket would be full (generic cell rate algorithm).

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from agent_rft.actors.endpoints.answer import HttpAnswer
+from agent_rft.actors.endpoints.answer import HttpResponse
 from agent_rft.actors.endpoints.client import EndpointClient
-from agent_rft.actors.endpoints.network.proxies import proxy_for
+from agent_rft.actors.endpoints.network.proxies import find_proxy
 from agent_rft.actors.runtime.timing import Timing
-from agent_rft.errors import Discard, GraderFailed
+from agent_rft.errors import DiscardError, GraderFailed
 from agent_rft.spec.operator.allowed import parse_allowed
 from agent_rft.spec.operator.config import AnswerFormat, ModelEndpoint
-from agent_rft.spec.operator.model_names import named
+from agent_rft.spec.operator.model_names import match_model_name
 
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"
@@ -33,7 +33,7 @@ FALLBACK: AnswerFormat = "json_object"
 LOG = logging.getLogger(__name__)
 
 
-class NoSchemas(NamedTuple):
+class SchemasUnsupported(NamedTuple):
     """Notice that an endpoint does not support JSON schemas; `model` is its name in the operator's configuration."""
 
     model: str
@@ -43,17 +43,17 @@ class NoSchemas(NamedTuple):
         return f"models.{self.model} does not support the response format json_schema, so json_object is used"
 
     @property
-    def remedy(self) -> str:
+    def fix(self) -> str:
         return f"set response_format: {FALLBACK} in models.{self.model} of the operator's configuration"
 
 
-OnNoSchemas = Callable[[NoSchemas], None]
+OnNoSchemas = Callable[[SchemasUnsupported], None]
 
 
 @cache
-def warn_once(found: NoSchemas) -> None:
+def warn_once(found: SchemasUnsupported) -> None:
     """Log a model's fallback once per process."""
-    LOG.warning("%s; %s", found.message, found.remedy)
+    LOG.warning("%s; %s", found.message, found.fix)
 
 
 class ModelClient:
@@ -84,17 +84,17 @@ class ModelClient:
         self._format: AnswerFormat = endpoint.response_format or "json_schema"
         self._may_fall_back = endpoint.response_format is None
         self._on_no_schemas = on_no_schemas
-        url = model_url(endpoint, path)
+        url = join_model_url(endpoint, path)
         self._client = EndpointClient(
             f"model {name!r}",
             url,
-            with_key(endpoint),
+            add_key_header(endpoint),
             GraderFailed,
             timing,
             allowed_networks=EVERYWHERE,
-            keys=f"`headers` or `api_key` of models.{name} in the operator's configuration",
+            keys_setting=f"`headers` or `api_key` of models.{name} in the operator's configuration",
             has_answered=has_answered,
-            proxy=proxy_for(url, environment),
+            proxy=find_proxy(url, environment),
         )
 
     async def ask(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -109,30 +109,30 @@ class ModelClient:
         try:
             answer = await self._ask_with_fallback(body, schema)
             if not answer.ok:
-                remedy = ""
+                fix = ""
                 if schema is not None and _refuses_format(answer):
-                    remedy = f"set response_format: none in models.{self.name} of the operator's configuration"
-                raise self._client.bad_answer(answer, "a model's endpoint must answer 200", remedy)
+                    fix = f"set response_format: none in models.{self.name} of the operator's configuration"
+                raise self._client.bad_answer(answer, "a model's endpoint must answer 200", fix)
             if (found := answer.json_object) is None:
                 raise self._client.bad_answer(answer, "the body is not a JSON object")
-        except Discard as error:
+        except DiscardError as error:
             raise GraderFailed(error.message, **(error.details | {"code": MODEL_SERVER_ERROR})) from None
         return found
 
-    async def _ask_with_fallback(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> HttpAnswer:
+    async def _ask_with_fallback(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> HttpResponse:
         """Return the answer, after one fallback if the endpoint does not support JSON schemas."""
         if schema is None:
             return await self._post(body)
         tried = self._format
-        answer = await self._post(in_format(body, schema, tried))
+        answer = await self._post(request_json(body, schema, tried))
         if tried != "json_schema" or not self._may_fall_back or not _refuses_format(answer):
             return answer
         if self._format == tried:
             self._format = FALLBACK
-            self._on_no_schemas(NoSchemas(self.name))
-        return await self._post(in_format(body, schema, self._format))
+            self._on_no_schemas(SchemasUnsupported(self.name))
+        return await self._post(request_json(body, schema, self._format))
 
-    async def _post(self, body: Mapping[str, Any]) -> HttpAnswer:
+    async def _post(self, body: Mapping[str, Any]) -> HttpResponse:
         # A new idempotency key per request, so that the endpoint does not repeat an answer that cannot be parsed.
         return await self._client.post({"model": self._model, **body}, f"judge_{secrets.token_hex(16)}")
 
@@ -163,7 +163,7 @@ class ModelClients:
 
     def client(self, name: str, path: str) -> ModelClient:
         """Return the client of a configured model; names with a date suffix share the client and its limits."""
-        entry = named(name, self._models) or name
+        entry = match_model_name(name, self._models) or name
         if (entry, path) not in self._clients:
             self._clients[entry, path] = ModelClient(
                 entry, self._models[entry], path, self._timing, self._on_no_schemas, has_answered=self._has_answered
@@ -171,11 +171,11 @@ class ModelClients:
         return self._clients[entry, path]
 
 
-def model_url(endpoint: ModelEndpoint, path: str) -> str:
+def join_model_url(endpoint: ModelEndpoint, path: str) -> str:
     return endpoint.base_url.rstrip("/") + path
 
 
-def in_format(body: Mapping[str, Any], schema: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
+def request_json(body: Mapping[str, Any], schema: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
     """Return the body of a chat completion that asks for JSON of this schema.
 
     If the endpoint does not support schemas, the schema is in the system message. The message includes the word JSON,
@@ -194,7 +194,7 @@ def in_format(body: Mapping[str, Any], schema: Mapping[str, Any], form: AnswerFo
     return asked if form == "none" else {**asked, "response_format": {"type": form}}
 
 
-def _refuses_format(answer: HttpAnswer) -> bool:
+def _refuses_format(answer: HttpResponse) -> bool:
     """Whether the endpoint rejects the response format, with a 400 or 422 that names the field."""
     if answer.status not in (400, 422):
         return False
@@ -202,7 +202,7 @@ def _refuses_format(answer: HttpAnswer) -> bool:
     return "response_format" in named or "json_schema" in named
 
 
-def with_key(endpoint: ModelEndpoint) -> ModelEndpoint:
+def add_key_header(endpoint: ModelEndpoint) -> ModelEndpoint:
     """Return the endpoint with its `api_key` as an Authorization header, as in OpenAI's API."""
     if endpoint.api_key is None:
         return endpoint

@@ -32,7 +32,7 @@ class Signer:
         """
         self._keys = tuple(_decode_key(secret) for secret in secrets)
 
-    def headers(self, call_id: str, payload: bytes, now: float) -> dict[str, str]:
+    def sign(self, call_id: str, payload: bytes, now: float) -> dict[str, str]:
         """Return the signature headers for one attempt of a call at Unix time `now`."""
         message_id = call_id.replace(".", "%2E")  # the signed text separates its parts with dots
         timestamp = str(int(now))
@@ -45,7 +45,7 @@ class Signer:
         }
 
 
-def signer_of(reinforcement: Reinforcement) -> Signer | None:
+def create_signer(reinforcement: Reinforcement) -> Signer | None:
     """Return the signer for a job's calls; None if the job has no signing secret.
 
     Raises:
@@ -55,7 +55,7 @@ def signer_of(reinforcement: Reinforcement) -> Signer | None:
     return Signer(secrets) if secrets else None
 
 
-def secret_mistakes(reinforcement: Reinforcement) -> Iterator[str]:
+def find_secret_problems(reinforcement: Reinforcement) -> Iterator[str]:
     """Yield a message for each invalid signing secret of a job; messages do not contain secrets."""
     for secret in _list_secrets(reinforcement):
         try:

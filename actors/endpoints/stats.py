@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from agent_rft.actors.runtime.telemetry.recorder import Exemplar, Spread
+from agent_rft.actors.runtime.telemetry.recorder import Exemplar, HistogramCounts
 from agent_rft.metrics.metric import SECONDS
 
 STATES = ("closed", "half_open", "open")
@@ -47,7 +47,7 @@ class EndpointStats:
     latency_exemplars: list[Exemplar] = field(default_factory=lambda: [Exemplar()] * (len(SECONDS) + 1))
     errors: Counter[str] = field(default_factory=Counter)
 
-    def took(self, latency_s: float, trace_id: str = "") -> None:
+    def record_latency(self, latency_s: float, trace_id: str = "") -> None:
         """Record the latency of an answer; the id of a sampled trace becomes the exemplar of its bucket."""
         bucket = bisect_left(SECONDS, latency_s)
         self.latency_sum_s += latency_s
@@ -55,7 +55,7 @@ class EndpointStats:
         if trace_id:
             self.latency_exemplars[bucket] = Exemplar(time.time(), latency_s, trace_id)
 
-    def queued(self, queue_s: float) -> None:
+    def record_queue_time(self, queue_s: float) -> None:
         self.queue_sum_s += queue_s
         self.queue_counts[bisect_left(SECONDS, queue_s)] += 1
 
@@ -66,7 +66,7 @@ class EndpointStats:
         return values | counts | {"errors": dict(self.errors)}
 
 
-def quantile_s(counts: Sequence[int], q: float) -> float | None:
+def compute_quantile_s(counts: Sequence[int], q: float) -> float | None:
     """Return a quantile of a latency histogram, interpolated linearly within its bucket.
 
     None if the histogram is empty; the last bound if the quantile is above all bounds.
@@ -81,36 +81,36 @@ def quantile_s(counts: Sequence[int], q: float) -> float | None:
     return SECONDS[-1]
 
 
-COUNTED = (
+COPIED_STATS = (
     *("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "bytes_out", "bytes_in"),
     *("queue_sum_s", "latency_sum_s", "limit", "in_flight", "queued"),
 )
-"""Statistics that `endpoint_metrics` copies unchanged."""
+"""Statistics that `to_endpoint_metrics` copies unchanged."""
 
 
-def endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def to_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Convert EndpointClient.stats to metrics of `agent_rft.metrics`; breaker: 0 closed, 1 half open, 2 open."""
     metrics: dict[str, float] = {}
     for name, values in stats.items():
         prefix = f"endpoint/{name}"
-        metrics |= {f"{prefix}/{key}": float(values[key]) for key in COUNTED}
+        metrics |= {f"{prefix}/{key}": float(values[key]) for key in COPIED_STATS}
         metrics |= {f"{prefix}/errors/{kind}": float(count) for kind, count in values["errors"].items()}
         metrics[f"{prefix}/breaker"] = float(STATES.index(values["breaker"]))
     return metrics
 
 
-def live_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float | Spread]:
-    """Convert EndpointClient.stats for a Recorder: like `endpoint_metrics`, with histograms instead of sums."""
-    metrics: dict[str, float | Spread] = {**endpoint_metrics(stats)}
+def to_live_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float | HistogramCounts]:
+    """Convert EndpointClient.stats for a Recorder: like `to_endpoint_metrics`, with histograms instead of sums."""
+    metrics: dict[str, float | HistogramCounts] = {**to_endpoint_metrics(stats)}
     for name, values in stats.items():
         for what in ("queue", "latency"):
             del metrics[f"endpoint/{name}/{what}_sum_s"]
             counts, exemplars = values[f"{what}_counts"], values.get(f"{what}_exemplars", ())
-            metrics[f"endpoint/{name}/{what}_s"] = Spread(counts, values[f"{what}_sum_s"], exemplars)
+            metrics[f"endpoint/{name}/{what}_s"] = HistogramCounts(counts, values[f"{what}_sum_s"], exemplars)
     return metrics
 
 
-def merged(stats: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def merge_stats(stats: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Add up the statistics of several processes that use the same endpoints."""
     merged: dict[str, dict[str, Any]] = {}
     for endpoints in stats:

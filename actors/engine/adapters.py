@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from agent_rft.actors.weights.shared_memory import SharedFile
 from agent_rft.errors import EngineFailed
 from agent_rft.trainer.learner.adapter import AdapterConfig
-from agent_rft.trainer.learner.layout import Layout
+from agent_rft.trainer.learner.layout import BucketLayout
 
 
 class AdapterHost(Protocol):
@@ -78,7 +78,7 @@ class Adapters:
                 self._current[name] = await self._add(name, folder)
             return self._current[name]
 
-    async def update(self, name: str, folder: Path) -> Adapter:
+    async def load_version(self, name: str, folder: Path) -> Adapter:
         """Load a job's next version; it stays loaded until `give_up`.
 
         Waits while such versions fill all slots, so the engine needs one slot more than it has jobs.
@@ -89,14 +89,14 @@ class Adapters:
             self._trained.append(adapter)
             return adapter
 
-    def give_up(self, adapter: Adapter) -> None:
+    def release(self, adapter: Adapter) -> None:
         """Remove a version after its last request."""
         self._trained.remove(adapter)
         self._retired.append(adapter)
         self._may_be_free.set()
 
     @contextmanager
-    def used(self, adapter: Adapter) -> Iterator[Any]:
+    def use(self, adapter: Adapter) -> Iterator[Any]:
         """Context manager that returns the LoRARequest of an adapter and keeps the adapter loaded."""
         if self._current.get(adapter.name) is adapter:
             self._current[adapter.name] = self._current.pop(adapter.name)
@@ -142,7 +142,7 @@ class Adapters:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class EngineTenant:
     """A job's state in an engine: version and adapter of new requests, and the staged buckets of the next version.
 
     `lora` is the shape of its adapters; None: each version consists of all weights. Each entry of `staged` is a bucket
@@ -153,7 +153,7 @@ class Line:
     lora: AdapterConfig | None = None
     version: int = 0
     adapter: Adapter | None = None
-    staged: list[tuple[SharedFile, Layout, int]] = field(default_factory=list)
+    staged: list[tuple[SharedFile, BucketLayout, int]] = field(default_factory=list)
     sampled_tokens: int = 0
 
     @property
@@ -161,20 +161,20 @@ class Line:
         """Cache salt: a request reuses only cache blocks of requests with the same salt."""
         return f"{self.job}:{self.version}"
 
-    def stage(self, shm: Path, data: NDArray[np.uint8], layout: Layout) -> None:
+    def stage(self, shm: Path, data: NDArray[np.uint8], layout: BucketLayout) -> None:
         """Write one bucket to shared memory, and compute the checksum of the written bytes.
 
         Raises:
             EngineFailed: Shared memory is full or missing.
         """
-        from agent_rft.actors.weights.bucket import bytes_of, checksum
+        from agent_rft.actors.weights.bucket import compute_checksum, map_bytes
 
         try:
             file = SharedFile(shm, data)
         except OSError as error:
             what = f"cannot write {data.nbytes} bytes of weights to"
-            raise EngineFailed(f"{what} {shm}: {error}", public=f"{what} shared memory") from error
-        self.staged.append((file, layout, checksum(bytes_of(file.path, data.nbytes))))
+            raise EngineFailed(f"{what} {shm}: {error}", public_message=f"{what} shared memory") from error
+        self.staged.append((file, layout, compute_checksum(map_bytes(file.path, data.nbytes))))
 
     def unstage(self) -> None:
         """Discard the staged buckets."""

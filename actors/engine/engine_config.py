@@ -22,7 +22,7 @@ from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
 
 
-def executor_of(gpus: int) -> str:
+def choose_executor(gpus: int) -> str:
     """Return vLLM's name of the executor that runs an engine's workers.
 
     With several GPUs vLLM would choose Ray by default, because the engine's actor is in a placement group. It would
@@ -45,15 +45,12 @@ class EngineConfig:
     """The configuration of one engine.
 
     Attributes:
-        model: Model name or folder. The folder of an adapter makes it version 0 on its base model.
-        gpus: Tensor-parallel size; 0 on a CPU.
-        thought_marks: Tokens that open and close reasoning, if the model has them; `max_thinking_tokens` needs them.
-        log_stats: Enables vLLM's metrics.
-        gpu_share: Share of each GPU's memory that the engine takes.
-        sleeps: Whether the engine can offload its weights for a while.
-        lora: Maximum rank of adapters; an update then loads an adapter instead of all weights.
-        adapter_slots: Number of adapters that fit in the engine.
-        reports_experts: Adds to completions the experts that the layers of a mixture of experts chose.
+        model: Model name or folder. The folder of an adapter makes it version 0 on its base model. gpus:
+        Tensor-parallel size; 0 on a CPU. reasoning_delimiters: Tokens that open and close reasoning, if the model has
+        them; `max_thinking_tokens` needs them. log_stats: Enables vLLM's metrics. gpu_share: Share of each GPU's memory
+        that the engine takes. can_offload: Whether the engine can offload its weights for a while. lora: Maximum rank
+        of adapters; an update then loads an adapter instead of all weights. adapter_slots: Number of adapters that fit
+        in the engine. reports_experts: Adds to completions the experts that the layers of a mixture of experts chose.
     """
 
     model: str
@@ -63,12 +60,12 @@ class EngineConfig:
     seed: int
     gpus: int = 0
     transport: str = TRANSPORT
-    thought_marks: tuple[str, str] | None = None
+    reasoning_delimiters: tuple[str, str] | None = None
     log_stats: bool = False
     lora: AdapterConfig | None = None
     adapter_slots: int = TRAINED_ADAPTERS
     gpu_share: float = GPU_MEMORY_SHARE
-    sleeps: bool = False
+    can_offload: bool = False
     reports_experts: bool = False
 
 
@@ -88,8 +85,8 @@ def engine_args(config: EngineConfig, base: str, lora: AdapterConfig | None, ada
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     reasoning = None
-    if config.thought_marks is not None:
-        start, end = config.thought_marks
+    if config.reasoning_delimiters is not None:
+        start, end = config.reasoning_delimiters
         reasoning = ReasoningConfig(reasoning_start_str=start, reasoning_end_str=end)
     return AsyncEngineArgs(
         model=base,
@@ -102,9 +99,9 @@ def engine_args(config: EngineConfig, base: str, lora: AdapterConfig | None, ada
         # Between the chunks of a prompt vLLM rewinds a seeded request's generator, which crashes it on CPUs.
         enable_chunked_prefill=config.gpus > 0,
         tensor_parallel_size=max(1, config.gpus),
-        distributed_executor_backend=executor_of(config.gpus),
+        distributed_executor_backend=choose_executor(config.gpus),
         gpu_memory_utilization=config.gpu_share,
-        enable_sleep_mode=config.sleeps and config.gpus > 0,
+        enable_sleep_mode=config.can_offload and config.gpus > 0,
         enable_prefix_caching=True,
         block_size=CPU_BLOCK_TOKENS if config.gpus == 0 else None,
         # The learner divides its logits by the temperature, so the engine's log-probabilities must use it too.

@@ -33,7 +33,9 @@ def as_engine_failed(what: str) -> Iterator[None]:
         # vLLM has no error class for a failed start. Its message refers to the log: "See root cause above".
         if isinstance(error, EngineDied) or "root cause" in why:
             why = next(filter(None, map(last_error, LOGS)), None) or "its process ended (killed, or out of memory)"
-        raise EngineFailed(f"an engine could not {what}: {why}", public=f"an engine could not {what}") from error
+        raise EngineFailed(
+            f"an engine could not {what}: {why}", public_message=f"an engine could not {what}"
+        ) from error
 
 
 def last_error(log: Path) -> str | None:

@@ -6,7 +6,7 @@ MAX_CPU_CACHE_BYTES = 1 << 30
 GPU_MEMORY_SHARE = 0.85
 MIN_BATCHED_TOKENS = 8192
 """Minimum token budget of one engine step; a longer context raises it."""
-WAIT_INSIDE = 4
+SLOTS_PER_WAITING_REQUEST = 4
 """Slots per extra request that waits inside vLLM to take over a free slot.
 
 With turns of ten tokens, a tenth of the slots becomes free in each step, and an agent's next request takes a step or
@@ -23,7 +23,9 @@ def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) ->
 
     The maximum exists because vLLM writes to the entire cache at the start, which takes seconds per GiB.
     """
-    return min(MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // WAIT_INSIDE) * context_length * token_bytes)
+    return min(
+        MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // SLOTS_PER_WAITING_REQUEST) * context_length * token_bytes
+    )
 
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class RequestSlot:
     """One request inside the engine; `started` is when it began to run (`time.monotonic`)."""
 
     request_id: str
     started: float
 
 
-class Slots:
+class RequestSlots:
     """The slots of one engine. Does not limit the number of requests; requests beyond `count` wait.
 
     `clock` returns seconds.
@@ -32,13 +32,13 @@ class Slots:
         self._clock = clock
         self._busy_s = self._busy_since = 0.0
         self._num_free = count
-        self._waiting: deque[Slot] = deque()
+        self._waiting: deque[RequestSlot] = deque()
 
     @contextmanager
-    def take(self, request_id: str) -> Iterator[Slot]:
+    def take(self, request_id: str) -> Iterator[RequestSlot]:
         """Context manager that holds a slot; the request waits behind earlier requests if no slot is free."""
-        slot = Slot(request_id, self._clock())
-        if not self.used:
+        slot = RequestSlot(request_id, self._clock())
+        if not self.num_used:
             self._busy_since = slot.started
         if self._num_free:
             self._num_free -= 1
@@ -53,19 +53,19 @@ class Slots:
                 self._waiting.popleft().started = self._clock()
             else:
                 self._num_free += 1
-                if not self.used:
+                if not self.num_used:
                     self._busy_s += self._clock() - self._busy_since
 
     @property
-    def used(self) -> int:
+    def num_used(self) -> int:
         return self.count - self._num_free
 
     @property
     def busy_s(self) -> float:
         """Seconds for which at least one request was running."""
-        return self._busy_s + (self._clock() - self._busy_since if self.used else 0.0)
+        return self._busy_s + (self._clock() - self._busy_since if self.num_used else 0.0)
 
     @property
-    def waiting(self) -> list[str]:
+    def waiting_ids(self) -> list[str]:
         """The ids of waiting requests."""
         return [slot.request_id for slot in self._waiting]

@@ -30,13 +30,13 @@ class VllmClient:
         """Start vLLM's processes with a VllmConfig."""
         self.llm = create_client(config, log_stats)
 
-    async def sleep(self) -> None:
+    async def offload(self) -> None:
         """Offload the weights, which frees the GPUs' memory; on a CPU, only pause."""
-        await self.while_alive(self.llm.sleep(level=KEEP_WEIGHTS if self._on_gpu else ONLY_PAUSE))
+        await self.run_while_alive(self.llm.sleep(level=KEEP_WEIGHTS if self._on_gpu else ONLY_PAUSE))
 
-    async def wake(self) -> None:
+    async def reload(self) -> None:
         """Reload the same weights to the GPUs; the cache is empty."""
-        await self.while_alive(self.llm.wake_up(None if self._on_gpu else ["scheduling"]))
+        await self.run_while_alive(self.llm.wake_up(None if self._on_gpu else ["scheduling"]))
 
     async def add_lora(self, request: Any) -> bool:
         """Load an adapter completely.
@@ -44,16 +44,16 @@ class VllmClient:
         Raises:
             ValueError: The model lacks a module that the adapter changes, which vLLM would ignore.
         """
-        added: bool = await self.while_alive(self.llm.add_lora(request))
+        added: bool = await self.run_while_alive(self.llm.add_lora(request))
         call = self.llm.collective_rpc("missing_modules", args=(request.lora_int_id,))
-        if missing := sorted({name for names in await self.while_alive(call) for name in names}):
+        if missing := sorted({name for names in await self.run_while_alive(call) for name in names}):
             raise ValueError(f"the adapter changes {', '.join(missing[:3])}, which the model does not have")
         return added
 
     async def remove_lora(self, lora_id: int) -> bool:
-        return await self.while_alive(self.llm.remove_lora(lora_id))
+        return await self.run_while_alive(self.llm.remove_lora(lora_id))
 
-    async def while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
+    async def run_while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work`, and fail if the engine dies: vLLM then leaves calls other than requests pending forever."""
         task = asyncio.create_task(work)
         try:

@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.actors.engine.adapters import Adapters, Line
+from agent_rft.actors.engine.adapters import Adapters, EngineTenant
 from agent_rft.actors.engine.engine_config import EngineConfig, engine_args, set_environment, vllm_config
 from agent_rft.actors.engine.failures import as_engine_failed
-from agent_rft.actors.engine.sizes import WAIT_INSIDE
-from agent_rft.actors.engine.slots import Slots
+from agent_rft.actors.engine.sizes import SLOTS_PER_WAITING_REQUEST
+from agent_rft.actors.engine.slots import RequestSlots
 from agent_rft.actors.engine.vllm_client import VllmClient
-from agent_rft.actors.engine.vllm_internals import tokens_request
+from agent_rft.actors.engine.vllm_internals import make_tokens_request
 from agent_rft.actors.engine.weight_updates import WeightUpdates
 from agent_rft.actors.runtime.fair_slots import FairSlots
-from agent_rft.actors.weights.shared_memory import SHM, remove_leftovers, unname_shared_memory
+from agent_rft.actors.weights.shared_memory import SHM, remove_leftovers, unlink_shared_memory
 from agent_rft.errors import EngineFailed
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
-from agent_rft.trainer.learner.layout import Layout, Loaded
+from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
 
 WARM_UP_TOKENS = 8
 LOGS_PER_SLOT = 4
@@ -69,10 +69,10 @@ class Engine:
     def __init__(self, config: EngineConfig, shm: Path = SHM) -> None:
         self.config = config
         self._shm = shm
-        self._tenants = {"": Line("", config.lora)}
+        self._tenants = {"": EngineTenant("", config.lora)}
         self._client = VllmClient(on_gpu=config.gpus > 0)
-        self._admission = FairSlots(config.max_num_seqs + config.max_num_seqs // WAIT_INSIDE)
-        self._slots = Slots(config.max_num_seqs)
+        self._admission = FairSlots(config.max_num_seqs + config.max_num_seqs // SLOTS_PER_WAITING_REQUEST)
+        self._slots = RequestSlots(config.max_num_seqs)
         self._not_updating = asyncio.Event()
         self._not_updating.set()
         self._num_requests = 0
@@ -106,7 +106,7 @@ class Engine:
         remove_leftovers(self._shm)
         with as_engine_failed("start"):
             self._client.connect(vllm_config(args, config), config.log_stats)
-            unname_shared_memory()
+            unlink_shared_memory()
             await self._client.llm.update_weight_version("0")
             if self._lora is not None:
                 await self._client.llm.collective_rpc("prepare_adapters")
@@ -155,7 +155,7 @@ class Engine:
             skip_clone=True,
         )
         tenant, output = self._tenant(job), None
-        async with self._admission.slot(job, order):
+        async with self._admission.hold_slot(job, order):
             # An update aborts a request that has not started, and `sleep` aborts any.
             while output is None or output.finish_reason == "abort":
                 await self._not_updating.wait()
@@ -184,7 +184,7 @@ class Engine:
             found: NDArray[np.integer[Any]] | None = output.routed_experts
         else:
             with as_engine_failed("report which experts it chose"):
-                [taken] = await self._client.while_alive(
+                [taken] = await self._client.run_while_alive(
                     self._client.llm.collective_rpc("take_experts", args=(request_id,))
                 )
             found = None if taken is None else np.frombuffer(taken[0], taken[1]).reshape(taken[2])
@@ -210,12 +210,12 @@ class Engine:
         self._num_requests += 1
         return f"r{self._num_requests}"
 
-    async def _generate_once(self, request_id: str, prompt: list[int], params: Any, tenant: Line) -> Any:
-        request = tokens_request(prompt, tenant.salt)
+    async def _generate_once(self, request_id: str, prompt: list[int], params: Any, tenant: EngineTenant) -> Any:
+        request = make_tokens_request(prompt, tenant.salt)
         adapter, final = tenant.adapter, None
         with (
             as_engine_failed("run a request"),
-            nullcontext() if adapter is None else self.adapters.used(adapter) as lora,
+            nullcontext() if adapter is None else self.adapters.use(adapter) as lora,
         ):
             async for output in self._client.llm.generate(request, params, request_id, lora_request=lora):
                 final = output
@@ -232,7 +232,7 @@ class Engine:
         """
         await self._updates.init_transport(info)
 
-    def stage(self, data: NDArray[np.uint8], layout: Layout, job: str = "") -> None:
+    def stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout, job: str = "") -> None:
         """Write one bucket to shared memory while generation continues.
 
         Raises:
@@ -240,49 +240,49 @@ class Engine:
         """
         self._tenant(job).stage(self._shm, data, layout)
 
-    async def swap(self, version: int, job: str = "") -> Loaded:
+    async def load_staged(self, version: int, job: str = "") -> LoadedWeights:
         """Load all staged buckets as `version`."""
-        return await self._updates.swap(self._tenant(job), version, self._base)
+        return await self._updates.load_staged(self._tenant(job), version, self._base)
 
-    async def update(self, version: int, updates: Sequence[dict[str, Any]]) -> Loaded:
+    async def load_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> LoadedWeights:
         """Pause, load each of `updates` as `version`, and resume."""
-        return await self._updates.update(version, updates)
+        return await self._updates.load_weights(version, updates)
 
     # -- time-sharing --------------------------------------------------------------------------------------------------
 
-    async def sleep(self) -> None:
+    async def offload(self) -> None:
         """Offload the weights, which frees the GPUs' memory; on a CPU, only pause.
 
         Requests in flight restart after `wake`, with the same seeds, because their cache is gone.
         """
         self._not_updating.clear()
         with as_engine_failed("offload its weights"):
-            await self._client.sleep()
+            await self._client.offload()
 
-    async def wake(self) -> None:
+    async def reload(self) -> None:
         """Reload the same weights to the GPUs; the cache is empty."""
         with as_engine_failed("reload its weights"):
-            await self._client.wake()
+            await self._client.reload()
         self._not_updating.set()
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
-    def _tenant(self, job: str) -> Line:
+    def _tenant(self, job: str) -> EngineTenant:
         if job not in self._tenants:
             raise EngineFailed("the shared engine removed this job, which did not renew its lease in time")
         return self._tenants[job]
 
-    async def open(self, job: str, lora: AdapterConfig, adapter: Path | None) -> None:
+    async def add_tenant(self, job: str, lora: AdapterConfig, adapter: Path | None) -> None:
         """Add a tenant for a job that trains adapters of the shape `lora`.
 
         Version 0 is the adapter in the folder `adapter`, or the base model (None).
         """
-        tenant = self._tenants[job] = Line(job, lora)
+        tenant = self._tenants[job] = EngineTenant(job, lora)
         if adapter is not None:
             with as_engine_failed("load an adapter"):
                 await self._updates.load_adapter(tenant, 0, adapter)
 
-    def close(self, job: str) -> None:
+    def remove_tenant(self, job: str) -> None:
         """Remove a job's tenant: it gets no further requests, and its adapter is removed after the last one."""
         tenant = self._tenants.pop(job)
         tenant.unstage()
@@ -301,9 +301,9 @@ class Engine:
         """Seconds since the start for which the engine had requests to run."""
         return self._slots.busy_s
 
-    def live(self, job: str = "") -> dict[str, float]:
+    def live_metrics(self, job: str = "") -> dict[str, float]:
         """Return the current state of a job's tenant, under the names of `agent_rft.metrics`."""
-        tenant, (inside, waiting) = self._tenant(job), self._admission.of(job)
+        tenant, (inside, waiting) = self._tenant(job), self._admission.count_for(job)
         used = min(inside, self._slots.count)
         return {
             "engine_slots": float(self._slots.count),
@@ -325,7 +325,7 @@ class Engine:
             EngineFailed: The engine died.
         """
         with as_engine_failed("answer a health check"):
-            await self._client.while_alive(self._client.llm.is_sleeping())  # any call without side effects
+            await self._client.run_while_alive(self._client.llm.is_sleeping())  # any call without side effects
 
     def shutdown(self) -> None:
         """Stop vLLM's processes, close the connections to them and remove staged buckets from shared memory.

@@ -114,7 +114,7 @@ def _close_connections(resources: Any) -> None:
 # -- requests and models -----------------------------------------------------------------------------------------------
 
 
-def tokens_request(token_ids: list[int], cache_salt: str) -> Any:
+def make_tokens_request(token_ids: list[int], cache_salt: str) -> Any:
     """Return a request of AsyncLLM.generate for a prompt of token ids.
 
     Uses: `vllm.inputs.engine.tokens_input`.
@@ -136,7 +136,7 @@ async def pause(client: Any) -> None:
     await client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
 
-def has_adapters(architecture: str) -> bool:
+def supports_adapters(architecture: str) -> bool:
     """Whether vLLM can run adapters on a model of this class, by transformers' name.
 
     True if the answer is unknown: vLLM has no such class, or lacks a package that vision models need.
@@ -213,7 +213,7 @@ def chat_request_class() -> type[Any]:
     return request_class
 
 
-def error_of(raised: Exception) -> dict[str, Any]:
+def to_error_fields(raised: Exception) -> dict[str, Any]:
     """Return the fields of the error response for an exception of the serving layer: message, code and param.
 
     Uses: `vllm.entrypoints.serve.create_error_response`.
@@ -226,7 +226,7 @@ def error_of(raised: Exception) -> dict[str, Any]:
     return fields
 
 
-def error_in(answer: Any) -> dict[str, Any] | None:
+def find_error(answer: Any) -> dict[str, Any] | None:
     """Return the fields of an error response, like `error_of`; None if `answer` is not an error.
 
     Uses: `vllm.entrypoints.serve.engine.protocol.ErrorResponse`.
@@ -238,7 +238,7 @@ def error_in(answer: Any) -> dict[str, Any] | None:
     return answer.error.model_dump() if isinstance(answer, ErrorResponse) else None
 
 
-def thinking_parser() -> type[Any]:
+def reasoning_parser_base() -> type[Any]:
     """Return the base class of vLLM's reasoning parsers for models with a start and an end token.
 
     Uses: `vllm.reasoning.basic_parsers.BaseThinkingReasoningParser`.
@@ -391,7 +391,7 @@ def watch_routers(model: nn.Module, watcher: Any) -> None:
     bind_routed_experts_capturer(model, watcher)
 
 
-def complete_cache(runner: Any) -> tuple[int, int, int] | None:
+def find_complete_cache(runner: Any) -> tuple[int, int, int] | None:
     """Return number, block size in tokens and block count of a cache that holds all tokens of a request.
 
     None if no layer attends to all tokens.
@@ -411,7 +411,7 @@ def complete_cache(runner: Any) -> tuple[int, int, int] | None:
     return None
 
 
-def running_requests(runner: Any, scheduled: Any, cache: int) -> Iterator[tuple[str, int, int, NDArray[np.int32]]]:
+def iter_running_requests(runner: Any, scheduled: Any, cache: int) -> Iterator[tuple[str, int, int, NDArray[np.int32]]]:
     """Yield the requests of a step, in the order of their tokens.
 
     Yields id, number of tokens in the step, number of tokens before the step, and blocks in the cache with this number.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from agent_rft.actors.endpoints.answer import cut, one_line
+from agent_rft.actors.endpoints.answer import to_one_line, truncate
 from agent_rft.errors import GraderFailed, RftError
 from agent_rft.types import Grade
 
@@ -31,11 +31,11 @@ ERROR_NAMES = (
 )
 """Names of the boolean fields of `metadata.errors` in the wire contract. The `details["code"]` of a GraderFailed is one
 of these names, unless an endpoint failed."""
-REASON_CHARS = 1_000
+MAX_REASON_CHARS = 1_000
 """Maximum length of a recorded reason; every rollout records its reason."""
 UNGATED = "ungated"
 """Key in `scores` for the grade before guards are applied. No part of a grader may have this name."""
-SHORT_CHARS = 4_000
+MAX_INLINE_CHARS = 4_000
 """Up to this length, string work takes a few milliseconds, so a thread does not pay off."""
 
 
@@ -53,7 +53,7 @@ class Grader(Protocol):
     async def close(self) -> None: ...
 
 
-class TextWork:
+class StringWorker:
     """Runner for string work: inline for short strings, in a thread for long ones, so the event loop is not blocked.
 
     One thread is enough, because of Python's global interpreter lock.
@@ -63,7 +63,7 @@ class TextWork:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grader-texts")
 
     async def run(self, work: Callable[[], T], num_chars: int) -> T:
-        if num_chars <= SHORT_CHARS:
+        if num_chars <= MAX_INLINE_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
@@ -71,7 +71,7 @@ class TextWork:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def finite_number(value: object, where: str) -> float:
+def check_finite_number(value: object, where: str) -> float:
     """Return `value`, an int or float, as a finite float. A bool or a string is not a number.
 
     Raises:
@@ -88,16 +88,16 @@ def finite_number(value: object, where: str) -> float:
     return number
 
 
-def kept_reason(text: str) -> str:
+def truncate_reason(text: str) -> str:
     """Return a grader's reason as rollouts record it: on one line, and truncated."""
-    return cut(one_line(text), REASON_CHARS)
+    return truncate(to_one_line(text), MAX_REASON_CHARS)
 
 
-def outside(value: float, allowed: tuple[float, float] | None) -> str | None:
+def range_problem(value: float, score_range: tuple[float, float] | None) -> str | None:
     """Return how a grade violates the grader's range; None if the grade is allowed."""
-    if allowed is None or allowed[0] <= value <= allowed[1]:
+    if score_range is None or score_range[0] <= value <= score_range[1]:
         return None
-    return f"is {value:g}, outside the grader's range of {allowed[0]:g} to {allowed[1]:g}"
+    return f"is {value:g}, outside the grader's range of {score_range[0]:g} to {score_range[1]:g}"
 
 
 def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:

@@ -13,7 +13,7 @@ FINISH_REASONS = {"answer": "stop", "max_steps": "tool_calls", "max_tokens": "le
 """Our Finish -> the chat API's finish_reason. At `max_steps` the model still requested tool calls."""
 
 
-def sample_of(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool) -> dict[str, Any]:
+def make_sample(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool) -> dict[str, Any]:
     """Return the sample of a trajectory: `choices`, `output_text`, `output_tools` and possibly `output_json`.
 
     `choices` has the tool calls of the last turn, `output_tools` all calls in order. In addition to the wire contract's

@@ -66,11 +66,11 @@ def render(
     item: dict[str, Any],
     sample: dict[str, Any],
     max_chars: int = MAX_CHARS,
-    quoted: Callable[[str], str] = str,
+    escape: Callable[[str], str] = str,
 ) -> str:
     """Return the template with its placeholders replaced. `where` names it in errors ("grader 'exact', input").
 
-    `quoted` escapes the values of `sample`, which a model wrote.
+    `escape` escapes the values of `sample`, which a model wrote.
 
     Raises:
         GraderFailed: The text would exceed `max_chars` (kind TOO_LONG), or a path does not exist. For a path, `details`
@@ -94,7 +94,7 @@ def render(
         path = match[1].strip()
         value = _value(names, path, where)
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        add(quoted(text) if path.startswith("sample") else text)
+        add(escape(text) if path.startswith("sample") else text)
         end = match.end()
     add(template[end:])
     return "".join(parts)

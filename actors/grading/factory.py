@@ -7,25 +7,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
-from agent_rft.actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, model_url, with_key
-from agent_rft.actors.endpoints.network.proxies import proxy_mistake
-from agent_rft.actors.endpoints.network.url import endpoint_mistake
+from agent_rft.actors.endpoints.model_client import CHAT, EMBEDDINGS, ModelClients, add_key_header, join_model_url
+from agent_rft.actors.endpoints.network.proxies import find_proxy_problem
+from agent_rft.actors.endpoints.network.url import find_endpoint_problem
 from agent_rft.actors.endpoints.signing import Signer
 from agent_rft.actors.graders.base import UNGATED, Grader
 from agent_rft.actors.graders.kinds.code_check import CodeCheck
-from agent_rft.actors.graders.kinds.endpoint import EndpointGrade
+from agent_rft.actors.graders.kinds.endpoint import EndpointCaller
 from agent_rft.actors.graders.kinds.expression import expression_problems, name_problem
-from agent_rft.actors.graders.kinds.judge import OUR_PARAMETERS, Judge
+from agent_rft.actors.graders.kinds.judge import RESERVED_PARAMETERS, Judge
 from agent_rft.actors.graders.kinds.judge_logprobs import logprobs_problems
 from agent_rft.actors.graders.kinds.length import LengthCheck
 from agent_rft.actors.graders.kinds.messages import message_problems, message_templates
 from agent_rft.actors.graders.kinds.multi import Multi
-from agent_rft.actors.graders.kinds.python import PythonGrade, python_source_problems
+from agent_rft.actors.graders.kinds.python import PythonRunner, python_source_problems
 from agent_rft.actors.graders.kinds.string_check import StringCheck
 from agent_rft.actors.graders.kinds.text_similarity import TextSimilarity
 from agent_rft.actors.graders.templates import MAX_PLACEHOLDERS, num_placeholders, template_problems
-from agent_rft.actors.grading.slots import InSlot, OncePerSlot, Slot
-from agent_rft.actors.grading.texts import TextPart, TextParts
+from agent_rft.actors.grading.slots import OneGradeGrader, Slot, SlottedGrader
+from agent_rft.actors.grading.texts import TextTrialGrader, TextTrials
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.graders import (
@@ -43,8 +43,8 @@ from agent_rft.spec.graders import (
     TextSimilarityGrader,
 )
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
-from agent_rft.spec.operator.model_names import named, nearest
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
+from agent_rft.spec.operator.model_names import find_similar_name, match_model_name
 
 MAX_GRADERS, MAX_HEAVY = 64, 16
 """Maximum parts of a multi grader, and maximum heavy parts (`is_heavy`). The limits for all graders of a job together
@@ -61,19 +61,19 @@ REINFORCEMENT = "method.reinforcement"
 FIELD = "method.reinforcement.grader"
 GUARDS = "method.reinforcement.guards"
 HELD_OUT = "method.reinforcement.held_out_grader"
-MakePython = Callable[..., Grader]
-"""Takes a PythonGrader, its label, and optionally PythonGrade's arguments `num_workers` and `ahead`."""
-MODEL_REMEDY = "add the model to `models` in the operator's configuration, or use a model that is listed there"
+PythonGraderFactory = Callable[..., Grader]
+"""Takes a PythonGrader, its label, and optionally PythonRunner's arguments `num_workers` and `ahead`."""
+MODEL_FIX = "add the model to `models` in the operator's configuration, or use a model that is listed there"
 
 
 def make_grader(
     spec: GraderSpec,
-    operator: Operator = NOTHING_ALLOWED,
+    operator: OperatorConfig = DEFAULT_CONFIG,
     timing: Timing = REAL_TIMING,
     models: ModelClients | None = None,
     signer: Signer | None = None,
     slot: Slot | None = None,
-    python: MakePython | None = None,
+    python: PythonGraderFactory | None = None,
     *,
     has_answered: bool = False,
 ) -> Grader:
@@ -89,18 +89,18 @@ def make_grader(
     if problems:
         raise InvalidJob("the grader is invalid", problems)
     models = ModelClients(operator.models, timing) if models is None else models
-    python = python or partial(PythonGrade, operator=operator)
-    return _Maker(operator, timing, models, signer, slot, python, has_answered).make(spec, spec.name or spec.type)
+    python = python or partial(PythonRunner, operator=operator)
+    return _GraderMaker(operator, timing, models, signer, slot, python, has_answered).make(spec, spec.name or spec.type)
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
-    operator: Operator
+class _GraderMaker:
+    operator: OperatorConfig
     timing: Timing
     models: ModelClients
     signer: Signer | None
     slot: Slot | None
-    python: MakePython
+    python: PythonGraderFactory
     has_answered: bool
 
     def make(self, spec: GraderSpec, label: str) -> Grader:
@@ -111,16 +111,16 @@ class _Maker:
     def parts(self, specs: Mapping[str, SingleGrader]) -> dict[str, Grader]:
         if self.slot is None:
             return {name: self._single(spec, name) for name, spec in specs.items()}
-        texts = TextParts({name: spec for name, spec in specs.items() if not is_heavy(spec)}, self.slot)
+        texts = TextTrials({name: spec for name, spec in specs.items() if not is_heavy(spec)}, self.slot)
         return {name: self._trial(spec, name, texts, self.slot) for name, spec in specs.items()}
 
-    def _trial(self, spec: SingleGrader, label: str, texts: TextParts, slot: Slot) -> Grader:
+    def _trial(self, spec: SingleGrader, label: str, texts: TextTrials, slot: Slot) -> Grader:
         if not is_heavy(spec):
-            return TextPart(label, self._single(spec, label), texts)
+            return TextTrialGrader(label, self._single(spec, label), texts)
         if isinstance(spec, PythonGrader):
             once = partial(self.python, spec, label, num_workers=1, ahead=False)
-            return OncePerSlot(once, slot)
-        return InSlot(self._single(spec, label), slot)
+            return OneGradeGrader(once, slot)
+        return SlottedGrader(self._single(spec, label), slot)
 
     def _single(self, spec: SingleGrader, label: str) -> Grader:
         match spec:
@@ -134,7 +134,7 @@ class _Maker:
             case ScoreModelGrader() | LabelModelGrader():
                 return Judge(spec, label, self.models.client(spec.model, CHAT))
             case EndpointGrader():
-                return EndpointGrade(
+                return EndpointCaller(
                     spec, label, self.operator, self.timing, self.signer, has_answered=self.has_answered
                 )
             case CodeCheckGrader():
@@ -144,7 +144,7 @@ class _Maker:
         assert_never(spec)
 
 
-def grade_deadline_s(spec: GraderSpec, operator: Operator) -> float:
+def grade_deadline_s(spec: GraderSpec, operator: OperatorConfig) -> float:
     """Return the deadline of one grade in seconds. Parts of a `multi` run concurrently, so the longest one counts."""
     match spec:
         case MultiGrader():
@@ -154,7 +154,7 @@ def grade_deadline_s(spec: GraderSpec, operator: Operator) -> float:
         case PythonGrader():
             return spec.timeout_s + QUEUE_S
         case ScoreModelGrader() | LabelModelGrader() | TextSimilarityGrader():
-            entry = named(spec.model, operator.models)
+            entry = match_model_name(spec.model, operator.models)
             return LOCAL_DEADLINE_S if entry is None else operator.models[entry].timeout_s + GRACE_S
         case StringCheckGrader() | CodeCheckGrader() | LengthGrader():
             return LOCAL_DEADLINE_S
@@ -164,9 +164,9 @@ def grade_deadline_s(spec: GraderSpec, operator: Operator) -> float:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> list[Problem]:
+def all_grader_problems(reinforcement: Reinforcement, operator: OperatorConfig) -> list[Problem]:
     """Return the problems of a job's grader, guards and held-out grader that can be found without calling anything."""
-    problems = size_problems(list(graders_of(reinforcement)))
+    problems = size_problems(list(iterate_graders(reinforcement)))
     problems += grader_problems(reinforcement.grader, operator)
     seen = set()
     for i, guard in enumerate(reinforcement.guards):
@@ -181,12 +181,12 @@ def all_grader_problems(reinforcement: Reinforcement, operator: Operator) -> lis
     return problems
 
 
-def grader_problems(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, field: str = FIELD) -> list[Problem]:
+def grader_problems(spec: GraderSpec, operator: OperatorConfig = DEFAULT_CONFIG, field: str = FIELD) -> list[Problem]:
     """Return the problems of templates, expressions, names, models, URLs and headers, without calling anything."""
     problems = list(_own_problems(spec, operator))
     problems += [
         Problem("invalid_template", template_field, problem, "write paths as {{ item.x }} or {{ sample.x }}")
-        for template_field, template in templates_of(spec)
+        for template_field, template in iterate_templates(spec)
         for problem in template_problems(template)
     ]
     problems = [replace(problem, field=f"{field}.{problem.field}") for problem in problems]
@@ -196,7 +196,7 @@ def grader_problems(spec: GraderSpec, operator: Operator = NOTHING_ALLOWED, fiel
     return problems
 
 
-def graders_of(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]:
+def iterate_graders(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderSpec]]:
     """Yield (field, grader) of all graders of a job, including the parts of multi graders."""
     top_level: list[tuple[str, GraderSpec]] = [(FIELD, reinforcement.grader)]
     top_level += [(f"{GUARDS}[{i}].grader", guard.grader) for i, guard in enumerate(reinforcement.guards)]
@@ -217,7 +217,7 @@ def size_problems(graders: Sequence[tuple[str, GraderSpec]]) -> list[Problem]:
     for field, spec in graders:
         if isinstance(spec, MultiGrader):
             problems += _too_many(f"{field}.graders", list(spec.graders.values()), 1)
-        for place, template in templates_of(spec):
+        for place, template in iterate_templates(spec):
             if num_placeholders(template) > MAX_PLACEHOLDERS:
                 problems.append(_too_large(f"{field}.{place}", f"more than {MAX_PLACEHOLDERS:,} placeholders"))
     single = [spec for _, spec in graders if not isinstance(spec, MultiGrader)]
@@ -251,18 +251,18 @@ def is_heavy(spec: GraderSpec) -> bool:
     assert_never(spec)
 
 
-def templates_of(spec: GraderSpec) -> Iterator[tuple[str, str]]:
+def iterate_templates(spec: GraderSpec) -> Iterator[tuple[str, str]]:
     """Yield (field relative to the grader, template) of a grader, but not of the parts of a multi grader."""
     yield from ((field, getattr(spec, field)) for field in spec.TEMPLATES)
     if isinstance(spec, ScoreModelGrader | LabelModelGrader):
         yield from message_templates(spec.input)
 
 
-def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
+def _own_problems(spec: GraderSpec, operator: OperatorConfig) -> Iterator[Problem]:
     """Yield the problems of one grader, without its templates and parts. Fields are relative to the grader."""
     match spec:
         case EndpointGrader():
-            if problem := endpoint_mistake(spec.url, spec.headers):
+            if problem := find_endpoint_problem(spec.url, spec.headers):
                 yield Problem("invalid_endpoint", "url", problem, "correct the url or the headers of this grader")
         case PythonGrader():
             for problem in python_source_problems(spec.source):
@@ -274,12 +274,12 @@ def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
             yield from _model_problems(spec.model, CHAT, operator)
             yield from _judge_problems(spec)
             if _by_logprobs(spec, operator):
-                for field, problem, remedy in logprobs_problems(spec):
-                    yield Problem("not_for_logprobs", field, problem, remedy)
+                for field, problem, fix in logprobs_problems(spec):
+                    yield Problem("not_for_logprobs", field, problem, fix)
         case CodeCheckGrader():
             if spec.check == "reference_returned" and not spec.reference:
-                remedy = "set it to the reference solution, for example {{ item.reference }}"
-                yield Problem("missing_reference", "reference", "is required by the check reference_returned", remedy)
+                fix = "set it to the reference solution, for example {{ item.reference }}"
+                yield Problem("missing_reference", "reference", "is required by the check reference_returned", fix)
         case MultiGrader():
             yield from _multi_problems(spec)
         case StringCheckGrader() | LengthGrader():
@@ -288,48 +288,48 @@ def _own_problems(spec: GraderSpec, operator: Operator) -> Iterator[Problem]:
             assert_never(spec)
 
 
-def _model_problems(name: str, path: str, operator: Operator) -> Iterator[Problem]:
-    entry = named(name, operator.models)
+def _model_problems(name: str, path: str, operator: OperatorConfig) -> Iterator[Problem]:
+    entry = match_model_name(name, operator.models)
     if entry is None:
         known = ", ".join(sorted(operator.models)) or "none"
         message = f"the operator's configuration has no model {name!r}; it has {known}"
-        near = nearest(name, operator.models)
+        near = find_similar_name(name, operator.models)
         yield Problem(
-            "unknown_model", "model", message, f"did you mean {near!r}? Or {MODEL_REMEDY}" if near else MODEL_REMEDY
+            "unknown_model", "model", message, f"did you mean {near!r}? Or {MODEL_FIX}" if near else MODEL_FIX
         )
         return
     endpoint = operator.models[entry]
-    url = model_url(endpoint, path)
-    if problem := endpoint_mistake(url, with_key(endpoint).headers, "base_url") or proxy_mistake(url):
-        remedy = f"correct models.{entry} in the operator's configuration"
-        yield Problem("invalid_endpoint", "model", problem, remedy)
+    url = join_model_url(endpoint, path)
+    if problem := find_endpoint_problem(url, add_key_header(endpoint).headers, "base_url") or find_proxy_problem(url):
+        fix = f"correct models.{entry} in the operator's configuration"
+        yield Problem("invalid_endpoint", "model", problem, fix)
 
 
 def _judge_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[Problem]:
-    remedy = 'write messages as {"role": "user", "content": "text with {{ sample.output_text }}"}'
+    fix = 'write messages as {"role": "user", "content": "text with {{ sample.output_text }}"}'
     for field, problem in message_problems(spec.input):
-        yield Problem("invalid_message", field, problem, remedy)
-    for name in sorted(OUR_PARAMETERS & set(spec.sampling_params)):
+        yield Problem("invalid_message", field, problem, fix)
+    for name in sorted(RESERVED_PARAMETERS & set(spec.sampling_params)):
         yield Problem("invalid_parameter", f"sampling_params.{name}", "is set by the grader", "remove it")
     if isinstance(spec, LabelModelGrader) and (unknown := sorted(set(spec.passing_labels) - set(spec.labels))):
         message = f"{', '.join(map(repr, unknown))} not in `labels`"
         yield Problem("unknown_label", "passing_labels", message, "use only values of `labels`")
 
 
-def _by_logprobs(spec: GraderSpec, operator: Operator) -> bool:
+def _by_logprobs(spec: GraderSpec, operator: OperatorConfig) -> bool:
     if not isinstance(spec, ScoreModelGrader | LabelModelGrader):
         return False
-    entry = named(spec.model, operator.models)
+    entry = match_model_name(spec.model, operator.models)
     return entry is not None and operator.models[entry].scoring == "logprobs"
 
 
-def _threshold_problems(spec: SingleGrader, operator: Operator, field: str) -> Iterator[Problem]:
+def _threshold_problems(spec: SingleGrader, operator: OperatorConfig, field: str) -> Iterator[Problem]:
     """Yield a problem if a guard's threshold is unreachable, because no label ever has a probability of 1."""
     best = spec.range[1] if isinstance(spec, ScoreModelGrader) else 1.0
     if _by_logprobs(spec, operator) and spec.pass_threshold >= best:
         message = f"is {spec.pass_threshold:g}, which a judge scored by log-probabilities never reaches"
-        remedy = f"set it below {best:g}, for example to half of it"
-        yield Problem("not_for_logprobs", f"{field}.pass_threshold", message, remedy)
+        fix = f"set it below {best:g}, for example to half of it"
+        yield Problem("not_for_logprobs", f"{field}.pass_threshold", message, fix)
 
 
 def _multi_problems(spec: MultiGrader) -> Iterator[Problem]:
@@ -339,6 +339,6 @@ def _multi_problems(spec: MultiGrader) -> Iterator[Problem]:
         elif name == UNGATED:
             message = f"{UNGATED!r} is reserved for the grade without guards"
             yield Problem("invalid_grader_name", f"graders.{name}", message, "rename this grader")
-    remedy = "use + - * / ^, parentheses, numbers, the graders' names, min, max, abs, floor, ceil, exp, sqrt, log"
+    fix = "use + - * / ^, parentheses, numbers, the graders' names, min, max, abs, floor, ceil, exp, sqrt, log"
     for problem in expression_problems(spec.calculate_output, spec.graders):
-        yield Problem("invalid_expression", "calculate_output", problem, remedy)
+        yield Problem("invalid_expression", "calculate_output", problem, fix)

@@ -16,30 +16,30 @@ from typing import Any
 
 import ray
 
-from agent_rft.actors.endpoints.client import process_stats
+from agent_rft.actors.endpoints.client import collect_process_stats
 from agent_rft.actors.endpoints.model_client import ModelClients, OnNoSchemas, warn_once
-from agent_rft.actors.endpoints.signing import Signer, signer_of
-from agent_rft.actors.endpoints.stats import live_endpoint_metrics
-from agent_rft.actors.graders.base import UNGATED, Grader, finite_number, total_tokens
+from agent_rft.actors.endpoints.signing import Signer, create_signer
+from agent_rft.actors.endpoints.stats import to_live_metrics
+from agent_rft.actors.graders.base import UNGATED, Grader, check_finite_number, total_tokens
 from agent_rft.actors.grading.factory import grade_deadline_s, make_grader
 from agent_rft.actors.grading.python_nodes import PythonNodes
 from agent_rft.actors.grading.slots import WAIT_S, Slot
-from agent_rft.actors.runtime.calls import QUICK_S, ask
-from agent_rft.actors.runtime.channel import Channel, Reachable
-from agent_rft.actors.runtime.in_flight import Doing
-from agent_rft.actors.runtime.nodes import ELSEWHERE
+from agent_rft.actors.runtime.calls import READ_TIMEOUT_S, call_actor
+from agent_rft.actors.runtime.channel import ChannelActor, ChannelClient
+from agent_rft.actors.runtime.in_flight import WorkInProgress
+from agent_rft.actors.runtime.nodes import AVOID_PYTHON_GRADERS
 from agent_rft.actors.runtime.process import lower_priority
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
-from agent_rft.actors.runtime.telemetry.tracing import sampled_trace, tracer_of
+from agent_rft.actors.runtime.telemetry.tracing import create_tracer, current_trace_id
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
-from agent_rft.actors.runtime.watchdog import Watched, watched_helper
+from agent_rft.actors.runtime.watchdog import WatchedActor, watch_restartable_actor
 from agent_rft.errors import GraderFailed, RftError
 from agent_rft.spec.graders import GraderSpec, GuardSpec
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
 from agent_rft.types import Grade
 
-WHAT = "the grader pool"
+POOL_NAME = "the grader pool"
 
 
 class GraderPool:
@@ -49,7 +49,7 @@ class GraderPool:
         self,
         spec: GraderSpec,
         *,
-        operator: Operator = NOTHING_ALLOWED,
+        operator: OperatorConfig = DEFAULT_CONFIG,
         guards: Sequence[GuardSpec] = (),
         held_out: GraderSpec | None = None,
         grader: Grader | None = None,
@@ -70,8 +70,8 @@ class GraderPool:
             InvalidJob: A grader is invalid.
         """
         models = ModelClients(operator.models, timing, on_no_schemas, has_answered=has_answered)
-        self._nodes = PythonNodes.of(operator)
-        python = None if self._nodes is None else self._nodes.grader
+        self._nodes = PythonNodes.from_operator(operator)
+        python = None if self._nodes is None else self._nodes.make_python_grader
 
         def bounded(spec: GraderSpec, what: str) -> Grader:
             return _Bounded(make(spec), what, grade_deadline_s(spec, operator))
@@ -92,17 +92,17 @@ class GraderPool:
         self._grader: Grader = _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s)
         if not guards and held_out is None:
             return
-        self._grader = Guarded(
+        self._grader = GuardedGrader(
             self._grader,
             [(guard, bounded(guard.grader, f"guard {guard.name!r}")) for guard in guards],
             None if held_out is None else bounded(held_out, f"held-out grader {held_out.name or held_out.type!r}"),
         )
 
     @classmethod
-    def of(
+    def for_job(
         cls,
         reinforcement: Reinforcement,
-        operator: Operator,
+        operator: OperatorConfig,
         timing: Timing = REAL_TIMING,
         *,
         has_answered: bool = False,
@@ -114,7 +114,7 @@ class GraderPool:
             guards=reinforcement.guards,
             held_out=reinforcement.held_out_grader,
             timing=timing,
-            signer=signer_of(reinforcement),
+            signer=create_signer(reinforcement),
             has_answered=has_answered,
         )
 
@@ -151,7 +151,7 @@ class _Bounded:
             raise GraderFailed(
                 f"{self._what} returned no grade within {self._deadline_s:g} s", kind="deadline", trace_id=trace_id
             ) from None
-        finite_number(grade.value, f"{self._what} failed: its grade")
+        check_finite_number(grade.value, f"{self._what} failed: its grade")
         return grade
 
     async def close(self) -> None:
@@ -161,16 +161,18 @@ class _Bounded:
 # -- actor -------------------------------------------------------------------------------------------------------------
 
 
-@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=ELSEWHERE)
-class GraderPoolActor(Reachable):
+@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=AVOID_PYTHON_GRADERS)
+class GraderPoolActor(ChannelActor):
     """A GraderPool in a separate process. It is stateless, so it may be restarted at any time."""
 
-    def __init__(self, reinforcement: Reinforcement, operator: Operator, metrics: MetricsAddress | None = None) -> None:
-        self._pool = GraderPool.of(reinforcement, operator, has_answered=True)  # when the job was checked
-        self._tracer = tracer_of(operator.traces, "grader-pool", metrics)
+    def __init__(
+        self, reinforcement: Reinforcement, operator: OperatorConfig, metrics: MetricsAddress | None = None
+    ) -> None:
+        self._pool = GraderPool.for_job(reinforcement, operator, has_answered=True)  # when the job was checked
+        self._tracer = create_tracer(operator.traces, "grader-pool", metrics)
         self._recorder = start_telemetry(metrics, "grader-pool")
-        self._recorder.begin("grade_s")
-        self._recorder.add(lambda: live_endpoint_metrics(process_stats()))
+        self._recorder.initialize("grade_s")
+        self._recorder.add_source(lambda: to_live_metrics(collect_process_stats()))
         self._serve_methods({"grade": self._grade})
         gc.freeze()  # otherwise each full collection traverses all imported modules
         lower_priority()
@@ -181,7 +183,7 @@ class GraderPoolActor(Reachable):
             with self._tracer.span(trace_id, "grade", gen_ai__evaluation__name="grade") as span:
                 grade = await self._pool.grade(sample, item, trace_id)
                 span.set_attribute("gen_ai.evaluation.score.value", grade.value)
-                sampled = sampled_trace()
+                sampled = current_trace_id()
         except RftError as error:
             self._recorder.record(f"grade_errors/{error.details.get('kind', 'other')}")
             raise
@@ -189,20 +191,20 @@ class GraderPoolActor(Reachable):
         return astuple(grade)
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        return process_stats()
+        return collect_process_stats()
 
     async def flush_traces(self) -> None:
         """Send the remaining spans; see `Tracer.flush`."""
         await asyncio.to_thread(self._tracer.flush)
 
-    async def pulse(self) -> list[Doing]:
+    async def heartbeat(self) -> list[WorkInProgress]:
         """Return nothing, because the engines report the grades in progress."""
         return []
 
 
-def watched_graders(actor: Any) -> Watched:
+def watched_graders(actor: Any) -> WatchedActor:
     """Describe the pool to the watchdog. Giving up the pool loses grades, whose rollouts are retried."""
-    return watched_helper(WHAT, actor, GraderFailed, lambda doing: doing.stage == "grading")
+    return watch_restartable_actor(POOL_NAME, actor, GraderFailed, lambda doing: doing.stage == "grading")
 
 
 class GraderPoolClient:
@@ -211,7 +213,7 @@ class GraderPoolClient:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         # No deadline: a grade may take hours, and the pool enforces its deadline. The watchdog restarts a hung process.
-        self._channel = Channel(actor, WHAT, GraderFailed, deadline_s=None)
+        self._channel = ChannelClient(actor, POOL_NAME, GraderFailed, deadline_s=None)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         """Call GraderPool.grade in the pool's process; raises GraderFailed if that process dies."""
@@ -220,14 +222,14 @@ class GraderPoolClient:
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         """Return EndpointClient.stats of each grader endpoint, by its name ("grader 'endpoint'")."""
         ref = self._actor.endpoint_stats.remote()
-        stats: dict[str, dict[str, Any]] = await ask(ref, WHAT, GraderFailed, QUICK_S)
+        stats: dict[str, dict[str, Any]] = await call_actor(ref, POOL_NAME, GraderFailed, READ_TIMEOUT_S)
         return stats
 
 
 # -- guards ------------------------------------------------------------------------------------------------------------
 
 
-class Guarded:
+class GuardedGrader:
     """The grader of a job with its guards and its held-out grader, which all run concurrently.
 
     If several guards reject a sample, the first one in the job's list applies.

@@ -14,32 +14,32 @@ from typing import Any, cast
 import ray
 
 from agent_rft.actors.graders.base import Grader
-from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.graders.kinds.python import PythonRunner
 from agent_rft.actors.runtime.calls import RESTART_S
-from agent_rft.actors.runtime.channel import Channel, Reachable
-from agent_rft.actors.runtime.in_flight import Doing
+from agent_rft.actors.runtime.channel import ChannelActor, ChannelClient
+from agent_rft.actors.runtime.in_flight import WorkInProgress
 from agent_rft.actors.runtime.nodes import PYTHON_GRADER
 from agent_rft.actors.sandbox.start import TRY_AGAIN, SandboxFailed, choose_way, sandbox_report
 from agent_rft.errors import GraderFailed, UserError
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.types import Grade
 
-WHAT = "the python grader process"
+ACTOR_NAME = "the python grader process"
 CLOSE_S = 30.0
 """Maximum time to close a grader. After that its process is gone, or is killed when the pool closes."""
-KEPT = ("PYTHONPATH", "RAY_")
+KEPT_PREFIXES = ("PYTHONPATH", "RAY_")
 """Prefixes of the job's environment variables that Ray needs in the actor; all others are blanked."""
 
 
 @ray.remote(num_cpus=0, resources={PYTHON_GRADER: 1}, max_concurrency=10_000, max_restarts=-1)
-class PythonGraderActor(Reachable):
+class PythonGraderActor(ChannelActor):
     """Actor that runs the graders added to it. A restart removes them all."""
 
     def __init__(self, unsandboxed: bool) -> None:
-        self._operator = Operator(unsandboxed_python=unsandboxed)
+        self._operator = OperatorConfig(unsandboxed_python=unsandboxed)
         self._num_workers = _num_workers_here()
-        self._graders: dict[int, PythonGrade] = {}
+        self._graders: dict[int, PythonRunner] = {}
         self._serve_methods({"check": self._check, "add": self._add, "grade": self._grade, "remove": self._remove})
 
     async def _check(self) -> None:
@@ -49,7 +49,7 @@ class PythonGraderActor(Reachable):
         if key not in self._graders:  # a concurrent grade may have added it
             grader = PythonGrader.model_validate(spec)
             workers = num_workers or self._num_workers
-            self._graders[key] = PythonGrade(grader, label, self._operator, num_workers=workers, ahead=ahead)
+            self._graders[key] = PythonRunner(grader, label, self._operator, num_workers=workers, ahead=ahead)
 
     async def _grade(
         self, key: int, sample: dict[str, Any], item: dict[str, Any], trace_id: str
@@ -64,7 +64,7 @@ class PythonGraderActor(Reachable):
         if (grader := self._graders.pop(key, None)) is not None:
             await grader.close()
 
-    async def pulse(self) -> list[Doing]:
+    async def heartbeat(self) -> list[WorkInProgress]:
         """Return nothing, because the engines report the grades in progress."""
         return []
 
@@ -73,26 +73,28 @@ class PythonNodes:
     """Client of the actor. The first call starts the actor, waiting for a node to join if needed; `close` ends it."""
 
     @classmethod
-    def of(cls, operator: Operator) -> PythonNodes | None:
+    def from_operator(cls, operator: OperatorConfig) -> PythonNodes | None:
         """Create a client; return None if python graders run in this process, or if Ray is not connected."""
         return cls(operator) if operator.python_grader_nodes and ray.is_initialized() else None
 
-    def __init__(self, operator: Operator, restart_s: float = RESTART_S) -> None:
+    def __init__(self, operator: OperatorConfig, restart_s: float = RESTART_S) -> None:
         self._unsandboxed = operator.unsandboxed_python
         self._wait_s = max(restart_s, operator.wait_for_nodes_s)
         self._numbers = itertools.count()
         self._actor: Any = None
-        self._channel: Channel | None = None
+        self._channel: ChannelClient | None = None
 
-    def grader(self, spec: PythonGrader, label: str, *, num_workers: int | None = None, ahead: bool = True) -> Grader:
-        """Create a grader of kind `python` that runs in the actor; takes PythonGrade's arguments."""
+    def make_python_grader(
+        self, spec: PythonGrader, label: str, *, num_workers: int | None = None, ahead: bool = True
+    ) -> Grader:
+        """Create a grader of kind `python` that runs in the actor; takes PythonRunner's arguments."""
         return _RemotePythonGrade(self, next(self._numbers), (spec.model_dump(mode="json"), label, num_workers, ahead))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self._channel is None:
             options: dict[str, Any] = {"runtime_env": {"env_vars": hidden}} if (hidden := _blank_variables()) else {}
             self._actor = cast(Any, PythonGraderActor).options(**options).remote(self._unsandboxed)
-            self._channel = Channel(self._actor, WHAT, GraderFailed, restart_s=self._wait_s)
+            self._channel = ChannelClient(self._actor, ACTOR_NAME, GraderFailed, restart_s=self._wait_s)
         return await self._channel.call(method, *arguments)
 
     @property
@@ -122,7 +124,7 @@ class _RemotePythonGrade:
                 case [float(value), float(latency_s)]:
                     return Grade(value, latency_s=latency_s)
                 case _:  # the node is trusted no more than a sandbox
-                    raise GraderFailed(f"{WHAT} returned something other than a grade")
+                    raise GraderFailed(f"{ACTOR_NAME} returned something other than a grade")
 
     async def close(self) -> None:
         if self._nodes.is_open:
@@ -131,14 +133,14 @@ class _RemotePythonGrade:
                     await self._nodes.call("remove", self._key)
 
 
-async def check_sandbox(operator: Operator) -> None:
+async def check_sandbox(operator: OperatorConfig) -> None:
     """Check that a sandbox can be created where python graders will run.
 
     Raises:
         UserError: No sandbox can be created there.
         GraderFailed: No node was free for python graders in time.
     """
-    nodes = PythonNodes.of(operator)
+    nodes = PythonNodes.from_operator(operator)
     if nodes is None:
         await _check_here(operator)
         return
@@ -148,7 +150,7 @@ async def check_sandbox(operator: Operator) -> None:
         nodes.close()
 
 
-async def _check_here(operator: Operator) -> None:
+async def _check_here(operator: OperatorConfig) -> None:
     try:
         choose_way(await asyncio.to_thread(sandbox_report), operator.unsandboxed_python)
     except SandboxFailed as error:
@@ -157,8 +159,8 @@ async def _check_here(operator: Operator) -> None:
             message,
             code="no_sandbox",
             problem=error.message,
-            remedy=TRY_AGAIN,
-            public=f"no sandbox was ready in time: {TRY_AGAIN}",
+            fix=TRY_AGAIN,
+            public_message=f"no sandbox was ready in time: {TRY_AGAIN}",
         ) from None
 
 
@@ -171,4 +173,4 @@ def _num_workers_here() -> int:
 def _blank_variables() -> dict[str, str]:
     """Return empty values for the job's environment variables, which Ray would otherwise pass to the actor."""
     variables = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-    return {name: "" for name in variables if not name.startswith(KEPT)}
+    return {name: "" for name in variables if not name.startswith(KEPT_PREFIXES)}

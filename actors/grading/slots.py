@@ -32,7 +32,7 @@ class TrialSlots(FairSlots):
         super().__init__(limit, share=SHARE, max_waiting=max_waiting, wait_s=wait_s)
 
 
-class InSlot:
+class SlottedGrader:
     """A grader that waits for a slot before each grade."""
 
     def __init__(self, grader: Grader, slot: Slot) -> None:
@@ -59,7 +59,7 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
         raise cancelled
 
 
-class OncePerSlot:
+class OneGradeGrader:
     """A grader that creates a new grader for each grade, and closes it before the slot is free again."""
 
     def __init__(self, make: Callable[[], Grader], slot: Slot) -> None:

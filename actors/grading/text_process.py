@@ -17,7 +17,7 @@ from agent_rft.spec.graders import SingleGrader
 GRADER: TypeAdapter[SingleGrader] = TypeAdapter(SingleGrader)
 
 
-async def answers(parts: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+async def grade_parts(parts: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return the answer for each part: {value, reason}, or {error, details}."""
     return {name: await _answer(name, spec, values) for name, spec in parts.items()}
 
@@ -36,4 +36,4 @@ async def _answer(name: str, spec: dict[str, Any], values: dict[str, Any]) -> di
 if __name__ == "__main__":
     limit_process(cpu_s=int(sys.argv[1]), memory_bytes=int(sys.argv[2]))
     request = json.load(sys.stdin)
-    print(json.dumps(asyncio.run(answers(request["parts"], request["values"]))))
+    print(json.dumps(asyncio.run(grade_parts(request["parts"], request["values"]))))

@@ -33,7 +33,7 @@ LOGGED_BYTES = 4_000
 log = logging.getLogger(__name__)
 
 
-class TextParts:
+class TextTrials:
     """The text parts of a grader, by name. The first call for a sample computes the grades of all its parts."""
 
     def __init__(self, specs: Mapping[str, SingleGrader], slot: Slot) -> None:
@@ -44,7 +44,7 @@ class TextParts:
         self._inline_chars = 0
         self._computing: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
 
-    async def answer(self, name: str, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Any:
+    async def grade_part(self, name: str, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Any:
         """Return the answer of `text_process` for a part; None if the work is small enough for this process."""
         if trace_id not in self._computing:
             self._computing[trace_id] = asyncio.create_task(self._compute(sample, item))
@@ -68,16 +68,16 @@ class TextParts:
             return await _run_process(f'{{"parts": {json.dumps(self._specs)}, "values": {values}}}'.encode())
 
 
-class TextPart:
+class TextTrialGrader:
     """A text part of a grader; `grader` computes small work in this process."""
 
-    def __init__(self, name: str, grader: Grader, parts: TextParts) -> None:
+    def __init__(self, name: str, grader: Grader, parts: TextTrials) -> None:
         self._name = name
         self._grader = grader
         self._parts = parts
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        answer = await self._parts.answer(self._name, sample, item, trace_id)
+        answer = await self._parts.grade_part(self._name, sample, item, trace_id)
         if answer is None:
             return await self._grader.grade(sample, item, trace_id)
         if "error" in answer:

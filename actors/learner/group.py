@@ -18,19 +18,19 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayError
 
-from agent_rft.actors.learner.rank_calls import GRACE_S, CallFailure, StepLimit, call_results
-from agent_rft.actors.learner.rank_process import PULSE, WRITE, RankProcess
-from agent_rft.actors.runtime.calls import kind_of
-from agent_rft.actors.runtime.in_flight import Doing
+from agent_rft.actors.learner.rank_calls import GRACE_S, CallFailure, StepLimit, wait_for_results
+from agent_rft.actors.learner.rank_process import HEARTBEAT, WRITE, RankProcess
+from agent_rft.actors.runtime.calls import error_kind
+from agent_rft.actors.runtime.in_flight import WorkInProgress
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
-from agent_rft.actors.runtime.turns import Turns
-from agent_rft.actors.runtime.watchdog import Watched
+from agent_rft.actors.runtime.turns import GpuLease
+from agent_rft.actors.runtime.watchdog import WatchedActor
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.errors import LearnerFailed, RftError
 from agent_rft.trainer.learner.layout import TensorInfo
 from agent_rft.trainer.learner.rank_config import LearnerConfig
-from agent_rft.trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack, split_updates
-from agent_rft.types import Converted, StepReport
+from agent_rft.trainer.model.batch import AnySequence, MicroBatch, WeightedSequence, pack_sequences, split_updates
+from agent_rft.types import LayoutConversion, StepReport
 
 SCHEDULE_TIMEOUT_S = 900.0
 """Timeout for scheduling all ranks and their imports."""
@@ -56,7 +56,7 @@ class LearnerGroup:
         self._actors: list[Any] = []
         self._given_up: dict[int, str] = {}
         self._failure: RftError = LearnerFailed("the learner was shut down")
-        self._gpu_lease: Turns | None = None
+        self._gpu_lease: GpuLease | None = None
         self._step_limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
         self._busy_until = 0.0
         """End of the time limit of a step in progress, on the clock of `time.monotonic`."""
@@ -81,10 +81,10 @@ class LearnerGroup:
         """
         await self.shutdown()
         if self._gpu_lease is not None:
-            await self._gpu_lease.to_new_learner()
+            await self._gpu_lease.give_to_restarted_learner()
         self._given_up = {}
         self.incarnation += 1
-        process: Any = ray.remote(concurrency_groups={PULSE: 1, WRITE: 1})(RankProcess)
+        process: Any = ray.remote(concurrency_groups={HEARTBEAT: 1, WRITE: 1})(RankProcess)
         self._actors = [process.options(**options).remote(self._metrics) for options in self._actor_options]
         try:
             await self.build(self._config)
@@ -101,7 +101,7 @@ class LearnerGroup:
         """
         self._config = config
         self._step_limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
-        refs = [actor.address.remote() for actor in self._actors]
+        refs = [actor.find_free_address.remote() for actor in self._actors]
         addresses = await self._wait_for_results("scheduling", refs, SCHEDULE_TIMEOUT_S)
         refs = [a.build.remote(config, rank, self.num_ranks, addresses[0]) for rank, a in enumerate(self._actors)]
         await self._wait_for_results("loading the model", refs, start_timeout_s(config.model))
@@ -110,48 +110,50 @@ class LearnerGroup:
     def num_ranks(self) -> int:
         return len(self._actor_options)
 
-    def share(self, turns: Turns) -> None:
+    def set_gpu_lease(self, turns: GpuLease) -> None:
         """Time-share the devices with the engines that `turns` offloads."""
         self._gpu_lease = turns
 
-    async def take_turn(self) -> None:
+    async def acquire_devices(self) -> None:
         """Offload engines that share the devices. All methods that compute call this first."""
         if self._gpu_lease is not None:
-            await self._gpu_lease.to_learner()
+            await self._gpu_lease.give_to_learner()
 
-    async def rest(self) -> None:
+    async def release_devices(self) -> None:
         """Reload engines that share the devices; the next method that computes offloads them again."""
         if self._gpu_lease is not None:
-            await self._gpu_lease.to_engines()
+            await self._gpu_lease.give_to_engines()
 
-    async def sleep(self) -> None:
-        """Offload the ranks, see `LearnerRank.sleep`; called only by `Turns`."""
-        await self._call_all("sleep", self._repeat_arguments())
+    async def offload(self) -> None:
+        """Offload the ranks, see `LearnerRank.offload`; called only by `GpuLease`."""
+        await self._call_all("offload", self._repeat_arguments())
 
-    async def wake(self) -> None:
-        """Reload the ranks, see `LearnerRank.wake`; called only by `Turns`."""
-        await self._call_all("wake", self._repeat_arguments())
+    async def reload(self) -> None:
+        """Reload the ranks, see `LearnerRank.reload`; called only by `GpuLease`."""
+        await self._call_all("reload", self._repeat_arguments())
 
     async def step(self, sequences: Sequence[AnySequence], version: int) -> StepReport:
         """Train on `sequences` in `updates_per_batch` updates; supervised methods take weighted sequences."""
         updates = [self._pack(part) for part in split_updates(sequences, self._config.algorithm.updates_per_batch)]
         of_rank = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
         num_tokens = _num_tokens(sequences)
-        await self.take_turn()
-        began, limit_s = time.monotonic(), self._step_limit.of(num_tokens)
+        await self.acquire_devices()
+        began, limit_s = time.monotonic(), self._step_limit.limit_s(num_tokens)
         self._busy_until = began + limit_s
         try:
             report: StepReport = (await self._call_all("step", of_rank, limit_s))[0]
         finally:
             self._busy_until = 0.0
-        self._step_limit.measured(num_tokens, time.monotonic() - began)
+        self._step_limit.record(num_tokens, time.monotonic() - began)
         return report
 
     async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
         """Return the weighted cross-entropy per unit of weight, without training."""
         of_rank = [(row,) for row in self._pack(sequences)]
-        await self.take_turn()
-        loss: float = (await self._call_all("supervised_loss", of_rank, self._step_limit.of(_num_tokens(sequences))))[0]
+        await self.acquire_devices()
+        loss: float = (
+            await self._call_all("supervised_loss", of_rank, self._step_limit.limit_s(_num_tokens(sequences)))
+        )[0]
         return loss
 
     async def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -159,21 +161,21 @@ class LearnerGroup:
         logprobs: NDArray[np.float32] = (await self._call("logprobs", self._repeat_arguments(token_ids)))[0]
         return logprobs
 
-    async def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
+    async def bucket_layouts(self, max_bytes: int) -> list[list[TensorInfo]]:
         """Return name, dtype and shape of each bucket's tensors; see `LearnerRank.bucket_plan`."""
         plan: list[list[TensorInfo]] = (await self._call("bucket_plan", self._repeat_arguments(max_bytes)))[0]
         return plan
 
-    async def gather_bucket(self, index: int) -> tuple[Any, int]:
+    async def publish_bucket(self, index: int) -> tuple[Any, int]:
         """Return a reference to the bucket's bytes (uint8) in the object store of rank 0's node, and their checksum."""
-        await self.take_turn()
+        await self.acquire_devices()
         refs = [actor.put_bucket.remote(index) for actor in self._live_actors()]
         reference, number = (await self._wait_for_results("gather_bucket", refs, self._call_limit_s))[0]
         return reference, number
 
-    async def meeting_point(self) -> str:
+    async def choose_address(self) -> str:
         address: str = (
-            await self._wait_for_results("meeting_point", [self._live_actors()[0].address.remote()], GRACE_S)
+            await self._wait_for_results("meeting_point", [self._live_actors()[0].find_free_address.remote()], GRACE_S)
         )[0]
         return address
 
@@ -181,7 +183,7 @@ class LearnerGroup:
         """Let rank 0 join a broadcast group of `size` processes at `address`."""
         await self._call_rank_0("open_broadcast", address, size)
 
-    async def send(self, bucket: Any) -> None:
+    async def broadcast_bucket(self, bucket: Any) -> None:
         """Let rank 0 broadcast a bucket from `gather_bucket`.
 
         Raises:
@@ -189,48 +191,50 @@ class LearnerGroup:
         """
         await self._call_rank_0("send", bucket)
 
-    async def check(self) -> None:
+    async def check_alive(self) -> None:
         """Raise LearnerFailed if a rank was lost since the last call. The watchdog handles ranks that only hang."""
-        refs = [actor.pulse.remote() for actor in self._live_actors()]
+        refs = [actor.heartbeat.remote() for actor in self._live_actors()]
         await self._wait_for_results("waiting", refs, self._config.collective_timeout_s)
 
     async def snapshot(self) -> None:
         """Copy the training state to host memory; see `LearnerRank.snapshot`."""
         await self._call("snapshot", self._repeat_arguments())
 
-    async def write(self, folder: Path) -> None:
+    async def write_snapshot(self, folder: Path) -> None:
         """Write the snapshot on all ranks concurrently; other methods may be called during the write.
 
         Raises:
             OSError: A rank's disk is full or read-only. The ranks stay alive.
         """
-        refs = [actor.write.remote(_absolute_path(folder)) for actor in self._live_actors()]
+        refs = [actor.write_snapshot.remote(_absolute_path(folder)) for actor in self._live_actors()]
         errors: list[OSError | None] = await self._wait_for_results("write", refs, self._config.collective_timeout_s)
         for error in filter(None, errors):
             raise error
 
-    async def load(self, folder: Path) -> Converted | None:
+    async def load(self, folder: Path) -> LayoutConversion | None:
         """Load a checkpoint; see `LearnerRank.load`."""
-        converted: Converted | None = (await self._call("load", self._repeat_arguments(_absolute_path(folder))))[0]
+        converted: LayoutConversion | None = (await self._call("load", self._repeat_arguments(_absolute_path(folder))))[
+            0
+        ]
         return converted
 
-    def watched(self) -> list[Watched]:
+    def watch_targets(self) -> list[WatchedActor]:
         """Return the ranks for the watchdog, which kills a rank that hangs and thereby ends the group."""
 
-        def watched(rank: int, actor: Any) -> Watched:
-            async def pulse() -> list[Doing]:
+        def watched(rank: int, actor: Any) -> WatchedActor:
+            async def heartbeat() -> list[WorkInProgress]:
                 try:
-                    doing: list[Doing] = await actor.pulse.remote()
+                    doing: list[WorkInProgress] = await actor.heartbeat.remote()
                 except RayActorError as error:
                     why = f"the process of learner rank {rank} was lost"
-                    raise LearnerFailed(why, ranks=[rank], kind=kind_of(error)) from error
+                    raise LearnerFailed(why, ranks=[rank], kind=error_kind(error)) from error
                 return doing
 
             async def give_up(why: str) -> None:
                 self._given_up[rank] = why
                 ray.kill(actor)
 
-            return Watched(f"learner rank {rank}", pulse, give_up, actor)
+            return WatchedActor(f"learner rank {rank}", heartbeat, give_up, actor)
 
         return [watched(rank, actor) for rank, actor in enumerate(self._actors)]
 
@@ -244,7 +248,7 @@ class LearnerGroup:
     # -- all ranks as one ----------------------------------------------------------------------------------------------
 
     def _pack(self, sequences: Sequence[AnySequence]) -> list[list[MicroBatch]]:
-        return pack(sequences, num_ranks=self.num_ranks, budget=self._config.micro_batch_tokens)
+        return pack_sequences(sequences, num_ranks=self.num_ranks, budget=self._config.micro_batch_tokens)
 
     def _live_actors(self) -> list[Any]:
         """Return the ranks' actors; raise the recorded error if a concurrent call found that a rank was lost."""
@@ -257,7 +261,7 @@ class LearnerGroup:
 
     async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Offload engines that share the devices, then run a method of `LearnerRank` with each rank's arguments."""
-        await self.take_turn()
+        await self.acquire_devices()
         return await self._call_all(method, arguments)
 
     async def _call_all(
@@ -279,7 +283,7 @@ class LearnerGroup:
 
     async def _wait_for_results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
         """Return the results of all ranks; if a rank fails or exceeds the time limit, shut all ranks down."""
-        found = await call_results(what, refs, timeout_s, self._given_up)
+        found = await wait_for_results(what, refs, timeout_s, self._given_up)
         if not isinstance(found, CallFailure):
             return found
         if not found.is_fatal:
@@ -303,4 +307,4 @@ async def _wait_until_dead(actor: Any) -> None:
     """Wait until Ray reports a killed actor as dead."""
     with contextlib.suppress(RayError, TimeoutError):
         async with asyncio.timeout(GRACE_S):
-            await actor.address.remote()
+            await actor.find_free_address.remote()

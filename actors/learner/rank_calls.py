@@ -9,14 +9,14 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from agent_rft.actors.runtime.calls import cannot_start
+from agent_rft.actors.runtime.calls import start_error
 from agent_rft.errors import LearnerFailed, RftError
 
 GRACE_S = 10.0
 """Seconds for the other ranks to fail after the first one, whose error may only be that another rank is gone."""
-FACTOR = 5.0
+STEP_LIMIT_FACTOR = 5.0
 """Time limit per token as a multiple of the measured time: longer sequences need more attention, nodes may be busy."""
-FIRST_FACTOR = 20.0
+FIRST_STEP_LIMIT_FACTOR = 20.0
 """Time limit per token as a multiple of the assumed time, before a step was measured."""
 
 
@@ -28,7 +28,7 @@ class CallFailure:
     is_fatal: bool
 
 
-async def call_results(
+async def wait_for_results(
     what: str, refs: Sequence[Any], timeout_s: float, given_up: Mapping[int, str]
 ) -> list[Any] | CallFailure:
     """Return the results of all ranks, or the failure if a rank fails or exceeds the time limit.
@@ -68,7 +68,7 @@ def _combine_errors(
 ) -> RftError:
     """Combine the errors of several ranks into one; lost processes come first, because they cause the other errors."""
     for rank, error in failed.items():
-        expected_error = error if isinstance(error, RftError) else cannot_start(error, f"learner rank {rank}")
+        expected_error = error if isinstance(error, RftError) else start_error(error, f"learner rank {rank}")
         if expected_error is not None:
             return expected_error
     ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
@@ -76,7 +76,7 @@ def _combine_errors(
     failed_in = [(f"learner rank {rank} of {num_ranks} failed in {what}", why, failed[rank]) for rank, why in described]
     message = "; ".join(f"{who}: {why or _quote_error(error)}" for who, why, error in failed_in)
     public = "; ".join(f"{who}: {why}" if why else who for who, why, _ in failed_in)
-    return LearnerFailed(message, ranks=ranks, public=public)
+    return LearnerFailed(message, ranks=ranks, public_message=public)
 
 
 def _describe_loss(error: BaseException) -> str:
@@ -102,15 +102,15 @@ class StepLimit:
         self._assumed_token_s = assumed_token_s
         self._seconds = self._num_tokens = 0.0
 
-    def of(self, num_tokens: int) -> float:
+    def limit_s(self, num_tokens: int) -> float:
         """Return the time limit, in seconds, of a step with this many tokens."""
         if self._num_tokens:
-            token_s = FACTOR * self._seconds / self._num_tokens
+            token_s = STEP_LIMIT_FACTOR * self._seconds / self._num_tokens
         else:
-            token_s = FIRST_FACTOR * self._assumed_token_s
+            token_s = FIRST_STEP_LIMIT_FACTOR * self._assumed_token_s
         return max(self._min_s, num_tokens * token_s)
 
-    def measured(self, num_tokens: int, seconds: float) -> None:
+    def record(self, num_tokens: int, seconds: float) -> None:
         """Record the duration of a finished step."""
         self._num_tokens += num_tokens
         self._seconds += seconds

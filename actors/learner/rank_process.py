@@ -11,16 +11,16 @@ from typing import Any
 import ray
 import torch
 
-from agent_rft.actors.runtime.in_flight import Doing
+from agent_rft.actors.runtime.in_flight import WorkInProgress
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
-from agent_rft.actors.weights.bucket import checksum
+from agent_rft.actors.weights.bucket import compute_checksum
 from agent_rft.errors import RftError
-from agent_rft.trainer.learner.process_group import free_port
+from agent_rft.trainer.learner.process_group import find_free_port
 from agent_rft.trainer.learner.rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 
-PULSE = "pulse"
+HEARTBEAT = "heartbeat"
 """Concurrency group, with a separate thread, in which a rank reports its work while it computes."""
 WRITE = "write"
 """Concurrency group in which a rank writes a snapshot while it computes."""
@@ -36,9 +36,9 @@ class RankProcess:
         self._started_at: dict[str, float] = {}
         self._recorder: Recorder | None = None
 
-    def address(self) -> str:
+    def find_free_address(self) -> str:
         """Return a free host:port on this node. The ranks use the one of rank 0 as their rendezvous."""
-        return f"{ray.util.get_node_ip_address()}:{free_port()}"
+        return f"{ray.util.get_node_ip_address()}:{find_free_port()}"
 
     def build(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
         if self._recorder is None:
@@ -63,27 +63,27 @@ class RankProcess:
         """
         with self._report_running("gather_bucket"):
             data = self._rank.gather_bucket(index)
-            return [] if data is None else [ray.put(data), checksum(torch.from_numpy(data))]
+            return [] if data is None else [ray.put(data), compute_checksum(torch.from_numpy(data))]
 
     @ray.method(concurrency_group=WRITE)  # type: ignore[untyped-decorator]
-    def write(self, folder: Path) -> OSError | None:
+    def write_snapshot(self, folder: Path) -> OSError | None:
         """Write the snapshot in a separate thread; return disk errors, which the rank survives."""
         try:
             with self._report_running("write"):
-                self._rank.write(folder)
+                self._rank.write_snapshot(folder)
         except OSError as error:
             return error
         return None
 
-    @ray.method(concurrency_group=PULSE)  # type: ignore[untyped-decorator]
-    def pulse(self) -> list[Doing]:
+    @ray.method(concurrency_group=HEARTBEAT)  # type: ignore[untyped-decorator]
+    def heartbeat(self) -> list[WorkInProgress]:
         """Return the methods that this rank is running; runs in a separate thread while the rank computes."""
         now = time.monotonic()
-        return [Doing("", method, now - since) for method, since in self._started_at.copy().items()]
+        return [WorkInProgress("", method, now - since) for method, since in self._started_at.copy().items()]
 
     @contextlib.contextmanager
     def _report_running(self, method: str) -> Iterator[None]:
-        """Report `method` to `pulse` while it runs, and record its duration if it succeeds."""
+        """Report `method` to `heartbeat` while it runs, and record its duration if it succeeds."""
         assert self._recorder is not None  # set by build()
         self._started_at[method] = time.monotonic()
         try:

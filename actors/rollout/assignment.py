@@ -18,7 +18,7 @@ GroupKey = tuple[int, str]
 """Epoch and row of a group: its retries and its second sampling have the same key."""
 
 
-def group_of(request: RolloutRequest) -> GroupKey:
+def group_key(request: RolloutRequest) -> GroupKey:
     """Return the key of the group that a rollout belongs to."""
     return request.epoch, request.task.row_id
 
@@ -33,7 +33,7 @@ class EngineLoad:
     def total(self) -> int:
         return self._by_group.total()
 
-    def has(self, group: GroupKey) -> bool:
+    def has_group(self, group: GroupKey) -> bool:
         """Whether a rollout of this group is in flight on the engine."""
         return group in self._by_group
 
@@ -47,11 +47,11 @@ class EngineLoad:
             del self._by_group[group]
 
 
-Assign = Callable[[Sequence[EngineLoad], GroupKey], int]
+AssignEngine = Callable[[Sequence[EngineLoad], GroupKey], int]
 """Returns the index of the engine for a rollout of a group. There is at least one engine."""
 
 
-def least_loaded(loads: Sequence[EngineLoad], group: GroupKey) -> int:
+def find_least_loaded(loads: Sequence[EngineLoad], group: GroupKey) -> int:
     """Return the index of the engine with the fewest rollouts in flight; ignores the group."""
     return min(range(len(loads)), key=lambda index: loads[index].total)
 
@@ -67,7 +67,7 @@ class GroupAffinity:
         self._max_num_seqs = max_num_seqs
 
     def __call__(self, loads: Sequence[EngineLoad], group: GroupKey) -> int:
-        fallback = least_loaded(loads, group)
+        fallback = find_least_loaded(loads, group)
         bound = min(self._max_num_seqs - 1, loads[fallback].total + MAX_EXTRA_ROLLOUTS)
-        preferred = [index for index, load in enumerate(loads) if load.has(group) and load.total <= bound]
+        preferred = [index for index, load in enumerate(loads) if load.has_group(group) and load.total <= bound]
         return min(preferred, key=lambda index: loads[index].total, default=fallback)

@@ -10,23 +10,23 @@ from typing import Any
 
 from agent_rft.types import GroupRequest, Purpose, Rollout, Task
 
-Key = tuple[Purpose, int]
+GroupId = tuple[Purpose, int]
 
 
-class Board:
+class RolloutProgress:
     """Progress of the rollouts of `Groups`, which updates it. Reads are cheap. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._attempts: dict[object, tuple[str, float]] = {}  # ordered by start
-        self._ended_by_group: dict[Key, int] = {}
-        self.ended_since: Counter[Purpose] = Counter()
+        self._ended_by_group: dict[GroupId, int] = {}
+        self.num_ended_by_purpose: Counter[Purpose] = Counter()
         self.calls: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
-        self.newest: Rollout | None = None
+        self.newest_rollout: Rollout | None = None
 
     @contextmanager
-    def group(self, request: GroupRequest) -> Iterator[None]:
+    def track_group(self, request: GroupRequest) -> Iterator[None]:
         """Context manager that counts a group as open."""
         self._ended_by_group[request.purpose, request.index] = 0
         try:
@@ -35,7 +35,7 @@ class Board:
             del self._ended_by_group[request.purpose, request.index]
 
     @contextmanager
-    def attempt(self, task: Task) -> Iterator[None]:
+    def track_attempt(self, task: Task) -> Iterator[None]:
         """Context manager that counts an attempt at a rollout as in flight."""
         key = object()
         self._attempts[key] = task.row_id, self._clock()
@@ -44,26 +44,26 @@ class Board:
         finally:
             del self._attempts[key]
 
-    def ended(self, request: GroupRequest, rollout: Rollout | None) -> None:
+    def record_end(self, request: GroupRequest, rollout: Rollout | None) -> None:
         """Count a rollout of an open group that was graded, or given up (None)."""
         key = request.purpose, request.index
         self._ended_by_group[key] = min(
             request.size, self._ended_by_group[key] + 1
         )  # more than `size` may end if the group is sampled twice
-        self.ended_since[request.purpose] += 1
+        self.num_ended_by_purpose[request.purpose] += 1
         if rollout is not None:
-            self.newest = rollout
+            self.newest_rollout = rollout
             self.calls.update(call.name for call in rollout.calls)
             pairs = zip(rollout.calls, rollout.results, strict=True)
             self.errors.update(call.name for call, result in pairs if result.error)
 
     def clear(self) -> None:
         """Reset the counts at the end of a step or an evaluation."""
-        for counts in (self.ended_since, self.calls, self.errors):
+        for counts in (self.num_ended_by_purpose, self.calls, self.errors):
             counts.clear()
-        self.newest = None
+        self.newest_rollout = None
 
-    def ended_of(self, purpose: Purpose, index: int) -> int:
+    def num_ended(self, purpose: Purpose, index: int) -> int:
         """Return how many rollouts of a group have ended; 0 if the group is not open."""
         return self._ended_by_group.get((purpose, index), 0)
 
@@ -77,7 +77,7 @@ class Board:
         return len(self._attempts)
 
     @property
-    def slowest(self) -> tuple[str, float] | None:
+    def slowest_attempt(self) -> tuple[str, float] | None:
         """Row id and seconds of the attempt that has been in flight longest."""
         row, since = next(iter(self._attempts.values()), ("", 0.0))
         return (row, self._clock() - since) if self._attempts else None
@@ -96,7 +96,7 @@ class BusyShare:
         self._clock = clock
         self._previous: dict[Any, tuple[float, float]] = {}
 
-    def of(self, busy_s: Mapping[Any, float]) -> float | None:
+    def measure(self, busy_s: Mapping[Any, float]) -> float | None:
         """Return the busy share since the last call.
 
         Args:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.actors.runtime.calls import ask
+from agent_rft.actors.runtime.calls import call_actor
 from agent_rft.errors import EngineFailed
 from agent_rft.types import Rollout
 
@@ -22,7 +22,7 @@ CANARY_TOKENS = 512
 CANARY_TIMEOUT_S = 120.0
 """Timeout of the canary request: a busy engine queues the prompt, and computing it takes seconds."""
 
-Logprobs = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
+ComputeLogprobs = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
 """Returns the learner's log-probabilities of a token sequence at temperature 1: [T] -> [T-1]."""
 
 
@@ -31,10 +31,10 @@ class Canary:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._logprobs: Logprobs | None = None
+        self._logprobs: ComputeLogprobs | None = None
         self._token_ids: NDArray[np.int32] | None = None
 
-    def connect(self, logprobs: Logprobs) -> None:
+    def connect(self, logprobs: ComputeLogprobs) -> None:
         """Set the function that returns the learner's log-probabilities."""
         self._logprobs = logprobs
 
@@ -49,11 +49,13 @@ class Canary:
             return None
         return await self._logprobs(self._token_ids)
 
-    async def gap(self, worker: Any, name: str, expected: NDArray[np.float32]) -> float:
+    async def measure_gap(self, worker: Any, name: str, expected: NDArray[np.float32]) -> float:
         """Return an engine's mean absolute difference from `expected` [T-1] in nats; infinity if the engine failed."""
         assert self._token_ids is not None  # `expected` was computed from it
         try:
-            found = await ask(worker.canary.remote(self._token_ids.tolist()), name, EngineFailed, CANARY_TIMEOUT_S)
+            found = await call_actor(
+                worker.canary_logprobs.remote(self._token_ids.tolist()), name, EngineFailed, CANARY_TIMEOUT_S
+            )
         except EngineFailed:
             return math.inf
         return float(np.abs(np.asarray(found) - expected).mean())

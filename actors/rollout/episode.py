@@ -22,20 +22,20 @@ from typing import Any, Protocol
 from opentelemetry.trace import Span
 
 from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser
-from agent_rft.actors.engine.grammar.structure import structure_of
+from agent_rft.actors.engine.grammar.structure import build_structure
 from agent_rft.actors.engine.vllm_engine import Completion
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.rollout.time_budget import TimeBudget
-from agent_rft.actors.rollout.trajectory import Trajectory, read_turn
-from agent_rft.actors.runtime.in_flight import InFlight
-from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, failed
+from agent_rft.actors.rollout.trajectory import Trajectory, parse_turn
+from agent_rft.actors.runtime.in_flight import RolloutStages
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, mark_failed
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import RenderFailed
-from agent_rft.errors import Discard, TemplateFailed
+from agent_rft.errors import DiscardError, TemplateFailed
 from agent_rft.spec.job import RewardSpec, RolloutLimits
-from agent_rft.spec.schemas.json_schema import Checker
-from agent_rft.trainer.algorithm.reward import reward_of
-from agent_rft.types import Discarded, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
+from agent_rft.spec.schemas.json_schema import SchemaValidator
+from agent_rft.trainer.algorithm.reward import compute_reward
+from agent_rft.types import DiscardedRollout, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
 
 MAX_CHECKERS = 256
 """Maximum number of compiled schemas in the cache: each row may have different tools."""
@@ -45,7 +45,7 @@ MAX_CHECKERS = 256
 class EpisodeSpec:
     """Settings shared by all rollouts of a job."""
 
-    job: str
+    seed: str
     limits: RolloutLimits
     reward: RewardSpec
     max_steps: int
@@ -106,7 +106,7 @@ class Sessions(Protocol):
         """End the session in the background; never raises, even if the session never started."""
 
 
-def turn_seed(job: str, request: RolloutRequest, turn: int) -> int:
+def derive_turn_seed(job: str, request: RolloutRequest, turn: int) -> int:
     """Return the seed of one turn: unique per turn, and equal for equal requests, so that results can be repeated."""
     parts = (job, request.epoch, request.task.row_id, request.sample, request.attempt, turn)
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
@@ -139,10 +139,10 @@ class EpisodeRunner:
         self._engine = engine
         self._clock = clock
         self._tracer = tracer
-        self._checkers: dict[str, Checker] = {}
-        self.in_flight = InFlight()
+        self._checkers: dict[str, SchemaValidator] = {}
+        self.in_flight = RolloutStages()
 
-    async def run(self, request: RolloutRequest) -> Rollout | Discarded:
+    async def run(self, request: RolloutRequest) -> Rollout | DiscardedRollout:
         """Run one rollout to its end.
 
         Returns:
@@ -157,23 +157,23 @@ class EpisodeRunner:
         end_reason = "failed"
         try:
             outcome = await self._run_traced(request, trace_id)
-            end_reason = outcome.reason if isinstance(outcome, Discarded) else "graded"
+            end_reason = outcome.reason if isinstance(outcome, DiscardedRollout) else "graded"
             return outcome
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 end_reason = "cancelled"
                 raise
-            end_reason = Discard.reason
+            end_reason = DiscardError.reason
             message = f"a library cancelled the rollout: {error!r}"
-            return Discarded(trace_id, request.task.row_id, request.sample, end_reason, message)
+            return DiscardedRollout(trace_id, request.task.row_id, request.sample, end_reason, message)
         finally:
             self.in_flight.leave(trace_id)
             if self._sessions is not None:
                 self._sessions.end(trace_id, end_reason)
 
-    async def _run_traced(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
-        with self._tracer.rollout(
+    async def _run_traced(self, request: RolloutRequest, trace_id: str) -> Rollout | DiscardedRollout:
+        with self._tracer.rollout_span(
             trace_id,
             "invoke_agent",
             gen_ai__operation__name="invoke_agent",
@@ -182,13 +182,13 @@ class EpisodeRunner:
             agent_rft__sample=request.sample,
         ) as span:
             outcome = await self._run_in_session(request, trace_id)
-            if isinstance(outcome, Discarded):
-                failed(span, outcome.reason)
+            if isinstance(outcome, DiscardedRollout):
+                mark_failed(span, outcome.reason)
             else:
                 span.set_attributes({"agent_rft.finish": outcome.finish, "agent_rft.reward": outcome.reward})
         return outcome
 
-    async def _run_in_session(self, request: RolloutRequest, trace_id: str) -> Rollout | Discarded:
+    async def _run_in_session(self, request: RolloutRequest, trace_id: str) -> Rollout | DiscardedRollout:
         budget = TimeBudget(self._spec.limits, self._clock)
         try:
             if self._sessions is not None:
@@ -196,21 +196,23 @@ class EpisodeRunner:
                 async with budget.stage("the session server"):
                     await self._sessions.start(trace_id, request.task.item)
             return await self._run_turns(request, trace_id, budget)
-        except Discard as error:
+        except DiscardError as error:
             discard = error
         endpoint = str(discard.details.get("endpoint", ""))
-        return Discarded(trace_id, request.task.row_id, request.sample, discard.reason, discard.message, endpoint)
+        return DiscardedRollout(
+            trace_id, request.task.row_id, request.sample, discard.reason, discard.message, endpoint
+        )
 
     async def _run_turns(self, request: RolloutRequest, trace_id: str, budget: TimeBudget) -> Rollout:
         started = time.monotonic()
         task, limits = request.task, self._spec.limits
         result_tokens = [
-            self._renderer.result(message["content"]) for message in task.messages if message["role"] == "tool"
+            self._renderer.encode_result(message["content"]) for message in task.messages if message["role"] == "tool"
         ]
-        prompt = self._renderer.prompt(task.messages, task.tools)
+        prompt = self._renderer.render_prompt(task.messages, task.tools)
         trajectory = Trajectory(prompt, list(task.messages), result_tokens)
         spec = self._spec
-        structure = structure_of(self._renderer, task.tools, spec.response_schema, spec.max_thinking_tokens)
+        structure = build_structure(self._renderer, task.tools, spec.response_schema, spec.max_thinking_tokens)
         answer, finish = "", None
         while finish is None:
             max_tokens = min(
@@ -223,17 +225,17 @@ class EpisodeRunner:
                     completion = await self._generate(
                         trajectory.token_ids,
                         max_tokens=max_tokens,
-                        seed=turn_seed(self._spec.job, request, len(trajectory.turns)),
+                        seed=derive_turn_seed(self._spec.seed, request, len(trajectory.turns)),
                         temperature=request.temperature,
                         structure=structure,
                         order=request.index,
                     )
-                    budget.busy(completion.model_s)
+                    budget.count_busy(completion.model_s)
                 span.set_attribute("gen_ai.usage.output_tokens", len(completion.token_ids))
                 span.set_attribute("gen_ai.response.finish_reasons", ["stop" if completion.stopped else "length"])
             answer, finish = await self._take_turn(task, trace_id, trajectory, completion, budget)
         self.in_flight.enter(trace_id, "grading")
-        sample = sample_of(answer, trajectory.turns, finish, self._spec.response_schema is not None)
+        sample = make_sample(answer, trajectory.turns, finish, self._spec.response_schema is not None)
         async with budget.stage("the grader"):
             grade = await self._grade(sample, task.item, trace_id)
         busy_s = sum(turn.busy_s for turn in trajectory.turns)
@@ -248,7 +250,7 @@ class EpisodeRunner:
             answer=answer,
             finish=finish,
             grade=grade,
-            reward=reward_of(
+            reward=compute_reward(
                 spec.reward, grade, trajectory.num_calls, len(trajectory.turns), trajectory.num_sampled, busy_s
             ),
             reasoning_tokens=trajectory.reasoning_tokens,
@@ -274,7 +276,7 @@ class EpisodeRunner:
     ) -> tuple[str, Finish | None]:
         """Append a completion and its tool results; return the answer, and the finish reason if the rollout ended."""
         segment, start, stop = trajectory.add_completion(completion)
-        text = self._renderer.text(completion.token_ids)
+        text = self._renderer.decode_turn(completion.token_ids)
         parsed, num_reasoning = self._parse_turn(completion.token_ids, task)
         trajectory.reasoning_tokens += num_reasoning
 
@@ -291,17 +293,17 @@ class EpisodeRunner:
         if not completion.stopped:
             sampled_out = trajectory.num_sampled >= self._spec.limits.max_completion_tokens
             return close("max_tokens" if sampled_out else "context")
-        if not parsed.calls and not parsed.malformed:
+        if not parsed.calls and not parsed.is_malformed:
             return close("answer")
         calls = [ToolCall(f"call_{secrets.token_hex(12)}", name, arguments) for name, arguments in parsed.calls]
-        if parsed.malformed:
+        if parsed.is_malformed:
             calls = [ToolCall(f"call_{secrets.token_hex(12)}", "malformed_call", "{}")]
-        calls = calls[: max(0, self._spec.max_steps - trajectory.steps - 1)]
+        calls = calls[: max(0, self._spec.max_steps - trajectory.num_steps - 1)]
         results, result_tokens = self._truncate(
             await self._get_results(task, trace_id, trajectory.num_calls, calls, budget)
         )
         close("max_steps", calls, results, result_tokens)
-        if trajectory.steps >= self._spec.max_steps:
+        if trajectory.num_steps >= self._spec.max_steps:
             return parsed.content.strip(), "max_steps"
         if trajectory.num_sampled >= self._spec.limits.max_completion_tokens:
             return parsed.content.strip(), "max_tokens"
@@ -311,8 +313,8 @@ class EpisodeRunner:
 
     def _parse_turn(self, token_ids: Sequence[int], task: Task) -> tuple[ParsedTurn, int]:
         """Parse a turn; also return its number of reasoning tokens."""
-        parsed, length = read_turn(self._renderer, self._parse, token_ids, task.tools)
-        return parsed, length or (len(self._renderer.plain(parsed.thought)) if parsed.thought else 0)
+        parsed, length = parse_turn(self._renderer, self._parse, token_ids, task.tools)
+        return parsed, length or (len(self._renderer.encode_untrusted(parsed.reasoning)) if parsed.reasoning else 0)
 
     def _prepare_next_turn(
         self,
@@ -329,20 +331,20 @@ class EpisodeRunner:
             TemplateFailed: The chat template cannot render the conversation.
         """
         says = bool(turn.content.strip())
-        thinks = bool(turn.thought) or self._renderer.mark_texts[1] in trajectory.turns[-1].text
+        thinks = bool(turn.reasoning) or self._renderer.reasoning_delimiters[1] in trajectory.turns[-1].text
         bridge, prompt = None, trajectory.token_ids
         try:
-            if self._renderer.appends_after(end, len(calls), says=says, thinks=thinks):
+            if self._renderer.can_append(end, len(calls), has_text=says, has_reasoning=thinks):
                 known = {tool["function"]["name"] for tool in task.tools}
-                bridge = self._renderer.bridge([c.name if c.name in known else "tool" for c in calls], results)
+                bridge = self._renderer.bridge_tokens([c.name if c.name in known else "tool" for c in calls], results)
             else:
-                prompt = self._renderer.resume(trajectory.messages, task.tools, trajectory.results)
+                prompt = self._renderer.render_history(trajectory.messages, task.tools, trajectory.result_tokens)
         except (RenderFailed, ValueError) as error:
             raise TemplateFailed(f"the chat template cannot render turn {len(trajectory.turns)}: {error}") from error
         if len(prompt) + len(bridge or ()) >= self._spec.context_length:
             return False
         if bridge is None:
-            trajectory.go_on(prompt)
+            trajectory.continue_with(prompt)
         else:
             trajectory.add_environment(bridge)
         return True
@@ -358,7 +360,7 @@ class EpisodeRunner:
         if valid:
             async with budget.stage(", ".join(sorted({f"tool {call.name!r}" for call in valid}))):
                 tool_results = await self._call_tools(trace_id, task.item, valid)
-                budget.busy(max(result.latency_s for result in tool_results))
+                budget.count_busy(max(result.latency_s for result in tool_results))
         answers = iter(tool_results)
         return [rejection if rejection is not None else next(answers) for rejection in rejections]
 
@@ -391,8 +393,8 @@ class EpisodeRunner:
         if key not in self._checkers:
             if len(self._checkers) >= MAX_CHECKERS:
                 del self._checkers[next(iter(self._checkers))]
-            self._checkers[key] = Checker(schema)
-        problem = self._checkers[key].mistake(value)
+            self._checkers[key] = SchemaValidator(schema)
+        problem = self._checkers[key].find_violation(value)
         return None if problem is None else f"invalid arguments {problem}"
 
     def _truncate(self, results: Sequence[ToolResult]) -> tuple[list[ToolResult], list[list[int]]]:
@@ -401,11 +403,11 @@ class EpisodeRunner:
         truncated: list[ToolResult] = []
         tokens: list[list[int]] = []
         for result in results:
-            ids, is_cut = self._renderer.cut_result(result.output, limit)
+            ids, is_cut = self._renderer.encode_truncated_result(result.output, limit)
             if is_cut:
                 result = ToolResult(
                     result.call_id,
-                    self._renderer.text(ids),
+                    self._renderer.decode_turn(ids),
                     result.error,
                     result.latency_s,
                     result.retries,

@@ -18,26 +18,26 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from agent_rft.actors.endpoints.stats import endpoint_metrics
-from agent_rft.actors.rollout.assignment import Assign, group_of
-from agent_rft.actors.rollout.board import Board, BusyShare
-from agent_rft.actors.rollout.canary import Canary, Logprobs
+from agent_rft.actors.endpoints.stats import to_endpoint_metrics
+from agent_rft.actors.rollout.assignment import AssignEngine, group_key
+from agent_rft.actors.rollout.board import BusyShare, RolloutProgress
+from agent_rft.actors.rollout.canary import Canary, ComputeLogprobs
 from agent_rft.actors.rollout.episode import RolloutRequest
-from agent_rft.actors.rollout.groups import Groups
-from agent_rft.actors.rollout.holdback import Holdback
-from agent_rft.actors.rollout.replacement import EngineSeat, EngineSeats
+from agent_rft.actors.rollout.groups import GroupRunner
+from agent_rft.actors.rollout.holdback import RolloutThrottle
+from agent_rft.actors.rollout.replacement import FleetSlot, FleetSlots
 from agent_rft.actors.rollout.worker import run_on_worker
-from agent_rft.actors.runtime.calls import QUICK_S, ask
-from agent_rft.actors.runtime.turns import Turns
-from agent_rft.actors.runtime.watchdog import Watched, pulse_of
+from agent_rft.actors.runtime.calls import READ_TIMEOUT_S, call_actor
+from agent_rft.actors.runtime.turns import GpuLease
+from agent_rft.actors.runtime.watchdog import WatchedActor, heartbeat_caller
 from agent_rft.actors.weights.shared_memory import remove_leftovers
 from agent_rft.actors.weights.start_timeout import START_TIMEOUT_S
 from agent_rft.actors.weights.sync import WeightSync
-from agent_rft.errors import Discard, EngineFailed
+from agent_rft.errors import DiscardError, EngineFailed
 from agent_rft.events import WeightsNotCompared
 from agent_rft.protocols import Emit
 from agent_rft.spec.job import RolloutLimits
-from agent_rft.types import Discarded, Group, GroupRequest, Rollout, SyncReport
+from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout, SyncReport
 
 BUSY_TIMEOUT_S = 5.0
 """Time limit for an engine to report its busy seconds; the step continues without them afterwards."""
@@ -76,7 +76,7 @@ class Fleet:
         emit: Receives the events of engines and of throttled rollouts.
         on_lost: Called with the name of each engine that is lost, together with its rollouts.
         endpoints: Return the stats of endpoints by name.
-        placed: Returns when the cluster has resources for the slot with this index.
+        wait_for_resources: Returns when the cluster has resources for the slot with this index.
         kill: Ends an actor.
         start_timeout_s: Time limit for the start of an engine that has its resources.
     """
@@ -85,25 +85,25 @@ class Fleet:
         self,
         spawn: Callable[[int], Any],
         size: int,
-        assign: Assign,
+        assign: AssignEngine,
         canary_limit: float,
         limits: RolloutLimits,
         emit: Emit,
         on_lost: Callable[[str], None] = lambda name: None,
         endpoints: Sequence[EndpointSource] = (),
-        placed: Callable[[int], Awaitable[None]] = _place_immediately,
+        wait_for_resources: Callable[[int], Awaitable[None]] = _place_immediately,
         kill: Callable[[Any], None] = ray.kill,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._assign = assign
         self._canary = Canary(canary_limit)
         self._sync: WeightSync | None = None
-        self._gpu_lease: Turns | None = None
+        self._gpu_lease: GpuLease | None = None
         self._emit = emit
         self._endpoints = endpoints
         rollout_s = limits.rollout_timeout_s + limits.wait_timeout_s + ROLLOUT_GRACE_S
-        self._engines = EngineSeats(spawn, size, emit, on_lost, placed, kill, start_timeout_s, rollout_s)
-        self._groups = Groups(self._run_on_engine, limits, Holdback(limits.max_failure_rate, emit), emit)
+        self._engines = FleetSlots(spawn, size, emit, on_lost, wait_for_resources, kill, start_timeout_s, rollout_s)
+        self._groups = GroupRunner(self._run_on_engine, limits, RolloutThrottle(limits.max_failure_rate, emit), emit)
         self._busy_share = BusyShare()
 
     async def start(self, at_start: Container[int] | None = None) -> None:
@@ -116,42 +116,42 @@ class Fleet:
         """
         await self._engines.start(at_start)
 
-    def connect(self, sync: WeightSync, learner_logprobs: Logprobs) -> None:
+    def connect(self, sync: WeightSync, learner_logprobs: ComputeLogprobs) -> None:
         """Set where `publish` gets weights and what it compares engines with; only needed for `publish`."""
         self._sync = sync
         self._engines.connect(sync)
         self._canary.connect(learner_logprobs)
 
-    def share(self, turns: Turns) -> None:
+    def set_gpu_lease(self, turns: GpuLease) -> None:
         """Time-share the GPUs with the learner: `publish` then offloads the engines and reloads them."""
         self._gpu_lease = turns
 
-    async def sleep(self) -> None:
-        """Offload all engines, which frees their GPUs; called only by `Turns`."""
-        await self._engines.sleep()
+    async def offload(self) -> None:
+        """Offload all engines, which frees their GPUs; called only by `GpuLease`."""
+        await self._engines.offload()
 
-    async def wake(self) -> None:
-        """Reload all engines; called only by `Turns`."""
-        await self._engines.wake()
+    async def reload(self) -> None:
+        """Reload all engines; called only by `GpuLease`."""
+        await self._engines.reload()
 
     async def sample(self, request: GroupRequest) -> Group:
         """Run a group; retry failed rollouts within `limits`."""
         return await self._groups.sample(request)
 
-    async def counts(self) -> dict[str, float]:
+    async def get_counts(self) -> dict[str, float]:
         """Return the metrics of rollouts, endpoints and engines; skip processes that are restarting."""
-        metrics = self._groups.account.metrics() | endpoint_metrics(await self.endpoint_stats())
-        share = self._busy_share.of(await self._read_busy_s())
+        metrics = self._groups.account.metrics() | to_endpoint_metrics(await self.endpoint_stats())
+        share = self._busy_share.measure(await self._read_busy_s())
         return metrics if share is None else metrics | {"engine_busy_share": share}
 
     async def _read_busy_s(self) -> dict[Any, float]:
         """Return the busy seconds of each engine, by its actor; skip shared engines, which other jobs use too."""
         seats = self._engines.ready
-        refs = [(seat.worker, seat.worker.stats.remote(), seat.name) for seat in seats]
+        refs = [(seat.worker, seat.worker.engine_stats.remote(), seat.name) for seat in seats]
 
         async def busy_s(ref: Any, name: str) -> float | None:
             with suppress(EngineFailed):
-                found: float | None = (await ask(ref, name, EngineFailed, BUSY_TIMEOUT_S)).get("busy_s")
+                found: float | None = (await call_actor(ref, name, EngineFailed, BUSY_TIMEOUT_S)).get("busy_s")
                 return found
             return None
 
@@ -162,24 +162,24 @@ class Fleet:
         """Return `EndpointClient.stats` of all tools and graders; skip processes that are restarting."""
         found: dict[str, dict[str, Any]] = {}
         for source in self._endpoints:
-            with suppress(Discard):
+            with suppress(DiscardError):
                 found |= await source()
         return found
 
-    def engines(self) -> list[EngineState]:
+    def engine_states(self) -> list[EngineState]:
         """Return the state of each slot's engine."""
         return [EngineState(seat.name, self._engine_state(seat), seat.load.total) for seat in self._engines.seats]
 
-    def _engine_state(self, seat: EngineSeat) -> Literal["waits", "starts", "asleep", "ready"]:
-        if not seat.ready:
+    def _engine_state(self, seat: FleetSlot) -> Literal["waits", "starts", "asleep", "ready"]:
+        if not seat.is_ready:
             return "waits" if seat.worker is None else "starts"
-        return "asleep" if self._engines.is_asleep else "ready"
+        return "asleep" if self._engines.is_offloaded else "ready"
 
-    def live(self) -> dict[str, float]:
+    def live_metrics(self) -> dict[str, float]:
         """Return the current state of rollouts and engines for a Recorder; may be called from another thread."""
-        live = self._groups.account.live() | {"engine_replacements": float(self._engines.budget.total)}
+        live = self._groups.account.live_metrics() | {"engine_replacements": float(self._engines.budget.total)}
         for seat in self._engines.seats:
-            live[f"engine/{seat.name}/ready"] = float(seat.ready)
+            live[f"engine/{seat.name}/ready"] = float(seat.is_ready)
             live[f"engine/{seat.name}/rollouts"] = float(seat.load.total)
         return live
 
@@ -189,22 +189,22 @@ class Fleet:
             raise ValueError("call connect() before publish()")
         started = time.monotonic()
         if self._gpu_lease is not None:
-            await self._gpu_lease.to_learner()
-        async with self._engines.publishing:
+            await self._gpu_lease.give_to_learner()
+        async with self._engines.publish_lock:
             published = await self._sync.collect(version)
         expected = await self._canary.learner_logprobs()
         if self._gpu_lease is not None:
-            await self._gpu_lease.to_engines()
+            await self._gpu_lease.give_to_engines()
         await self._engines.notify()  # for engines that wait because the previous version was lost
-        seats, known = self._engines.ready, self._sync.untaken
+        seats, known = self._engines.ready, self._sync.unloaded_tensors
         outcomes = await self._sync.deliver(published, [seat.worker for seat in seats])
-        if (untaken := self._sync.untaken) and not known:
+        if (untaken := self._sync.unloaded_tensors) and not known:
             self._emit(WeightsNotCompared(tensors=untaken[:3], num_tensors=len(untaken)))
         fenced = {s: o.message for s, o in zip(seats, outcomes, strict=True) if isinstance(o, EngineFailed)}
         gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced], expected)
         differs = f"its log-probabilities differ from the learner's in version {version}"
         fenced |= {seat: differs for seat, gap in gaps if not self._canary.accepts(gap)}
-        self._engines.budget.weights_updated(version, [seat.name for seat in seats if seat not in fenced])
+        self._engines.budget.reset(version, [seat.name for seat in seats if seat not in fenced])
         for seat, why in fenced.items():
             await self._engines.replace(seat, seat.worker, why)
         pauses = [outcome for outcome in outcomes if not isinstance(outcome, EngineFailed)]
@@ -217,28 +217,33 @@ class Fleet:
             canary_gap=max((gap for seat, gap in gaps if seat not in fenced), default=0.0),
         )
 
-    async def all_ready(self) -> None:
+    async def wait_until_all_ready(self) -> None:
         """Wait until each slot has an engine that samples with the published weights."""
-        await self._engines.all_ready()
+        await self._engines.wait_until_all_ready()
 
-    async def stats(self) -> list[dict[str, Any]]:
+    async def engine_stats(self) -> list[dict[str, Any]]:
         seats = self._engines.ready
-        return [await ask(seat.worker.stats.remote(), seat.name, EngineFailed, QUICK_S) for seat in seats]
+        return [
+            await call_actor(seat.worker.engine_stats.remote(), seat.name, EngineFailed, READ_TIMEOUT_S)
+            for seat in seats
+        ]
 
-    def watched(self) -> list[Watched]:
+    def watch_targets(self) -> list[WatchedActor]:
         """Return the engines that take rollouts, for the watchdog, which replaces an engine that hangs."""
         replace = self._engines.replace
         return [
-            Watched(s.name, pulse_of(s.worker, s.name, EngineFailed), partial(replace, s, s.worker), s.worker)
+            WatchedActor(
+                s.name, heartbeat_caller(s.worker, s.name, EngineFailed), partial(replace, s, s.worker), s.worker
+            )
             for s in self._engines.ready
         ]
 
     @property
-    def board(self) -> Board:
+    def rollout_progress(self) -> RolloutProgress:
         """Live progress of the rollouts."""
         return self._groups.board
 
-    def progress(self) -> tuple[int, int]:
+    def count_rollouts(self) -> tuple[int, int]:
         """Return the number of rollouts that have ended since the start, and the number in flight."""
         account = self._groups.account
         return account.started - account.in_flight, account.in_flight
@@ -250,17 +255,17 @@ class Fleet:
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
 
-    async def _run_on_engine(self, request: RolloutRequest) -> Rollout | Discarded:
+    async def _run_on_engine(self, request: RolloutRequest) -> Rollout | DiscardedRollout:
         """Run one rollout on the engine that `assign` chooses; wait while no engine is ready."""
-        group = group_of(request)
-        async with self._engines.any_ready() as ready:
+        group = group_key(request)
+        async with self._engines.wait_for_ready() as ready:
             seat = ready[self._assign([seat.load for seat in ready], group)]
             worker, channel, load = seat.worker, seat.channel, seat.load
             load.add(group)
         try:
             outcome = await run_on_worker(channel, request)
         except EngineFailed as error:
-            outcome = Discarded("", request.task.row_id, request.sample, error.reason, error.message)
+            outcome = DiscardedRollout("", request.task.row_id, request.sample, error.reason, error.message)
         finally:
             load.remove(group)
         if isinstance(outcome, Rollout):
@@ -270,10 +275,10 @@ class Fleet:
         return outcome
 
     async def _canary_gaps(
-        self, seats: Sequence[EngineSeat], expected: NDArray[np.float32] | None
-    ) -> list[tuple[EngineSeat, float]]:
+        self, seats: Sequence[FleetSlot], expected: NDArray[np.float32] | None
+    ) -> list[tuple[FleetSlot, float]]:
         """Return each engine's gap to the learner's log-probabilities; empty if `expected` is None."""
         if expected is None:
             return []
-        gaps = await asyncio.gather(*(self._canary.gap(seat.worker, seat.name, expected) for seat in seats))
+        gaps = await asyncio.gather(*(self._canary.measure_gap(seat.worker, seat.name, expected) for seat in seats))
         return list(zip(seats, gaps, strict=True))

@@ -1,7 +1,7 @@
 """Groups of rollouts: retries failed rollouts, and cancels the stragglers of a group.
 
 While too many rollouts fail, only probes are started (`holdback`). Each attempt starts once and ends once: graded,
-discarded with a reason, or cancelled. `Account` counts the attempts, and its counts always balance.
+discarded with a reason, or cancelled. `AttemptCounts` counts the attempts, and its counts always balance.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from agent_rft.actors.rollout.board import Board
+from agent_rft.actors.rollout.board import RolloutProgress
 from agent_rft.actors.rollout.episode import RolloutRequest
-from agent_rft.actors.rollout.holdback import Holdback
+from agent_rft.actors.rollout.holdback import RolloutThrottle
 from agent_rft.errors import EngineFailed
 from agent_rft.events import RolloutDiscarded
 from agent_rft.protocols import Emit
 from agent_rft.spec.job import RolloutLimits
-from agent_rft.types import Discarded, Group, GroupRequest, Rollout
+from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 
 STRAGGLER = "straggler"
 STRAGGLER_QUORUM = 0.75
 """Share of a training group's rollouts that must have ended before `straggler_wait_s` starts.
 
 A group of eight may lose its two slowest rollouts, and the other six are enough to compare their rewards."""
-Discard = Callable[[Discarded], None]
+OnDiscard = Callable[[DiscardedRollout], None]
 """Called with each attempt that ended without a grade."""
-RunRollout = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
+RunRollout = Callable[[RolloutRequest], Awaitable[Rollout | DiscardedRollout]]
 """Runs one rollout to its end, on any engine. Raises only errors that must end the job."""
 
 
 @dataclass(slots=True)
-class Account:
+class AttemptCounts:
     """Counts of attempts since the start: started = graded + discarded + cancelled + in_flight, at every moment.
 
     `in_flight` is counted separately, not computed from the others, so that `balances` can check the counts.
@@ -47,7 +47,7 @@ class Account:
     in_flight: int = 0
 
     @property
-    def balances(self) -> bool:
+    def is_balanced(self) -> bool:
         return self.started == self.graded + self.discarded.total() + self.cancelled + self.in_flight
 
     def metrics(self) -> dict[str, float]:
@@ -60,29 +60,29 @@ class Account:
             "account/in_flight": float(self.in_flight),
         }
 
-    def live(self) -> dict[str, float]:
+    def live_metrics(self) -> dict[str, float]:
         """Return the counts for a Recorder; may be called from another thread."""
         ended = {"graded": self.graded, "cancelled": self.cancelled, **dict(self.discarded)}
         counts = {f"rollouts/{outcome}": float(count) for outcome, count in ended.items()}
         return counts | {"rollouts_started": float(self.started), "rollouts_in_flight": float(self.in_flight)}
 
 
-class Groups:
+class GroupRunner:
     """Runs groups of rollouts; `run` runs a single rollout."""
 
-    def __init__(self, run: RunRollout, limits: RolloutLimits, holdback: Holdback, emit: Emit) -> None:
+    def __init__(self, run: RunRollout, limits: RolloutLimits, holdback: RolloutThrottle, emit: Emit) -> None:
         self._run_rollout = run
         self._limits = limits
         self._throttle = holdback
         self._emit = emit
-        self.account = Account()
-        self.board = Board()
+        self.account = AttemptCounts()
+        self.board = RolloutProgress()
 
     async def sample(self, request: GroupRequest) -> Group:
         """Run a group; repeat a training group once if fewer than half of its rollouts (at least 2) were graded."""
         started, attempts = time.monotonic(), self._limits.max_rollout_retries + 1
         first = request.attempt * 2 * attempts
-        with self.board.group(request):
+        with self.board.track_group(request):
             group = await self._sample_once(request, attempt=first)
             if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
                 second = await self._sample_once(request, attempt=first + attempts)
@@ -91,9 +91,9 @@ class Groups:
 
     async def _sample_once(self, request: GroupRequest, attempt: int) -> Group:
         late_samples: set[int] = set()
-        discarded: list[Discarded] = []
+        discarded: list[DiscardedRollout] = []
 
-        def discard(lost: Discarded) -> None:
+        def discard(lost: DiscardedRollout) -> None:
             discarded.append(lost)
             self._emit(
                 RolloutDiscarded(
@@ -113,8 +113,8 @@ class Groups:
             )
             rollout = await self._run_with_retries(rollout_request, discard, late_samples)
             if rollout is not None and request.purpose != "train":
-                rollout = rollout.without_experts()  # large, and only used in training
-            self.board.ended(request, rollout)
+                rollout = rollout.drop_experts()  # large, and only used in training
+            self.board.record_end(request, rollout)
             return rollout
 
         tasks: list[asyncio.Task[Rollout | None]] = []
@@ -153,12 +153,12 @@ class Groups:
         return pending
 
     async def _run_with_retries(
-        self, request: RolloutRequest, discard: Discard, late_samples: set[int]
+        self, request: RolloutRequest, discard: OnDiscard, late_samples: set[int]
     ) -> Rollout | None:
         """Run attempts at one sample until one is graded or no retries are left; pass failures to `discard`."""
         retries_left, engines_left = self._limits.max_rollout_retries, 1
         while True:
-            is_probe = await self._throttle.enter()
+            is_probe = await self._throttle.wait_for_start()
             outcome = await self._run_attempt(request, discard, late_samples)
             self._throttle.observe(outcome, is_probe)
             if isinstance(outcome, Rollout):
@@ -173,20 +173,20 @@ class Groups:
                 return None
 
     async def _run_attempt(
-        self, request: RolloutRequest, discard: Discard, late_samples: set[int]
-    ) -> Rollout | Discarded:
+        self, request: RolloutRequest, discard: OnDiscard, late_samples: set[int]
+    ) -> Rollout | DiscardedRollout:
         """Run one attempt and count it in `account`."""
         account = self.account
         account.started += 1
         account.in_flight += 1
         try:
-            with self.board.attempt(request.task):
+            with self.board.track_attempt(request.task):
                 outcome = await self._run_rollout(request)
         except BaseException:  # a cancellation, or an error that ends the job: count these attempts too
             account.in_flight -= 1
             if request.sample in late_samples:
                 why = "the group stopped waiting because most of its other rollouts had ended long before"
-                discard(Discarded("", request.task.row_id, request.sample, STRAGGLER, why))
+                discard(DiscardedRollout("", request.task.row_id, request.sample, STRAGGLER, why))
                 account.discarded[STRAGGLER] += 1
             else:
                 account.cancelled += 1

@@ -12,15 +12,15 @@ from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import EngineFailed
 from agent_rft.events import EndpointDown, EndpointUp
 from agent_rft.protocols import Emit
-from agent_rft.types import Discarded, Rollout
+from agent_rft.types import DiscardedRollout, Rollout
 
-WINDOW = 64
+MAX_OUTCOMES = 64
 MIN_OUTCOMES = 16
 """Minimum number of outcomes for an estimate of the failure rate."""
-FIRST_PROBE_S, LONGEST_PROBE_S = 2.0, 60.0
+MIN_PROBE_WAIT_S, MAX_PROBE_WAIT_S = 2.0, 60.0
 
 
-class Holdback:
+class RolloutThrottle:
     """Throttles the rollouts of one job.
 
     Engine failures do not count: failed engines are replaced, and rollouts wait for the replacement.
@@ -31,34 +31,34 @@ class Holdback:
         self._emit = emit
         self._endpoint = ""
         self._timing = timing
-        self._latest: deque[Discarded | None] = deque(maxlen=WINDOW)
+        self._latest: deque[DiscardedRollout | None] = deque(maxlen=MAX_OUTCOMES)
         self._open_event = asyncio.Event()
         self._open_event.set()
-        self._probe_s = FIRST_PROBE_S
+        self._probe_s = MIN_PROBE_WAIT_S
         self._probe_at = 0.0
 
     @property
-    def holding(self) -> bool:
+    def is_throttled(self) -> bool:
         return not self._open_event.is_set()
 
-    async def enter(self) -> bool:
+    async def wait_for_start(self) -> bool:
         """Wait until a rollout may start; return whether it is a probe, whose success ends the throttling."""
-        while self.holding:
+        while self.is_throttled:
             wait_s = self._probe_at - self._timing.clock()
             if wait_s <= 0:
-                self._probe_s = min(2 * self._probe_s, LONGEST_PROBE_S)
+                self._probe_s = min(2 * self._probe_s, MAX_PROBE_WAIT_S)
                 self._probe_at = self._timing.clock() + self._probe_s
                 return True
             await self._wait_until_open(wait_s)
         return False
 
-    def observe(self, outcome: Rollout | Discarded, probing: bool) -> None:
+    def observe(self, outcome: Rollout | DiscardedRollout, is_probe: bool) -> None:
         """Record the outcome of a rollout that `enter` admitted."""
-        if isinstance(outcome, Discarded) and outcome.reason == EngineFailed.reason:
+        if isinstance(outcome, DiscardedRollout) and outcome.reason == EngineFailed.reason:
             return
-        failed = outcome if isinstance(outcome, Discarded) else None
-        if self.holding:
-            if probing and failed is None:
+        failed = outcome if isinstance(outcome, DiscardedRollout) else None
+        if self.is_throttled:
+            if is_probe and failed is None:
                 self._latest.clear()
                 self._open_event.set()
                 self._emit(EndpointUp(endpoint=self._endpoint))
@@ -68,9 +68,9 @@ class Holdback:
         if len(self._latest) >= MIN_OUTCOMES and len(failures) > self._max_failure_rate * len(self._latest):
             self._throttle(failures)
 
-    def _throttle(self, failures: list[Discarded]) -> None:
+    def _throttle(self, failures: list[DiscardedRollout]) -> None:
         self._open_event.clear()
-        self._probe_s = FIRST_PROBE_S
+        self._probe_s = MIN_PROBE_WAIT_S
         self._probe_at = self._timing.clock() + self._probe_s
         (endpoint, count), *_ = Counter(f.endpoint or f.reason for f in failures).most_common(1)
         last = next(f.message for f in reversed(failures) if (f.endpoint or f.reason) == endpoint)

@@ -16,16 +16,16 @@ from typing import Any
 import ray
 
 from agent_rft.actors.rollout.assignment import EngineLoad
-from agent_rft.actors.runtime.calls import LOST, UNREACHABLE, ask
-from agent_rft.actors.runtime.channel import Channel
+from agent_rft.actors.runtime.calls import LOST, UNREACHABLE, call_actor
+from agent_rft.actors.runtime.channel import ChannelClient
 from agent_rft.actors.weights.sync import WeightsLost, WeightSync
-from agent_rft.errors import EngineFailed, Halted
+from agent_rft.errors import EngineFailed, TrainingHalted
 from agent_rft.events import EngineJoined, EngineReplaced, EngineRestarted, EngineUnstable, EngineWaiting
 from agent_rft.protocols import Emit
 
 PLACEMENT_TIMEOUT_S = 900.0
 """Timeout of the wait for cluster resources for an engine while no other engine works."""
-TURN_TIMEOUT_S = 300.0
+OFFLOAD_TIMEOUT_S = 300.0
 """Timeout for moving the weights of an engine between GPU and host, which takes seconds."""
 REPLACEMENTS_PER_ENGINE = 3
 UNSTABLE_AFTER = 3
@@ -56,7 +56,7 @@ class ReplacementBudget:
         if self._num_consecutive[engine] % UNSTABLE_AFTER == 0:
             self._emit(EngineUnstable(engine=engine, times=self._num_consecutive[engine], reason=reason))
 
-    def weights_updated(self, version: int, engines: Collection[str]) -> None:
+    def reset(self, version: int, engines: Collection[str]) -> None:
         """Reset the count, because `engines` loaded the weights of `version`.
 
         Does nothing if no engine loaded them, or if the version was published before: a crash loop must not reset its
@@ -81,11 +81,11 @@ class ReplacementBudget:
                 f"{engine} was replaced too often: engines were replaced {self._since_update} times since the last "
                 f"weight update, and {self._max_replacements} are allowed"
             )
-            raise Halted(f"{what}; the last reason: {reason}", public=what)
+            raise TrainingHalted(f"{what}; the last reason: {reason}", public_message=what)
 
 
 @dataclass(slots=True, eq=False)
-class EngineSeat:
+class FleetSlot:
     """A slot of the fleet, and the worker that currently fills it.
 
     `is_loading` is True while the worker's engine starts or loads weights.
@@ -94,16 +94,16 @@ class EngineSeat:
     index: int
     worker: Any
     load: EngineLoad = field(default_factory=EngineLoad)
-    ready: bool = False
+    is_ready: bool = False
     is_loading: bool = False
-    channel: Channel = field(init=False)
+    channel: ChannelClient = field(init=False)
 
     @property
     def name(self) -> str:
         return f"engine-{self.index}"
 
 
-class EngineSeats:
+class FleetSlots:
     """The slots of a fleet; starts, offloads and replaces their engines.
 
     The arguments are the same as in `Fleet`. `rollout_s` is the time limit of one rollout on an engine.
@@ -115,20 +115,20 @@ class EngineSeats:
         size: int,
         emit: Emit,
         on_lost: Callable[[str], None],
-        placed: Callable[[int], Awaitable[None]],
+        wait_for_resources: Callable[[int], Awaitable[None]],
         kill: Callable[[Any], None],
         start_timeout_s: float,
         rollout_s: float,
     ) -> None:
-        self.seats = [EngineSeat(i, None) for i in range(size)]
+        self.seats = [FleetSlot(i, None) for i in range(size)]
         self.budget = ReplacementBudget(size, emit)
-        self.is_asleep = False
-        self.publishing = asyncio.Lock()
+        self.is_offloaded = False
+        self.publish_lock = asyncio.Lock()
         """Held while new weights are collected, when no published weights are available."""
         self._spawn = spawn
         self._emit = emit
         self._on_lost = on_lost
-        self._resources_free = placed
+        self._resources_free = wait_for_resources
         self._kill = kill
         self._start_timeout_s = start_timeout_s
         self._rollout_s = rollout_s
@@ -158,12 +158,12 @@ class EngineSeats:
         self._sync = sync
 
     @property
-    def ready(self) -> list[EngineSeat]:
+    def ready(self) -> list[FleetSlot]:
         """The slots whose engines take rollouts."""
-        return [seat for seat in self.seats if seat.ready]
+        return [seat for seat in self.seats if seat.is_ready]
 
     @asynccontextmanager
-    async def any_ready(self) -> AsyncIterator[list[EngineSeat]]:
+    async def wait_for_ready(self) -> AsyncIterator[list[FleetSlot]]:
         """Context manager that waits for a ready engine and returns the ready slots; its block must not await.
 
         Raises:
@@ -180,36 +180,36 @@ class EngineSeats:
         async with self._state_changed:
             self._state_changed.notify_all()
 
-    async def all_ready(self) -> None:
+    async def wait_until_all_ready(self) -> None:
         """Wait until each slot has an engine that samples with the published weights."""
         async with self._state_changed:
-            await self._state_changed.wait_for(lambda: self._failure or all(seat.ready for seat in self.seats))
+            await self._state_changed.wait_for(lambda: self._failure or all(seat.is_ready for seat in self.seats))
         if self._failure is not None:
             raise self._failure
 
-    async def sleep(self) -> None:
-        """Offload all engines, which frees their GPUs; called only by `Turns`.
+    async def offload(self) -> None:
+        """Offload all engines, which frees their GPUs; called only by `GpuLease`.
 
         Waits for engines that are starting, and starts no others. An engine that cannot be offloaded is replaced, which
         also frees its GPUs.
         """
         async with self._state_changed:
-            self.is_asleep = True
+            self.is_offloaded = True
             await self._state_changed.wait_for(lambda: not any(seat.is_loading for seat in self.seats))
-        await self._call_each(lambda worker: worker.sleep.remote(), "it could not be offloaded")
+        await self._call_each(lambda worker: worker.offload.remote(), "it could not be offloaded")
 
-    async def wake(self) -> None:
-        """Reload all engines; called only by `Turns`."""
-        await self._call_each(lambda worker: worker.wake.remote(), "it could not be reloaded")
+    async def reload(self) -> None:
+        """Reload all engines; called only by `GpuLease`."""
+        await self._call_each(lambda worker: worker.reload.remote(), "it could not be reloaded")
         async with self._state_changed:
-            self.is_asleep = False
+            self.is_offloaded = False
             self._state_changed.notify_all()
 
     async def _call_each(self, call: Callable[[Any], Any], why: str) -> None:
-        async def call_one(seat: EngineSeat) -> None:
+        async def call_one(seat: FleetSlot) -> None:
             worker = seat.worker
             try:
-                await ask(call(worker), seat.name, EngineFailed, TURN_TIMEOUT_S)
+                await call_actor(call(worker), seat.name, EngineFailed, OFFLOAD_TIMEOUT_S)
             except EngineFailed as error:
                 await self.replace(seat, worker, f"{why}: {error.message}")
 
@@ -222,10 +222,10 @@ class EngineSeats:
         await asyncio.gather(*(self._stop(seat.worker) for seat in self.seats if seat.worker is not None))
         self.seats.clear()
 
-    async def _start_when_reloaded(self, seat: EngineSeat) -> None:
+    async def _start_when_reloaded(self, seat: FleetSlot) -> None:
         """Wait until the engines are reloaded, then call `_start_engine`; offloading waits for the start."""
         async with self._state_changed:
-            await self._state_changed.wait_for(lambda: not self.is_asleep)
+            await self._state_changed.wait_for(lambda: not self.is_offloaded)
             seat.is_loading = True
         try:
             await self._start_engine(seat)
@@ -234,51 +234,51 @@ class EngineSeats:
                 seat.is_loading = False
                 self._state_changed.notify_all()
 
-    async def _start_engine(self, seat: EngineSeat) -> None:
+    async def _start_engine(self, seat: FleetSlot) -> None:
         """Start a worker for a slot, and load the last published version into it."""
         seat.worker, seat.load = self._spawn(seat.index), EngineLoad()
-        seat.channel = Channel(seat.worker, seat.name, EngineFailed, self._rollout_s)
+        seat.channel = ChannelClient(seat.worker, seat.name, EngineFailed, self._rollout_s)
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                await ask(seat.worker.start.remote(), seat.name, EngineFailed, self._start_timeout_s)
-                await ask(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
+                await call_actor(seat.worker.start.remote(), seat.name, EngineFailed, self._start_timeout_s)
+                await call_actor(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
                 await seat.channel.connect()
         except TimeoutError:
             raise EngineFailed(f"{seat.name} did not start within {self._start_timeout_s:g} s") from None
         await self._catch_up(seat)
 
-    async def _catch_up(self, seat: EngineSeat) -> None:
+    async def _catch_up(self, seat: FleetSlot) -> None:
         """Load the last published version, if any, into a slot's engine, and let it take rollouts."""
         while True:
-            async with self.publishing:  # no weights are published during `collect`
-                published = self._sync.last if self._sync is not None else None
+            async with self.publish_lock:  # no weights are published during `collect`
+                published = self._sync.last_published if self._sync is not None else None
             if self._sync is not None and published is not None:
                 # The loss of the learner is detected soon, and its weights are published again.
                 with suppress(WeightsLost):
-                    outcome = await self._sync.catch_up(published, seat.worker, len(self.seats))
+                    outcome = await self._sync.load_into(published, seat.worker, len(self.seats))
                     if isinstance(outcome, EngineFailed):
                         raise outcome
             async with self._state_changed:
                 if self._sync is not None and self._sync.is_lost:
                     await self._wait_for_republish(self._sync, seat)
                 # Otherwise a newer version was published while this one loaded.
-                elif self._sync is None or self._sync.last is published:
-                    seat.ready = True
+                elif self._sync is None or self._sync.last_published is published:
+                    seat.is_ready = True
                     self._state_changed.notify_all()
                     return
 
-    async def _wait_for_republish(self, sync: WeightSync, seat: EngineSeat) -> None:
+    async def _wait_for_republish(self, sync: WeightSync, seat: FleetSlot) -> None:
         """Wait until lost weights are published again; the engine may be offloaded for the learner during the wait."""
         seat.is_loading = False
         self._state_changed.notify_all()
-        await self._state_changed.wait_for(lambda: not sync.is_lost and not self.is_asleep)
+        await self._state_changed.wait_for(lambda: not sync.is_lost and not self.is_offloaded)
         seat.is_loading = True
 
-    async def replace(self, seat: EngineSeat, worker: Any, why: str) -> None:
+    async def replace(self, seat: FleetSlot, worker: Any, why: str) -> None:
         """Fence a worker, and start another one in its slot in the background; does nothing if already replaced."""
-        if seat.worker is not worker or not seat.ready:
+        if seat.worker is not worker or not seat.is_ready:
             return
-        seat.ready = False
+        seat.is_ready = False
         self._emit(EngineReplaced(engine=seat.name, reason=why))
         self.budget.count(seat.name, why)
         self._on_lost(seat.name)
@@ -290,7 +290,7 @@ class EngineSeats:
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
 
-    async def _restart_engine(self, seat: EngineSeat, why: str) -> None:
+    async def _restart_engine(self, seat: FleetSlot, why: str) -> None:
         try:
             while True:
                 self.budget.check(seat.name, why)
@@ -308,19 +308,21 @@ class EngineSeats:
             self._emit(EngineJoined(engine=seat.name))
         except Exception as error:  # noqa: BLE001 - all callers that wait for an engine must receive the error
             what = f"{seat.name} could not be started"
-            failure = error if isinstance(error, Halted) else Halted(f"{what}: {error}", public=what)
+            failure = (
+                error if isinstance(error, TrainingHalted) else TrainingHalted(f"{what}: {error}", public_message=what)
+            )
             if failure is not error:
                 failure.__cause__ = error
             async with self._state_changed:
                 self._failure = failure
                 self._state_changed.notify_all()
 
-    async def _wait_for_resources(self, seat: EngineSeat) -> None:
+    async def _wait_for_resources(self, seat: FleetSlot) -> None:
         """Wait for cluster resources: without limit while other engines work, else for PLACEMENT_TIMEOUT_S."""
         placed = asyncio.ensure_future(self._resources_free(seat.index))
         try:
             while not (await asyncio.wait({placed}, timeout=PLACEMENT_TIMEOUT_S))[0]:
-                if not any(other.ready for other in self.seats):
+                if not any(other.is_ready for other in self.seats):
                     raise EngineFailed(
                         f"the cluster had no free resources for this engine within {PLACEMENT_TIMEOUT_S:g} s"
                     )

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from agent_rft.errors import RolloutTimeout, RolloutWaited
+from agent_rft.errors import RolloutTimeout, RolloutWaitTimeout
 from agent_rft.spec.job import WAIT_FACTOR, RolloutLimits
 
 
@@ -25,7 +25,7 @@ class TimeBudget:
         self._busy_s = 0.0
         self._waited_s: defaultdict[str, float] = defaultdict(float)
 
-    def busy(self, seconds: float) -> None:
+    def count_busy(self, seconds: float) -> None:
         """Count seconds of the current stage as model or tool time."""
         self._busy_s += seconds
 
@@ -37,7 +37,7 @@ class TimeBudget:
 
         Raises:
             RolloutTimeout: Model and tool time exceeds its limit.
-            RolloutWaited: Waiting time exceeds its limit.
+            RolloutWaitTimeout: Waiting time exceeds its limit.
         """
         started, busy_before = self._clock(), self._busy_s
         left_s = self._limits.rollout_timeout_s + self._limits.wait_timeout_s - busy_before - self._total_wait_s
@@ -61,8 +61,8 @@ class TimeBudget:
     def _total_wait_s(self) -> float:
         return sum(self._waited_s.values())
 
-    def _wait_error(self) -> RolloutWaited:
+    def _wait_error(self) -> RolloutWaitTimeout:
         what, longest_s = max(self._waited_s.items(), key=lambda waited: waited[1])
         limit = f"the limit is {self._limits.wait_timeout_s:g} s ({WAIT_FACTOR} x limits.rollout_timeout_s)"
         waited = f"waited {self._total_wait_s:.0f} s, {longest_s:.0f} s of it for {what}"
-        return RolloutWaited(f"{waited}; {limit}", endpoint=what)
+        return RolloutWaitTimeout(f"{waited}; {limit}", endpoint=what)

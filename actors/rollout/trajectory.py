@@ -20,25 +20,25 @@ from agent_rft.chat.renderer import Renderer
 from agent_rft.types import Message, Segment, ToolSchema, Turn
 
 
-def read_turn(
+def parse_turn(
     renderer: Renderer, parse: TurnParser, token_ids: Sequence[int], tools: Sequence[ToolSchema]
 ) -> tuple[ParsedTurn, int]:
     """Parse the sampled tokens of a turn; also return how many leading tokens are delimited reasoning."""
-    length = renderer.thought_length(token_ids)
-    parsed = parse(renderer.text(token_ids[length:]), tools)
-    return (replace(parsed, thought=renderer.thought_text(token_ids[:length])) if length else parsed), length
+    length = renderer.count_reasoning(token_ids)
+    parsed = parse(renderer.decode_turn(token_ids[length:]), tools)
+    return (replace(parsed, reasoning=renderer.decode_reasoning(token_ids[:length])) if length else parsed), length
 
 
 @dataclass(slots=True)
 class Trajectory:
     """A rollout in progress, from its first `prompt` on.
 
-    `messages` is the conversation, and `results` has the tokens of each tool result in it.
+    `messages` is the conversation, and `result_tokens` has the tokens of each tool result in it.
     """
 
     prompt: InitVar[list[int]]
     messages: list[Message]
-    results: list[list[int]]
+    result_tokens: list[list[int]]
     turns: list[Turn] = field(default_factory=list)
     num_sampled: int = 0
     reasoning_tokens: int = 0
@@ -56,7 +56,7 @@ class Trajectory:
         return tuple(segment.build() for segment in self._segments)
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         return len(self.turns) + self.num_calls
 
     @property
@@ -81,16 +81,16 @@ class Trajectory:
             for c in turn.calls
         ]
         assistant_message: Message = {"role": "assistant", "content": turn.text}
-        if not parsed.malformed:
+        if not parsed.is_malformed:
             assistant_message = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
-            if parsed.thought:
-                assistant_message["reasoning_content"] = parsed.thought
+            if parsed.reasoning:
+                assistant_message["reasoning_content"] = parsed.reasoning
         self.messages.append(assistant_message)
         for call, result, tokens in zip(turn.calls, turn.results, result_tokens, strict=True):
             result_message: Message = {"role": "user", "content": result.output}
             if result.error != "malformed_call":
                 result_message |= {"role": "tool", "tool_call_id": call.call_id, "name": call.name}
-                self.results.append(tokens)
+                self.result_tokens.append(tokens)
             self.messages.append(result_message)
         self.turns.append(turn)
 
@@ -98,7 +98,7 @@ class Trajectory:
         """Add tokens that the engine did not sample, such as tool results."""
         self._segments[-1].add_environment(token_ids)
 
-    def go_on(self, prompt: list[int]) -> None:
+    def continue_with(self, prompt: list[int]) -> None:
         """Continue with `prompt`, which renders all messages.
 
         It continues the current segment if it starts with that segment's tokens; otherwise it begins a new segment.

@@ -33,9 +33,18 @@ import ray
 from ray.exceptions import RayError
 
 from agent_rft import errors
-from agent_rft.actors.runtime.calls import DEADLINE_S, LOST, RESTART_S, ask, ask_helper, kind_of, outcome_of, result_of
+from agent_rft.actors.runtime.calls import (
+    DEADLINE_S,
+    LOST,
+    RESTART_S,
+    await_result,
+    call_actor,
+    call_restartable_actor,
+    error_kind,
+    return_errors,
+)
 from agent_rft.actors.runtime.keep_alive import set_keep_alive
-from agent_rft.errors import Discard, RftError
+from agent_rft.errors import DiscardError, RftError
 
 LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
@@ -50,7 +59,7 @@ ChannelMethod = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ChannelAddress:
     """Host and port of an actor, and the secret that a client must send first."""
 
     host: str
@@ -66,18 +75,18 @@ def ray_encrypts(environment: Mapping[str, str] = os.environ) -> bool:
 # -- in the actor ------------------------------------------------------------------------------------------------------
 
 
-class Reachable:
+class ChannelActor:
     """Base class of actors that can be called over a channel; their `__init__` calls `_serve_methods`."""
 
     def _serve_methods(self, methods: Mapping[str, ChannelMethod]) -> None:
-        self._listener = Listener(methods)
+        self._listener = ChannelServer(methods)
 
-    async def address(self) -> Address | None:
+    async def get_channel_address(self) -> ChannelAddress | None:
         """Return the address where this actor listens; None if it cannot listen, or must not because Ray uses TLS."""
         if ray_encrypts():
             return None
         try:
-            return await self._listener.address(ray.util.get_node_ip_address())
+            return await self._listener.start(ray.util.get_node_ip_address())
         except OSError as error:
             LOG.warning("cannot listen on a port; calls go through Ray instead: %r", error)
             return None
@@ -88,10 +97,10 @@ class Reachable:
 
     async def call(self, method: str, arguments: Sequence[Any]) -> Any:
         """Call one of the methods through Ray, for callers that cannot connect."""
-        return await outcome_of(self._listener.methods[method](*arguments))
+        return await return_errors(self._listener.methods[method](*arguments))
 
 
-class Listener:
+class ChannelServer:
     """TCP server for channel calls; cancels the calls of a connection when it closes."""
 
     def __init__(self, methods: Mapping[str, ChannelMethod]) -> None:
@@ -99,12 +108,12 @@ class Listener:
         self._secret = secrets.token_hex(32)
         self._server: asyncio.Future[asyncio.Server] | None = None
 
-    async def address(self, host: str) -> Address:
+    async def start(self, host: str) -> ChannelAddress:
         """Listen on a free port of `host` unless already listening, and return the address."""
         if self._server is None:
             self._server = asyncio.ensure_future(asyncio.start_server(self._serve, host, 0))
         server = await asyncio.shield(self._server)
-        return Address(host, server.sockets[0].getsockname()[1], self._secret)
+        return ChannelAddress(host, server.sockets[0].getsockname()[1], self._secret)
 
     async def close(self) -> None:
         """Stop accepting connections."""
@@ -147,7 +156,7 @@ class Listener:
 # -- in the caller -----------------------------------------------------------------------------------------------------
 
 
-class Channel:
+class ChannelClient:
     """Client that calls one actor from one event loop, and connects at the first call.
 
     `what` names the actor in messages. `lost` is raised when the actor died, or when a call took longer than
@@ -159,7 +168,7 @@ class Channel:
         self,
         actor: Any,
         what: str,
-        lost: type[Discard],
+        lost: type[DiscardError],
         deadline_s: float | None = DEADLINE_S,
         restart_s: float = RESTART_S,
     ) -> None:
@@ -183,7 +192,7 @@ class Channel:
         connection = self._connection
         if connection is None:
             ref = self._actor.call.remote(method, arguments)
-            return await ask_helper(self._actor, ref, self._what, self._lost, self._deadline_s)
+            return await call_restartable_actor(self._actor, ref, self._what, self._lost, self._deadline_s)
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
                 return await connection.call(method, arguments)
@@ -192,7 +201,7 @@ class Channel:
                 raise
             raise self._lost(f"{self._what} did not answer within {self._deadline_s:g} s", kind="late") from None
         except _ConnectionBroken as broken:
-            with suppress(Discard):
+            with suppress(DiscardError):
                 await self.connect()
             why = f"the process of {self._what} was lost during a call ({broken})"
             raise self._lost(why, kind=broken.kind) from None
@@ -212,8 +221,8 @@ class Channel:
 
     async def _connect_now(self) -> None:
         for _ in range(CONNECT_TRIES):
-            ref = self._actor.address.options(max_task_retries=-1).remote()
-            address: Address | None = await ask(ref, self._what, self._lost, self._restart_s)
+            ref = self._actor.get_channel_address.options(max_task_retries=-1).remote()
+            address: ChannelAddress | None = await call_actor(ref, self._what, self._lost, self._restart_s)
             if address is None:
                 break
             try:
@@ -227,7 +236,7 @@ class Channel:
         self._connection, self._uses_ray = None, True
 
 
-async def _open_connection(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _open_connection(address: ChannelAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect and send the secret.
 
     Raises:
@@ -301,9 +310,9 @@ class _Connection:
 
     async def _watch(self, lifeline: Any) -> None:
         try:
-            await result_of(lifeline)
+            await await_result(lifeline)
         except RayError as error:
-            self._break(type(error).__name__, kind_of(error))
+            self._break(type(error).__name__, error_kind(error))
 
     def _break(self, why: str, kind: str) -> None:
         if self.broken is not None:

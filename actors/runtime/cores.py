@@ -12,7 +12,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 
 
-def usable_cores(cgroups: Path = CGROUPS, own_groups: Path = OWN_GROUPS) -> int:
+def count_usable_cores(cgroups: Path = CGROUPS, own_groups: Path = OWN_GROUPS) -> int:
     """Return the smaller of the container's CPU quota and the number of cores in the process's CPU affinity.
 
     By default the affinity has all cores of the node. A quota of 1.5 cores counts as 1, as in Ray.

@@ -14,7 +14,7 @@ Waiter = tuple[int, int, asyncio.Future[None]]
 """Order, arrival number, and the future that completes when the slot is granted."""
 
 
-class NoSlot(Exception):
+class NoFreeSlot(Exception):
     """No slot is free, and the queue is full or the wait timed out."""
 
 
@@ -47,16 +47,16 @@ class FairSlots:
     def num_waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def of(self, key: str) -> tuple[int, int]:
+    def count_for(self, key: str) -> tuple[int, int]:
         """Return the number of slots that a key holds, and the number of its waiters."""
         return self._held[key], len(self._waiting.get(key, ()))
 
     @asynccontextmanager
-    async def slot(self, key: str, order: int = 0) -> AsyncIterator[None]:
+    async def hold_slot(self, key: str, order: int = 0) -> AsyncIterator[None]:
         """Context manager that holds a slot for `key`.
 
         Raises:
-            NoSlot: The queue is full, or no slot became free in time.
+            NoFreeSlot: The queue is full, or no slot became free in time.
         """
         await self._acquire(key, order)
         try:
@@ -67,7 +67,7 @@ class FairSlots:
     async def _acquire(self, key: str, order: int) -> None:
         queue = self._waiting.get(key, ())
         if self.num_waiting >= self._max_waiting or len(queue) >= self._max_waiting_per_key:
-            raise NoSlot("the queue is full")
+            raise NoFreeSlot("the queue is full")
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = order, next(self._arrivals), mine
         heapq.heappush(self._waiting.setdefault(key, []), waiter)
@@ -78,7 +78,7 @@ class FairSlots:
                 await mine
             granted = True
         except TimeoutError:
-            raise NoSlot(f"no slot became free within {self._wait_s:g} s") from None
+            raise NoFreeSlot(f"no slot became free within {self._wait_s:g} s") from None
         finally:
             if not granted and mine.cancelled():
                 self._leave(key, waiter)

@@ -8,28 +8,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-OF_EACH_STAGE = 3
+MAX_PER_STAGE = 3
 
 Stage = Literal["session start", "sampling", "tool calls", "grading", "weight update"]
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class WorkInProgress:
     """A piece of work in progress.
 
-    `trace_id` is empty if the work belongs to no rollout. `stage` is a `Stage` or a method of the learner. `for_s` is
-    the duration so far instead of a start time, because the clocks of nodes differ.
+    `trace_id` is empty if the work belongs to no rollout. `stage` is a `Stage` or a method of the learner. `duration_s`
+    is the duration so far instead of a start time, because the clocks of nodes differ.
     """
 
     trace_id: str
     stage: str
-    for_s: float
+    duration_s: float
 
     def __str__(self) -> str:
-        return " ".join([self.stage, *([self.trace_id] if self.trace_id else []), f"for {self.for_s:.0f} s"])
+        return " ".join([self.stage, *([self.trace_id] if self.trace_id else []), f"for {self.duration_s:.0f} s"])
 
 
-class InFlight:
+class RolloutStages:
     """Current stages of one process's rollouts; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,14 +44,14 @@ class InFlight:
         """Record that a rollout has ended."""
         self._since.pop(trace_id, None)
 
-    def longest(self) -> list[Doing]:
+    def list_longest(self) -> list[WorkInProgress]:
         """Return, for each stage, the OF_EACH_STAGE rollouts that have been in it longest."""
         now = self._clock()
-        stages: dict[str, list[Doing]] = defaultdict(list)
+        stages: dict[str, list[WorkInProgress]] = defaultdict(list)
         for trace_id, (stage, since) in self._since.items():
-            stages[stage].append(Doing(trace_id, stage, now - since))
+            stages[stage].append(WorkInProgress(trace_id, stage, now - since))
         return [
             doing
             for stage_work in stages.values()
-            for doing in sorted(stage_work, key=lambda doing: -doing.for_s)[:OF_EACH_STAGE]
+            for doing in sorted(stage_work, key=lambda doing: -doing.duration_s)[:MAX_PER_STAGE]
         ]

@@ -7,5 +7,5 @@ may place such actors on any node, and their arguments contain secrets.
 PYTHON_GRADER = "python_grader"
 """Ray resource whose amount is the maximum number of concurrent sandboxes on the node. Each grader process uses one."""
 LABEL = "agent-rft/python-graders"
-ELSEWHERE = {LABEL: "!true"}
+AVOID_PYTHON_GRADERS = {LABEL: "!true"}
 """Label selector of all actors that need no CPUs, except python grader actors."""

@@ -20,7 +20,7 @@ NICE_INCREMENT = 10
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def fast_imports() -> Iterator[None]:
     """Context manager that disables garbage collection during slow imports, where it wastes a fifth of the time.
 
     At its end all objects are frozen, so that later full collections, which stop the process, skip them.

@@ -10,46 +10,46 @@ import asyncio
 from typing import Protocol
 
 
-class Sleeper(Protocol):
+class Offloadable(Protocol):
     """Protocol of engines or learner ranks that can be offloaded; they start loaded."""
 
-    async def sleep(self) -> None:
+    async def offload(self) -> None:
         """Offload to host memory; return when the device memory is free."""
 
-    async def wake(self) -> None:
+    async def reload(self) -> None:
         """Reload to device memory; return when the state before `sleep` is restored."""
 
 
-class Turns:
+class GpuLease:
     """Ownership of the shared devices, initially the learner's. If a reload fails, nobody owns them."""
 
-    def __init__(self, engines: Sleeper, learner: Sleeper) -> None:
+    def __init__(self, engines: Offloadable, learner: Offloadable) -> None:
         self._engines = engines
         self._learner = learner
-        self._owner: Sleeper | None = learner
+        self._owner: Offloadable | None = learner
         self._lock = asyncio.Lock()
 
-    async def to_learner(self) -> None:
+    async def give_to_learner(self) -> None:
         """Give the devices to the learner; do nothing if it already has them."""
         await self._switch(self._engines, self._learner)
 
-    async def to_engines(self) -> None:
+    async def give_to_engines(self) -> None:
         """Give the devices to the engines; do nothing if they already have them."""
         await self._switch(self._learner, self._engines)
 
-    async def to_new_learner(self) -> None:
+    async def give_to_restarted_learner(self) -> None:
         """Give the devices to a learner whose processes died; its new processes start loaded."""
         async with self._lock:
             if self._owner is self._engines:
-                await self._engines.sleep()
+                await self._engines.offload()
             self._owner = self._learner
 
-    async def _switch(self, source: Sleeper, target: Sleeper) -> None:
+    async def _switch(self, source: Offloadable, target: Offloadable) -> None:
         async with self._lock:
             if self._owner is target:
                 return
             if self._owner is source:
-                await source.sleep()
+                await source.offload()
             self._owner = None
-            await target.wake()
+            await target.reload()
             self._owner = target

@@ -18,14 +18,14 @@ from typing import Any
 
 import ray
 
-from agent_rft.actors.runtime.calls import UNREACHABLE, ask
-from agent_rft.actors.runtime.in_flight import Doing, Stage
+from agent_rft.actors.runtime.calls import UNREACHABLE, call_actor
+from agent_rft.actors.runtime.in_flight import Stage, WorkInProgress
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
-from agent_rft.errors import Discard, RftError
+from agent_rft.errors import DiscardError, RftError
 from agent_rft.events import ActorAnswered, ActorSilent, RolloutsStalled, WorkStalled
 from agent_rft.protocols import Emit
 
-LOOK_EVERY_S = 5.0
+CHECK_INTERVAL_S = 5.0
 SILENT_S = 30.0
 """Silence in seconds before a report. Busy nodes, garbage collections and first compilations take seconds."""
 GIVE_UP_S = 180.0
@@ -37,39 +37,39 @@ SESSION_START: Stage = "session start"
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedActor:
     """An actor to watch.
 
-    `pulse` asks the actor for its work in progress. `waits_here` returns whether a piece of engine work waits for this
-    actor (None: report the actor's work instead). `give_up` receives the reason. `incarnation` is a different object
-    for each new process.
+    `heartbeat` asks the actor for its work in progress. `waits_here` returns whether a piece of engine work waits for
+    this actor (None: report the actor's work instead). `give_up` receives the reason. `incarnation` is a different
+    object for each new process.
     """
 
     name: str
-    pulse: Callable[[], Awaitable[list[Doing]]]
+    heartbeat: Callable[[], Awaitable[list[WorkInProgress]]]
     give_up: Callable[[str], Awaitable[None]]
     incarnation: object
-    waits_here: Callable[[Doing], bool] | None = None
+    waits_here: Callable[[WorkInProgress], bool] | None = None
 
 
 @dataclass(slots=True)
 class _ActorHealth:
-    """Health of one incarnation of an actor: its pending `pulse` call, and the number of checks without an answer."""
+    """Health of one incarnation of an actor: its pending `heartbeat` call, and the checks without an answer."""
 
     incarnation: object
-    pending: asyncio.Future[list[Doing]] | None = None
+    pending: asyncio.Future[list[WorkInProgress]] | None = None
     silent_checks: int = 0
-    doing: list[Doing] = field(default_factory=list)
+    doing: list[WorkInProgress] = field(default_factory=list)
     is_reported: bool = False
     is_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ActorSnapshot:
     """Last answer of an actor, and how long the actor has been silent since."""
 
     name: str
-    doing: tuple[Doing, ...]
+    doing: tuple[WorkInProgress, ...]
     silent_s: float
 
 
@@ -83,7 +83,7 @@ class Watchdog:
 
     def __init__(
         self,
-        watched: Callable[[], Sequence[Watched]],
+        watched: Callable[[], Sequence[WatchedActor]],
         rollouts: Callable[[], tuple[int, int]] | None,
         emit: Emit,
         timing: Timing = REAL_TIMING,
@@ -104,22 +104,22 @@ class Watchdog:
         """Check the actors every LOOK_EVERY_S seconds until cancelled."""
         try:
             while True:
-                await self.look()
-                await self._timing.sleep(LOOK_EVERY_S)
+                await self.check()
+                await self._timing.sleep(CHECK_INTERVAL_S)
         finally:
             for health in self._health.values():
                 if health.pending is not None:
                     health.pending.cancel()
 
     @property
-    def seen(self) -> list[Seen]:
+    def last_answers(self) -> list[ActorSnapshot]:
         """All watched actors, as of the last check."""
         return [
-            Seen(name, tuple(health.doing), health.silent_checks * LOOK_EVERY_S)
+            ActorSnapshot(name, tuple(health.doing), health.silent_checks * CHECK_INTERVAL_S)
             for name, health in self._health.items()
         ]
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Ask every actor for its work in progress, and report actors that have not answered earlier checks."""
         watched = {entry.name: entry for entry in self._watched()}
         for name, health in list(self._health.items()):
@@ -132,7 +132,7 @@ class Watchdog:
             else:
                 health.silent_checks += 1
             if health.pending is None:
-                health.pending = asyncio.ensure_future(entry.pulse())
+                health.pending = asyncio.ensure_future(entry.heartbeat())
         for name, entry in watched.items():
             await self._handle_silence(entry, self._health[name])
         self._report_stalls(watched)
@@ -161,12 +161,12 @@ class Watchdog:
             health.doing = []
         else:
             if health.is_reported:
-                self._emit(ActorAnswered(actor=name, silent_s=health.silent_checks * LOOK_EVERY_S))
+                self._emit(ActorAnswered(actor=name, silent_s=health.silent_checks * CHECK_INTERVAL_S))
         health.is_reported = health.is_given_up = False
         return True
 
-    async def _handle_silence(self, entry: Watched, health: _ActorHealth) -> None:
-        silent_s = health.silent_checks * LOOK_EVERY_S
+    async def _handle_silence(self, entry: WatchedActor, health: _ActorHealth) -> None:
+        silent_s = health.silent_checks * CHECK_INTERVAL_S
         if silent_s >= SILENT_S and not health.is_reported:
             health.is_reported = True
             waiting = entry.waits_here is not None
@@ -176,69 +176,71 @@ class Watchdog:
             health.is_given_up = True
             await entry.give_up(f"it has not answered for {silent_s:.0f} s")
 
-    def _affected(self, entry: Watched, health: _ActorHealth) -> tuple[str, ...]:
+    def _affected(self, entry: WatchedActor, health: _ActorHealth) -> tuple[str, ...]:
         """Return the work that waits for a silent actor, or the work that the actor was doing."""
         if entry.waits_here is None:
             return _select_longest(health.doing)
         everywhere = [doing for other in self._health.values() for doing in other.doing]
         return _select_longest([doing for doing in everywhere if entry.waits_here(doing)])
 
-    def _report_stalls(self, watched: dict[str, Watched]) -> None:
+    def _report_stalls(self, watched: dict[str, WatchedActor]) -> None:
         """Report work that takes too long on actors that answer."""
         work = [(name, doing) for name in watched for doing in self._health[name].doing]
         for name, doing in work:
-            if not doing.trace_id and self._is_due(doing.stage, doing.for_s):
-                self._emit(WorkStalled(actor=name, stage=doing.stage, for_s=doing.for_s))
+            if not doing.trace_id and self._is_due(doing.stage, doing.duration_s):
+                self._emit(WorkStalled(actor=name, stage=doing.stage, duration_s=doing.duration_s))
         if self._rollouts is None:
             return
         ended, in_flight = self._rollouts()
         moved = ended != self._ended or not in_flight
         self._ended, self._idle_checks = ended, 0 if moved else self._idle_checks + 1
-        idle_s = self._idle_checks * LOOK_EVERY_S
+        idle_s = self._idle_checks * CHECK_INTERVAL_S
         rollouts = [(name, doing) for name, doing in work if doing.trace_id]
         if self._only_waits_for_long_calls([doing for _, doing in rollouts]):
             return
         if self._is_due("rollouts", idle_s):
-            longest = sorted(rollouts, key=lambda p: -p[1].for_s)[:TRACES_NAMED]
+            longest = sorted(rollouts, key=lambda p: -p[1].duration_s)[:TRACES_NAMED]
             shown = tuple(f"{doing} on {name}" for name, doing in longest)
             self._emit(RolloutsStalled(idle_s=idle_s, num_in_flight=in_flight, longest=shown))
 
-    def _only_waits_for_long_calls(self, rollouts: Sequence[Doing]) -> bool:
+    def _only_waits_for_long_calls(self, rollouts: Sequence[WorkInProgress]) -> bool:
         """Whether a call that may take longer than STALLED_S is in progress, and no other rollout is stuck."""
         is_long_call = False
         for doing in rollouts:
             deadline_s = self._stage_deadlines_s.get(doing.stage, 0.0)
-            if doing.for_s < deadline_s:
+            if doing.duration_s < deadline_s:
                 is_long_call |= deadline_s > STALLED_S
-            elif doing.for_s >= STALLED_S and doing.stage != SESSION_START:
+            elif doing.duration_s >= STALLED_S and doing.stage != SESSION_START:
                 return False
         return is_long_call
 
-    def _is_due(self, what: str, for_s: float) -> bool:
-        if for_s < self._next_report_s.get(what, STALLED_S):
+    def _is_due(self, what: str, duration_s: float) -> bool:
+        if duration_s < self._next_report_s.get(what, STALLED_S):
             return False
-        self._next_report_s[what] = 2 * for_s
+        self._next_report_s[what] = 2 * duration_s
         return True
 
 
-def pulse_of(actor: Any, name: str, lost: type[Discard]) -> Callable[[], Awaitable[list[Doing]]]:
-    """Return a function that calls the actor's method `pulse`."""
+def heartbeat_caller(actor: Any, name: str, lost: type[DiscardError]) -> Callable[[], Awaitable[list[WorkInProgress]]]:
+    """Return a function that calls the actor's method `heartbeat`."""
 
-    async def pulse() -> list[Doing]:
-        doing: list[Doing] = await ask(actor.pulse.remote(), name, lost)
+    async def heartbeat() -> list[WorkInProgress]:
+        doing: list[WorkInProgress] = await call_actor(actor.heartbeat.remote(), name, lost)
         return doing
 
-    return pulse
+    return heartbeat
 
 
-def watched_helper(name: str, actor: Any, lost: type[Discard], waits_here: Callable[[Doing], bool]) -> Watched:
+def watch_restartable_actor(
+    name: str, actor: Any, lost: type[DiscardError], waits_here: Callable[[WorkInProgress], bool]
+) -> WatchedActor:
     """Return the watchdog entry of a stateless actor; giving it up kills its process, which Ray restarts."""
 
     async def restart(why: str) -> None:
         ray.kill(actor, no_restart=False)
 
-    return Watched(name, pulse_of(actor, name, lost), restart, actor, waits_here)
+    return WatchedActor(name, heartbeat_caller(actor, name, lost), restart, actor, waits_here)
 
 
-def _select_longest(doing: Sequence[Doing]) -> tuple[str, ...]:
-    return tuple(str(entry) for entry in sorted(doing, key=lambda entry: -entry.for_s)[:TRACES_NAMED])
+def _select_longest(doing: Sequence[WorkInProgress]) -> tuple[str, ...]:
+    return tuple(str(entry) for entry in sorted(doing, key=lambda entry: -entry.duration_s)[:TRACES_NAMED])

@@ -38,8 +38,8 @@ def config_of(report: SandboxReport) -> runner.RunnerConfig:
     config = runs_config(report.way, RUN_LIMITS) if report.way else None
     if config is None:
         why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
-        remedy = TRY_AGAIN if report.late else "allow user namespaces, or install bubblewrap"
-        raise runner.NotStarted(f"{why}: {remedy}")
+        fix = TRY_AGAIN if report.late else "allow user namespaces, or install bubblewrap"
+        raise runner.NotStarted(f"{why}: {fix}")
     return config
 
 

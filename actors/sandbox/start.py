@@ -40,7 +40,7 @@ START_S = 60.0
 NEEDED_LINUX = (5, 14)
 """First version that counts processes per user namespace (mount_setattr requires 5.12)."""
 MAX_STDERR_CHARS = 500
-REMEDY = (
+FIX = (
     "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1; in a container, a "
     "seccomp profile that allows unshare and mount), or, where AppArmor allows them only to listed programs (Ubuntu "
     "24.04 and later), install bubblewrap (apt-get install bubblewrap), or set unsandboxed_python: true in the "
@@ -103,8 +103,8 @@ def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
     if unsandboxed:
         return "none"
     needed = "python graders need a sandbox, which cannot be created here"
-    problem, public = f"{needed} ({why})", f"{needed}: {REMEDY}"
-    raise UserError(f"{problem}: {REMEDY}", code="no_sandbox", problem=problem, remedy=REMEDY, public=public)
+    problem, public = f"{needed} ({why})", f"{needed}: {FIX}"
+    raise UserError(f"{problem}: {FIX}", code="no_sandbox", problem=problem, fix=FIX, public_message=public)
 
 
 class Reports:

@@ -18,31 +18,31 @@ from typing import Any, TypeVar, cast
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_rft.actors.endpoints.client import process_stats
+from agent_rft.actors.endpoints.client import collect_process_stats
 from agent_rft.actors.endpoints.signing import Signer
-from agent_rft.actors.endpoints.stats import live_endpoint_metrics, merged
-from agent_rft.actors.runtime.calls import QUICK_S, ask
-from agent_rft.actors.runtime.channel import Channel, Reachable
-from agent_rft.actors.runtime.in_flight import Doing
-from agent_rft.actors.runtime.nodes import ELSEWHERE
+from agent_rft.actors.endpoints.stats import merge_stats, to_live_metrics
+from agent_rft.actors.runtime.calls import READ_TIMEOUT_S, call_actor
+from agent_rft.actors.runtime.channel import ChannelActor, ChannelClient
+from agent_rft.actors.runtime.in_flight import WorkInProgress
+from agent_rft.actors.runtime.nodes import AVOID_PYTHON_GRADERS
 from agent_rft.actors.runtime.process import lower_priority
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
-from agent_rft.actors.runtime.telemetry.tracing import tracer_of
-from agent_rft.actors.runtime.watchdog import Watched, watched_helper
+from agent_rft.actors.runtime.telemetry.tracing import create_tracer
+from agent_rft.actors.runtime.watchdog import WatchedActor, watch_restartable_actor
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.actors.tools.sessions import CLOSE_S, SessionBook
+from agent_rft.actors.tools.sessions import CLOSE_S, ToolSessions
 from agent_rft.errors import ToolFailed
 from agent_rft.spec.endpoints import Endpoint, SessionSpec, ToolSpec
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.types import ToolCall, ToolResult
 
 E = TypeVar("E", bound=Endpoint)
-WHAT = "the tool dispatcher"
-MAX_NEWS = 100
+ACTOR_NAME = "the tool dispatcher"
+MAX_SESSION_MESSAGES = 100
 
 
-@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=ELSEWHERE)
-class DispatcherActor(Reachable):
+@ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=AVOID_PYTHON_GRADERS)
+class DispatcherActor(ChannelActor):
     """Dispatcher in a separate process, which receives one message per conversation turn.
 
     It has no state except counters, so Ray may restart it at any time. If the job has a `session`, it also manages the
@@ -52,26 +52,26 @@ class DispatcherActor(Reachable):
     def __init__(
         self,
         tools: Sequence[ToolSpec],
-        operator: Operator,
+        operator: OperatorConfig,
         session: SessionSpec | None = None,
         journal: Path | None = None,
         name: str = "dispatcher",
         metrics: MetricsAddress | None = None,
         signer: Signer | None = None,
     ) -> None:
-        self._tracer = tracer_of(operator.traces, name, metrics)
+        self._tracer = create_tracer(operator.traces, name, metrics)
         # The endpoints answered the job's check, so a single 403 must not end the job.
         self._dispatcher = Dispatcher(tools, operator, signer=signer, tracer=self._tracer, has_answered=True)
-        start_telemetry(metrics, name).add(lambda: live_endpoint_metrics(process_stats()))
-        self._news: deque[str] = deque(maxlen=MAX_NEWS)
+        start_telemetry(metrics, name).add_source(lambda: to_live_metrics(collect_process_stats()))
+        self._news: deque[str] = deque(maxlen=MAX_SESSION_MESSAGES)
         if session is None:
             self._sessions = None
         else:
-            self._sessions = SessionBook(
+            self._sessions = ToolSessions(
                 session,
                 journal,
                 operator,
-                tell=self._news.append,
+                on_message=self._news.append,
                 signer=signer,
                 tracer=self._tracer,
                 has_answered=True,
@@ -90,18 +90,18 @@ class DispatcherActor(Reachable):
         if self._sessions is not None:
             await self._sessions.start(trace_id, item, owner)
 
-    async def pulse(self) -> list[Doing]:
+    async def heartbeat(self) -> list[WorkInProgress]:
         """Return an empty list, since the engines report the calls that this actor makes."""
         return []
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        return process_stats()
+        return collect_process_stats()
 
     async def close_session(self, trace_id: str, reason: str) -> None:
         if self._sessions is not None:
             self._sessions.end(trace_id, reason)
 
-    async def end_sessions_of(self, owner: str, reason: str) -> None:
+    async def end_owner_sessions(self, owner: str, reason: str) -> None:
         if self._sessions is not None:
             self._sessions.end_owner(owner, reason)
 
@@ -112,7 +112,7 @@ class DispatcherActor(Reachable):
         """Send the last spans; see `Tracer.flush`."""
         await asyncio.to_thread(self._tracer.flush)
 
-    async def session_news(self) -> list[str]:
+    async def take_session_messages(self) -> list[str]:
         news = list(self._news)
         self._news.clear()
         return news
@@ -120,17 +120,17 @@ class DispatcherActor(Reachable):
 
 def start_dispatchers(
     tools: Sequence[ToolSpec],
-    operator: Operator,
+    operator: OperatorConfig,
     count: int,
     session: SessionSpec | None = None,
     journals: Path | None = None,
-    options_of: Callable[[str, int], dict[str, Any]] = lambda name, index: {},
+    get_options: Callable[[str, int], dict[str, Any]] = lambda name, index: {},
     metrics: MetricsAddress | None = None,
     signer: Signer | None = None,
 ) -> list[Any]:
     """Start dispatcher actors that split the limits of each endpoint.
 
-    Starts `count` actors, or fewer if a limit is below `count`, so that each actor can make a call. `options_of`
+    Starts `count` actors, or fewer if a limit is below `count`, so that each actor can make a call. `get_options`
     returns the Ray options for a name and an index. With sessions, the actors always run on the caller's node, which
     has the folder `journals`.
     """
@@ -141,12 +141,12 @@ def start_dispatchers(
         node = ray.get_runtime_context().get_node_id()
         on_this_node = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
     count = min([count, *limits])
-    paths = [None] * count if journals is None else journal_paths(journals, count)
+    paths = [None] * count if journals is None else prepare_journals(journals, count)
     return [
-        actor.options(**options_of(f"dispatcher-{index}", index) | on_this_node).remote(
-            [share_of(tool, index, count) for tool in tools],
+        actor.options(**get_options(f"dispatcher-{index}", index) | on_this_node).remote(
+            [split_limits(tool, index, count) for tool in tools],
             operator,
-            None if session is None else share_of(session, index, count),
+            None if session is None else split_limits(session, index, count),
             path,
             f"dispatcher-{index}",
             metrics,
@@ -156,18 +156,18 @@ def start_dispatchers(
     ]
 
 
-def watched_dispatchers(actors: Sequence[Any]) -> list[Watched]:
+def watch_dispatchers(actors: Sequence[Any]) -> list[WatchedActor]:
     """Return the dispatchers for the watchdog. A restart of a dispatcher loses calls; their rollouts are retried."""
 
-    def watch(index: int, actor: Any) -> Watched:
-        name = WHAT if len(actors) == 1 else f"{WHAT} ({index + 1} of {len(actors)})"
+    def watch(index: int, actor: Any) -> WatchedActor:
+        name = ACTOR_NAME if len(actors) == 1 else f"{ACTOR_NAME} ({index + 1} of {len(actors)})"
 
-        def waits_here(doing: Doing) -> bool:
+        def waits_here(doing: WorkInProgress) -> bool:
             return (
                 doing.stage in ("tool calls", "session start") and _compute_shard(doing.trace_id, len(actors)) == index
             )
 
-        return watched_helper(name, actor, ToolFailed, waits_here)
+        return watch_restartable_actor(name, actor, ToolFailed, waits_here)
 
     return [watch(index, actor) for index, actor in enumerate(actors)]
 
@@ -176,7 +176,7 @@ def _compute_shard(trace_id: str, count: int) -> int:
     return zlib.crc32(trace_id.encode()) % count
 
 
-def share_of(endpoint: E, index: int, count: int) -> E:
+def split_limits(endpoint: E, index: int, count: int) -> E:
     """Return the endpoint's settings for shard `index` of `count`, with this shard's share of the limits."""
 
     def split(limit: int) -> int:
@@ -190,7 +190,7 @@ def share_of(endpoint: E, index: int, count: int) -> E:
     return endpoint.model_copy(update=update)
 
 
-def journal_paths(folder: Path, count: int) -> list[Path]:
+def prepare_journals(folder: Path, count: int) -> list[Path]:
     """Return the journal paths of `count` shards.
 
     If an earlier run had more shards, their journals are appended to the first one.
@@ -204,12 +204,12 @@ def journal_paths(folder: Path, count: int) -> list[Path]:
 
 
 class DispatcherClient:
-    """Client of the dispatcher actors for engines and the driver, with the methods of Dispatcher and SessionBook."""
+    """Client of the dispatcher actors for engines and the driver, with the methods of Dispatcher and ToolSessions."""
 
     def __init__(self, *actors: Any) -> None:
         self._actors = actors
         # The dispatcher enforces the deadlines of calls, which may take hours; the watchdog restarts a hung process.
-        self._channels = [Channel(actor, WHAT, ToolFailed, deadline_s=None) for actor in actors]
+        self._channels = [ChannelClient(actor, ACTOR_NAME, ToolFailed, deadline_s=None) for actor in actors]
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Call Dispatcher.call_turn; also raises ToolFailed if the dispatcher process dies."""
@@ -219,41 +219,41 @@ class DispatcherClient:
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
         """Return EndpointClient.stats of each tool and session server, by name ("tool 'search'")."""
-        return merged(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
+        return merge_stats(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
 
     async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
-        """Call SessionBook.start; also raises ToolFailed if the dispatcher process dies."""
+        """Call ToolSessions.start; also raises ToolFailed if the dispatcher process dies."""
         await self._channels[self._find_shard(trace_id)].call("open_session", trace_id, item, owner)
 
     def close_session(self, trace_id: str, reason: str) -> None:
-        """Call SessionBook.end; a dispatcher that died ends the session after its restart."""
+        """Call ToolSessions.end; a dispatcher that died ends the session after its restart."""
         self._actors[self._find_shard(trace_id)].close_session.remote(trace_id, reason)
 
-    def end_sessions_of(self, owner: str, reason: str) -> None:
-        """Call SessionBook.end_owner in all dispatchers."""
+    def end_owner_sessions(self, owner: str, reason: str) -> None:
+        """Call ToolSessions.end_owner in all dispatchers."""
         for actor in self._actors:
-            actor.end_sessions_of.remote(owner, reason)
+            actor.end_owner_sessions.remote(owner, reason)
 
     async def close_sessions(self, reason: str) -> int:
-        """Call SessionBook.close in all dispatchers; return the total number of unconfirmed ends."""
+        """Call ToolSessions.close in all dispatchers; return the total number of unconfirmed ends."""
         unconfirmed: list[int] = await asyncio.gather(
-            *(self._ask(actor.close_sessions.remote(reason), CLOSE_S + QUICK_S) for actor in self._actors)
+            *(self._ask(actor.close_sessions.remote(reason), CLOSE_S + READ_TIMEOUT_S) for actor in self._actors)
         )
         return sum(unconfirmed)
 
-    async def session_news(self) -> list[str]:
+    async def take_session_messages(self) -> list[str]:
         """Return new messages for the user about sessions; each message is returned once."""
-        news = await asyncio.gather(*(self._ask(actor.session_news.remote()) for actor in self._actors))
+        news = await asyncio.gather(*(self._ask(actor.take_session_messages.remote()) for actor in self._actors))
         return [text for texts in news for text in texts]
 
     def _find_shard(self, trace_id: str) -> int:
         return _compute_shard(trace_id, len(self._actors))
 
-    async def _ask(self, ref: Any, timeout_s: float = QUICK_S) -> Any:
-        return await ask(ref, WHAT, ToolFailed, timeout_s)
+    async def _ask(self, ref: Any, timeout_s: float = READ_TIMEOUT_S) -> Any:
+        return await call_actor(ref, ACTOR_NAME, ToolFailed, timeout_s)
 
 
-class OwnedSessions:
+class WorkerSessions:
     """Tool sessions of one engine worker, for its episodes; `owner` identifies one incarnation of the worker."""
 
     def __init__(self, dispatcher: DispatcherClient, owner: str) -> None:

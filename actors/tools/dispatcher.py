@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agent_rft.actors.endpoints.answer import HttpAnswer, cut, status_text
-from agent_rft.actors.endpoints.body import MAX_REQUEST_BYTES, json_body
+from agent_rft.actors.endpoints.answer import HttpResponse, format_status, truncate
+from agent_rft.actors.endpoints.body import MAX_REQUEST_BYTES, encode_json
 from agent_rft.actors.endpoints.call_errors import TOO_LARGE_STATUSES
 from agent_rft.actors.endpoints.client import EndpointClient
-from agent_rft.actors.endpoints.gate import Sockets
+from agent_rft.actors.endpoints.gate import SocketLimit
 from agent_rft.actors.endpoints.signing import Signer
-from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, failed
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, mark_failed
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import ToolFailed
 from agent_rft.spec.endpoints import ToolSpec
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
 from agent_rft.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000
@@ -45,7 +45,7 @@ class Dispatcher:
         calls = [ToolCall("call_1", "search", '{"query": "invoices"}'), ToolCall("call_2", "serch", "{}")]
         await dispatcher.call_turn("trace_1", {"customer": 7}, calls)
 
-    It POSTs call_1 (with the body of `call_body`) and returns:
+    It POSTs call_1 (with the body of `build_call_body`) and returns:
 
         [ToolResult("call_1", "2 open invoices", latency_s=0.12),
          ToolResult("call_2", "Error: there is no tool named 'serch'. The tools are: search.", error="unknown_tool")]
@@ -54,7 +54,7 @@ class Dispatcher:
     def __init__(
         self,
         tools: Sequence[ToolSpec],
-        operator: Operator = NOTHING_ALLOWED,
+        operator: OperatorConfig = DEFAULT_CONFIG,
         timing: Timing = REAL_TIMING,
         signer: Signer | None = None,
         tracer: Tracer = NO_TRACES,
@@ -67,7 +67,7 @@ class Dispatcher:
             UserError: A URL or a header is invalid.
         """
         self._tracer = tracer
-        sockets = Sockets.of_process()
+        sockets = SocketLimit.from_process_limits()
         self._tools = {tool.name: tool for tool in tools}
         self._clients = {
             tool.name: EndpointClient(
@@ -76,7 +76,7 @@ class Dispatcher:
                 tool,
                 ToolFailed,
                 timing,
-                allowed_networks=operator.reachable,
+                allowed_networks=operator.allowed_destinations,
                 sockets=sockets,
                 hedge_after_s=tool.hedge_after_s,
                 signer=signer,
@@ -116,11 +116,11 @@ class Dispatcher:
             if _has_tool(item, call.name):
                 raise _make_no_server_error(call.name)
             names = ", ".join(sorted(self._clients)) or "none"
-            text = f"Error: there is no tool named {cut(call.name, 100)!r}. The tools are: {names}."
+            text = f"Error: there is no tool named {truncate(call.name, 100)!r}. The tools are: {names}."
             return ToolResult(call.call_id, text, error="unknown_tool")
-        body = json_body(call_body(trace_id, item, call))
+        body = encode_json(build_call_body(trace_id, item, call))
         if len(body) > MAX_REQUEST_BYTES:
-            if len(json_body(call_body(trace_id, {}, call))) > MAX_REQUEST_BYTES:
+            if len(encode_json(build_call_body(trace_id, {}, call))) > MAX_REQUEST_BYTES:
                 client.counts.errors["too_large"] += 1
                 return ToolResult(call.call_id, TOO_LARGE_REQUEST, error="tool_error")
             client.counts.errors["request_too_large"] += 1
@@ -138,11 +138,11 @@ class Dispatcher:
             span.set_attribute("agent_rft.retries", result.retries)
             if result.error is not None:
                 client.counts.errors["too_large" if answer.ok else "tool_error"] += 1
-                failed(span, result.error)
+                mark_failed(span, result.error)
         return result
 
 
-def call_body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]:
+def build_call_body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict[str, Any]:
     """Return the request body of a call, as defined in the wire contract."""
     return {
         "type": "function_call",
@@ -164,19 +164,19 @@ def _has_tool(item: Mapping[str, Any], name: str) -> bool:
 
 def _make_no_server_error(name: str) -> ToolFailed:
     """Return the error for a call to a tool that the row offers but the job does not have."""
-    problem, remedy = f"the row's tool {name!r} has no server", "add its server_url to the job's tools"
-    return ToolFailed(f"{problem}: {remedy}", problem=problem, remedy=remedy, kind="tool_without_server")
+    problem, fix = f"the row's tool {name!r} has no server", "add its server_url to the job's tools"
+    return ToolFailed(f"{problem}: {fix}", problem=problem, fix=fix, kind="tool_without_server")
 
 
 def _make_row_error(what: str, item: dict[str, Any], num_bytes: int) -> ToolFailed:
     """Return the error for a call that is too large because of its row, which the model cannot change."""
-    row = f"its row takes {len(json_body(item)):,} bytes"
+    row = f"its row takes {len(encode_json(item)):,} bytes"
     problem = f"{what} was not called: the call has {num_bytes:,} bytes, the limit is {MAX_REQUEST_BYTES:,}, and {row}"
-    remedy = "shorten the row: keep large values in a file that the tool reads"
-    return ToolFailed(f"{problem}; {remedy}", problem=problem, remedy=remedy, kind="request_too_large")
+    fix = "shorten the row: keep large values in a file that the tool reads"
+    return ToolFailed(f"{problem}; {fix}", problem=problem, fix=fix, kind="request_too_large")
 
 
-def _to_result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: HttpAnswer) -> ToolResult:
+def _to_result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: HttpResponse) -> ToolResult:
     """Convert an answer to the result that the model sees.
 
     Raises:
@@ -188,7 +188,7 @@ def _to_result(client: EndpointClient, max_output_bytes: int, call: ToolCall, an
         raise client.bad_answer(answer, "the model cannot change that")
     if output is None and not answer.ok:
         text = client.scrub(answer.text).strip()
-        error_text = f"Error: {status_text(answer.status)}. {cut(text, MAX_ERROR_CHARS)}".rstrip()
+        error_text = f"Error: {format_status(answer.status)}. {truncate(text, MAX_ERROR_CHARS)}".rstrip()
         return result(error_text, error="tool_error", truncated=len(text) > MAX_ERROR_CHARS)
     if answer.truncated or (output is not None and _count_bytes(output) > max_output_bytes):
         return result(TOO_LARGE.format(max_output_bytes), error="tool_error", truncated=True)
@@ -201,7 +201,7 @@ def _count_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _parse_output(answer: HttpAnswer) -> str | None:
+def _parse_output(answer: HttpResponse) -> str | None:
     """Return the `output` in the answer as valid Unicode text; None if it is missing."""
     try:
         body = answer.json()

@@ -15,7 +15,7 @@ COMPACT_AFTER = 10_000
 """Number of ended sessions (about 1 MB of lines) after which the file is compacted."""
 
 
-class SessionJournal:
+class ToolSessionJournal:
     """Append-only journal file of one process.
 
     Invalid lines are ignored: the process was killed while it wrote them, before it acted on them.
@@ -32,11 +32,11 @@ class SessionJournal:
         self._file = self._compact()
 
     @property
-    def open(self) -> list[str]:
+    def open_sessions(self) -> list[str]:
         """Trace ids of the sessions that may be open, oldest first."""
         return list(self._open)
 
-    def started(self, trace_id: str) -> None:
+    def record_start(self, trace_id: str) -> None:
         """Record that a session is about to be requested.
 
         Raises:
@@ -45,7 +45,7 @@ class SessionJournal:
         self._write("start", trace_id)
         self._open[trace_id] = None
 
-    def ended(self, trace_id: str) -> None:
+    def record_end(self, trace_id: str) -> None:
         """Record that the server has confirmed a session's end.
 
         Raises:

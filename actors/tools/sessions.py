@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_rft.actors.endpoints.answer import HttpAnswer
+from agent_rft.actors.endpoints.answer import HttpResponse
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.signing import Signer
-from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, failed
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, mark_failed
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
-from agent_rft.actors.tools.session_journal import SessionJournal
+from agent_rft.actors.tools.session_journal import ToolSessionJournal
 from agent_rft.errors import EndpointRefused, RftError, ToolFailed
 from agent_rft.spec.endpoints import SessionSpec
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
 
 WARM_UP_STARTS = 4
 """Initial limit of concurrent start requests; each success raises it by one, up to `max_concurrency`."""
@@ -34,19 +34,19 @@ END_PAUSES_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Pauses between attempts to end a session while the server does not answer; the last pause repeats forever."""
 CLOSE_S = 60.0
 CLOSE_TRIES = 3
-"""Attempts to end a session while the SessionBook closes, each with all retries of the client."""
+"""Attempts to end a session while the ToolSessions closes, each with all retries of the client."""
 CLOSE_PAUSE_S = 0.5
 """Pause between these attempts."""
-NEWS_S = 60.0
+MIN_MESSAGE_INTERVAL_S = 60.0
 """Minimum time between two events about failed end requests."""
-RESTARTED = "job_restarted"
+RESTART_REASON = "job_restarted"
 LOG = logging.getLogger(__name__)
-REMEMBERED = 10_000
+MAX_ENDED_EARLY = 10_000
 """Number of recent ends of unknown sessions to remember, since their `start` calls may arrive later."""
 
 
 @dataclass(slots=True)
-class SessionStats:
+class ToolSessionStats:
     """Session counters of one process.
 
     `ended` counts ends that the server confirmed, and `end_failures` failed attempts to end a session. `recovered`
@@ -92,20 +92,20 @@ class _Session:
             self.end_reason.set_result(reason)
 
 
-class SessionBook:
+class ToolSessions:
     """The tool sessions of a job.
 
     `journal` is the file that records open sessions; sessions that an earlier process left open are ended first.
-    `tell` receives messages for the user.
+    `on_message` receives messages for the user.
     """
 
     def __init__(
         self,
         spec: SessionSpec,
         journal: Path | None = None,
-        operator: Operator = NOTHING_ALLOWED,
+        operator: OperatorConfig = DEFAULT_CONFIG,
         *,
-        tell: Callable[[str], None] = LOG.warning,
+        on_message: Callable[[str], None] = LOG.warning,
         timing: Timing = REAL_TIMING,
         signer: Signer | None = None,
         tracer: Tracer = NO_TRACES,
@@ -123,16 +123,16 @@ class SessionBook:
             EndpointClient,
             failure=ToolFailed,
             timing=timing,
-            allowed_networks=operator.reachable,
+            allowed_networks=operator.allowed_destinations,
             signer=signer,
             has_answered=has_answered,
         )
         without_rate_limit = spec.model_copy(update={"rate_limit_per_s": None})
         self._starts = None if spec.start_url is None else client("session start", spec.start_url, spec)
         self._ends = None if spec.end_url is None else client("session end", spec.end_url, without_rate_limit)
-        self._journal = None if journal is None else SessionJournal(journal)
-        self._left_open = [] if self._journal is None else self._journal.open
-        self._tell = tell
+        self._journal = None if journal is None else ToolSessionJournal(journal)
+        self._left_open = [] if self._journal is None else self._journal.open_sessions
+        self._tell = on_message
         self._tracer = tracer
         self._timing = timing
         self._sessions: dict[str, _Session] = {}
@@ -150,7 +150,7 @@ class SessionBook:
         self._ended_early: dict[str, None] = {}
         self._next_message_at = timing.clock()
         self._closed = False
-        self._stats = SessionStats()
+        self._stats = ToolSessionStats()
         self.refused_end = ""
         """The latest answer to an end request that was not a 2xx, for messages."""
 
@@ -181,7 +181,7 @@ class SessionBook:
         session = self._sessions.get(trace_id)
         if session is None:
             self._ended_early[trace_id] = None
-            if len(self._ended_early) > REMEMBERED:
+            if len(self._ended_early) > MAX_ENDED_EARLY:
                 del self._ended_early[next(iter(self._ended_early))]
             return
         session.request_end(reason)
@@ -203,7 +203,7 @@ class SessionBook:
         return session.opened.exception() is None
 
     def stats(self) -> dict[str, Any]:
-        """Return SessionStats as plain values, and the current numbers of `open` and `waiting` sessions.
+        """Return ToolSessionStats as plain values, and the current numbers of `open` and `waiting` sessions.
 
         A session is open from its start request until the server has confirmed its end.
         """
@@ -259,7 +259,7 @@ class SessionBook:
             session = self._new(trace_id, {}, "")
             session.requested = True
             session.fail(ToolFailed("the session was opened by an earlier process"))
-            session.request_end(RESTARTED)
+            session.request_end(RESTART_REASON)
             self._stats.recovered += 1
 
     async def _run(self, session: _Session) -> None:
@@ -321,7 +321,7 @@ class SessionBook:
         session.request_end("start_failed")
 
     async def _end(self, session: _Session, reason: str) -> bool:
-        """Send end requests until the server answers; return False if the SessionBook closes before that."""
+        """Send end requests until the server answers; return False if the ToolSessions closes before that."""
         failures = last_failures = 0
         while not await self._send_end(session.trace_id, reason):
             last_failures += self._closed
@@ -349,15 +349,15 @@ class SessionBook:
             self._stats.errors[f"end_{error.details.get('kind', 'other')}"] += 1
             now = self._timing.clock()
             if now >= self._next_message_at:
-                self._next_message_at = now + NEWS_S
+                self._next_message_at = now + MIN_MESSAGE_INTERVAL_S
                 self._tell(f"session end requests fail, and are retried until one is answered: {error.message}")
             return False
         if self._ends is not None and answer is not None and not answer.ok:
             self._stats.errors[f"end_{answer.status}"] += 1
-            self.refused_end = self._ends.described(answer)
+            self.refused_end = self._ends.describe(answer)
         return True
 
-    async def _post(self, client: EndpointClient | None, body: dict[str, Any], what: str) -> HttpAnswer | None:
+    async def _post(self, client: EndpointClient | None, body: dict[str, Any], what: str) -> HttpResponse | None:
         """Send a request and return the answer; None if the job has no URL for it, so that nothing is sent."""
         if client is None:
             return None
@@ -365,7 +365,7 @@ class SessionBook:
         with self._tracer.span(trace_id, f"session {what}") as span:
             answer = await client.post(body, f"{trace_id}/{what}")
             if not answer.ok:
-                failed(span, str(answer.status))
+                mark_failed(span, str(answer.status))
         return answer
 
     def _journal_start(self, session: _Session) -> None:
@@ -377,7 +377,7 @@ class SessionBook:
         if self._journal is None:
             return
         try:
-            self._journal.started(session.trace_id)
+            self._journal.record_start(session.trace_id)
         except OSError as error:
             session.refused = True
             raise ToolFailed(
@@ -388,6 +388,6 @@ class SessionBook:
         if self._journal is None:
             return
         try:
-            self._journal.ended(trace_id)
+            self._journal.record_end(trace_id)
         except OSError as error:
             self._tell(f"the session journal cannot be written ({error.strerror})")

@@ -18,8 +18,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
-from agent_rft.actors.runtime.calls import ask
-from agent_rft.actors.weights.sync import MIN_SYNC_TIMEOUT_S, Published, WeightSource, WeightSync, sync_timeout_s
+from agent_rft.actors.runtime.calls import call_actor
+from agent_rft.actors.weights.sync import MIN_SYNC_TIMEOUT_S, PublishedWeights, WeightSource, WeightSync, sync_timeout_s
 from agent_rft.errors import EngineFailed
 from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
 
@@ -27,13 +27,13 @@ from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
 class BroadcastSource(WeightSource, Protocol):
     """Methods of the learner group that a broadcast uses."""
 
-    async def meeting_point(self) -> str:
+    async def choose_address(self) -> str:
         """Return a free host:port at rank 0, where a group can be formed."""
 
     async def open_broadcast(self, address: str, size: int) -> None:
         """Let rank 0 join a group of `size` processes; return when all members have joined."""
 
-    async def send(self, bucket: Any) -> None:
+    async def broadcast_bucket(self, bucket: Any) -> None:
         """Let rank 0 broadcast `bucket`, a reference from `gather_bucket` to bytes in the object store.
 
         Raises:
@@ -59,27 +59,27 @@ class BroadcastSync(WeightSync):
         super()._on_learner_restart()
         self._members = []
 
-    async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
+    async def deliver(self, published: PublishedWeights, workers: Sequence[Any]) -> list[float | EngineFailed]:
         """Broadcast `published` to each worker; if no group can be formed, use the object store as WeightSync does."""
         if not workers or not await self._form_group(workers):
             return await super().deliver(published, workers)
         layouts = [layout for _, layout in published.buckets]
         timeout_s = sync_timeout_s(published.num_bytes, len(workers))
         receiving = [
-            _catch_failure(_ask_engine(worker.receive.remote(published.version, layouts), timeout_s))
+            _catch_failure(_ask_engine(worker.receive_weights.remote(published.version, layouts), timeout_s))
             for worker in workers
         ]
         failure, *loaded = await asyncio.gather(_catch_failure(self._send_buckets(published)), *receiving)
         if failure is not None or any(isinstance(outcome, EngineFailed) for outcome in loaded):
             self._members = []
-        return [each if isinstance(each, EngineFailed) else self.compared(published, each) for each in loaded]
+        return [each if isinstance(each, EngineFailed) else self.compare(published, each) for each in loaded]
 
     async def _form_group(self, workers: Sequence[Any]) -> bool:
         """Form the group of the learner and these engines if needed; return whether it exists."""
         if self._members == list(workers):
             return True
         self._members = []
-        address, each = await self._broadcast_source.meeting_point(), self._workers_per_engine
+        address, each = await self._broadcast_source.choose_address(), self._workers_per_engine
         size = 1 + each * len(workers)
         infos = [{"address": address, "rank": 1 + each * i, "size": size} for i in range(len(workers))]
         joining = [_ask_engine(worker.init_transport.remote(info)) for worker, info in zip(workers, infos, strict=True)]
@@ -89,13 +89,13 @@ class BroadcastSync(WeightSync):
         self._members = list(workers)
         return True
 
-    async def _send_buckets(self, published: Published) -> None:
+    async def _send_buckets(self, published: PublishedWeights) -> None:
         for bucket, _ in published.buckets:
-            await self._broadcast_source.send(bucket)
+            await self._broadcast_source.broadcast_bucket(bucket)
 
 
 async def _ask_engine(ref: Any, timeout_s: float = MIN_SYNC_TIMEOUT_S) -> Any:
-    return await ask(ref, "an engine", EngineFailed, timeout_s)
+    return await call_actor(ref, "an engine", EngineFailed, timeout_s)
 
 
 async def _catch_failure(work: Awaitable[Any]) -> Any:

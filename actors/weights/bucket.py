@@ -19,7 +19,7 @@ _ROW_FACTOR = 0x9E3779B97F4A7C15
 """Multiplies a row's number, so that equal rows in different places have different checksums."""
 
 
-def checksum(data: Tensor) -> int:
+def compute_checksum(data: Tensor) -> int:
     """Return a 64-bit checksum of bytes (uint8, on any device).
 
     It sums all words of 8 bytes times pseudo-random odd numbers; integers wrap. As in multilinear hashing, one changed
@@ -43,12 +43,12 @@ def _make_word_factors(device: torch.device) -> Tensor:
     return (numbers | 1).to(device)
 
 
-def bytes_of(path: Path, num_bytes: int) -> Tensor:
+def map_bytes(path: Path, num_bytes: int) -> Tensor:
     """Return a file's bytes as a memory-mapped tensor."""
     return torch.from_file(str(path), size=num_bytes, dtype=torch.uint8)
 
 
-def tensors_in(data: Tensor, layout: Iterable[Sequence[Any]]) -> Iterator[tuple[str, Tensor]]:
+def split_tensors(data: Tensor, layout: Iterable[Sequence[Any]]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a bucket as views of its memory, which they keep alive.
 
     Layer-wise reloading holds the tensors until their layer is complete. The bucket's file may be deleted by then.

@@ -15,15 +15,15 @@ from agent_rft.errors import UserError
 from agent_rft.trainer.learner.adapter import CONFIG_FILE, AdapterFolder
 from agent_rft.trainer.learner.checkpoint_weights import (
     INDEX,
-    copy_companions,
-    files_that_transformers_reads,
-    names_in,
+    copy_non_weight_files,
+    list_weight_files,
+    map_to_model_names,
     save_tensors,
 )
-from agent_rft.trainer.loop.checkpoint import STATE
+from agent_rft.trainer.loop.checkpoint import LOOP_STATE_FILE
 from agent_rft.trainer.model.lora import PREFIX
 
-RUNS_OWN = (CONFIG_FILE, "learner.json", STATE)
+TRAINING_FILES = (CONFIG_FILE, "learner.json", LOOP_STATE_FILE)
 """Files of a checkpoint that describe the training, and are left out of the merged model."""
 
 
@@ -38,8 +38,8 @@ def merge_adapter(adapter: AdapterFolder, base: Path, out: Path) -> None:
     """
     if out.exists():
         raise UserError(f"{out} already exists. Choose a new folder.")
-    changes, scale = _pair_matrices(adapter.tensors()), adapter.config.alpha / adapter.config.rank
-    files, name_of = files_that_transformers_reads(base), names_in(_make_meta_model(base))
+    changes, scale = _pair_matrices(adapter.load_tensors()), adapter.config.alpha / adapter.config.rank
+    files, name_of = list_weight_files(base), map_to_model_names(_make_meta_model(base))
     names = {name_of(key) for file in files for key in _read_tensor_names(file)}
     if missing := sorted(changes.keys() - names):
         what = f"the adapter changes {missing[0]}, which the files of {base} do not contain"
@@ -61,8 +61,8 @@ def merge_adapter(adapter: AdapterFolder, base: Path, out: Path) -> None:
                     dtype = tensors[key].dtype
                     tensors[key] = merged.to(dtype)
         save_tensors(tensors, work / file.name)
-    copy_companions(adapter.path, work, dtype)
-    for name in RUNS_OWN:
+    copy_non_weight_files(adapter.path, work, dtype)
+    for name in TRAINING_FILES:
         (work / name).unlink(missing_ok=True)
     if (base / INDEX).exists():
         shutil.copyfile(base / INDEX, work / INDEX)

@@ -48,7 +48,7 @@ class SharedFile:
 
 
 @contextmanager
-def shared_folder(folder: Path) -> Iterator[Path]:
+def create_shared_folder(folder: Path) -> Iterator[Path]:
     """Context manager for a new folder in `folder`, locked like a SharedFile and removed at the end.
 
     Raises:
@@ -93,7 +93,7 @@ def remove_leftovers(folder: Path = SHM) -> None:
                 os.close(lock)
 
 
-def unname_shared_memory() -> None:
+def unlink_shared_memory() -> None:
     """Unlink multiprocessing's shared memory of this process and its children from /dev/shm.
 
     Existing mappings stay valid until the last process ends, so call this once all processes have mapped it. A killed

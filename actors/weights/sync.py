@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from ray.exceptions import ObjectLostError
 
-from agent_rft.actors.runtime.calls import ask
+from agent_rft.actors.runtime.calls import call_actor
 from agent_rft.actors.weights.bucket import MASK
 from agent_rft.errors import EngineFailed, LearnerFailed
-from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES, Layout, Loaded, num_bytes
+from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES, BucketLayout, LoadedWeights, num_bytes
 
 MIN_SYNC_TIMEOUT_S = 600.0
 MIN_SYNC_BYTES_PER_S = 50e6
@@ -39,21 +39,21 @@ class WeightSource(Protocol):
     def incarnation(self) -> int:
         """A number that changes with each restart, which loses all gathered buckets."""
 
-    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+    async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
         """Return the layout of each bucket; a bucket holds at most `max_bytes`, or a single larger tensor."""
         ...
 
-    async def gather_bucket(self, index: int) -> tuple[Any, int]:
+    async def publish_bucket(self, index: int) -> tuple[Any, int]:
         """Return a reference to the bucket's tensors, back to back in a uint8 array, and their checksum."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedWeights:
     """References to the buckets of one version; `checksum` is the sum of their checksums at the learner."""
 
     version: int
-    buckets: tuple[tuple[Any, Layout], ...]
+    buckets: tuple[tuple[Any, BucketLayout], ...]
     checksum: int
 
     @property
@@ -76,7 +76,7 @@ class WeightSync:
     5. An engine that starts later loads version 8 from the same buckets (`catch_up`).
     """
 
-    untaken: tuple[str, ...] = ()
+    unloaded_tensors: tuple[str, ...] = ()
     """Tensors that vLLM's model transforms or ignores in every engine; only the canary can check these."""
 
     def __init__(self, source: WeightSource, max_bucket_bytes: int = MAX_BUCKET_BYTES) -> None:
@@ -84,40 +84,42 @@ class WeightSync:
         self._source = source
         self._max_bucket_bytes = max_bucket_bytes
         self._incarnation = source.incarnation
-        self._bucket_layouts: list[Layout] | None = None
+        self._bucket_layouts: list[BucketLayout] | None = None
         self._has_collected = False
-        self.last: Published | None = None
+        self.last_published: PublishedWeights | None = None
 
     @property
     def is_lost(self) -> bool:
         """Whether the published weights were lost with the learner; new engines wait until it publishes again."""
-        return self._has_collected and self.last is None
+        return self._has_collected and self.last_published is None
 
     def _on_learner_restart(self) -> None:
         """Discard state that belongs to the lost learner processes."""
         self._bucket_layouts = None
 
-    async def collect(self, version: int) -> Published:
+    async def collect(self, version: int) -> PublishedWeights:
         """Put the learner's weights into the object store as `version`; the learner must not train during the call."""
         if self._source.incarnation != self._incarnation:
             self._incarnation = self._source.incarnation
             self._on_learner_restart()
         if self._bucket_layouts is None:
-            self._bucket_layouts = await self._source.bucket_plan(self._max_bucket_bytes)
-        self.last, self._has_collected = (
+            self._bucket_layouts = await self._source.bucket_layouts(self._max_bucket_bytes)
+        self.last_published, self._has_collected = (
             None,
             True,
         )  # frees the previous version, so that the object store never holds two
-        gathered = [await self._source.gather_bucket(i) for i in range(len(self._bucket_layouts))]
+        gathered = [await self._source.publish_bucket(i) for i in range(len(self._bucket_layouts))]
         buckets = zip([data for data, _ in gathered], self._bucket_layouts, strict=True)
-        self.last = Published(version, tuple(buckets), sum(checksum for _, checksum in gathered) & MASK)
-        return self.last
+        self.last_published = PublishedWeights(
+            version, tuple(buckets), sum(checksum for _, checksum in gathered) & MASK
+        )
+        return self.last_published
 
-    async def deliver(self, published: Published, workers: Sequence[Any]) -> list[float | EngineFailed]:
+    async def deliver(self, published: PublishedWeights, workers: Sequence[Any]) -> list[float | EngineFailed]:
         """Load `published` into each worker; return each worker's pause in seconds, or its failure."""
-        return await asyncio.gather(*(self.catch_up(published, worker, len(workers)) for worker in workers))
+        return await asyncio.gather(*(self.load_into(published, worker, len(workers)) for worker in workers))
 
-    async def catch_up(self, published: Published, worker: Any, num_engines: int = 1) -> float | EngineFailed:
+    async def load_into(self, published: PublishedWeights, worker: Any, num_engines: int = 1) -> float | EngineFailed:
         """Load `published` into one worker at any time; `num_engines` engines load it concurrently.
 
         Raises:
@@ -127,21 +129,21 @@ class WeightSync:
         try:
             async with asyncio.timeout(timeout_s):
                 for ref, layout in published.buckets:
-                    await ask(worker.stage.remote(ref, layout), "an engine", EngineFailed, timeout_s)
-                swap = worker.swap.remote(published.version)
-                loaded: Loaded = await ask(swap, "an engine", EngineFailed, timeout_s)
+                    await call_actor(worker.stage_bucket.remote(ref, layout), "an engine", EngineFailed, timeout_s)
+                swap = worker.load_staged.remote(published.version)
+                loaded: LoadedWeights = await call_actor(swap, "an engine", EngineFailed, timeout_s)
         except ObjectLostError as error:
-            if self.last is published:
-                self.last = None
+            if self.last_published is published:
+                self.last_published = None
             what = f"the weights of version {published.version} were lost with learner rank 0"
             raise WeightsLost(what, ranks=[0]) from error
         except EngineFailed as error:
             return error
         except TimeoutError:
             return EngineFailed(f"an engine did not load version {published.version} within {timeout_s:.0f} s")
-        return self.compared(published, loaded)
+        return self.compare(published, loaded)
 
-    def compared(self, published: Published, loaded: Loaded) -> float | EngineFailed:
+    def compare(self, published: PublishedWeights, loaded: LoadedWeights) -> float | EngineFailed:
         """Return the pause of an engine that loaded all of the learner's weights, else its failure.
 
         Missed tensors are ignored until some engine has loaded all tensors: vLLM's model may transform or ignore them
@@ -155,5 +157,5 @@ class WeightSync:
             names = ", ".join(loaded.missed[:3])
             return EngineFailed(f"it did not load {len(loaded.missed)} tensors of version {published.version}: {names}")
         else:
-            self.untaken = loaded.missed
+            self.unloaded_tensors = loaded.missed
         return loaded.pause_s

@@ -10,7 +10,7 @@ from agent_rft.types import Message, ToolSchema
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SupervisedSample:
     """Token ids [T], and a mask [T] that is True for trained tokens."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -21,11 +21,13 @@ class Sample:
         self.mask.extend([trained] * len(token_ids))
 
 
-Samples = Callable[[Sequence[Message], Sequence[ToolSchema]], list[Sample]]
-"""Function that returns the samples of a conversation: `samples_of` with a renderer bound."""
+ConversationSampler = Callable[[Sequence[Message], Sequence[ToolSchema]], list[SupervisedSample]]
+"""Function that returns the samples of a conversation: `split_conversation` with a renderer bound."""
 
 
-def samples_of(renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[Sample]:
+def split_conversation(
+    renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSchema]
+) -> list[SupervisedSample]:
     """Convert a conversation to samples: one while the template only appends, another after each rewrite of the past.
 
     The mask covers the text that the model would sample: everything after the generation prompt, up to and including
@@ -34,15 +36,17 @@ def samples_of(renderer: Renderer, messages: Sequence[Message], tools: Sequence[
     Raises:
         ValueError: The template does not render an assistant's turn after the generation prompt.
     """
-    samples: list[Sample] = []
+    samples: list[SupervisedSample] = []
     done = ""
     for i, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("weight") == 0:
             continue
-        before = renderer.rendered(messages[:i], tools, generate=True)
-        prompt, turn = _turn(renderer, before, renderer.rendered(messages[: i + 1], tools, generate=False), message)
+        before = renderer.render_text(messages[:i], tools, add_generation_prompt=True)
+        prompt, turn = _turn(
+            renderer, before, renderer.render_text(messages[: i + 1], tools, add_generation_prompt=False), message
+        )
         if not samples or not prompt.startswith(done):
-            samples.append(Sample())
+            samples.append(SupervisedSample())
             done = ""
         samples[-1].add(renderer.encode(prompt[len(done) :]), trained=False)
         samples[-1].add(renderer.encode(turn), trained=True)
@@ -55,16 +59,18 @@ def _turn(renderer: Renderer, before: str, after: str, message: Message) -> tupl
 
     If the generation prompt opens reasoning and the template renders the turn without it, the turn closes it.
     """
-    opened, marks = "", renderer.mark_texts
+    opened, marks = "", renderer.reasoning_delimiters
     if not after.startswith(before):
         opened = before[before.rfind(marks[0]) :] if marks[0] in before else ""
         if not opened or marks[1] in opened or not after.startswith(before.removesuffix(opened)):
             raise ValueError("the chat template does not start an assistant's turn with its generation prompt")
     turn_text = after[len(before) - len(opened) :]
-    ends = tuple(renderer.end_tokens.values())
+    ends = tuple(renderer.stop_tokens.values())
     stops = [turn_text.rfind(end) + len(end) for end in ends if end in turn_text]
     turn_text = (
-        _strip_second_stop(turn_text[: max(stops)], ends) if stops else turn_text.rstrip() + renderer.end_of(message)
+        _strip_second_stop(turn_text[: max(stops)], ends)
+        if stops
+        else turn_text.rstrip() + renderer.stop_token_after(message)
     )
     if opened:
         turn_text = (

@@ -32,7 +32,7 @@ class Dialect:
     chat_template: str | None = None
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> Dialect:
+    def from_json(cls, values: Mapping[str, Any]) -> Dialect:
         """Load a dialect whose `asdict` was stored as JSON; unknown keys from other versions are ignored."""
         marks = values.get("thought_marks")
         known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
@@ -45,5 +45,5 @@ class Dialect:
         )
 
 
-UNKNOWN = Dialect("unknown", DEFAULT_PARSER)
+DEFAULT_DIALECT = Dialect("unknown", DEFAULT_PARSER)
 """Default dialect, used if no dialect was detected."""

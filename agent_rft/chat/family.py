@@ -15,7 +15,7 @@ WriteCalls = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class CallForm:
+class CallSyntax:
     """Syntax of a tool call, for constrained decoding.
 
     Attributes:
@@ -43,7 +43,7 @@ class CallForm:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageForm:
+class MessageSyntax:
     """Syntax of a turn that consists of several messages, for constrained decoding.
 
     Attributes:
@@ -58,7 +58,7 @@ class MessageForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """Conversation format of a model family, as far as the chat template does not show it.
 
     Attributes:
@@ -81,8 +81,8 @@ class Family:
     name: str
     tool_parser: str | None
     reasoning_parser: str | None = None
-    calls: tuple[CallForm, ...] = ()
-    messages: MessageForm | None = None
+    calls: tuple[CallSyntax, ...] = ()
+    messages: MessageSyntax | None = None
     call_mark: str | None = None
     thought_marks: tuple[str, str] = ("<think>", "</think>")
     thought_head: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any, Protocol
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 from agent_rft.chat.template import RenderFailed
 from agent_rft.types import Message, ToolSchema
 
@@ -15,15 +15,15 @@ SLOT = "\ue000{}\ue001"  # private-use characters, which no template or text con
 _TEXT, _REASONING = "\ue002said\ue003", "\ue002thought\ue003"
 _VALUE = "\ue002value{}\ue003"
 _QUESTION: Message = {"role": "user", "content": "question"}
-THOUGHT_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
+REASONING_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
 """Fields in which a template may read a turn's reasoning: the content, between delimiters, or a separate field."""
 
 
-class Render(Protocol):
+class RenderFunction(Protocol):
     def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str: ...
 
 
-class TemplateForm:
+class TemplateFormat:
     """Syntax of turns, calls, results and reasoning in one template, with one family's tokens.
 
     Args:
@@ -33,21 +33,23 @@ class TemplateForm:
         special: Texts of all special tokens.
     """
 
-    def __init__(self, render: Render, family: Family, ends: Sequence[str], special: Sequence[str]) -> None:
+    def __init__(
+        self, render: RenderFunction, family: ModelFamily, ends: Sequence[str], special: Sequence[str]
+    ) -> None:
         self._render = render
         self._family = family
         self._ends = ends
         self._special = special
-        self.appends = cache(self._appends)
+        self.can_append = cache(self._appends)
 
     @cached_property
-    def ends(self) -> tuple[str, ...]:
+    def stop_strings(self) -> tuple[str, ...]:
         """Texts of the tokens that end a turn, without duplicates."""
-        probed = () if self._family.end_tokens else tuple(filter(None, (self.end_of_answers,)))
+        probed = () if self._family.end_tokens else tuple(filter(None, (self.answer_stop_token,)))
         return tuple(dict.fromkeys((*self._family.end_tokens, *probed, *self._ends)))
 
     @cached_property
-    def end_of_answers(self) -> str | None:
+    def answer_stop_token(self) -> str | None:
         """Text of the special token after an answer in the template; None: there is no such token."""
         answer: Message = {"role": "assistant", "content": _TEXT}
         text = self._try_render([_QUESTION, answer, {"role": "user", "content": _VALUE}]) or ""
@@ -59,7 +61,7 @@ class TemplateForm:
         return _VALUE.format(0) in self._one_call
 
     @cached_property
-    def calls(self) -> CallForm | None:
+    def calls(self) -> CallSyntax | None:
         """Call syntax of the family that the template writes, else the family's first one; None: no calls."""
         forms = self._family.calls
         written = (form for form in forms if form.before + form.begin.format(name="probe_tool") in self._one_call)
@@ -95,9 +97,9 @@ class TemplateForm:
         return rendered.partition(SLOT.format(0))[2].startswith(json.dumps(text)[1:-1])
 
     @cached_property
-    def thought_field(self) -> str | None:
+    def reasoning_field(self) -> str | None:
         """Message field from which the template renders a turn's reasoning before calls; None: it drops it."""
-        for field in THOUGHT_FIELDS:
+        for field in REASONING_FIELDS:
             turn = _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)
             head, marks = [_QUESTION], self._family.thought_marks
             turn |= {field: f"{marks[0]}\n{_REASONING}\n{marks[1]}\n\n" if field == "content" else _REASONING}
@@ -113,20 +115,20 @@ class TemplateForm:
                 return field
         return None
 
-    def _appends(self, num_calls: int, *, says: bool, thinks: bool) -> bool:
+    def _appends(self, num_calls: int, *, has_text: bool, has_reasoning: bool) -> bool:
         """Whether the next prompt starts with the turn exactly as it was sampled, so that results can be appended.
 
-        `says` and `thinks`: whether the turn has text and reasoning in addition to its calls.
+        `has_text` and `has_reasoning`: whether the turn has text and reasoning in addition to its calls.
         """
         if not self._family.exact or (num_calls > 1 and not self.takes_several_calls):
             return False
-        if thinks and self.thought_field is None:
+        if has_reasoning and self.reasoning_field is None:
             return False
         values = [_VALUE.format(i) for i in range(num_calls)]
         turn = _turn([("probe_tool", value) for value in values], self.takes_objects)
-        turn["content"] = ("\n\n" if thinks else "") + (_TEXT if says else "")
-        if thinks and self.thought_field is not None:
-            turn = with_thought(turn, f"\n{_REASONING}\n", self.thought_field, self._family.thought_marks)
+        turn["content"] = ("\n\n" if has_reasoning else "") + (_TEXT if has_text else "")
+        if has_reasoning and self.reasoning_field is not None:
+            turn = set_reasoning(turn, f"\n{_REASONING}\n", self.reasoning_field, self._family.thought_marks)
         results = [_result(i, SLOT.format(i)) for i in range(num_calls)]
         prompt = self._try_render([_QUESTION], generate=True)
         once = self._try_render([_QUESTION, turn, *results], generate=True)
@@ -135,9 +137,11 @@ class TemplateForm:
             return False
         sampled = once.removeprefix(prompt).partition(SLOT.format(0))[0]
         kept = not self.renders_calls or all(value in sampled for value in values)
-        if says:
+        if has_text:
             kept = kept and self.renders_calls and -1 < sampled.find(_TEXT) < sampled.find(values[0])
-        return once.startswith(prompt) and twice.startswith(once) and kept and (not thinks or _REASONING in sampled)
+        return (
+            once.startswith(prompt) and twice.startswith(once) and kept and (not has_reasoning or _REASONING in sampled)
+        )
 
     def _try_render(self, messages: Sequence[Message], *, generate: bool = False) -> str | None:
         """Return the rendered text; None if the template fails, as many do for messages that they do not support."""
@@ -148,7 +152,7 @@ class TemplateForm:
                 return None
             raise
 
-    def between(self, names: Sequence[str]) -> tuple[str, str]:
+    def stop_and_bridge(self, names: Sequence[str]) -> tuple[str, str]:
         """Return the stop token of a turn with calls of these tools, and the text from there to the next prompt.
 
         The text has a SLOT for each result.
@@ -166,13 +170,13 @@ class TemplateForm:
         if not found:
             raise ValueError("the chat template omits tool messages")
         position = before.rfind(values[-1])
-        end = _first(self.ends, before[position:]) if position >= 0 else None
+        end = _first(self.stop_strings, before[position:]) if position >= 0 else None
         if end is None:
             raise ValueError("no stop token is between a call and its result")
         return end, text[position + before[position:].index(end) + len(end) :]
 
 
-def with_thought(message: Message, thought: str, field: str, marks: tuple[str, str]) -> Message:
+def set_reasoning(message: Message, thought: str, field: str, marks: tuple[str, str]) -> Message:
     """Return the message with its reasoning in the field that the template reads."""
     if field != "content":
         return {**message, field: thought}

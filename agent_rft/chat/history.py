@@ -7,22 +7,24 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agent_rft.chat.family import Family
-from agent_rft.chat.form import TemplateForm, with_thought
+from agent_rft.chat.family import ModelFamily
+from agent_rft.chat.form import TemplateFormat, set_reasoning
 from agent_rft.types import Message
 
-THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys in which clients and datasets store the reasoning of an assistant's message; the first one present is used."""
 
 
-def for_template(messages: Sequence[Message], form: TemplateForm, family: Family, *, thinks: bool) -> list[Message]:
-    """Convert messages to the format of the template; reasoning is removed unless the model `thinks`.
+def to_template_messages(
+    messages: Sequence[Message], form: TemplateFormat, family: ModelFamily, *, has_reasoning: bool
+) -> list[Message]:
+    """Convert messages to the format of the template; reasoning is removed unless the model `has_reasoning`.
 
     Contents become strings, arguments become objects or strings, and reasoning moves to the field that the template
     reads. Results follow in the order of their calls. If the template takes one call per turn, a turn with several is
     split.
     """
-    plain = [_move_reasoning(_flatten_content(message), form, family, thinks) for message in messages]
+    plain = [_move_reasoning(_flatten_content(message), form, family, has_reasoning) for message in messages]
     return [
         changed
         for turn, results in _turns(_with_ids(plain, family))
@@ -30,7 +32,7 @@ def for_template(messages: Sequence[Message], form: TemplateForm, family: Family
     ]
 
 
-def _with_ids(messages: Sequence[Message], family: Family) -> list[Message]:
+def _with_ids(messages: Sequence[Message], family: ModelFamily) -> list[Message]:
     """Return the messages with call ids that depend only on the conversation, since some models see the ids."""
     ids: dict[str, str] = {}
     changed: list[Message] = []
@@ -82,7 +84,7 @@ def _with_tool_name(result: Message, names: Mapping[str, str]) -> Message:
     return {**result, "name": names.get(result.get("tool_call_id") or "", result.get("name") or "tool")}
 
 
-def _with_calls(turn: Message, results: list[Message], form: TemplateForm, family: Family) -> list[Message]:
+def _with_calls(turn: Message, results: list[Message], form: TemplateFormat, family: ModelFamily) -> list[Message]:
     calls = turn.get("tool_calls") or ()
     if not calls:
         without = {key: value for key, value in turn.items() if key != "tool_calls"}
@@ -105,23 +107,23 @@ def _with_calls(turn: Message, results: list[Message], form: TemplateForm, famil
     )
 
 
-def _move_reasoning(turn: Message, form: TemplateForm, family: Family, thinks: bool) -> Message:
+def _move_reasoning(turn: Message, form: TemplateFormat, family: ModelFamily, thinks: bool) -> Message:
     if turn["role"] != "assistant":
         return turn
-    thought = next((turn[key] for key in THOUGHT_KEYS if turn.get(key)), None)
-    turn = {key: value for key, value in turn.items() if key not in THOUGHT_KEYS}
-    if thought is None or not thinks or form.thought_field is None:
+    thought = next((turn[key] for key in REASONING_KEYS if turn.get(key)), None)
+    turn = {key: value for key, value in turn.items() if key not in REASONING_KEYS}
+    if thought is None or not thinks or form.reasoning_field is None:
         return turn
-    return with_thought(turn, thought, form.thought_field, family.thought_marks)
+    return set_reasoning(turn, thought, form.reasoning_field, family.thought_marks)
 
 
-def _call(call: dict[str, Any], form: TemplateForm) -> dict[str, Any]:
+def _call(call: dict[str, Any], form: TemplateFormat) -> dict[str, Any]:
     function = call["function"]
-    arguments = _arguments_object(call) if form.takes_objects else arguments_text(function.get("arguments"))
+    arguments = _arguments_object(call) if form.takes_objects else format_arguments(function.get("arguments"))
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def arguments_text(arguments: Any) -> str:
+def format_arguments(arguments: Any) -> str:
     """Return a call's arguments as JSON text; missing, null and blank arguments become `{}`."""
     if not isinstance(arguments, str):
         return json.dumps({} if arguments is None else arguments, ensure_ascii=False)
@@ -130,7 +132,7 @@ def arguments_text(arguments: Any) -> str:
 
 def _arguments_object(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call's arguments as an object; sampled text that is not a JSON object is wrapped unchanged."""
-    arguments = arguments_text(call["function"].get("arguments"))
+    arguments = format_arguments(call["function"].get("arguments"))
     value: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(arguments)

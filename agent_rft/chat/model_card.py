@@ -17,7 +17,7 @@ from agent_rft.spec.model_options import LoraSpec, ModelOptions, Parser, StopTok
 
 FILE = "agent_rft.json"
 FORMAT = 1
-REMEDY = "use the version of agent-rft that wrote it, or delete the file and set model_options"
+CARD_HINT = "use the version of agent-rft that wrote it, or delete the file and set model_options"
 
 
 class ModelCard(BaseModel):
@@ -37,7 +37,9 @@ class ModelCard(BaseModel):
     """Adapter that was trained, whether the job or `auto` selected it; None: all weights."""
 
     @classmethod
-    def of(cls, dialect: Dialect, options: ModelOptions, template: str, lora: LoraSpec | None = None) -> ModelCard:
+    def from_job(
+        cls, dialect: Dialect, options: ModelOptions, template: str, lora: LoraSpec | None = None
+    ) -> ModelCard:
         """Create the card of a model trained with these `options` and this `dialect` of its `template`.
 
         `lora` is the trained adapter; None: all weights.
@@ -48,7 +50,7 @@ class ModelCard(BaseModel):
             template_arguments=dialect.template_arguments,
             stop_tokens=options.stop_tokens,
             tools_in_prompt=options.tools_in_prompt,
-            template_digest=digest_of(template),
+            template_digest=hash_template(template),
             lora=lora,
         )
 
@@ -58,7 +60,7 @@ class ModelCard(BaseModel):
         values = {name: getattr(self, name) for name in names}
         return options.model_copy(update={name: value for name, value in values.items() if value is not None})
 
-    def without_arguments(self, names: Container[str]) -> ModelCard:
+    def drop_arguments(self, names: Container[str]) -> ModelCard:
         kept = {name: value for name, value in self.template_arguments.items() if name not in names}
         return self.model_copy(update={"template_arguments": kept})
 
@@ -68,7 +70,7 @@ class ModelCard(BaseModel):
         return Dialect(self.family, self.tool_parser, self.stop_tokens, template_arguments=self.template_arguments)
 
 
-def digest_of(template: str) -> str:
+def hash_template(template: str) -> str:
     """Return the digest of a chat template, which identifies the template for which a card's parser was selected."""
     return hashlib.blake2b(template.encode(), digest_size=8).hexdigest()
 
@@ -93,4 +95,4 @@ def read_card(folder: Path) -> ModelCard | None:
 
 def _unreadable(why: str) -> UserError:
     problem = f"its {FILE}: {why}"
-    return UserError(f"{problem}; {REMEDY}", problem=problem, remedy=REMEDY)
+    return UserError(f"{problem}; {CARD_HINT}", problem=problem, fix=CARD_HINT)

@@ -12,7 +12,7 @@ _PRELUDE = Path(__file__).with_suffix(".jinja")
 _SYSTEM, _QUESTION = "the system says", "the user asks"
 
 
-def tools_as_text(template: ChatTemplate) -> str:
+def add_tools_prelude(template: ChatTemplate) -> str:
     """Return the template's text with the prelude before it. The parser hermes parses its calls.
 
     If the template rejects or drops a system message, its text moves to the first user message.
@@ -30,8 +30,8 @@ def _shows_system(template: ChatTemplate) -> bool:
     question: Message = {"role": "user", "content": _QUESTION}
     answer: Message = {"role": "assistant", "content": "the answer"}
     if _QUESTION not in template.render([question, answer, question], (), generate=True):
-        problem, remedy = "the template omits the user's messages", "use another template"
-        raise UserError(f"{problem}: {remedy}", code="message_not_in_prompt", problem=problem, remedy=remedy)
+        problem, fix = "the template omits the user's messages", "use another template"
+        raise UserError(f"{problem}: {fix}", code="message_not_in_prompt", problem=problem, fix=fix)
     try:
         text = template.render([{"role": "system", "content": _SYSTEM}, question], (), generate=True)
     except RenderFailed as error:

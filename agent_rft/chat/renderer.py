@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from agent_rft.chat.dialect import UNKNOWN, Dialect
-from agent_rft.chat.families import family_of, family_without_calls
-from agent_rft.chat.form import SLOT, TemplateForm
-from agent_rft.chat.history import arguments_text, for_template
-from agent_rft.chat.template import template_of
+from agent_rft.chat.dialect import DEFAULT_DIALECT, Dialect
+from agent_rft.chat.families import find_family, find_family_without_calls
+from agent_rft.chat.form import SLOT, TemplateFormat
+from agent_rft.chat.history import format_arguments, to_template_messages
+from agent_rft.chat.template import load_chat_template
 from agent_rft.types import Message, ToolSchema
 
 _SLOTS = re.compile("\ue000(\\d+)\ue001")
@@ -43,22 +43,24 @@ class Renderer:
     Every method that renders raises RenderFailed if the template rejects the messages or exceeds its limits.
     """
 
-    def __init__(self, tokenizer: Tokenizer, dialect: Dialect = UNKNOWN) -> None:
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect = DEFAULT_DIALECT) -> None:
         self.tokenizer = tokenizer
-        self._template = template_of(tokenizer, dialect.chat_template)
+        self._template = load_chat_template(tokenizer, dialect.chat_template)
         self.dialect = dialect
         self._marked_up = tokenizer.backend_tokenizer
         added = self._marked_up.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._bridges: dict[tuple[str, ...], tuple[int, list[list[int]]]] = {}
         parser = dialect.tool_parser
-        self.family = family_without_calls(dialect.family) if parser is None else family_of(parser)
+        self.family = find_family_without_calls(dialect.family) if parser is None else find_family(parser)
         ends = (*dialect.end_tokens, tokenizer.eos_token)
-        self.form = TemplateForm(self._render, self.family, ends, tuple(self._special.values()))
-        self.mark_texts = dialect.thought_marks or self.family.thought_marks
+        self.template_format = TemplateFormat(self._render, self.family, ends, tuple(self._special.values()))
+        self.reasoning_delimiters = dialect.thought_marks or self.family.thought_marks
         marked = self.family.reasoning_parser is None
-        self.thought_marks = tuple(self._marked_up.token_to_id(mark) if marked else None for mark in self.mark_texts)
-        self.end_of_thought: int | None = self.thought_marks[1]
+        self.reasoning_token_ids = tuple(
+            self._marked_up.token_to_id(mark) if marked else None for mark in self.reasoning_delimiters
+        )
+        self.reasoning_end_id: int | None = self.reasoning_token_ids[1]
 
     @property
     def template(self) -> str:
@@ -77,13 +79,13 @@ class Renderer:
         _ = self._plain
 
     @cached_property
-    def end_tokens(self) -> dict[int, str]:
+    def stop_tokens(self) -> dict[int, str]:
         """Tokens that end a turn: id -> text."""
-        found = {self._marked_up.token_to_id(text): text for text in self.form.ends}
+        found = {self._marked_up.token_to_id(text): text for text in self.template_format.stop_strings}
         return {token: text for token, text in found.items() if token is not None}
 
     @cached_property
-    def thought(self) -> Literal["none", "optional", "opened"]:
+    def reasoning_mode(self) -> Literal["none", "optional", "opened"]:
         """Reasoning of a turn: impossible, optional, or already opened by the generation prompt.
 
         It is impossible if the generation prompt also closes it, or if the vocabulary lacks a delimiter.
@@ -91,21 +93,27 @@ class Renderer:
         question: list[Message] = [{"role": "user", "content": "question"}]
         asked = self._render(question, (), generate=False)
         prompt = self.encode(self._render(question, (), generate=True).removeprefix(asked))
-        marks = [token for token in prompt if token in self.thought_marks]
-        if None in self.thought_marks or marks[-1:] == [self.end_of_thought]:
+        marks = [token for token in prompt if token in self.reasoning_token_ids]
+        if None in self.reasoning_token_ids or marks[-1:] == [self.reasoning_end_id]:
             return "none"
         return "opened" if marks else "optional"
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """Return the token ids of the messages, the tools and the generation prompt."""
-        return self.encode(self.rendered(messages, tools, generate=True))
+        return self.encode(self.render_text(messages, tools, add_generation_prompt=True))
 
-    def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
-        """Return the text of messages in OpenAI's format; with `generate`, the prompt for the next turn."""
-        thinks = self.end_of_thought is not None or self.family.reasoning_parser is not None
-        return self._render(for_template(messages, self.form, self.family, thinks=thinks), tools, generate=generate)
+    def render_text(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, add_generation_prompt: bool
+    ) -> str:
+        """Return the text of OpenAI's messages; with `add_generation_prompt`, the prompt for the next turn."""
+        thinks = self.reasoning_end_id is not None or self.family.reasoning_parser is not None
+        return self._render(
+            to_template_messages(messages, self.template_format, self.family, has_reasoning=thinks),
+            tools,
+            generate=add_generation_prompt,
+        )
 
-    def resume(
+    def render_history(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
     ) -> list[int]:
         """Return the prompt of a conversation with assistant turns, with the same tokens that a rollout would have.
@@ -123,23 +131,24 @@ class Renderer:
             elif message["role"] == "assistant":
                 message = self._without_special(message)
             marked.append(message)
-        text = self.rendered(marked, tools, generate=True)
+        text = self.render_text(marked, tools, add_generation_prompt=True)
         return self._fill_slots(text, results)
 
-    def appends_after(self, end: int, num_calls: int, *, says: bool, thinks: bool) -> bool:
+    def can_append(self, end: int, num_calls: int, *, has_text: bool, has_reasoning: bool) -> bool:
         """Whether the next prompt is the current tokens followed by a bridge with the results; if not, use `resume`.
 
-        `end` is the token that ended the turn. `says` and `thinks`: whether the turn has text and reasoning in addition
-        to its calls.
+        `end` is the token that ended the turn. `has_text` and `has_reasoning`: whether the turn has text and reasoning
+        in addition to its calls.
         """
         try:
             return (
-                self.form.appends(num_calls, says=says, thinks=thinks) and self._bridge(("tool",) * num_calls)[0] == end
+                self.template_format.can_append(num_calls, has_text=has_text, has_reasoning=has_reasoning)
+                and self._bridge(("tool",) * num_calls)[0] == end
             )
         except ValueError:
             return False
 
-    def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
+    def bridge_tokens(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
         """Return the token ids from a sampled stop token to the next generation prompt.
 
         `results[i]` are the token ids of the result of a call to the tool `names[i]`.
@@ -154,18 +163,20 @@ class Renderer:
             tokens += piece
         return tokens
 
-    def result(self, text: str) -> list[int]:
+    def encode_result(self, text: str) -> list[int]:
         """Return the token ids of a tool result in the template's syntax."""
-        return self.plain(json.dumps(text, ensure_ascii=False)[1:-1] if self.form.escapes_results else text)
+        return self.encode_untrusted(
+            json.dumps(text, ensure_ascii=False)[1:-1] if self.template_format.escapes_results else text
+        )
 
-    def cut_result(self, text: str, limit: int) -> tuple[list[int], bool]:
+    def encode_truncated_result(self, text: str, limit: int) -> tuple[list[int], bool]:
         """Return the token ids of a tool result, truncated with a note at `limit`, and whether it was truncated."""
-        ids = self.result(text)
+        ids = self.encode_result(text)
         if len(ids) <= limit:
             return ids, False
-        return ids[:limit] + self.plain(f"\n[... {len(ids) - limit} tokens cut ...]"), True
+        return ids[:limit] + self.encode_untrusted(f"\n[... {len(ids) - limit} tokens cut ...]"), True
 
-    def plain(self, text: str) -> list[int]:
+    def encode_untrusted(self, text: str) -> list[int]:
         """Return the token ids of untrusted text, never special tokens: a literal `<|im_end|>` ends no turn."""
         token_ids = list(self._plain.encode(text, add_special_tokens=False).ids)
         if self._special.keys().isdisjoint(token_ids):
@@ -187,28 +198,28 @@ class Renderer:
         """
         turn = dict(turn)
         if isinstance(content := turn.get("content"), str):
-            turn["content"] = self._break_up(content, self.mark_texts)
+            turn["content"] = self._break_up(content, self.reasoning_delimiters)
         if calls := turn.get("tool_calls"):
             turn["tool_calls"] = [{**call, "function": self._arguments_as_text(call["function"])} for call in calls]
         return turn
 
     def _arguments_as_text(self, function: dict[str, Any]) -> dict[str, Any]:
-        return {**function, "arguments": self._break_up(arguments_text(function.get("arguments")))}
+        return {**function, "arguments": self._break_up(format_arguments(function.get("arguments")))}
 
-    def text(self, token_ids: Sequence[int]) -> str:
+    def decode_turn(self, token_ids: Sequence[int]) -> str:
         """Return the text of sampled tokens without the stop token. Other special tokens stay for the parsers."""
-        ended = len(token_ids) > 0 and token_ids[-1] in self.end_tokens
+        ended = len(token_ids) > 0 and token_ids[-1] in self.stop_tokens
         return self.tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
 
-    def thought_length(self, token_ids: Sequence[int]) -> int:
+    def count_reasoning(self, token_ids: Sequence[int]) -> int:
         """Return the number of reasoning tokens of a turn, closing delimiter included; 0 if there is no delimiter."""
-        end = self.end_of_thought
+        end = self.reasoning_end_id
         return list(token_ids).index(end) + 1 if end is not None and end in token_ids else 0
 
-    def thought_text(self, token_ids: Sequence[int]) -> str:
+    def decode_reasoning(self, token_ids: Sequence[int]) -> str:
         """Return the text of reasoning from its tokens, which include the delimiters."""
         text = self.tokenizer.decode(token_ids[:-1], skip_special_tokens=False)
-        return text.lstrip().removeprefix(self.mark_texts[0]).removeprefix(self.family.thought_head)
+        return text.lstrip().removeprefix(self.reasoning_delimiters[0]).removeprefix(self.family.thought_head)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of rendered text, including special tokens."""
@@ -218,12 +229,12 @@ class Renderer:
         """Whether a text is one token of the vocabulary."""
         return text is not None and self._marked_up.token_to_id(text) is not None
 
-    def end_of(self, message: Message) -> str:
+    def stop_token_after(self, message: Message) -> str:
         """Return the text of the token that the template writes after an assistant's turn."""
         calls = message.get("tool_calls")
         if calls:
-            return self.form.between([call["function"]["name"] for call in calls])[0]
-        return self.form.end_of_answers or self.tokenizer.eos_token
+            return self.template_format.stop_and_bridge([call["function"]["name"] for call in calls])[0]
+        return self.template_format.answer_stop_token or self.tokenizer.eos_token
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         return self._template.render(messages, tools, generate=generate, **self.dialect.template_arguments)
@@ -242,7 +253,7 @@ class Renderer:
     def _bridge(self, names: tuple[str, ...]) -> tuple[int, list[list[int]]]:
         """Return the stop token of a turn that called these tools, and the token ids between the results."""
         if names not in self._bridges:
-            end, text = self.form.between(names)
+            end, text = self.template_format.stop_and_bridge(names)
             head, *rest = _SLOTS.split(text)
             if [int(number) for number in rest[::2]] != list(range(len(names))):
                 raise ValueError("the chat template omits tool messages or changes their order")

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_rft.chat.dialect import Dialect
 from agent_rft.spec.job import JobSpec, RolloutLimits
-from agent_rft.spec.plan import Plan
+from agent_rft.spec.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ServeSettings:
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, job: JobSpec, plan: Plan, context_length: int, dialect: Dialect) -> ServeSettings:
+    def from_job(cls, job: JobSpec, plan: StepPlan, context_length: int, dialect: Dialect) -> ServeSettings:
         """Create the settings from a job, as resolved by its check."""
         if job.method.type == "supervised":
             return cls(dialect, context_length)
@@ -41,12 +41,12 @@ class ServeSettings:
             max_completion_tokens=limits.max_completion_tokens,
             max_tool_output_tokens=limits.max_tool_output_tokens,
             max_thinking_tokens=plan.max_thinking_tokens,
-            temperature=job.reinforcement.algorithm.temperature_of_evaluations,
+            temperature=job.reinforcement.algorithm.evaluation_temperature,
         )
 
     @classmethod
-    def stored(cls, values: Mapping[str, Any]) -> ServeSettings:
+    def from_stored(cls, values: Mapping[str, Any]) -> ServeSettings:
         """Load settings that a server has stored; unknown keys from other versions are ignored."""
         known = {setting.name: values[setting.name] for setting in fields(cls) if setting.name in values}
         dialect = known.pop("dialect", None)
-        return cls(None if dialect is None else Dialect.of_json(dialect), **known)
+        return cls(None if dialect is None else Dialect.from_json(dialect), **known)

@@ -29,9 +29,9 @@ from agent_rft.errors import UserError
 from agent_rft.spec.model_options import MAX_TEMPLATE_BYTES
 from agent_rft.types import Message, ToolSchema
 
-Kind = Literal["syntax", "raised", "failed", "too_slow", "too_large", "memory"]
-ENDS_S = 5.0
-_REMEDIES: dict[Kind, str] = {
+RenderErrorKind = Literal["syntax", "raised", "failed", "too_slow", "too_large", "memory"]
+EXIT_TIMEOUT_S = 5.0
+_FIXES: dict[RenderErrorKind, str] = {
     "syntax": "correct the syntax; it is Jinja with trim_blocks and lstrip_blocks, as in transformers",
     "raised": "change the messages, tools or template arguments accordingly, or use another template",
     "failed": "make the template check that a value exists and has the right type before it uses the value",
@@ -64,22 +64,22 @@ class TemplateLimits:
 
 
 _LIBRARIES = sorted({str(Path(str(library.__file__)).parents[1]) for library in (jinja2, markupsafe)})
-USERS_LIMITS = TemplateLimits()
-FOLDERS_LIMITS = TemplateLimits(template_bytes=1 << 20)
+USER_TEMPLATE_LIMITS = TemplateLimits()
+MODEL_TEMPLATE_LIMITS = TemplateLimits(template_bytes=1 << 20)
 """Limits of a template from a model's folder."""
 
 
 class RenderFailed(UserError):
-    """Error of a chat template that could not render. `message` is one line that ends with the remedy for its `kind`.
+    """Error of a chat template that could not render. `message` is one line that ends with the fix for its `kind`.
 
     Kind `raised`: the template rejected the messages with `raise_exception`. Kind `failed`: any other error while it
     rendered.
     """
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> RenderErrorKind:
         """Kind of the error."""
-        kind: Kind = self.details["kind"]
+        kind: RenderErrorKind = self.details["kind"]
         return kind
 
     @property
@@ -94,8 +94,8 @@ class RenderFailed(UserError):
         return line
 
 
-def _failed(kind: Kind, problem: str, line: int | None = None) -> RenderFailed:
-    message, details = f"{problem}: {_REMEDIES[kind]}", {"problem": problem, "remedy": _REMEDIES[kind]}
+def _failed(kind: RenderErrorKind, problem: str, line: int | None = None) -> RenderFailed:
+    message, details = f"{problem}: {_FIXES[kind]}", {"problem": problem, "fix": _FIXES[kind]}
     return RenderFailed(message, kind=kind, line=line, code=CODES[kind], **details)
 
 
@@ -114,7 +114,7 @@ class ChatTemplate:
         self,
         text: str,
         special_tokens: Mapping[str, str] | None = None,
-        limits: TemplateLimits = USERS_LIMITS,
+        limits: TemplateLimits = USER_TEMPLATE_LIMITS,
         *,
         now: datetime | None = None,
     ) -> None:
@@ -247,7 +247,7 @@ class _Process:
 
     def _explain_end(self) -> RenderFailed | _ProcessLost:
         try:
-            status = self._popen.wait(ENDS_S)
+            status = self._popen.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return _ProcessLost("it sent no valid answer")
         if status == -signal.SIGPROF:
@@ -268,7 +268,7 @@ def _end(owner: int, popen: subprocess.Popen[bytes], channel: socket.socket, ans
     popen.wait()
 
 
-class HasTemplate(Protocol):
+class TemplateSource(Protocol):
     """Part of a Hugging Face tokenizer that holds its chat template."""
 
     @property
@@ -278,7 +278,7 @@ class HasTemplate(Protocol):
     def special_tokens_map(self) -> Mapping[str, str]: ...
 
 
-def template_of(tokenizer: HasTemplate, text: str | None = None) -> ChatTemplate:
+def load_chat_template(tokenizer: TemplateSource, text: str | None = None) -> ChatTemplate:
     """Return the user's chat template `text`, or else the tokenizer's, with the tokenizer's special tokens.
 
     If a tokenizer has several templates, the one for tools is used even for rows without tools, so that a model sees
@@ -288,14 +288,14 @@ def template_of(tokenizer: HasTemplate, text: str | None = None) -> ChatTemplate
         RenderFailed: The template is too large.
         UserError: There is no template.
     """
-    limits = FOLDERS_LIMITS if text is None else USERS_LIMITS
+    limits = MODEL_TEMPLATE_LIMITS if text is None else USER_TEMPLATE_LIMITS
     template = tokenizer.chat_template if text is None else text
     if isinstance(template, dict):
         template = template.get("tool_use", template.get("default"))
     if not template:
-        remedy = "use an instruction-tuned model, or give a chat template"
+        fix = "use an instruction-tuned model, or give a chat template"
         problem = "the model's tokenizer has no chat template"
-        raise UserError(f"{problem}: {remedy}", code="no_chat_template", problem=problem, remedy=remedy)
+        raise UserError(f"{problem}: {fix}", code="no_chat_template", problem=problem, fix=fix)
     return _shared(template, tuple(sorted(tokenizer.special_tokens_map.items())), limits)
 
 

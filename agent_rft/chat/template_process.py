@@ -37,11 +37,11 @@ MAX_CHARS = 300
 """Maximum length of an error text in an answer."""
 
 
-class Raised(jinja2.TemplateError):
+class TemplateRaised(jinja2.TemplateError):
     """Error of a template that called `raise_exception`."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """The tag `generation`, which marks the text that the model writes. It does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it like this
@@ -55,33 +55,35 @@ class Generation(Extension):
         return caller()
 
 
-def environment(now: datetime) -> ImmutableSandboxedEnvironment:
+def create_environment(now: datetime) -> ImmutableSandboxedEnvironment:
     """Return the Jinja environment of transformers (`utils/chat_template_utils.py`), with a fixed time."""
 
     def raise_exception(message: object) -> None:
-        raise Raised(str(message))
+        raise TemplateRaised(str(message))
 
     def tojson(
         value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
     ) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    jinja = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
     jinja.filters["tojson"] = tojson
     jinja.globals["raise_exception"] = raise_exception
     jinja.globals["strftime_now"] = now.strftime
     return jinja
 
 
-class TooLarge(Exception):
+class RenderedTextTooLarge(Exception):
     """The rendered text exceeds its limit."""
 
 
-class Worker:
+class TemplateWorker:
     """Compiler of the template in the first message, which renders it with the values of each later message."""
 
     def __init__(self, now: datetime, text_bytes: int) -> None:
-        self._environment = environment(now)
+        self._environment = create_environment(now)
         self._text_bytes = text_bytes
         self._template: jinja2.Template | None = None
 
@@ -97,7 +99,7 @@ class Worker:
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - a template is an untrusted program
-            answer = failure(error, kind)
+            answer = describe_failure(error, kind)
         return json.dumps(answer, ensure_ascii=False).encode(errors="replace")
 
     def _render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
@@ -106,18 +108,18 @@ class Worker:
             pieces.append(piece)
             size += len(piece.encode())
             if size > self._text_bytes:
-                raise TooLarge(f"the rendered text has more than {self._text_bytes:,} bytes")
+                raise RenderedTextTooLarge(f"the rendered text has more than {self._text_bytes:,} bytes")
         return "".join(pieces)
 
 
-def failure(error: Exception, kind: str) -> dict[str, Any]:
+def describe_failure(error: Exception, kind: str) -> dict[str, Any]:
     """Return the answer for an error: its kind, its message on one line, and the line in the template if known."""
-    text, line = str(error), line_of(error)
+    text, line = str(error), find_template_line(error)
     if isinstance(error, jinja2.TemplateSyntaxError):
         text, line = str(error.message), error.lineno
-    elif isinstance(error, Raised):
+    elif isinstance(error, TemplateRaised):
         kind = "raised"
-    elif isinstance(error, TooLarge):
+    elif isinstance(error, RenderedTextTooLarge):
         kind = "too_large"
     elif isinstance(error, RecursionError):
         text = "it is nested too deeply, or recurses infinitely"
@@ -126,7 +128,7 @@ def failure(error: Exception, kind: str) -> dict[str, Any]:
     return {"kind": kind, "problem": " ".join(text[:MAX_CHARS].split()), "line": line}
 
 
-def line_of(error: Exception) -> int | None:
+def find_template_line(error: Exception) -> int | None:
     """Return the innermost template line in the traceback, which Jinja has translated; None: unknown."""
     line, entry = None, error.__traceback__
     while entry is not None:
@@ -136,7 +138,7 @@ def line_of(error: Exception) -> int | None:
     return line
 
 
-def limit(kind: int, value: int) -> None:
+def set_limit(kind: int, value: int) -> None:
     """Set a resource limit, but never above the current hard limit."""
     hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -146,11 +148,11 @@ def limit(kind: int, value: int) -> None:
 def main(config: dict[str, Any]) -> None:
     """Answer messages until the socket is closed."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    worker = Worker(datetime.fromisoformat(config["now"]), config["text_bytes"])
-    limit(resource.RLIMIT_AS, config["memory_bytes"])
+    worker = TemplateWorker(datetime.fromisoformat(config["now"]), config["text_bytes"])
+    set_limit(resource.RLIMIT_AS, config["memory_bytes"])
     with open(0, "rb", closefd=False) as requests, open(0, "wb", closefd=False) as answers:
         for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
-            limit(kind, 0)
+            set_limit(kind, 0)
         while header := requests.read(LENGTH_BYTES):
             signal.setitimer(signal.ITIMER_PROF, config["time_s"])
             try:

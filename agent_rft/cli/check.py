@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from agent_rft.actors.runtime.process import importing
+from agent_rft.actors.runtime.process import fast_imports
 from agent_rft.cli.job_files import ClusterAddress, ConfigFile, JobFile, Runs, job_lines, read_job_file, read_operator
 
 if TYPE_CHECKING:
-    from agent_rft.cluster.preflight.shown_prompt import ShownPrompt
+    from agent_rft.cluster.preflight.shown_prompt import PromptPreview
 
-TRAINED = ("⟦", "⟧")
+TRAINED_MARKS = ("⟦", "⟧")
 """Marks around trained text, which a terminal also shows in green."""
 
 
@@ -32,17 +32,17 @@ def check_command(
 ) -> None:
     """Check a job without starting it, and list all problems. Calls each tool and the grader once."""
     spec, model, operator = read_job_file(job, read_operator(config), address)
-    with importing():
-        from agent_rft.cluster.preflight.shown_prompt import first_prompt
+    with fast_imports():
+        from agent_rft.cluster.preflight.shown_prompt import preview_prompt
         from agent_rft.cluster.run.driver import check
 
-    if show_prompt and (shown := first_prompt(spec, model)) is not None:
+    if show_prompt and (shown := preview_prompt(spec, model)) is not None:
         print_prompt(Console(highlight=False), shown)
     with job_lines(job):
         asyncio.run(check(spec, model, runs, address, operator))
 
 
-def print_prompt(console: Console, shown: ShownPrompt) -> None:
+def print_prompt(console: Console, shown: PromptPreview) -> None:
     """Print the text of each sample with its special tokens, then the token count, model family and parser."""
     for number, pieces in enumerate(shown.samples, start=1):
         title = (
@@ -51,7 +51,9 @@ def print_prompt(console: Console, shown: ShownPrompt) -> None:
         console.print(Rule(title, align="left"))
         text = Text()
         for piece, trained in pieces:
-            text.append(f"{TRAINED[0]}{piece}{TRAINED[1]}" if trained else piece, "green" if trained else "")
+            text.append(
+                f"{TRAINED_MARKS[0]}{piece}{TRAINED_MARKS[1]}" if trained else piece, "green" if trained else ""
+            )
         console.print(text, soft_wrap=True)
     console.print(Rule())
     dialect = shown.dialect
@@ -59,8 +61,8 @@ def print_prompt(console: Console, shown: ShownPrompt) -> None:
     parser = "no tool parser" if dialect.tool_parser is None else f"parser {dialect.tool_parser}"
     facts = [f"{shown.num_tokens:,} tokens", f"family {dialect.family}", parser]
     facts += [
-        f"stop tokens {' '.join(shown.end_tokens)}",
-        *([f"{TRAINED[0]}trained{TRAINED[1]}"] if trained else []),
+        f"stop tokens {' '.join(shown.stop_tokens)}",
+        *([f"{TRAINED_MARKS[0]}trained{TRAINED_MARKS[1]}"] if trained else []),
     ]
     console.print(Text(", ".join(facts)), soft_wrap=True)
 
@@ -80,17 +82,17 @@ def plan_command(
 
     Exit code 2 if something does not fit.
     """
-    from agent_rft.cluster.planning.nodes import read_nodes, this_machine
-    from agent_rft.cluster.planning.plan_view import print_planned, request_of_file
+    from agent_rft.cluster.planning.nodes import read_local_node, read_nodes
+    from agent_rft.cluster.planning.plan_view import plan_and_print, read_request
 
     if cluster is not None:
-        request = request_of_file(job, read_nodes(cluster))
+        request = read_request(job, read_nodes(cluster))
     elif address is not None:
         from agent_rft.cluster.ray_cluster.session import ray_session
 
         with ray_session(address) as nodes:
-            request = request_of_file(job, nodes)
+            request = read_request(job, nodes)
     else:
-        request = request_of_file(job, [this_machine()])
-    fits = print_planned(Console(), request, smallest=smallest, as_json=as_json)
+        request = read_request(job, [read_local_node()])
+    fits = plan_and_print(Console(), request, smallest=smallest, as_json=as_json)
     raise typer.Exit(0 if fits else 2)

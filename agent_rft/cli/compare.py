@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from agent_rft.cli import completion
-from agent_rft.cli.job_files import given_options
+from agent_rft.cli.job_files import set_options
 from agent_rft.errors import UserError
 
 File = Literal["test_file", "validation_file", "training_file"]
@@ -62,25 +62,25 @@ def compare_command(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object, with every row")] = False,
 ) -> None:
     """Compare evaluations with the first one, row by row: grades, reward, time, tokens, calls and tools."""
-    from agent_rft.cluster.views.comparison.compare import compare_sides, comparison_json
+    from agent_rft.cluster.views.comparison.compare import compare_evaluations, comparison_json
     from agent_rft.cluster.views.comparison.page import write_page, write_png
-    from agent_rft.cluster.views.comparison.sides import sides_of
+    from agent_rft.cluster.views.comparison.sides import load_evaluations
     from agent_rft.cluster.views.comparison.table import print_comparison
 
     if len(sides) < 2:
         raise typer.BadParameter("give two or more; to compare one run: RUN:test-before RUN:test-after")
     evaluate = None if job is None else _ModelEvaluator(job, file or "test_file", samples, runs, address, config)
     chosen = file or (None if job is None else "test_file")
-    found = sides_of(sides, name=name, file=chosen, evaluate=evaluate)
-    comparison = compare_sides(found, rows, target_latency)
+    found = load_evaluations(sides, name=name, file=chosen, evaluate=evaluate)
+    comparison = compare_evaluations(found, rows, target_latency)
     if html is not None:
         write_page(comparison, html)
     if png is not None:
         write_png(comparison, png)
     if as_json:
-        from agent_rft.cluster.records.redact import plain
+        from agent_rft.cluster.records.redact import to_plain_json
 
-        typer.echo(json.dumps(plain(comparison_json(comparison))))
+        typer.echo(json.dumps(to_plain_json(comparison_json(comparison))))
     else:
         print_comparison(comparison, Console(emoji=False))
         for path in filter(None, (html, png)):
@@ -99,7 +99,7 @@ class _ModelEvaluator:
         if getattr(self._job, file) is None:
             raise UserError(f"{job} has no {file}; add it, or choose another file with --file")
         self._file, self._samples, self._runs = file, samples, runs
-        self._others = given_options({"--address": address, "--config": config})
+        self._others = set_options({"--address": address, "--config": config})
 
     def __call__(self, model: Path) -> Path:
         from agent_rft.cluster.views.comparison.sides import recorded_evaluation

@@ -20,23 +20,23 @@ from typing import Any
 import httpx
 import typer
 
-from agent_rft.cli.api_commands.api_client import client_of, pages, profiles_file, profiles_of
+from agent_rft.cli.api_commands.api_client import iter_pages, load_profiles, make_server_client, profiles_file
 from agent_rft.errors import RftError
 
-ANSWER_S = 1.0
+TIMEOUT_S = 1.0
 """Timeout for a server's answer in seconds; after that, typing is faster."""
 MAX_OFFERED = 100
 _SAFE = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 """Values without characters that are special to a shell, as in `shlex.quote`."""
 _UNSAFE_CHARACTERS = re.compile(r"[^\w @%+=:,./()-]+", re.ASCII)
-Offers = list[tuple[str, str]]
+Completions = list[tuple[str, str]]
 """Values, each with a description that zsh and fish show next to it."""
 
 
 def profile_names() -> list[str]:
     """Return the names in profiles.yaml."""
     try:
-        return [name for name in profiles_of(profiles_file()) if _SAFE.fullmatch(str(name))]
+        return [name for name in load_profiles(profiles_file()) if _SAFE.fullmatch(str(name))]
     except RftError:
         return []
 
@@ -46,15 +46,15 @@ def scopes() -> list[str]:
     return ["read", "write", "admin"]
 
 
-def explained_names(incomplete: str) -> Offers:
+def explained_names(incomplete: str) -> Completions:
     """Return the names that `agent-rft explain` explains, with their kinds.
 
     If something is typed, the last part of each setting's path is offered too.
     """
-    from agent_rft.cli.reference.catalogue import catalogue  # imports pydantic, which other completions do not need
+    from agent_rft.cli.reference.catalogue import build_catalog  # imports pydantic, which other completions do not need
     from agent_rft.cli.reference.settings import all_settings
 
-    entries = catalogue(all_settings())
+    entries = build_catalog(all_settings())
     ends = [(entry.name.rpartition(".")[2], entry.kind) for entry in entries if incomplete and "." in entry.name]
     return list(dict.fromkeys([*((entry.name, entry.kind) for entry in entries), *ends]))
 
@@ -75,18 +75,18 @@ def _folders_with(file: str, incomplete: str, *patterns: str) -> list[str]:
     return [folder for folder in folders if _SAFE.fullmatch(folder)]
 
 
-def job_ids(context: typer.Context) -> Offers:
+def job_ids(context: typer.Context) -> Completions:
     """Return the ids of the server's latest jobs, with their status and model."""
     jobs = _list_entries(context, "/fine_tuning/jobs")
     return _filter_safe((job["id"], f"{job['status']} {job['fine_tuned_model'] or job['model']}") for job in jobs)
 
 
-def file_ids(context: typer.Context) -> Offers:
+def file_ids(context: typer.Context) -> Completions:
     """Return the ids of the server's latest files, with their names."""
     return _filter_safe((file["id"], file["filename"]) for file in _list_entries(context, "/files"))
 
 
-def _filter_safe(offers: Iterable[tuple[str, str]]) -> Offers:
+def _filter_safe(offers: Iterable[tuple[str, str]]) -> Completions:
     try:
         return [(value, _UNSAFE_CHARACTERS.sub(" ", text)) for value, text in offers if _SAFE.fullmatch(value)]
     except (LookupError, TypeError):  # the response is not from an agent-rft server
@@ -98,7 +98,7 @@ def _list_entries(context: typer.Context, path: str) -> list[dict[str, Any]]:
     options = context.parent.params if context.parent else {}
     server = options.get("base_url"), options.get("api_key"), options.get("profile") or "default"
     try:
-        with client_of(*server, os.environ, profiles_file(), httpx.Timeout(ANSWER_S)) as client:
-            return list(pages(client, path, MAX_OFFERED))
+        with make_server_client(*server, os.environ, profiles_file(), httpx.Timeout(TIMEOUT_S)) as client:
+            return list(iter_pages(client, path, MAX_OFFERED))
     except (RftError, httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError):
         return []

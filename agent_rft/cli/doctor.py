@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_rft.actors.runtime.process import importing
+from agent_rft.actors.runtime.process import fast_imports
 
 if TYPE_CHECKING:
     from agent_rft.cluster.preflight.doctor import Examination
@@ -33,7 +33,7 @@ def doctor_command(
     if not models:
         _show_families(as_json)
         return
-    with importing():
+    with fast_imports():
         from agent_rft.cluster.preflight.doctor import examine_model
     from agent_rft.errors import UserError
     from agent_rft.spec.model_options import ModelOptions, read_template
@@ -67,9 +67,9 @@ def template_command(
     model: Annotated[str, typer.Argument(help="folder in Hugging Face format, or a name in the local cache")],
 ) -> None:
     """Print a chat template that writes tools, calls and results as text, for a model whose template lacks tools."""
-    with importing():
-        from agent_rft.cluster.preflight.doctor import template_with_tools
-    typer.echo(template_with_tools(model), nl=False)
+    with fast_imports():
+        from agent_rft.cluster.preflight.doctor import add_tools_to_template
+    typer.echo(add_tools_to_template(model), nl=False)
 
 
 def _show(name: str, found: Examination) -> None:
@@ -97,14 +97,14 @@ def _show_families(as_json: bool) -> None:
         row = {
             "family": family.name,
             "tool_parser": family.tool_parser,
-            "end_tokens": list(family.end_tokens),
-            "thoughts": family.reasoning_parser or " ".join(family.thought_marks),
+            "stop_tokens": list(family.end_tokens),
+            "reasoning": family.reasoning_parser or " ".join(family.thought_marks),
             "structured": bool(family.calls),
         }
         if as_json:
             typer.echo(json.dumps(row))
         ends = " ".join(family.end_tokens) or "the template's"
         structured = "yes" if row["structured"] else "no"
-        table.add_row(*map(Text, (family.name, str(family.tool_parser), ends, str(row["thoughts"]), structured)))
+        table.add_row(*map(Text, (family.name, str(family.tool_parser), ends, str(row["reasoning"]), structured)))
     if not as_json:
         Console(emoji=False).print(table)

@@ -11,9 +11,9 @@ import typer
 from agent_rft.cli.completion import explained_names
 
 if TYPE_CHECKING:
-    from agent_rft.cli.reference.catalogue import Entry
+    from agent_rft.cli.reference.catalogue import CatalogEntry
 
-UNKNOWN = 2
+UNKNOWN_NAME = 2
 
 
 def explain_command(
@@ -28,20 +28,20 @@ def explain_command(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
     """Explain what a name in a message, job, metric or event means, and what to do about it."""
-    from agent_rft.cli.reference.catalogue import catalogue, find, near
+    from agent_rft.cli.reference.catalogue import build_catalog, find_entries, similar_names
     from agent_rft.cli.reference.settings import all_settings
 
-    entries = catalogue(all_settings())
-    found = find(name, entries)
+    entries = build_catalog(all_settings())
+    found = find_entries(name, entries)
     settings = [entry for entry in found if entry.kind == "setting"]
     if not found:
-        hint = ", ".join(near(name, entries))
+        hint = ", ".join(similar_names(name, entries))
         typer.echo(f"unknown name {name!r}" + (f"; did you mean: {hint}?" if hint else ""), err=True)
-        raise typer.Exit(UNKNOWN)
+        raise typer.Exit(UNKNOWN_NAME)
     if len(settings) > 1 and len(found) == len(settings):
         paths = "\n".join(f"  {entry.name} ({entry.facts['in']})" for entry in settings)
         typer.echo(f"{name!r} matches {len(settings)} settings; give more of the path:\n{paths}", err=True)
-        raise typer.Exit(UNKNOWN)
+        raise typer.Exit(UNKNOWN_NAME)
     if as_json:
         for entry in found:
             typer.echo(json.dumps(asdict(entry)))
@@ -49,10 +49,10 @@ def explain_command(
         typer.echo("\n\n".join(map(_text, found)))
 
 
-def _text(entry: Entry) -> str:
+def _text(entry: CatalogEntry) -> str:
     lines = [f"{entry.name}: {entry.kind}", *(f"  {paragraph}" for paragraph in entry.meaning.split("\n\n"))]
-    if entry.remedy:
-        lines.append(f"  -> {entry.remedy}")
+    if entry.fix:
+        lines.append(f"  -> {entry.fix}")
     for title, value in entry.facts.items():
         lines += (
             [f"  {title}: {value}"] if isinstance(value, str) else [f"  {title}:", *(f"    {item}" for item in value)]
@@ -60,10 +60,10 @@ def _text(entry: Entry) -> str:
     return "\n".join(lines)
 
 
-def schema(
+def schema_command(
     file: Annotated[Literal["job", "operator", "nodes"], typer.Argument(help="kind of file")],
 ) -> None:
     """Print the JSON schema of a job, operator or nodes file, for editors and other programs."""
-    from agent_rft.cli.reference.schemas import schema_of
+    from agent_rft.cli.reference.schemas import editor_schema
 
-    typer.echo(json.dumps(schema_of(file), indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(editor_schema(file), indent=2, ensure_ascii=False))

@@ -16,7 +16,7 @@ import typer
 
 from agent_rft.cluster.run.signals import hangup_signals
 from agent_rft.errors import UserError
-from agent_rft.rows.ownership import lasting
+from agent_rft.rows.ownership import strip_owner
 
 app = typer.Typer(no_args_is_help=True, help="Convert a job of another service into a job file and rows.")
 
@@ -45,7 +45,7 @@ def openai_command(
     ] = None,
 ) -> None:
     """Import a job from OpenAI's fine-tuning API as job.yaml and rows, and list differences and variables to set."""
-    from agent_rft.cli.openai_import.api import ApiSource, client_of
+    from agent_rft.cli.openai_import.api import ApiSource, make_openai_client
     from agent_rft.cli.openai_import.folder import Source, import_job
     from agent_rft.cli.openai_import.source import FolderSource
     from agent_rft.cli.openai_import.wire import JOB_ID
@@ -55,7 +55,7 @@ def openai_command(
     if job is not None and not re.fullmatch(JOB_ID, job):
         raise UserError(f"--job: {job!r} is not the id of a fine-tuning job, which begins with ftjob-")
     if model is not None and Path(expanduser(model)).is_dir():
-        model = str(lasting(Path(expanduser(model)).resolve()))  # paths in a job file are relative to the file
+        model = str(strip_owner(Path(expanduser(model)).resolve()))  # paths in a job file are relative to the file
     files = {"training_file": training_file, "validation_file": validation_file}
     replacements = {field: path for field, path in files.items() if path is not None}
     for number in (signal.SIGTERM, *hangup_signals()):
@@ -64,7 +64,7 @@ def openai_command(
         if export is not None:
             source: Source = FolderSource(export)
         else:
-            client, key = client_of(base_url, os.environ)
+            client, key = make_openai_client(base_url, os.environ)
             source = ApiSource(stack.enter_context(client), key, job or "", tell=partial(typer.echo, err=True))
         text = import_job(source, out, replacements, model)
     typer.echo(text, nl=False)

@@ -13,7 +13,7 @@ import typer
 from agent_rft.cli.projects import PORT
 
 if TYPE_CHECKING:
-    from agent_rft.cli.projects.project import Wanted
+    from agent_rft.cli.projects.project import ProjectRequest
 
 Ask = Callable[[str, str], str]
 """Function that asks a question and returns the answer; its second argument is the answer if the user presses Enter."""
@@ -61,11 +61,11 @@ def init_command(
         raise typer.BadParameter("--example cannot be combined with --from, --tool, --system, --model or --port")
     if has_own_options and not sources:
         raise typer.BadParameter("--tool, --system, --model and --port require --from")
-    from agent_rft.cli.projects.project import Wanted, write_own_project
+    from agent_rft.cli.projects.project import ProjectRequest, write_own_project
 
-    request = Wanted(tuple(sources or ()), tuple(tools or ()), system, model, port) if sources else None
+    request = ProjectRequest(tuple(sources or ()), tuple(tools or ()), system, model, port) if sources else None
     if request is None and example is None and sys.stdin.isatty():
-        request = asked(_prompt)
+        request = ask_project_questions(_prompt)
     if request is not None:
         typer.echo(write_own_project(folder, replace(request, serves=serve)))
         return
@@ -74,9 +74,9 @@ def init_command(
     typer.echo(write_project(folder, example or "ledger", serve))
 
 
-def asked(ask: Ask) -> Wanted | None:
+def ask_project_questions(ask: Ask) -> ProjectRequest | None:
     """Ask the five questions and return the requested project; None if the user has no tools and no examples."""
-    from agent_rft.cli.projects.project import Wanted
+    from agent_rft.cli.projects.project import ProjectRequest
 
     tools = ask("1. Your tools: a Python file with type hints, or an OpenAPI file or URL (Enter: none)", "")
     rows = ask("2. Your examples: a CSV file with the columns question and answer (Enter: none)", "")
@@ -87,7 +87,7 @@ def asked(ask: Ask) -> Wanted | None:
     model = ask("4. The base model: a folder, or a name such as Qwen/Qwen3-0.6B (Enter: a toy model)", "")
     while not (port := ask("5. The port of the project's server", str(PORT))).isdecimal() or not 0 < int(port) < 65536:
         pass
-    return Wanted(tuple(filter(None, (tools, rows))), (), system, model or None, int(port))
+    return ProjectRequest(tuple(filter(None, (tools, rows))), (), system, model or None, int(port))
 
 
 def _prompt(question: str, default: str) -> str:

@@ -15,10 +15,10 @@ from agent_rft.errors import InvalidJob
 if TYPE_CHECKING:
     from agent_rft.cluster.planning.model_folder import ModelFolder
     from agent_rft.spec.job import JobSpec
-    from agent_rft.spec.operator.config import Operator
+    from agent_rft.spec.operator.config import OperatorConfig
 
 
-def stripped(value: str | None) -> str | None:
+def strip_option(value: str | None) -> str | None:
     """Return the value of an option or variable without surrounding white space; None if it is empty."""
     return (value or "").strip() or None
 
@@ -29,7 +29,7 @@ ClusterAddress = Annotated[
     typer.Option(
         help="running Ray cluster, HOST:PORT or auto (default: a new one on this machine)",
         envvar="RAY_ADDRESS",
-        callback=stripped,
+        callback=strip_option,
     ),
 ]
 ConfigFile = Annotated[
@@ -39,15 +39,15 @@ ConfigFile = Annotated[
 Runs = Annotated[Path, typer.Option(help="folder in which to create the run folder")]
 
 
-def read_operator(config: Path | None) -> Operator:
+def read_operator(config: Path | None) -> OperatorConfig:
     from agent_rft.spec.operator.config_file import load_operator
 
     return load_operator(config)
 
 
 def read_job_file(
-    path: Path, operator: Operator, address: str | None, model: str | None = None
-) -> tuple[JobSpec, ModelFolder, Operator]:
+    path: Path, operator: OperatorConfig, address: str | None, model: str | None = None
+) -> tuple[JobSpec, ModelFolder, OperatorConfig]:
     """Read a job file and check it without starting or calling anything, which takes about a second.
 
     Args:
@@ -68,19 +68,19 @@ def read_job_file(
     if job is None:
         job = load_job(path)  # raises
     from agent_rft.cluster.planning.model_folder import ModelFolder
-    from agent_rft.cluster.preflight.job_endpoints import allow_own_endpoints
-    from agent_rft.cluster.preflight.static import invalid_job, static_problems
+    from agent_rft.cluster.preflight.job_endpoints import allow_local_endpoints
+    from agent_rft.cluster.preflight.static import check_offline, make_invalid_job
 
     job = job if model is None else job.model_copy(update={"model": expanduser(model)})
-    operator = allow_own_endpoints(operator, job, address)
+    operator = allow_local_endpoints(operator, job, address)
     folder = ModelFolder.find(job.model)
-    if problems := [*problems, *static_problems(job, folder, operator)]:
+    if problems := [*problems, *check_offline(job, folder, operator)]:
         with job_lines(path):
-            raise invalid_job(problems)
+            raise make_invalid_job(problems)
     return job, folder, operator
 
 
-def given_options(options: Mapping[str, object]) -> list[str]:
+def set_options(options: Mapping[str, object]) -> list[str]:
     """Return the options that have a value, as command-line arguments."""
     return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
@@ -88,9 +88,9 @@ def given_options(options: Mapping[str, object]) -> list[str]:
 @contextmanager
 def job_lines(job: Path) -> Iterator[None]:
     """Context manager that adds job-file lines to problems found elsewhere, such as at an endpoint or in the model."""
-    from agent_rft.spec.job_file import with_lines
+    from agent_rft.spec.job_file import add_lines
 
     try:
         yield
     except InvalidJob as error:
-        raise InvalidJob(error.message, with_lines(job, error.problems)) from error
+        raise InvalidJob(error.message, add_lines(job, error.problems)) from error

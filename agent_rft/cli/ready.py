@@ -11,19 +11,19 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from agent_rft.actors.runtime.process import importing
+from agent_rft.actors.runtime.process import fast_imports
 from agent_rft.cli import completion
 from agent_rft.cli.job_files import (
     ClusterAddress,
     ConfigFile,
     JobFile,
     Runs,
-    given_options,
     job_lines,
     read_job_file,
     read_operator,
+    set_options,
 )
-from agent_rft.cluster.run.signals import STOPPED
+from agent_rft.cluster.run.signals import STOPPED_EXIT_CODE
 
 NOT_READY = 4
 """Exit code for the verdicts fix_first and warm_start."""
@@ -60,13 +60,13 @@ def ready_command(
     if resume is not None and not resume.is_dir():
         raise typer.BadParameter(f"{resume} is not a run folder", param_hint="--resume")
     spec, model, operator = read_job_file(job, read_operator(config), address)
-    with importing():
-        from agent_rft.cluster.run.driver import claim_run, look_before
-        from agent_rft.cluster.run.readiness import Look
+    with fast_imports():
+        from agent_rft.cluster.run.driver import check_readiness, claim_run
+        from agent_rft.cluster.run.readiness import ReadinessOptions
         from agent_rft.cluster.views.readiness.text import print_readiness
 
     console = Console(stderr=as_json)
-    check_options = Look(samples, file, target_latency, export_sft)
+    check_options = ReadinessOptions(samples, file, target_latency, export_sft)
     options = {
         "--samples": samples,
         "--file": file,
@@ -77,20 +77,20 @@ def ready_command(
     }
     with job_lines(job), nullcontext() if resume is None else claim_run(resume, 0.0, console.print) as claimed:
         outcome, found = asyncio.run(
-            look_before(
+            check_readiness(
                 spec,
                 model,
                 check_options,
                 runs,
                 address,
                 operator,
-                folder=claimed,
+                claimed=claimed,
                 console=console,
-                given=[str(job), *given_options(options)],
+                given=[str(job), *set_options(options)],
             )
         )
     if outcome == "stopped" or found is None:
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(STOPPED_EXIT_CODE)
     print_readiness(console, found)
     if as_json:
         typer.echo(json.dumps(found.as_json()))

@@ -16,26 +16,26 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from agent_rft.actors.runtime.process import importing
+from agent_rft.actors.runtime.process import fast_imports
 from agent_rft.cli import completion
-from agent_rft.cli.api_commands.keys import seconds_of
+from agent_rft.cli.api_commands.keys import parse_duration
 from agent_rft.cli.job_files import (
     ClusterAddress,
     ConfigFile,
     JobFile,
     Runs,
-    given_options,
     job_lines,
     read_job_file,
     read_operator,
+    set_options,
 )
-from agent_rft.cluster.run.signals import STOPPED
-from agent_rft.errors import InvalidJob, MadeBefore
+from agent_rft.cluster.run.signals import STOPPED_EXIT_CODE
+from agent_rft.errors import InvalidJob, OutdatedFormat
 
 if TYPE_CHECKING:
     from agent_rft.rows.ownership import Claim
     from agent_rft.spec.job import JobSpec
-    from agent_rft.spec.operator.config import Operator
+    from agent_rft.spec.operator.config import OperatorConfig
 
 
 def train_command(
@@ -83,28 +83,30 @@ def train_command(
             resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
             if folder is not None and resumed:
                 from agent_rft.cluster.planning.model_folder import ModelFolder
-                from agent_rft.cluster.preflight.job_endpoints import allow_own_endpoints
+                from agent_rft.cluster.preflight.job_endpoints import allow_local_endpoints
 
                 spec = _load_accepted(job, folder)
                 model = ModelFolder.find(spec.model)
-                operator = allow_own_endpoints(operator, spec, address)
+                operator = allow_local_endpoints(operator, spec, address)
             else:
                 spec, model, operator = read_job_file(job, operator, address)
-            with importing():
+            with fast_imports():
                 from agent_rft.cluster.records.run_folder import new_run_folder
                 from agent_rft.cluster.run.driver import claim_run, train
 
-            arguments = [str(job), *given_options({"--address": address, "--config": config})]
+            arguments = [str(job), *set_options({"--address": address, "--config": config})]
             if claimed is None and open_:
                 folder = new_run_folder(runs, spec.suffix)
                 claimed = stack.enter_context(claim_run(folder, 0.0, print))
             parent = runs if run_folder is None else run_folder.parent
             must_resume = resume is not None
-            training = train(spec, model, parent, claimed, address, operator, given=arguments, must_resume=must_resume)
+            training = train(
+                spec, model, parent, claimed, address, operator, cli_args=arguments, must_resume=must_resume
+            )
             opened = _open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
             with job_lines(job), opened:
                 outcome = asyncio.run(training)
-    raise typer.Exit(STOPPED if outcome == "stopped" else 0)
+    raise typer.Exit(STOPPED_EXIT_CODE if outcome == "stopped" else 0)
 
 
 @contextmanager
@@ -117,15 +119,15 @@ def _claim_folder(folder: Path | None, wait: str | None) -> Iterator[Claim | Non
     if folder is None:
         yield None
         return
-    wait_s = 0 if wait is None else seconds_of(wait, "--wait-for-run")
-    with importing():
+    wait_s = 0 if wait is None else parse_duration(wait, "--wait-for-run")
+    with fast_imports():
         from agent_rft.cluster.run.driver import claim_run
     notify = partial(Console(stderr=True).print, soft_wrap=True, markup=False, highlight=False)
     with claim_run(folder, wait_s, notify) as claimed:
         yield claimed
 
 
-def _restore_checkpoints(run_folder: Path, operator: Operator) -> None:
+def _restore_checkpoints(run_folder: Path, operator: OperatorConfig) -> None:
     """Download the checkpoints from the operator's checkpoint store if the run folder was lost."""
     from agent_rft.cluster.run.copies import open_store, restore
 
@@ -158,11 +160,11 @@ def _end_refused_ray_job(retry: bool) -> Iterator[None]:
     """Context manager that ends the surrounding Ray job as STOPPED if the job is refused and `retry` is false."""
     try:
         yield
-    except (InvalidJob, MadeBefore) as error:
+    except (InvalidJob, OutdatedFormat) as error:
         if not retry:
-            from agent_rft.cluster.ray_cluster.job_status import refuse_for_good
+            from agent_rft.cluster.ray_cluster.job_status import stop_without_retry
 
-            refuse_for_good(error)
+            stop_without_retry(error)
         raise
 
 

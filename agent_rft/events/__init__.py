@@ -18,7 +18,7 @@ from agent_rft.events.rollouts import *
 from agent_rft.events.run import *
 
 KINDS: dict[str, type[base.Event]] = {
-    base.kind_of(cls): cls
+    base.event_kind(cls): cls
     for module in (run, learning, rollouts, fleet)
     for cls in vars(module).values()
     if isinstance(cls, type) and issubclass(cls, base.Event) and cls is not base.Event

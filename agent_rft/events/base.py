@@ -48,24 +48,24 @@ class Event(ABC):
 
     @property
     def kind(self) -> str:
-        return kind_of(type(self))
+        return event_kind(type(self))
 
     @property
     def level(self) -> Level:
         return self.LEVEL
 
     @property
-    def passing(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether the event is only for live views and is not stored in the run folder."""
         return False
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether the event is stored but not shown individually, because there may be thousands."""
         return False
 
 
-def kind_of(cls: type[Event]) -> str:
+def event_kind(cls: type[Event]) -> str:
     """Return the kind of an event class: `StepDone` -> `step_done`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 

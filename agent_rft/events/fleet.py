@@ -142,11 +142,11 @@ class WorkStalled(Event, level="warn"):
     """The actor, such as `learner rank 0`."""
     stage: str
     """The stage of its work."""
-    for_s: float
+    duration_s: float
     """Seconds in this stage so far."""
 
     def __str__(self) -> str:
-        return f"{self.actor} has been in {self.stage} for {self.for_s:.0f} s"
+        return f"{self.actor} has been in {self.stage} for {self.duration_s:.0f} s"
 
 
 class EndpointOutageBegan(Event, level="warn"):

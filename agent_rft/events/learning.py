@@ -6,7 +6,7 @@ from dataclasses import field
 
 from agent_rft.events.base import Event, Private
 from agent_rft.problems.alarms import AlarmRule
-from agent_rft.problems.zero_variance import Cause, Diagnosis, how_many
+from agent_rft.problems.zero_variance import Cause, Diagnosis, summarize_groups
 
 
 class UpdateSkipped(Event, level="warn"):
@@ -81,7 +81,7 @@ class BatchStarved(Event, level="warn"):
 
     def __str__(self) -> str:
         why = Diagnosis(self.cause, self.name, self.error)
-        return f"the batch has no signal ({how_many(self.without_signal, self.num_lost)}): {why}"
+        return f"the batch has no signal ({summarize_groups(self.without_signal, self.num_lost)}): {why}"
 
 
 class NoToolCalls(Event, level="warn"):

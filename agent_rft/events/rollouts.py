@@ -34,7 +34,7 @@ class RolloutDiscarded(Event, level="warn"):
     `tool 'search'`."""
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         return True
 
     def __str__(self) -> str:
@@ -76,11 +76,11 @@ class RolloutsProgressed(Event):
     """Answer of the rollout that was graded last, shortened."""
 
     @property
-    def passing(self) -> bool:
+    def is_transient(self) -> bool:
         return True
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         return True
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from agent_rft.events.base import Event, Level, Private, append_reason
-from agent_rft.metrics.intervals import FEW
+from agent_rft.metrics.intervals import MIN_VALUES
 from agent_rft.problems.readiness import Verdict
 from agent_rft.types import Evaluation
 
@@ -96,7 +96,7 @@ class PhaseBegan(Event):
     """The missing resources, the actors that start, or the file that is graded."""
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         return self.phase in ("validation", "checkpoint")
 
     def __str__(self) -> str:
@@ -130,10 +130,10 @@ class Evaluated(Event):
 
     def __str__(self) -> str:
         found = self.evaluation
-        interval = found.interval("grade")
-        grade = f"grade {found.grade:.3f}" + (f" {interval.bounds('{:.3f}')}" if interval else "")
+        interval = found.get_interval("grade")
+        grade = f"grade {found.grade:.3f}" + (f" {interval.format_bounds('{:.3f}')}" if interval else "")
         rows = found.graded_rows or found.num_rows
-        count = f"({found.num_rollouts} rollouts of {rows} rows" + (", a small sample)" if rows < FEW else ")")
+        count = f"({found.num_rollouts} rollouts of {rows} rows" + (", a small sample)" if rows < MIN_VALUES else ")")
         if self.name == VALIDATION:
             return f"validation at step {self.step}: {grade}, reward {found.reward:.3f} {count}"
         return f"{self.name}: {grade}, {found.tool_calls:.2f} tool calls {count}"

@@ -47,7 +47,7 @@ _FAMILIES = {
 
 
 @lru_cache(4096)
-def metric_of(name: str) -> tuple[str, dict[str, str]] | None:
+def find_metric(name: str) -> tuple[str, dict[str, str]] | None:
     """Return the registry entry of a metric name and its placeholder values, or None if it is not listed."""
     if name in METRICS:
         return name, {}
@@ -57,7 +57,7 @@ def metric_of(name: str) -> tuple[str, dict[str, str]] | None:
     return None
 
 
-def prometheus_name(entry: str) -> str:
+def to_prometheus_name(entry: str) -> str:
     """Return the Prometheus name of an entry; samples of a counter end in `_total`.
 
     `tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`.

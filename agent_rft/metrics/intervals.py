@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FEW = 30
+MIN_VALUES = 30
 """An interval of fewer values is printed with their number, because it is wide and one more row would move it."""
 GRADES = (0.0, 1.0)
 """Lower and upper bound of a grade."""
@@ -39,29 +39,31 @@ class Interval:
     n: int
 
     @property
-    def few(self) -> bool:
+    def has_few_values(self) -> bool:
         """Whether there are fewer than FEW values, so that their number must be shown."""
-        return self.n < FEW
+        return self.n < MIN_VALUES
 
-    def bounds(self, form: str = "{:.2f}") -> str:
+    def format_bounds(self, form: str = "{:.2f}") -> str:
         """Return the bounds as text: `[0.31, 0.53]`."""
         known = math.isfinite(self.low) and math.isfinite(self.high)
         return f"[{form.format(self.low)}, {form.format(self.high)}]" if known else "[?, ?]"
 
-    def text(self, form: str = "{:.2f}") -> str:
+    def format(self, form: str = "{:.2f}") -> str:
         """Return mean and bounds: `0.42 [0.31, 0.53]`; with fewer than FEW values `0.40 [0.12, 0.77] (n = 5)`.
 
         Without values it is a dash.
         """
         if math.isnan(self.mean):
             return "–"
-        return f"{form.format(self.mean)} {self.bounds(form)}" + (f" (n = {self.n})" if self.few else "")
+        return f"{form.format(self.mean)} {self.format_bounds(form)}" + (
+            f" (n = {self.n})" if self.has_few_values else ""
+        )
 
     def __str__(self) -> str:
-        return self.text()
+        return self.format()
 
 
-def wilson(successes: int, n: int) -> Interval:
+def wilson_interval(successes: int, n: int) -> Interval:
     """Return the Wilson score interval of a share: 0 of 5 is 0.00 [0.00, 0.43].
 
     Wilson 1927, JASA 22, "Probable inference, the law of succession, and statistical inference"; recommended for small
@@ -80,7 +82,7 @@ def wilson(successes: int, n: int) -> Interval:
     return Interval(share, min(share, max(0.0, center - half)), max(share, min(1.0, center + half)), n)
 
 
-def bootstrap_mean(values: Iterable[float], bounds: tuple[float, float] | None = GRADES) -> Interval:
+def bootstrap_interval(values: Iterable[float], bounds: tuple[float, float] | None = GRADES) -> Interval:
     """Return the interval of the mean of `values`, by bootstrap with a fixed seed; Wilson's if all are 0 or 1.
 
     `bounds` are the lowest and highest possible value, widened by observed values; None: unbounded, such as seconds.
@@ -98,7 +100,7 @@ def bootstrap_mean(values: Iterable[float], bounds: tuple[float, float] | None =
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     if bounds == GRADES and bool(np.isin(found, GRADES).all()):
-        return wilson(int(found.sum()), n)
+        return wilson_interval(int(found.sum()), n)
     mean = float(found.mean())
     low = high = math.nan
     differ = float(np.ptp(found)) > 0.0
@@ -108,14 +110,14 @@ def bootstrap_mean(values: Iterable[float], bounds: tuple[float, float] | None =
     if bounds is None:
         return Interval(mean, low, high, n)
     lowest, highest = min(bounds[0], float(found.min())), max(bounds[1], float(found.max()))
-    if n < FEW or not differ:
-        unseen = wilson(0, n).high
+    if n < MIN_VALUES or not differ:
+        unseen = wilson_interval(0, n).high
         low = float(np.fmin(low, mean - unseen * (mean - lowest)))
         high = float(np.fmax(high, mean + unseen * (highest - mean)))
     return Interval(mean, max(lowest, low), min(highest, high), n)
 
 
-def paired_bootstrap(
+def paired_interval(
     before: Iterable[float], after: Iterable[float], bounds: tuple[float, float] | None = GRADES
 ) -> Interval:
     """Return the interval of the mean of `after - before` by row, so that differences between rows do not widen it.
@@ -128,7 +130,7 @@ def paired_bootstrap(
     """
     differences = [new - old for old, new in zip(before, after, strict=True)]
     width = None if bounds is None else bounds[1] - bounds[0]
-    return bootstrap_mean(differences, None if width is None else (-width, width))
+    return bootstrap_interval(differences, None if width is None else (-width, width))
 
 
 def _resample_means(values: Values) -> Values:

@@ -32,14 +32,14 @@ _PLACEHOLDER = re.compile(r"<\w+>")
 _FAMILIES = {name: re.compile(_PLACEHOLDER.sub(r"\\w+", name)) for name in PROBLEM_CODES if "<" in name}
 
 
-def entry_of(code: str) -> str | None:
+def find_code(code: str) -> str | None:
     """Return the registry entry of a code, or None if it is not listed."""
     if code in PROBLEM_CODES:
         return code
     return next((family for family, pattern in _FAMILIES.items() if pattern.fullmatch(code)), None)
 
 
-def stops_accepted(code: str) -> bool:
+def stops_accepted_job(code: str) -> bool:
     """Whether a problem stops even a job that was accepted before; True for codes that do not define it."""
-    entry = PROBLEM_CODES.get(entry_of(code) or "")
+    entry = PROBLEM_CODES.get(find_code(code) or "")
     return entry.stops_accepted if isinstance(entry, CheckCode) else True

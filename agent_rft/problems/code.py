@@ -13,7 +13,7 @@ class ProblemCode:
     """
 
     meaning: str
-    remedy: str
+    fix: str
 
 
 @dataclass(frozen=True, slots=True)

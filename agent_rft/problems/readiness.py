@@ -39,114 +39,114 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class ReasonEntry:
     """Meaning of a reason and what to do about it, in Markdown, with its verdict (None: only a note)."""
 
     verdict: Verdict | None
     meaning: str
-    remedy: str
+    fix: str
 
 
-REASONS: dict[Reason, Meaning] = {
-    Reason.ENOUGH_SIGNAL: Meaning(
+REASONS: dict[Reason, ReasonEntry] = {
+    Reason.ENOUGH_SIGNAL: ReasonEntry(
         "train",
         "The rollouts of enough rows differ in reward, and no problem was found that would spoil the training.",
         "Train with the recommended settings.",
     ),
-    Reason.ROLLOUTS_DISCARDED: Meaning(
+    Reason.ROLLOUTS_DISCARDED: ReasonEntry(
         "fix_first",
         "Many rollouts ended without a grade: a tool, the grader or the engine failed, or they took too long. The "
         "remaining rollouts do not represent the rows.",
         "Check the counted reasons. Fix the endpoint, or raise `limits.rollout_timeout_s`.",
     ),
-    Reason.TOOLS_FAIL: Meaning(
+    Reason.TOOLS_FAIL: ReasonEntry(
         "fix_first",
         "A tool answers many calls with an error (HTTP 4xx). The model would learn to avoid the tool, not to use it.",
         "Call the tool with the arguments of a trace (`agent-rft traces RUN --worst 3`), and fix the tool or its "
         "schema.",
     ),
-    Reason.CALLS_INVALID: Meaning(
+    Reason.CALLS_INVALID: ReasonEntry(
         "fix_first",
         "Many calls cannot be parsed, name a tool that does not exist, or have invalid arguments. Often the cause is "
         "the chat template, the parser or the tool's schema, and training would work around it.",
         "Read the prompt with `agent-rft check JOB --show-prompt` and the calls with `agent-rft traces RUN`. See "
         "`model_options.tool_parser` and `model_options.tools_in_prompt`.",
     ),
-    Reason.ANSWERS_CUT: Meaning(
+    Reason.ANSWERS_CUT: ReasonEntry(
         "fix_first",
         "Most rollouts reach a limit before they answer, so their grades depend more on the limit than on the model.",
         "Raise `limits.max_completion_tokens`, `max_episode_steps` or `cluster.context_length`, or ask for shorter "
         "answers in the prompt.",
     ),
-    Reason.TOO_FEW_ROWS: Meaning(
+    Reason.TOO_FEW_ROWS: ReasonEntry(
         "fix_first",
         "Too few rows differ from each other. The model would memorize them and not improve on other rows.",
         "Write more rows, each with a different question.",
     ),
-    Reason.CONTRADICTORY_ROWS: Meaning(
+    Reason.CONTRADICTORY_ROWS: ReasonEntry(
         "fix_first",
         "Rows ask the same question but have different references. Some of them are wrong, whatever the model answers.",
         "Correct or remove the listed rows.",
     ),
-    Reason.GRADER_NOISY: Meaning(
+    Reason.GRADER_NOISY: ReasonEntry(
         "fix_first",
         "The same answers, graded twice, get grades that differ about as much as the grades of different answers to "
         "one row. The model would mainly learn noise.",
         "Make the grader's instructions stricter, or average several scores (a `multi` grader). Set a judge's "
         "temperature to 0, or use a grader that computes the grade.",
     ),
-    Reason.GRADER_DISAGREES: Meaning(
+    Reason.GRADER_DISAGREES: ReasonEntry(
         "fix_first",
         "Among the rollouts of a row, the held-out grader does not confirm the ranking of the grader. Training would "
         "raise the grade, but perhaps not the quality.",
         "Compare both grades in some traces, and close the gap in the grader or with a guard.",
     ),
-    Reason.TOO_EASY: Meaning(
+    Reason.TOO_EASY: ReasonEntry(
         "fix_first",
         "The model passes nearly every row already, so there is little left to gain.",
         "Use harder rows or a stricter grader, or penalize calls and tokens (`reward`).",
     ),
-    Reason.NO_DIFFERENCES: Meaning(
+    Reason.NO_DIFFERENCES: ReasonEntry(
         "fix_first",
         "Most rows get the same reward in all their rollouts, neither right nor wrong. Either the grader does not "
         "detect differences, or the answers do not differ.",
         "Use a grader with finer grades, or raise `algorithm.temperature`.",
     ),
-    Reason.TOO_HARD: Meaning(
+    Reason.TOO_HARD: ReasonEntry(
         "warm_start",
         "Most rows fail in all their rollouts, so no rollout shows a better answer.",
         "Start with an SFT warm-up: write supervised rows, or take the best rollouts of a stronger model "
         "(`--export-sft`). Or give partial credit in the grader, or use easier rows.",
     ),
-    Reason.TOOLS_UNUSED: Meaning(
+    Reason.TOOLS_UNUSED: ReasonEntry(
         "warm_start",
         "Rows offer tools, but the rollouts rarely call one. Behavior that is never sampled cannot be reinforced.",
         "Explain in the prompt when to call which tool. If that does not help, start with an SFT warm-up on rows with "
         "calls.",
     ),
-    Reason.NEAR_DUPLICATES: Meaning(
+    Reason.NEAR_DUPLICATES: ReasonEntry(
         None,
         "Rows with the same reference ask nearly the same question, so the file has fewer different rows than lines.",
         "Remove one line of each pair, unless both are intended.",
     ),
-    Reason.ROWS_SHARED: Meaning(
+    Reason.ROWS_SHARED: ReasonEntry(
         None,
         "Rows of the validation or test file are also in the training file. Their grades do not show how the model "
         "performs on new rows.",
         "Keep each of these rows in only one file.",
     ),
-    Reason.GRADER_COARSE: Meaning(
+    Reason.GRADER_COARSE: ReasonEntry(
         None,
         "The grader gives at most two different grades. This works, but with finer grades more rows contribute to "
         "learning.",
         "Give partial credit for answers that are partly right.",
     ),
-    Reason.TOO_SLOW: Meaning(
+    Reason.TOO_SLOW: ReasonEntry(
         None,
         "More than one rollout in twenty takes longer than the target.",
         "Set `reward.tool_call_penalty` or `reward.token_penalty`, or make the slowest tool faster.",
     ),
-    Reason.NOT_GRADED_TWICE: Meaning(
+    Reason.NOT_GRADED_TWICE: ReasonEntry(
         None,
         "The grader failed on answers that it had graded before, so its noise could not be measured. A grader that "
         "reads the state of a session cannot grade an answer again.",

@@ -101,7 +101,7 @@ class Diagnosis:
         return f"{problem.format(name=repr(self.name))}{error}; {fix}"
 
 
-def how_many(without_signal: Mapping[str, float], num_lost: int) -> str:
+def summarize_groups(without_signal: Mapping[str, float], num_lost: int) -> str:
     """Return a summary of the groups of a batch without signal: `7 of 8 groups all wrong, 1 lost`."""
     total = sum(without_signal.values()) + num_lost
     counts = [(n, KIND_NAMES.get(kind, kind)) for kind, n in without_signal.items()] + [(num_lost, "lost")]

@@ -7,23 +7,23 @@ from pathlib import Path
 from agent_rft.errors import UserError
 
 
-def read_bounded(path: Path, most: int, remedy: str) -> bytes:
-    """Return the content of a file. `remedy` ends the message for a file of more than `most` bytes.
+def read_bounded(path: Path, max_bytes: int, fix: str) -> bytes:
+    """Return the content of a file. `fix` ends the message for a file of more than `max_bytes` bytes.
 
     Raises:
         UserError: The file cannot be read, or is too large.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > most:
-        raise UserError(f"{path} is larger than {most:,} bytes; {remedy}")
+    if len(content) > max_bytes:
+        raise UserError(f"{path} is larger than {max_bytes:,} bytes; {fix}")
     return content
 
 
-def as_text(content: bytes, where: str, remedy: str) -> str:
+def decode_utf8(content: bytes, where: str, fix: str) -> str:
     """Decode UTF-8 text, without a byte order mark.
 
     Raises:
@@ -33,4 +33,4 @@ def as_text(content: bytes, where: str, remedy: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise UserError(f"{where}:{line} is not UTF-8 text: {remedy}") from None
+        raise UserError(f"{where}:{line} is not UTF-8 text: {fix}") from None

@@ -40,9 +40,9 @@ SILENCE_VARIABLE = "AGENT_RFT_SILENCE_S"
 """Environment variable that sets SILENCE_S."""
 BEAT_S = 2.0
 POLL_S = 0.5
-SURE_AFTER = 1.5
+MAX_BEAT_DELAY = 1.5
 """Multiple of BEAT_S after which a live owner has surely changed its heartbeat."""
-TOLD_EVERY_S = 60.0
+REPORT_INTERVAL_S = 60.0
 HEARTBEAT = "heartbeat"
 CURRENT = "current"
 _PREFIX, _DIGITS = "owner-", 6
@@ -50,7 +50,7 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.
 _COUNTER = 20
 """Digits of the counter at the start of a heartbeat; the rest describes the owner."""
 
-Tell = Callable[[str], object]
+Notify = Callable[[str], object]
 
 
 class FolderOwned(RftError):
@@ -62,7 +62,7 @@ class FolderLost(RftError):
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class FolderOperations:
     """Folder operations that a file system may not support, or may answer from a cache."""
 
     listdir: Callable[[Path], list[str]] = os.listdir
@@ -70,7 +70,7 @@ class Disk:
     symlink: Callable[[str, Path], object] = os.symlink
 
 
-def silence_s(environment: Mapping[str, str] = os.environ) -> float:
+def read_silence_s(environment: Mapping[str, str] = os.environ) -> float:
     """Return SILENCE_S, or the value of its environment variable.
 
     Raises:
@@ -99,13 +99,13 @@ class _OwnerState:
 class Claim:
     """A folder that this process owns from `claim` until `release`. `at` is the folder to write to.
 
-    A thread updates the heartbeat. It calls the callback of `when_lost` once if another process has taken over.
+    A thread updates the heartbeat. It calls the callback of `on_lost` once if another process has taken over.
     """
 
     def __init__(self, path: Path, number: int, every_s: float) -> None:
         self.path = path
         self.number = number
-        self.at = _folder(path, number)
+        self.folder = _folder(path, number)
         self._lost: Callable[[], object] | None = None
         self._is_lost = False
         self._state = threading.Lock()
@@ -119,7 +119,7 @@ class Claim:
         """Whether another process was found to have taken over."""
         return self._is_lost
 
-    def when_lost(self, act: Callable[[], object]) -> None:
+    def on_lost(self, act: Callable[[], object]) -> None:
         """Call `act` once another process has taken over, or immediately if it already has."""
         with self._state:
             self._lost = act
@@ -129,7 +129,7 @@ class Claim:
 
     def check(self) -> None:
         """Raise FolderLost if another process has taken over."""
-        if self._is_lost or not (self.at / HEARTBEAT).exists():
+        if self._is_lost or not (self.folder / HEARTBEAT).exists():
             raise FolderLost(f"another process has taken over {self.path}; this one ends")
 
     def __enter__(self) -> Self:
@@ -143,16 +143,16 @@ class Claim:
         self._ended.set()
         self._thread.join()
         with suppress(OSError):
-            if [entry.name for entry in self.at.iterdir()] == [HEARTBEAT]:  # nothing was written
-                _remove_unused(self.path, self.at)
+            if [entry.name for entry in self.folder.iterdir()] == [HEARTBEAT]:  # nothing was written
+                _remove_unused(self.path, self.folder)
             else:
-                (self.at / HEARTBEAT).unlink()
+                (self.folder / HEARTBEAT).unlink()
 
     def _run(self, every_s: float) -> None:
         while not self._ended.wait(every_s):
             self._count += 1
             try:
-                _update_heartbeat(self.at, self._count)
+                _update_heartbeat(self.folder, self._count)
             except FileNotFoundError:
                 with self._state:
                     self._is_lost, act = True, self._lost
@@ -163,23 +163,23 @@ class Claim:
                 continue  # the storage is unavailable, to a successor too
 
 
-def claim(
+def claim_folder(
     path: Path,
     names: Iterable[str] = (),
     *,
     wait_s: float = 0.0,
-    remedy: str = "",
-    tell: Tell = print,
+    fix: str = "",
+    notify: Notify = print,
     silence_s: float = SILENCE_S,
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-    disk: Disk = Disk(),
+    disk: FolderOperations = FolderOperations(),
 ) -> Claim:
     """Become the owner of a folder. The folder is created if it does not exist.
 
     An owner that has ended is replaced immediately, and a silent owner after `silence_s`. If the owner is alive, wait
-    up to `wait_s` for its end. Each of the `names` in `path` becomes a link into the owner's folder. `tell` receives a
-    sentence while this waits; `remedy` ends the message of FolderOwned.
+    up to `wait_s` for its end. Each of the `names` in `path` becomes a link into the owner's folder. `notify` receives
+    a sentence while this waits; `fix` ends the message of FolderOwned.
 
     Raises:
         FolderOwned: The owner is alive, and has not ended within `wait_s`.
@@ -211,16 +211,16 @@ def claim(
                 if silent >= silence_s:
                     if _take_over(path, now.number, disk):
                         return _become_owner(path, now.number + 1, names, silence_s, disk, clean=False)
-                elif silent > SURE_AFTER * BEAT_S and not is_silence_reported:
+                elif silent > MAX_BEAT_DELAY * BEAT_S and not is_silence_reported:
                     is_silence_reported = True
-                    tell(f"{path}: waiting {silence_s:g} s for a heartbeat of {owner}, whose end is not recorded")
+                    notify(f"{path}: waiting {silence_s:g} s for a heartbeat of {owner}, whose end is not recorded")
                 elif is_alive and waited >= wait_s:
                     within = f", and has not ended within {wait_s:g} s" if wait_s else ""
-                    raise FolderOwned(f"{path} is used by {owner}{within}{remedy}")
-                elif is_alive and waited >= alive_reported_at + TOLD_EVERY_S:
+                    raise FolderOwned(f"{path} is used by {owner}{within}{fix}")
+                elif is_alive and waited >= alive_reported_at + REPORT_INTERVAL_S:
                     alive_reported_at = waited
                     left = f"{wait_s - waited:.0f} s at most"
-                    tell(f"{path} is used by {owner}; waiting for its end, {left}")
+                    notify(f"{path} is used by {owner}; waiting for its end, {left}")
             pause(min(POLL_S, silence_s / 10))
 
 
@@ -236,13 +236,13 @@ def _convert_os_errors(path: Path) -> Iterator[None]:
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
 
 
-def files_of(path: Path) -> Path:
+def current_folder(path: Path) -> Path:
     """Return the folder with the files of the newest owner, or `path` if it never had an owner."""
     current = path / CURRENT
     return current if current.is_symlink() else path
 
 
-def lasting(path: Path) -> Path:
+def strip_owner(path: Path) -> Path:
     """Return a resolved path without its `owner-N` folder, so that it stays valid under later owners."""
     for parent in path.parents:
         if _is_owner_folder(parent.name) and (parent.parent / CURRENT).is_symlink():
@@ -257,7 +257,7 @@ def _folder(path: Path, number: int) -> Path:
     return path / f"{_PREFIX}{number:0{_DIGITS}d}"
 
 
-def _list_numbers(path: Path, disk: Disk) -> list[int]:
+def _list_numbers(path: Path, disk: FolderOperations) -> list[int]:
     try:
         names = disk.listdir(path)
     except FileNotFoundError:
@@ -269,7 +269,7 @@ def _is_owner_folder(name: str) -> bool:
     return name.startswith(_PREFIX) and name.removeprefix(_PREFIX).isdecimal()
 
 
-def _read_owner(path: Path, disk: Disk) -> _OwnerState | None:
+def _read_owner(path: Path, disk: FolderOperations) -> _OwnerState | None:
     numbers = _list_numbers(path, disk)
     if not numbers:
         return None
@@ -280,7 +280,7 @@ def _read_owner(path: Path, disk: Disk) -> _OwnerState | None:
     return _OwnerState(numbers[-1], beat)
 
 
-def _create(path: Path, disk: Disk) -> bool:
+def _create(path: Path, disk: FolderOperations) -> bool:
     """Create the first owner's folder. Return False if another process was faster."""
     path.mkdir(parents=True, exist_ok=True)
     unfinished, first = path / f".{_PREFIX}{secrets.token_hex(8)}", _folder(path, 1)
@@ -326,7 +326,7 @@ def _create_heartbeat(path: Path, number: int) -> bool:
     return True
 
 
-def _take_over(path: Path, number: int, disk: Disk) -> bool:
+def _take_over(path: Path, number: int, disk: FolderOperations) -> bool:
     """Rename owner-N to owner-(N+1). Return False if another process was faster."""
     try:
         disk.rename(_folder(path, number), _folder(path, number + 1))
@@ -335,7 +335,9 @@ def _take_over(path: Path, number: int, disk: Disk) -> bool:
     return True
 
 
-def _become_owner(path: Path, number: int, names: Iterable[str], silence_s: float, disk: Disk, *, clean: bool) -> Claim:
+def _become_owner(
+    path: Path, number: int, names: Iterable[str], silence_s: float, disk: FolderOperations, *, clean: bool
+) -> Claim:
     at = _folder(path, number)
     if not clean:
         for file in [entry for entry in at.iterdir() if entry.is_file()]:
@@ -359,7 +361,7 @@ def _replace_by_copy(file: Path) -> None:
     copy.replace(file)
 
 
-def _link(link: Path, target: str, disk: Disk) -> None:
+def _link(link: Path, target: str, disk: FolderOperations) -> None:
     if link.is_symlink() and os.readlink(link) == target:
         return
     new = link.with_name(f".{link.name}.{secrets.token_hex(4)}")

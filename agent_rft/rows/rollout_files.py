@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from agent_rft.errors import MadeBefore, UserError
+from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.rows.durable import write_durably
-from agent_rft.rows.rollout_json import outcome_as_json, outcome_from_json, task_from_json
-from agent_rft.types import Discarded, Group, GroupRequest, Rollout
+from agent_rft.rows.rollout_json import outcome_from_json, outcome_to_json, task_from_json
+from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 
 ROLLOUTS_SUFFIX = ".jsonl.zst"
 FORMAT = 2
@@ -30,7 +30,7 @@ UNREADABLE = (zstandard.ZstdError, EOFError, ValueError, KeyError, TypeError, In
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinePosition:
     """Position of a line: its frame begins at byte `frame` of the file, and it begins at byte `start` in the frame."""
 
     frame: int
@@ -42,28 +42,28 @@ class DamagedFile(UserError):
     """A rollout file is truncated, or is not a rollout file."""
 
 
-class OtherFile(DamagedFile):
+class RewrittenFile(DamagedFile):
     """A rollout file was written again, so the indexed lines are not in it."""
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write_groups(path: Path, groups: Iterable[Group]) -> list[list[Place]]:
+def write_groups(path: Path, groups: Iterable[Group]) -> list[list[LinePosition]]:
     """Write a file atomically and durably: for each group a line with its request, then a line per rollout.
 
     Returns:
         Places of each group's lines.
     """
     frames: list[bytes] = []
-    places: list[list[Place]] = []
+    places: list[list[LinePosition]] = []
     lines: list[bytes] = []
     frame = start = 0
     for group in groups:
         places.append([])
-        for value in group_lines(group):
+        for value in iter_group_lines(group):
             lines.append(json.dumps(value, default=str).encode() + b"\n")
-            places[-1].append(Place(frame, start, len(lines[-1])))
+            places[-1].append(LinePosition(frame, start, len(lines[-1])))
             start += len(lines[-1])
         if start >= FRAME_BYTES:
             frames.append(_compress(lines))
@@ -79,11 +79,11 @@ def _compress(lines: Sequence[bytes]) -> bytes:
     return zstandard.ZstdCompressor().compress(b"".join(lines))
 
 
-def group_lines(group: Group) -> Iterator[dict[str, Any]]:
+def iter_group_lines(group: Group) -> Iterator[dict[str, Any]]:
     """Yield a group's lines: kind `group` (request and row), then the kinds of `agent_rft.rows.rollout_json`."""
     yield {"kind": "group", "format": FORMAT, "wall_s": group.wall_s} | asdict(group.request)
-    yield from map(outcome_as_json, group.rollouts)
-    yield from map(outcome_as_json, group.discarded)
+    yield from map(outcome_to_json, group.rollouts)
+    yield from map(outcome_to_json, group.discarded)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -96,11 +96,11 @@ def read_groups(path: Path) -> list[Group]:
         DamagedFile: The file is truncated, or has lines of another kind.
         UserError: A newer version wrote the file, or a version before 0.2.0.
     """
-    found: list[tuple[GroupRequest, float, list[Rollout], list[Discarded]]] = []
+    found: list[tuple[GroupRequest, float, list[Rollout], list[DiscardedRollout]]] = []
     try:
         for _, line in read_lines(path):
             if line["kind"] == "group":
-                found.append((*request_of(line), [], []))
+                found.append((*parse_request(line), [], []))
             elif isinstance(outcome := outcome_from_json(line), Rollout):
                 found[-1][2].append(outcome)
             else:
@@ -110,7 +110,7 @@ def read_groups(path: Path) -> list[Group]:
     return [Group(request, tuple(rollouts), tuple(lost), wall_s) for request, wall_s, rollouts, lost in found]
 
 
-def read_outcomes(path: Path) -> Iterator[tuple[Place, GroupRequest, Rollout | Discarded | None]]:
+def read_outcomes(path: Path) -> Iterator[tuple[LinePosition, GroupRequest, Rollout | DiscardedRollout | None]]:
     """Yield each request with None, then with each of its outcomes, together with the places of their lines.
 
     Uses constant memory. Raises the errors of `read_groups`, after the last complete line.
@@ -119,7 +119,7 @@ def read_outcomes(path: Path) -> Iterator[tuple[Place, GroupRequest, Rollout | D
     try:
         for place, line in read_lines(path):
             if line["kind"] == "group":
-                request, _ = request_of(line)
+                request, _ = parse_request(line)
                 yield place, request, None
             elif request is None:
                 raise ValueError("a rollout without a group")
@@ -129,13 +129,13 @@ def read_outcomes(path: Path) -> Iterator[tuple[Place, GroupRequest, Rollout | D
         raise _create_damaged_error(path) from error
 
 
-def request_of(line: dict[str, Any]) -> tuple[GroupRequest, float]:
+def parse_request(line: dict[str, Any]) -> tuple[GroupRequest, float]:
     """Return the request in a group's line, and the seconds that the group took."""
     values = {name: value for name, value in line.items() if name not in ("kind", "format", "wall_s")}
     return GroupRequest(**values | {"task": task_from_json(line["task"])}), line["wall_s"]
 
 
-def read_lines(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+def read_lines(path: Path) -> Iterator[tuple[LinePosition, dict[str, Any]]]:
     """Yield all lines of a file with their places, in constant memory.
 
     Raises:
@@ -146,11 +146,11 @@ def read_lines(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
         for place, text in _read_texts(path):
             line = json.loads(text)
             if line["kind"] == "group" and line.get("format", 0) < FORMAT:
-                raise MadeBefore.of(str(path), public=f"the file of {_public_name(path)}")
+                raise OutdatedFormat.for_path(str(path), public=f"the file of {_public_name(path)}")
             if line["kind"] == "group" and line["format"] > FORMAT:
                 public = f"{_public_name(path)} were written by a newer version of agent-rft"
                 fix = "Read the file with that version"
-                raise UserError(f"{path} was written by a newer version of agent-rft. {fix}", public=public)
+                raise UserError(f"{path} was written by a newer version of agent-rft. {fix}", public_message=public)
             yield place, line
     except UNREADABLE as error:
         raise _create_damaged_error(path) from error
@@ -158,7 +158,7 @@ def read_lines(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 def _create_damaged_error(path: Path) -> DamagedFile:
     fix = "Copy the file again from its source, or delete it"
-    return DamagedFile(f"{path} is damaged or truncated. {fix}", public=f"{_public_name(path)} are damaged")
+    return DamagedFile(f"{path} is damaged or truncated. {fix}", public_message=f"{_public_name(path)} are damaged")
 
 
 def _public_name(path: Path) -> str:
@@ -166,7 +166,7 @@ def _public_name(path: Path) -> str:
     return f"the rollouts {path.name.removesuffix(ROLLOUTS_SUFFIX)}"
 
 
-def _read_texts(path: Path) -> Iterator[tuple[Place, bytes]]:
+def _read_texts(path: Path) -> Iterator[tuple[LinePosition, bytes]]:
     with path.open("rb") as file:
         end = 0  # bytes of the file that were decompressed
         chunk = file.read(CHUNK_BYTES)
@@ -182,10 +182,10 @@ def _read_texts(path: Path) -> Iterator[tuple[Place, bytes]]:
                 end += len(chunk) - len(decompressor.unused_data)
                 chunk = decompressor.unused_data or file.read(CHUNK_BYTES)
                 for line in lines:
-                    yield Place(frame, start, len(line) + 1), line
+                    yield LinePosition(frame, start, len(line) + 1), line
                     start += len(line) + 1
             if rest:
-                yield Place(frame, start, len(rest)), rest
+                yield LinePosition(frame, start, len(rest)), rest
 
 
 class LineReader:
@@ -197,21 +197,21 @@ class LineReader:
         self._at = 0
         self._stream: BinaryIO
 
-    def read(self, path: Path, place: Place) -> dict[str, Any]:
+    def read(self, path: Path, place: LinePosition) -> dict[str, Any]:
         """Return the line at this place.
 
         Raises:
             FileNotFoundError: The file no longer exists.
-            OtherFile: The file has no such line.
+            RewrittenFile: The file has no such line.
         """
-        text = self.text(path, place)
+        text = self.read_bytes(path, place)
         try:
             line: dict[str, Any] = json.loads(text)
         except ValueError as error:
             raise self._create_error(path) from error
         return line
 
-    def text(self, path: Path, place: Place) -> bytes:
+    def read_bytes(self, path: Path, place: LinePosition) -> bytes:
         """Return the line's bytes as they were written. Raises the errors of `read`."""
         if self._frame != (path, place.frame) or place.start < self._at:
             self.close()
@@ -230,10 +230,10 @@ class LineReader:
             raise self._create_error(path) from error
         return text
 
-    def _create_error(self, path: Path) -> OtherFile:
+    def _create_error(self, path: Path) -> RewrittenFile:
         self.close()
         public = f"{_public_name(path)} were written again"
-        return OtherFile(f"{path} is not the file that was indexed. Try again", public=public)
+        return RewrittenFile(f"{path} is not the file that was indexed. Try again", public_message=public)
 
     def _read_chunk(self, num_bytes: int) -> bytes:
         found = self._stream.read(num_bytes)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.types import Discarded, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
+from agent_rft.types import DiscardedRollout, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
 
 
-def outcome_as_json(outcome: Rollout | Discarded, *, with_experts: bool = False) -> dict[str, Any]:
+def outcome_to_json(outcome: Rollout | DiscardedRollout, *, with_experts: bool = False) -> dict[str, Any]:
     """Return a rollout as JSON values, with `kind` rollout or discarded.
 
     Arrays [T] of a segment have these formats:
@@ -22,7 +22,7 @@ def outcome_as_json(outcome: Rollout | Discarded, *, with_experts: bool = False)
     - logprobs: base64 of little-endian float32, which is exact and a third of the size of decimals.
     - experts: only `with_experts`, for training. Files omit them, because they are much larger than all other values.
     """
-    if isinstance(outcome, Discarded):
+    if isinstance(outcome, DiscardedRollout):
         return {"kind": "discarded"} | _shallow_dict(outcome)
     return (
         {"kind": "rollout"}
@@ -35,11 +35,11 @@ def outcome_as_json(outcome: Rollout | Discarded, *, with_experts: bool = False)
     )
 
 
-def outcome_from_json(values: dict[str, Any]) -> Rollout | Discarded:
-    """Return the rollout that `outcome_as_json` converted."""
+def outcome_from_json(values: dict[str, Any]) -> Rollout | DiscardedRollout:
+    """Return the rollout that `outcome_to_json` converted."""
     values = dict(values)
     if values.pop("kind") == "discarded":
-        return Discarded(**values)
+        return DiscardedRollout(**values)
     return Rollout(
         **values
         | {
@@ -50,12 +50,12 @@ def outcome_from_json(values: dict[str, Any]) -> Rollout | Discarded:
     )
 
 
-def task_as_json(task: Task) -> dict[str, Any]:
+def task_to_json(task: Task) -> dict[str, Any]:
     return _shallow_dict(task)
 
 
 def task_from_json(values: dict[str, Any]) -> Task:
-    """Return the task that `task_as_json` converted."""
+    """Return the task that `task_to_json` converted."""
     return Task(**values | {"messages": tuple(values["messages"]), "tools": tuple(values["tools"])})
 
 
@@ -66,7 +66,7 @@ def _segment_as_json(segment: Segment, with_experts: bool) -> dict[str, Any]:
         "logprobs": base64.b64encode(segment.logprobs.astype("<f4").tobytes()).decode(),
         "versions": _encode_runs(segment.versions),
     }
-    return values | {"experts": experts_as_json(segment.experts)} if with_experts else values
+    return values | {"experts": experts_to_json(segment.experts)} if with_experts else values
 
 
 def _segment_from_json(values: dict[str, Any]) -> Segment:
@@ -79,7 +79,7 @@ def _segment_from_json(values: dict[str, Any]) -> Segment:
     )
 
 
-def experts_as_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] | None:
+def experts_to_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] | None:
     """Return the experts of tokens as base64 of little-endian unsigned integers."""
     if experts is None:
         return None
@@ -88,7 +88,7 @@ def experts_as_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] 
 
 
 def experts_from_json(values: dict[str, Any] | None) -> NDArray[np.integer[Any]] | None:
-    """Return the array that `experts_as_json` converted."""
+    """Return the array that `experts_to_json` converted."""
     if values is None:
         return None
     return np.frombuffer(base64.b64decode(values["data"]), f"<u{values['bytes']}").reshape(values["shape"])

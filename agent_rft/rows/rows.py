@@ -28,8 +28,8 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
     with the assistant's message. `field` is the setting that names the file, for messages.
     """
 
-    def problem(code: str, line: int | None, message: str, remedy: str) -> Problem:
-        return Problem(code, field, message, remedy, path.name, line)
+    def problem(code: str, line: int | None, message: str, fix: str) -> Problem:
+        return Problem(code, field, message, fix, path.name, line)
 
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -47,8 +47,8 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
         return [], [problem("unreadable_file", None, message, "make the file readable for this user")]
     if text[:1000].lstrip().startswith("["):
         message = "is a JSON array, not one JSON object per line"
-        remedy = "write each element on a separate line, for example: jq -c '.[]' rows.json > rows.jsonl"
-        return [], [problem("json_array", None, message, remedy)]
+        fix = "write each element on a separate line, for example: jq -c '.[]' rows.json > rows.jsonl"
+        return [], [problem("json_array", None, message, fix)]
     tasks: list[Task] = []
     problems: list[Problem] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -61,7 +61,7 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
                 problem("broken_json", number, f"is not valid JSON: {error}", "write one JSON object per line")
             )
             continue
-        mistake = row_mistake(row, conversations)
+        mistake = find_row_error(row, conversations)
         if mistake is not None:
             problems.append(problem("invalid_row", number, *mistake))
             continue
@@ -72,7 +72,7 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
     return tasks, problems
 
 
-def ranges(lines: Iterable[int]) -> str:
+def format_ranges(lines: Iterable[int]) -> str:
     """Return line numbers as human-readable ranges, at most MAX_RANGES of them: [1, 2, 3, 5] -> "1-3, 5"."""
     found: list[list[int]] = []
     for line in sorted(set(lines)):
@@ -112,7 +112,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def row_mistake(row: Any, conversations: bool) -> tuple[str, str] | None:
+def find_row_error(row: Any, conversations: bool) -> tuple[str, str] | None:
     """Return the error in a row and its fix, or None if the row is valid; see `read_tasks`."""
     if not isinstance(row, dict):
         return "must be a JSON object", "write an object with `messages`"

@@ -12,7 +12,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from agent_rft.spec.keys import KEY_REMEDY, key_mistake
+from agent_rft.spec.keys import KEY_FIX, find_key_problem
 
 
 def _strip(secret: SecretStr) -> SecretStr:
@@ -20,14 +20,14 @@ def _strip(secret: SecretStr) -> SecretStr:
 
 
 def _check_key(key: SecretStr) -> SecretStr:
-    if (mistake := key_mistake(key.get_secret_value())) is not None:
-        raise PydanticCustomError("value_error", "{mistake}", {"mistake": mistake, "remedy": KEY_REMEDY})
+    if (mistake := find_key_problem(key.get_secret_value())) is not None:
+        raise PydanticCustomError("value_error", "{mistake}", {"mistake": mistake, "fix": KEY_FIX})
     return key
 
 
 def _strip_url(url: str) -> str:
     if re.search(r"\s", url.strip()):
-        raise PydanticCustomError("value_error", "contains white space", {"remedy": "remove it"})
+        raise PydanticCustomError("value_error", "contains white space", {"fix": "remove it"})
     return url.strip()
 
 
@@ -38,15 +38,15 @@ SecretText = Annotated[SecretStr, AfterValidator(_strip)]
 Key = Annotated[SecretText, AfterValidator(_check_key)]
 """API key that is sent in a header."""
 Headers = dict[str, SecretText]
-MOST = 1_000_000_000
+MAX_COUNT = 1_000_000_000
 """Upper bound of counts without a narrower bound: larger than any realistic value, small enough for arithmetic."""
-Positive = Annotated[int, Field(ge=1, le=MOST)]
-Processes = Annotated[int, Field(ge=1, le=4_096)]
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+ProcessCount = Annotated[int, Field(ge=1, le=4_096)]
 """Number of processes, cores or GPUs; limited because a placement lists each of them."""
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_OUTPUT_BYTES = 1_000_000
 """Largest tool output that OpenAI's API accepts."""
-TRIAL_CALL_S = 600.0
+MAX_TRIAL_CALL_S = 600.0
 """Longest tool call at OpenAI, in seconds. Calls of imported jobs and trial calls keep this limit."""
 MAX_TIMEOUT_S = 6 * 3600
 """Largest timeout of a call, in seconds: long enough for builds and test suites."""
@@ -54,9 +54,9 @@ MAX_TIMEOUT_S = 6 * 3600
 
 def _check_timeout(seconds: float) -> float:
     if seconds > MAX_TIMEOUT_S:
-        remedy = f"set at most {MAX_TIMEOUT_S}; start longer work in one call and fetch its result in another"
+        fix = f"set at most {MAX_TIMEOUT_S}; start longer work in one call and fetch its result in another"
         message = "must be at most {limit} s (six hours)"
-        raise PydanticCustomError("less_than_equal", message, {"limit": MAX_TIMEOUT_S, "remedy": remedy})
+        raise PydanticCustomError("less_than_equal", message, {"limit": MAX_TIMEOUT_S, "fix": fix})
     return seconds
 
 
@@ -64,13 +64,13 @@ Timeout = Annotated[float, Field(gt=0, json_schema_extra={"maximum": MAX_TIMEOUT
 """Seconds after which a call fails."""
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """Base class of all parts of a job: frozen, no unknown keys, no NaN or infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class Endpoint(Strict):
+class Endpoint(StrictModel):
     """An HTTP endpoint and its limits."""
 
     headers: Headers = {}
@@ -83,7 +83,7 @@ class Endpoint(Strict):
     attempt_timeout_s: Timeout | None = None
     """Seconds after which a single request of a call is abandoned and retried; null: the rest of `timeout_s`. Set it if
     the endpoint sometimes hangs, so that a hang costs a retry and not the rollout."""
-    max_concurrency: Positive = 64
+    max_concurrency: PositiveInt = 64
     """Maximum number of concurrent requests to this endpoint. The limit adapts: it shrinks, down to 1, while the
     endpoint is overloaded or slow, and then grows back. Raise it if calls queue although the endpoint could handle
     more."""
@@ -94,9 +94,9 @@ class Endpoint(Strict):
     """Retries of a call after a lost connection, a timed-out attempt, or a 5xx status other than 503. After the last
     retry the call fails. Waits after 408, 425, 429 and 503 do not count as retries and continue until `timeout_s`."""
 
-    def for_trial(self) -> Self:
-        """Return this endpoint with a `timeout_s` of at most `TRIAL_CALL_S`, for a trial call."""
-        return self.model_copy(update={"timeout_s": min(self.timeout_s, TRIAL_CALL_S)})
+    def limit_to_trial(self) -> Self:
+        """Return this endpoint with a `timeout_s` of at most `MAX_TRIAL_CALL_S`, for a trial call."""
+        return self.model_copy(update={"timeout_s": min(self.timeout_s, MAX_TRIAL_CALL_S)})
 
 
 class ToolSpec(Endpoint):
@@ -140,7 +140,7 @@ class SessionSpec(Endpoint):
     end_url: str | None = None
     """URL that receives POST {type, trace_id, reason} after the rollout; null: no request. It is repeated until the
     server answers, even after a crash of the job."""
-    max_open: Positive | None = None
+    max_open: PositiveInt | None = None
     """Maximum number of open sessions; null: no limit. Further rollouts wait before they start, for at most six times
     `limits.rollout_timeout_s`."""
 

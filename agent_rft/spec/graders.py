@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import AfterValidator, AliasChoices, Field, field_validator
 
-from agent_rft.spec.endpoints import Endpoint, Positive, Strict
+from agent_rft.spec.endpoints import Endpoint, PositiveInt, StrictModel
 
 Similarity = Literal[
     "cosine",
@@ -33,7 +33,7 @@ def _check_order(value: tuple[float, float]) -> tuple[float, float]:
 Range = Annotated[tuple[float, float], AfterValidator(_check_order)]
 
 
-class GraderBase(Strict):
+class GraderBase(StrictModel):
     """Base class of graders. Settings described as templates may contain `{{ item.x }}` and `{{ sample.x }}`."""
 
     TEMPLATES: ClassVar[tuple[str, ...]] = ()
@@ -191,7 +191,7 @@ class LengthGrader(GraderBase):
     """Checks the length of a string."""
     input: str = "{{ sample.output_text }}"
     """Template of the string to measure; by default the model's answer."""
-    max_chars: Positive
+    max_chars: PositiveInt
     """Maximum number of characters that gives 1; a longer string gives 0."""
 
 
@@ -226,13 +226,15 @@ class MultiGrader(GraderBase):
 GraderSpec = Annotated[SingleGrader | MultiGrader, Field(discriminator="type")]
 
 
-def grader_for_trial(spec: GraderSpec) -> GraderSpec:
+def limit_trial_grader(spec: GraderSpec) -> GraderSpec:
     """Return the grader with the deadline of a trial call on its endpoints; judges are not changed."""
     match spec:
         case EndpointGrader():
-            return spec.for_trial()
+            return spec.limit_to_trial()
         case MultiGrader():
-            return spec.model_copy(update={"graders": {k: grader_for_trial(part) for k, part in spec.graders.items()}})
+            return spec.model_copy(
+                update={"graders": {k: limit_trial_grader(part) for k, part in spec.graders.items()}}
+            )
         case StringCheckGrader() | TextSimilarityGrader() | CodeCheckGrader() | LengthGrader():
             return spec
         case PythonGrader() | ScoreModelGrader() | LabelModelGrader():
@@ -240,7 +242,7 @@ def grader_for_trial(spec: GraderSpec) -> GraderSpec:
     assert_never(spec)
 
 
-class GuardSpec(Strict):
+class GuardSpec(StrictModel):
     """Guard against reward hacking: its check sets the reward, whatever the grade is."""
 
     name: str

@@ -8,16 +8,16 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
-from agent_rft.spec.endpoints import BaseUrl, Key, SecretText, Strict
+from agent_rft.spec.endpoints import BaseUrl, Key, SecretText, StrictModel
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class IntegrationBase(Strict):
+class TrackerSpec(StrictModel):
     """Base class of a job's experiment trackers."""
 
 
-class WandbSettings(IntegrationBase):
+class WandbSettings(TrackerSpec):
     """Location and labels of a run at Weights & Biases, with OpenAI's names."""
 
     project: Name
@@ -30,7 +30,7 @@ class WandbSettings(IntegrationBase):
     """Tags of the run, for filtering."""
 
 
-class WandbIntegration(IntegrationBase):
+class WandbTrackerSpec(TrackerSpec):
     """The tracker Weights & Biases."""
 
     type: Literal["wandb"]
@@ -39,7 +39,7 @@ class WandbIntegration(IntegrationBase):
     """Project, names and tags of the run."""
 
 
-class MlflowSettings(IntegrationBase):
+class MlflowSettings(TrackerSpec):
     """Experiment and name of a run in MLflow."""
 
     experiment: Name = "agent-rft"
@@ -48,7 +48,7 @@ class MlflowSettings(IntegrationBase):
     """Name of the run; null: the name of the run folder or, in the API, the job's id."""
 
 
-class MlflowIntegration(IntegrationBase):
+class MlflowTrackerSpec(TrackerSpec):
     """The tracker MLflow."""
 
     type: Literal["mlflow"]
@@ -57,29 +57,29 @@ class MlflowIntegration(IntegrationBase):
     """Experiment and name of the run."""
 
 
-class TensorboardIntegration(IntegrationBase):
+class TensorboardTrackerSpec(TrackerSpec):
     """The tracker TensorBoard."""
 
     type: Literal["tensorboard"]
     """Writes TensorBoard files to `tensorboard` in the run folder; needs the extra `tensorboard`."""
 
 
-Integration = Annotated[WandbIntegration | MlflowIntegration | TensorboardIntegration, Field(discriminator="type")]
+Integration = Annotated[WandbTrackerSpec | MlflowTrackerSpec | TensorboardTrackerSpec, Field(discriminator="type")]
 
 
 def _check_unique_types(trackers: tuple[Integration, ...]) -> tuple[Integration, ...]:
     """Reject two trackers of one type, which would write to the same run or files."""
     types = [integration.type for integration in trackers]
     if duplicates := sorted({kind for kind in types if types.count(kind) > 1}):
-        remedy = {"remedy": "name each tracker once", "types": ", ".join(duplicates)}
-        raise PydanticCustomError("duplicate_integration", "contains a type more than once: {types}", remedy)
+        fix = {"fix": "name each tracker once", "types": ", ".join(duplicates)}
+        raise PydanticCustomError("duplicate_integration", "contains a type more than once: {types}", fix)
     return trackers
 
 
 Integrations = Annotated[tuple[Integration, ...], Field(max_length=8), AfterValidator(_check_unique_types)]
 
 
-class WandbAccess(Strict):
+class WandbAccess(StrictModel):
     """Access of runs to Weights & Biases."""
 
     api_key: Key | None = None
@@ -90,7 +90,7 @@ class WandbAccess(Strict):
     """Write files to the run folder instead of sending them; `wandb sync` uploads them later."""
 
 
-class MlflowAccess(Strict):
+class MlflowAccess(StrictModel):
     """Access of runs to MLflow."""
 
     tracking_uri: SecretText
@@ -109,7 +109,7 @@ class MlflowAccess(Strict):
         return uri
 
 
-class IntegrationAccess(Strict):
+class TrackerAccess(StrictModel):
     """Access of jobs to experiment trackers. A job only names a tracker; the operator sets its URL and key."""
 
     wandb: WandbAccess | None = None

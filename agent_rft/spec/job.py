@@ -11,21 +11,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from agent_rft.spec.endpoints import MOST, Positive, Processes, Rate, SessionSpec, Strict, ToolSpec
+from agent_rft.spec.endpoints import MAX_COUNT, PositiveInt, ProcessCount, Rate, SessionSpec, StrictModel, ToolSpec
 from agent_rft.spec.graders import GraderSpec, GuardSpec
 from agent_rft.spec.integrations import Integrations
 from agent_rft.spec.model_options import LoraSpec, ModelOptions
 from agent_rft.spec.offload import Offload
 
 
-class EarlyStop(Strict):
+class EarlyStop(StrictModel):
     """Early stopping once the mean reward of validations no longer rises."""
 
     patience: Annotated[int, Field(ge=1, le=1_000)] = 3
     """Consecutive validations without a gain after which the job ends. The validation before the first step sets the
     initial best reward. Raise this if the reward of validations is noisy, or lower `eval_interval` to validate more
     often."""
-    min_gain: Annotated[float, Field(ge=0, le=MOST)] = 0.0
+    min_gain: Annotated[float, Field(ge=0, le=MAX_COUNT)] = 0.0
     """Amount by which a validation's mean reward must exceed the previous best to count as a gain. Raise it if small
     gains are not worth the time of further steps."""
 
@@ -40,23 +40,23 @@ FILES = ("training_file", "validation_file", "test_file")
 # -- common to both methods --------------------------------------------------------------------------------------------
 
 
-class CommonHyperparameters(Strict):
+class CommonHyperparameters(StrictModel):
     """Hyperparameters of both methods."""
 
-    batch_size: Positive | Auto = "auto"
+    batch_size: PositiveInt | Auto = "auto"
     """Rows of the training file per step; auto: 16, or all rows of a smaller file. More rows make each update less
     noisy and each step longer."""
-    n_epochs: Positive | Auto = "auto"
+    n_epochs: PositiveInt | Auto = "auto"
     """Passes over the training file; auto: as many as needed for about 320 rows in total, at least 1. Lower it if
     validation stops improving."""
     learning_rate_multiplier: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Factor of `algorithm.learning_rate`; auto: 1. Lower it if the reward or the entropy collapses; raise it if
     nothing changes over many steps."""
-    eval_interval: Positive | Auto = "auto"
+    eval_interval: PositiveInt | Auto = "auto"
     """Steps between validations, each of which also saves a checkpoint; auto: a quarter of all steps."""
 
 
-class OptimizerSpec(Strict):
+class OptimizerSpec(StrictModel):
     """Settings of the optimizer: AdamW, with gradients clipped to norm 1."""
 
     learning_rate: Annotated[float, Field(gt=0)] | Auto = "auto"
@@ -66,7 +66,7 @@ class OptimizerSpec(Strict):
     lr_schedule: Schedule = "constant"
     """Change of the learning rate after the warm-up: constant, linear (falls to 0 at the last step) or cosine (falls to
     0, slowly at first)."""
-    warm_up_steps: Annotated[int, Field(ge=0, le=MOST)] | Auto = "auto"
+    warm_up_steps: Annotated[int, Field(ge=0, le=MAX_COUNT)] | Auto = "auto"
     """Steps in which the learning rate rises linearly to its full value; auto: the first 3 % of the steps. AdamW's
     first updates move every weight by about the full rate, even weights without a clear gradient. If the grade falls in
     the first steps of a job with a learning rate above auto, try 5 to 10 steps, or a lower rate."""
@@ -94,11 +94,11 @@ class OptimizerSpec(Strict):
 class Hyperparameters(CommonHyperparameters):
     """Hyperparameters of reinforcement, with OpenAI's names."""
 
-    compute_multiplier: Annotated[float, Field(gt=0, le=MOST)] | Auto = "auto"
+    compute_multiplier: Annotated[float, Field(gt=0, le=MAX_COUNT)] | Auto = "auto"
     """Factor of the rollouts per row, which are max(2, round(8 x compute_multiplier)); auto: 1, and up to 2 for files
     of fewer than 16 rows. The model learns from differences between the rollouts of a row. Raise this if most rows have
     only right or only wrong rollouts; the cost grows in proportion."""
-    eval_samples: Positive | Auto = "auto"
+    eval_samples: PositiveInt | Auto = "auto"
     """Rollouts per row of the validation and test file, whose grades are averaged; auto: 1. Raise it for small files,
     whose mean is noisy."""
     reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
@@ -111,20 +111,20 @@ WAIT_FACTOR = 6
 endpoint usually passes within minutes."""
 
 
-class RolloutLimits(Strict):
+class RolloutLimits(StrictModel):
     """Limits of one rollout.
 
     A rollout that reaches one of the first three limits is graded, since the model caused it. A rollout that reaches
     `rollout_timeout_s` is discarded.
     """
 
-    max_tool_calls: Positive = 64
+    max_tool_calls: PositiveInt = 64
     """Maximum number of tool calls per rollout. Further calls are not sent; instead, the model is asked to answer
     immediately."""
-    max_completion_tokens: Positive = 4096
+    max_completion_tokens: PositiveInt = 4096
     """Maximum number of tokens that the model samples in one rollout, over all turns. At the limit, the rollout ends
     and the partial answer is graded."""
-    max_tool_output_tokens: Positive = 2048
+    max_tool_output_tokens: PositiveInt = 2048
     """Maximum number of tokens that the model gets of one tool result. A longer result is truncated and marked as
     truncated."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 600.0
@@ -149,7 +149,7 @@ class RolloutLimits(Strict):
         return WAIT_FACTOR * self.rollout_timeout_s
 
 
-class RewardSpec(Strict):
+class RewardSpec(StrictModel):
     """Penalties, subtracted from positive grades only. At least a tenth of a grade remains: giving up early never pays.
 
     Rollouts of a row that have equal grades are trained on only if penalties make their rewards differ by 0.001.
@@ -210,12 +210,12 @@ class AlgorithmSpec(OptimizerSpec):
     agent in production. 0 always samples the most likely token, so `eval_samples` above 1 add no information."""
 
     @property
-    def temperature_of_evaluations(self) -> float:
+    def evaluation_temperature(self) -> float:
         """Sampling temperature of validation and test, with null replaced by the temperature of training."""
         return self.temperature if self.eval_temperature is None else self.eval_temperature
 
 
-class Reinforcement(Strict):
+class Reinforcement(StrictModel):
     """Settings of a job that learns from graded rollouts: OpenAI's settings, and extensions of self-hosted jobs."""
 
     tools: tuple[ToolSpec, ...] = ()
@@ -236,7 +236,7 @@ class Reinforcement(Strict):
     held_out_grader: GraderSpec | None = None
     """Second grader, which is logged as `held_out_grade_mean` and never trained on; null: no second grade. If its grade
     falls while the grade rises, the model is hacking the grader."""
-    max_episode_steps: Positive = 64
+    max_episode_steps: PositiveInt = 64
     """Maximum number of steps per rollout; each turn of the model and each tool call is a step. At the limit, the
     rollout ends and is graded."""
     response_format: dict[str, Any] | None = None
@@ -280,7 +280,7 @@ class Reinforcement(Strict):
 # -- supervised --------------------------------------------------------------------------------------------------------
 
 
-class Supervised(Strict):
+class Supervised(StrictModel):
     """Settings of a job that imitates conversations ending with an assistant's message: cross-entropy on its tokens."""
 
     hyperparameters: CommonHyperparameters = CommonHyperparameters()
@@ -289,7 +289,7 @@ class Supervised(Strict):
     """Learning rate, its schedule, and whether to train an adapter."""
 
 
-class Method(Strict):
+class Method(StrictModel):
     """Training method; only the settings of the selected type are allowed."""
 
     type: Literal["reinforcement", "supervised"]
@@ -313,7 +313,7 @@ class Method(Strict):
 # -- cluster -----------------------------------------------------------------------------------------------------------
 
 
-class CheckpointInterval(Strict):
+class CheckpointInterval(StrictModel):
     """Interval of checkpoints in addition to validation checkpoints; one is due once either limit has passed."""
 
     minutes: Annotated[float, Field(gt=0, le=10_080)] | None = 15.0
@@ -324,13 +324,13 @@ class CheckpointInterval(Strict):
     """Steps between checkpoints; null: no limit. Set it if steps are long and expensive to repeat. Training waits if
     writing a checkpoint takes longer than these steps."""
 
-    def has_passed(self, seconds: float, steps: int) -> bool:
+    def is_due(self, seconds: float, steps: int) -> bool:
         """Whether a checkpoint is due `seconds` and `steps` after the last one."""
         return (self.minutes is not None and seconds >= 60 * self.minutes) or (
             self.steps is not None and steps >= self.steps
         )
 
-    def for_writes(self, seconds: float) -> CheckpointInterval:
+    def extend_for_writes(self, seconds: float) -> CheckpointInterval:
         """Return this interval, with `minutes` set to twice the write time `seconds` if a write takes longer."""
         if self.minutes is None or seconds <= 60 * self.minutes:
             return self
@@ -345,20 +345,20 @@ class CheckpointInterval(Strict):
         return " or ".join(limits)
 
 
-class ClusterSpec(Strict):
+class ClusterSpec(StrictModel):
     """Resources of a job, and the memory layout of its model."""
 
-    engines: Processes | Auto = "auto"
+    engines: ProcessCount | Auto = "auto"
     """Number of vLLM engines, each with a full copy of the model, which samples rollouts. More engines make the
     sampling of a step faster. The job starts with the first engine; the others join when resources are free. auto: as
     many as fit on half of the GPUs; 1 on CPUs."""
-    learner_ranks: Processes | Auto = "auto"
+    learner_ranks: ProcessCount | Auto = "auto"
     """Number of training processes, each with a share of the batch. More ranks make the update faster; with
     `zero_stage`, each rank also needs less memory. auto: one for each GPU without an engine; 1 on CPUs."""
-    engine_cores: Processes | Auto = "auto"
+    engine_cores: ProcessCount | Auto = "auto"
     """CPU cores of each engine. On CPUs it samples with them; on GPUs a few are enough for tokenizing and tool calls.
     auto: the cores of a node divided by its GPUs, at most 4 for each GPU; 1 on CPUs."""
-    rank_cores: Processes | Auto = "auto"
+    rank_cores: ProcessCount | Auto = "auto"
     """CPU cores, and threads, of each learner rank. auto: the cores of a node divided by its GPUs, at most 16; 1 on
     CPUs."""
     colocated: bool | Auto = "auto"
@@ -405,7 +405,7 @@ class ClusterSpec(Strict):
     settings of `cluster`, it may be changed on resume."""
 
 
-class JobSpec(Strict):
+class JobSpec(StrictModel):
     """One fine-tuning job."""
 
     model: str
@@ -441,7 +441,7 @@ class JobSpec(Strict):
         return self.method.reinforcement
 
     @property
-    def optimizer(self) -> OptimizerSpec:
+    def optimizer_settings(self) -> OptimizerSpec:
         """Optimizer settings of the job's method."""
         return (self.method.reinforcement or self.supervised).algorithm
 

@@ -15,16 +15,16 @@ from pydantic import ValidationError
 
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job import FILES, JobSpec
-from agent_rft.spec.kept import BOUNDS, UNKNOWN, gone, has, with_values
+from agent_rft.spec.kept import BOUND_ERRORS, UNKNOWN, has_value, removed_setting_warning, replace_values
 from agent_rft.spec.model_options import read_template
 from agent_rft.spec.reader import (
     KeyPath,
     ParsedFile,
     Variables,
-    fill_in,
+    drop_consequences,
     read_source,
+    substitute_variables,
     validate,
-    without_consequences,
 )
 
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
@@ -34,8 +34,8 @@ _OPTIONAL_SECTIONS = [("method", "reinforcement", name) for name in ("session", 
 _DUMMY_GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
 _DUMMY_URL = "http://dummy.invalid"
 TEMPLATE: KeyPath = ("model_options", "chat_template")
-TEMPLATE_REMEDY = "give the path of a Jinja file of at most 64 kB, relative to the job file"
-_BOUNDS, _UNKNOWN = {f"invalid_{kind}" for kind in BOUNDS}, f"invalid_{UNKNOWN}"
+TEMPLATE_HINT = "give the path of a Jinja file of at most 64 kB, relative to the job file"
+_BOUNDS, _UNKNOWN = {f"invalid_{kind}" for kind in BOUND_ERRORS}, f"invalid_{UNKNOWN}"
 _KEY_OR_INDEX = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
@@ -61,7 +61,7 @@ def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[J
     if isinstance(source, Problem):
         return None, [source]
     job, problems = _parse(source, path.parent, environment)
-    return job, source.duplicates() + problems
+    return job, source.find_duplicates() + problems
 
 
 def load_accepted_job(
@@ -79,22 +79,22 @@ def load_accepted_job(
         raw, variables, problems = _fill_in_source(source, path.parent, environment)
         _, found = validate(JobSpec, raw, source, variables, _truncated_sampling_problem)
         kept = [(at, problem) for at, problem in found if problem.code in _BOUNDS]
-        dropped = [(at, problem) for at, problem in found if problem.code == _UNKNOWN and has(recorded, at)]
-        if found and len(kept) + len(dropped) == len(found) and not problems and not source.duplicates():
+        dropped = [(at, problem) for at, problem in found if problem.code == _UNKNOWN and has_value(recorded, at)]
+        if found and len(kept) + len(dropped) == len(found) and not problems and not source.find_duplicates():
             warnings = [f"{problem.field}: {problem.message}; the run keeps it" for _, problem in kept]
-            warnings += [gone(problem.field, "the run") for _, problem in dropped]
-            return with_values(raw, [at for at, _ in kept], [at for at, _ in dropped]), warnings
+            warnings += [removed_setting_warning(problem.field, "the run") for _, problem in dropped]
+            return replace_values(raw, [at for at, _ in kept], [at for at, _ in dropped]), warnings
     return load_job(path, environment), []
 
 
-def with_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
+def add_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
     """Return the problems, each with the line of its field in the job file unless it already names a file."""
     source = read_source(path, "job")
     if isinstance(source, Problem):
         return list(problems)
     return [
         replace(problem, file=source.file, line=line)
-        if problem.file is None and (line := source.lines.of(_key_path(problem.field)))
+        if problem.file is None and (line := source.lines.find_line(_key_path(problem.field)))
         else problem
         for problem in problems
     ]
@@ -106,11 +106,11 @@ def _key_path(field: str) -> KeyPath:
 
 def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tuple[JobSpec | None, list[Problem]]:
     if not isinstance(source.raw, dict):
-        message, remedy = "must be a mapping of keys to values", "write `key: value` lines, such as `model: org/model`"
-        return None, [Problem("job_shape", "job", message, remedy, source.file)]
+        message, fix = "must be a mapping of keys to values", "write `key: value` lines, such as `model: org/model`"
+        return None, [Problem("job_shape", "job", message, fix, source.file)]
     raw, variables, problems = _fill_in_source(source, base, environment)
     job, found = validate(JobSpec, raw, source, variables, _truncated_sampling_problem)
-    problems += without_consequences(found, variables)
+    problems += drop_consequences(found, variables)
     invalid = [path for path, _ in variables.missing] + [path for path, _ in found]
     return (_drop_invalid(raw, invalid) if problems else job), problems
 
@@ -119,7 +119,7 @@ def _fill_in_source(
     source: ParsedFile, base: Path, environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], Variables, list[Problem]]:
     """Return the file's content with variables, absolute paths and the template filled in, and the problems found."""
-    raw, variables, problems = fill_in(source, environment)
+    raw, variables, problems = substitute_variables(source, environment)
     for name in FILES:
         if isinstance(raw.get(name), str):
             raw[name] = str((base / expanduser(raw[name])).resolve())
@@ -134,7 +134,7 @@ def _fill_in_source(
                 options["chat_template"] = read_template((base / expanduser(template)).resolve())
             except ValueError as error:
                 del options["chat_template"]
-                problems.append(source.problem("unreadable_template", TEMPLATE, str(error), TEMPLATE_REMEDY))
+                problems.append(source.problem("unreadable_template", TEMPLATE, str(error), TEMPLATE_HINT))
     return raw, variables, problems
 
 
@@ -142,8 +142,8 @@ def _truncated_sampling_problem(path: KeyPath) -> tuple[str, str, str] | None:
     if not path or path[-1] not in _TRUNCATED_SAMPLING:
         return None
     code = "truncated_sampling"
-    remedy = "remove it: the learner cannot reproduce the log-probabilities of a truncated distribution"
-    return code, "is not supported in training", remedy
+    fix = "remove it: the learner cannot reproduce the log-probabilities of a truncated distribution"
+    return code, "is not supported in training", fix
 
 
 def _drop_invalid(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:

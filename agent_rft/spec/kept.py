@@ -11,9 +11,9 @@ from pydantic_core import ErrorDetails
 
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.reader import KeyPath, field_name, key_path_of
+from agent_rft.spec.reader import KeyPath, format_key_path, to_key_path
 
-BOUNDS = frozenset(
+BOUND_ERRORS = frozenset(
     {
         "greater_than",
         "greater_than_equal",
@@ -28,7 +28,7 @@ BOUNDS = frozenset(
 UNKNOWN, UNKNOWN_TYPE = "extra_forbidden", "union_tag_invalid"
 
 
-def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, list[str]]:
+def load_legacy_job(raw: Mapping[str, Any], owner: str) -> tuple[JobSpec, list[str]]:
     """Return the job `raw` with warnings for values outside the current bounds and for settings that no longer exist.
 
     Raises:
@@ -40,36 +40,36 @@ def without_todays_bounds(raw: Mapping[str, Any], whose: str) -> tuple[JobSpec, 
         errors = error.errors(include_url=False)
     found: dict[KeyPath, list[ErrorDetails]] = {}  # a value with several allowed types has an error for each
     for item in errors:
-        found.setdefault(key_path_of(item["loc"], raw, missing=item["type"] == "missing"), []).append(item)
+        found.setdefault(to_key_path(item["loc"], raw, missing=item["type"] == "missing"), []).append(item)
     kept: list[KeyPath] = []
     dropped: list[KeyPath] = []
     warnings, problems = [], []
     for path, items in found.items():
-        field, item = field_name(path) or "job", next((i for i in items if i["type"] in BOUNDS), items[0])
-        if item["type"] in BOUNDS:
+        field, item = format_key_path(path) or "job", next((i for i in items if i["type"] in BOUND_ERRORS), items[0])
+        if item["type"] in BOUND_ERRORS:
             kept.append(path)
-            warnings.append(f"{field}: {whose} keeps {item['input']!r}, which is invalid in a new job ({item['msg']})")
+            warnings.append(f"{field}: {owner} keeps {item['input']!r}, which is invalid in a new job ({item['msg']})")
         elif item["type"] == UNKNOWN or (item["type"] == UNKNOWN_TYPE and path[0] == "integrations"):
             dropped.append(path)
-            warnings.append(gone(field, whose))
+            warnings.append(removed_setting_warning(field, owner))
         else:
-            remedy = "resume it with the version of agent-rft that started it"
+            fix = "resume it with the version of agent-rft that started it"
             problems.append(
-                Problem("job_changed", field, f"{whose} has a value in an older format: {item['msg']}", remedy)
+                Problem("job_changed", field, f"{owner} has a value in an older format: {item['msg']}", fix)
             )
     if problems:
         raise InvalidJob("the job was made by another version of agent-rft", problems)
-    return with_values(raw, kept, dropped), warnings
+    return replace_values(raw, kept, dropped), warnings
 
 
-def with_values(raw: Mapping[str, Any], kept: Sequence[KeyPath], dropped: Sequence[KeyPath] = ()) -> JobSpec:
-    """Return the job `raw` without the values at `dropped`; those at `kept` stay, although they violate a bound.
+def replace_values(raw: Mapping[str, Any], unchanged: Sequence[KeyPath], dropped: Sequence[KeyPath] = ()) -> JobSpec:
+    """Return the job `raw` without the values at `dropped`; those at `unchanged` stay, although they violate a bound.
 
     Raises:
         InvalidJob: The rest of the job is invalid.
     """
     rest = copy.deepcopy(dict(raw))
-    values = [(path, _pop_value(rest, path)) for path in kept]
+    values = [(path, _pop_value(rest, path)) for path in unchanged]
     for path in reversed(dropped):  # last item of a list first, so that indices stay valid
         _pop_value(rest, path)
     try:
@@ -81,12 +81,12 @@ def with_values(raw: Mapping[str, Any], kept: Sequence[KeyPath], dropped: Sequen
     return job
 
 
-def gone(field: str, whose: str) -> str:
+def removed_setting_warning(field: str, whose: str) -> str:
     """Return the warning for a setting that no longer exists."""
     return f"{field}: this setting no longer exists; {whose} continues without it"
 
 
-def has(raw: Any, path: KeyPath) -> bool:
+def has_value(raw: Any, path: KeyPath) -> bool:
     """Whether `raw` has a value at `path`."""
     for part in path:
         if not (part in raw if isinstance(raw, Mapping) else isinstance(raw, list) and part in range(len(raw))):

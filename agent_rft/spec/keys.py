@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-KEY_REMEDY = "copy the key again, without quotes and line breaks"
+KEY_FIX = "copy the key again, without quotes and line breaks"
 
 
-def variable(environment: Mapping[str, str], name: str) -> str | None:
+def read_variable(environment: Mapping[str, str], name: str) -> str | None:
     """Return an environment variable without white space around it, such as a line break; None if it is empty."""
     return environment.get(name, "").strip() or None
 
 
-def key_mistake(key: str) -> str | None:
+def find_key_problem(key: str) -> str | None:
     """Return the problem with a key, as the predicate of a sentence; None if the key can be sent in a header."""
     if not key.isascii():
         return "contains non-ASCII characters, such as curly quotes"

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
-from agent_rft.spec.endpoints import Strict
+from agent_rft.spec.endpoints import StrictModel
 
 MAX_TEMPLATE_BYTES = 64_000
 """Maximum size of a chat template; the longest templates of public models have about 20 kB."""
 MAX_VALUE_CHARS = 4_000
-RENDERERS_OWN = frozenset(
+RENDERER_VARIABLES = frozenset(
     {
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation"),
         *("chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -31,7 +31,7 @@ def _check_argument_names(arguments: dict[str, Any]) -> dict[str, Any]:
     for name in arguments:
         if len(name) > 64 or not name.isidentifier():
             raise ValueError(f"{name[:64]!r} must be a name of at most 64 letters, digits and underscores")
-        if name in RENDERERS_OWN:
+        if name in RENDERER_VARIABLES:
             raise ValueError(f"{name!r} is set by the renderer and must not be an argument")
     return arguments
 
@@ -43,7 +43,7 @@ Parser = Annotated[str, Field(min_length=1, max_length=64)]
 StopTokens = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=16)]
 
 
-class ModelOptions(Strict):
+class ModelOptions(StrictModel):
     """Format of the model's conversations; defaults come from the model's folder and the job check."""
 
     chat_template: str | None = None
@@ -101,7 +101,7 @@ def read_template(path: Path) -> str:
 ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$", max_length=200)]
 
 
-class LoraSpec(Strict):
+class LoraSpec(StrictModel):
     """LoRA adapter (Hu et al. 2021): the model's weights are frozen, and small matrices added to them are trained.
 
     A weight W becomes W + alpha / rank x B A, where A has `rank` rows and B, with `rank` columns, is initialized to 0.

@@ -7,14 +7,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from agent_rft.spec.endpoints import Strict
+from agent_rft.spec.endpoints import StrictModel
 
 MAX_NODES = 10_000
 
 GibiBytes = Annotated[float, Field(gt=0)]
 
 
-class NodeGroup(Strict):
+class NodeGroup(StrictModel):
     """A group of equal nodes."""
 
     name: str
@@ -55,7 +55,7 @@ NodeGroups = Annotated[tuple[NodeGroup, ...], AfterValidator(_check_names)]
 """Groups of equal nodes; every node name is unique."""
 
 
-class NodesFile(Strict):
+class NodesFile(StrictModel):
     """The nodes of a planned cluster, for `agent-rft plan --cluster`."""
 
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1), AfterValidator(_check_names)]

@@ -9,16 +9,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agent_rft.events import SettingChosen
-from agent_rft.spec.endpoints import Strict
+from agent_rft.spec.endpoints import StrictModel
 from agent_rft.spec.job import Auto, CommonHyperparameters, JobSpec
 
 Count = Annotated[int, Field(ge=1)]
 MethodType = Literal["reinforcement", "supervised"]
-USUAL_BATCH, USUAL_ROWS = 16, 320
+DEFAULT_BATCH_SIZE, DEFAULT_ROWS = 16, 320
 """Default rows per step, and default rows over all epochs."""
 GROUP_SIZE = 8
 """Rollouts per row with a `compute_multiplier` of 1."""
-THINKING_TOKENS = {"default": None, "low": 512, "medium": 2048, "high": 8192}
+REASONING_TOKENS = {"default": None, "low": 512, "medium": 2048, "high": 8192}
 REFERENCE_PARAMETERS = 8e9
 REFERENCE_RATES: Mapping[MethodType, float] = {"reinforcement": 1e-6, "supervised": 1e-5}
 """Learning rates of full fine-tuning at REFERENCE_PARAMETERS."""
@@ -27,7 +27,7 @@ LORA_FACTOR = 10
 al. 2025, "LoRA Without Regret", Thinking Machines; with their alpha, 32)."""
 
 
-class Plan(Strict):
+class StepPlan(StrictModel):
     """Resolved numbers of a job; printed before the start and recorded in the run folder."""
 
     num_rows: Count
@@ -69,7 +69,7 @@ def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = 
     return float(f"{rate * (LORA_FACTOR if lora else 1):.2g}")
 
 
-def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tuple[SettingChosen, ...]]:
+def resolve_plan(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[StepPlan, tuple[SettingChosen, ...]]:
     """Resolve every `auto` of a job whose training file has `num_rows` rows, and return the plan and the chosen values.
 
     batch_size = min(16, rows); n_epochs = max(1, round(320 / rows)); compute_multiplier = 16 / rows, clipped to [1, 2];
@@ -88,27 +88,30 @@ def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tup
 
     reinforcement = job.method.type == "reinforcement"
     hp: CommonHyperparameters = (job.reinforcement if reinforcement else job.supervised).hyperparameters
-    algorithm = job.optimizer
+    algorithm = job.optimizer_settings
     rows = f"{num_rows} rows"
     batch_size = number(
-        "hyperparameters.batch_size", hp.batch_size, min(USUAL_BATCH, num_rows), f"{rows}, at most {USUAL_BATCH} a step"
+        "hyperparameters.batch_size",
+        hp.batch_size,
+        min(DEFAULT_BATCH_SIZE, num_rows),
+        f"{rows}, at most {DEFAULT_BATCH_SIZE} a step",
     )
     n_epochs = number(
         "hyperparameters.n_epochs",
         hp.n_epochs,
-        max(1, round(USUAL_ROWS / num_rows)),
-        f"{rows}, about {USUAL_ROWS} in all epochs",
+        max(1, round(DEFAULT_ROWS / num_rows)),
+        f"{rows}, about {DEFAULT_ROWS} in all epochs",
     )
     steps = math.ceil(num_rows * n_epochs / batch_size)
     group_size, updates, samples, thinking = 1, 1, 1.0, None
     if reinforcement:
         rl = job.reinforcement.hyperparameters
-        compute = min(2.0, max(1.0, USUAL_BATCH / num_rows))
+        compute = min(2.0, max(1.0, DEFAULT_BATCH_SIZE / num_rows))
         why = f"{rows}, {round(GROUP_SIZE * compute)} rollouts of each"
         compute = number("hyperparameters.compute_multiplier", rl.compute_multiplier, compute, why)
         group_size = max(2, round(GROUP_SIZE * compute))
         samples = 1.0 if rl.eval_samples == "auto" else rl.eval_samples
-        thinking = THINKING_TOKENS[rl.reasoning_effort]
+        thinking = REASONING_TOKENS[rl.reasoning_effort]
         updates = job.reinforcement.algorithm.updates_per_batch
     why = f"a quarter of {steps} steps"
     interval = number("hyperparameters.eval_interval", hp.eval_interval, max(1, steps // 4), why)
@@ -121,7 +124,7 @@ def resolve(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Plan, tup
         + (f" x {LORA_FACTOR} for LoRA" if lora else ""),
     )
     multiplier = 1.0 if hp.learning_rate_multiplier == "auto" else hp.learning_rate_multiplier
-    plan = Plan(
+    plan = StepPlan(
         num_rows=num_rows,
         batch_size=int(batch_size),
         n_epochs=int(n_epochs),

@@ -26,8 +26,8 @@ from agent_rft.errors import Problem
 M = TypeVar("M", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
 """Location of a value in a file: keys and indices from the root."""
-KnownMistake = Callable[[KeyPath], tuple[str, str, str] | None]
-"""Function that returns code, message and remedy for an error at a path, to replace pydantic's message; None: keep
+KnownProblem = Callable[[KeyPath], tuple[str, str, str] | None]
+"""Function that returns code, message and fix for an error at a path, to replace pydantic's message; None: keep
 it."""
 
 MAX_MISTAKES = 200
@@ -70,17 +70,17 @@ class ParsedFile:
 
     root: str
     raw: Any
-    lines: Lines
+    lines: LineNumbers
     file: str | None = None
 
-    def problem(self, code: str, path: KeyPath, message: str, remedy: str) -> Problem:
-        return Problem(code, field_name(path) or self.root, message, remedy, self.file, self.lines.of(path))
+    def problem(self, code: str, path: KeyPath, message: str, fix: str) -> Problem:
+        return Problem(code, format_key_path(path) or self.root, message, fix, self.file, self.lines.find_line(path))
 
-    def duplicates(self) -> list[Problem]:
+    def find_duplicates(self) -> list[Problem]:
         """Return a problem for each duplicated key, which a parser would silently resolve to the last value."""
         return [
-            Problem("duplicate_key", field_name(path), "duplicate key", "remove all but one", self.file, line)
-            for path, line in self.lines.duplicates()
+            Problem("duplicate_key", format_key_path(path), "duplicate key", "remove all but one", self.file, line)
+            for path, line in self.lines.find_duplicates()
         ]
 
 
@@ -90,22 +90,22 @@ def read_source(path: Path, root: str) -> ParsedFile | Problem:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        remedy = "give the path of a readable YAML or JSON file"
-        return Problem(f"unreadable_{root}", root, f"cannot be read: {why}", remedy, str(path))
+        fix = "give the path of a readable YAML or JSON file"
+        return Problem(f"unreadable_{root}", root, f"cannot be read: {why}", fix, str(path))
     try:
         raw = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        return ParsedFile(root, raw, Lines(yaml.compose(text, yaml.SafeLoader)), str(path))
+        return ParsedFile(root, raw, LineNumbers(yaml.compose(text, yaml.SafeLoader)), str(path))
     except (json.JSONDecodeError, yaml.YAMLError) as error:
         # str(error) would quote the line, which may contain a secret.
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark is not None else getattr(error, "lineno", None)
         why = getattr(error, "problem", None) or getattr(error, "msg", None) or "it is not valid YAML"
         language = "JSON" if path.suffix == ".json" else "YAML"
-        remedy = f"fix the {language} syntax at this line" if line else f"fix the {language} syntax"
-        return Problem(f"{root}_syntax", root, f"cannot be parsed: {why}", remedy, str(path), line)
+        fix = f"fix the {language} syntax at this line" if line else f"fix the {language} syntax"
+        return Problem(f"{root}_syntax", root, f"cannot be parsed: {why}", fix, str(path), line)
 
 
-def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Variables, list[Problem]]:
+def substitute_variables(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Variables, list[Problem]]:
     """Return the file's content with `${NAME}` replaced, and a problem at the first use of each missing variable."""
     variables = Variables(environment)
     raw = variables.fill_in(source.raw, ())
@@ -121,7 +121,7 @@ def fill_in(source: ParsedFile, environment: Mapping[str, str]) -> tuple[Any, Va
 
 
 def validate(
-    model: type[M], raw: Any, source: ParsedFile, variables: Variables, known: KnownMistake = lambda path: None
+    model: type[M], raw: Any, source: ParsedFile, variables: Variables, known: KnownProblem = lambda path: None
 ) -> tuple[M | None, list[tuple[KeyPath, Problem]]]:
     """Return the model, or the path and problem of each invalid value in `raw`."""
     try:
@@ -129,7 +129,7 @@ def validate(
     except ValidationError as error:
         found: dict[KeyPath, list[Any]] = {}
         for item in error.errors(include_url=False)[:MAX_MISTAKES]:
-            path = key_path_of(item["loc"], raw, missing=item["type"] == "missing")
+            path = to_key_path(item["loc"], raw, missing=item["type"] == "missing")
             found.setdefault(path, []).append(item)
         for path in [path for path, items in found.items() if items[0]["type"] == "too_short"]:
             if any(other[: len(path)] == path for other in found if other != path):
@@ -138,57 +138,57 @@ def validate(
         return None, [(at, _problem(items, at, source, variables, known, keys)) for at, items in found.items()]
 
 
-def without_consequences(found: Sequence[tuple[KeyPath, Problem]], variables: Variables) -> list[Problem]:
+def drop_consequences(found: Sequence[tuple[KeyPath, Problem]], variables: Variables) -> list[Problem]:
     """Return the problems, except for values that are empty because their variable is not set."""
     empty = {path for path, _ in variables.missing}
     return [problem for path, problem in found if path not in empty or problem.code in _KEY_CODES]
 
 
 @functools.cache
-def _keys(model: type[BaseModel]) -> Keys:
-    return Keys(model)
+def _keys(model: type[BaseModel]) -> KnownKeys:
+    return KnownKeys(model)
 
 
-def without_nulls(value: Any, *, key: str = "") -> Any:
+def drop_nulls(value: Any, *, key: str = "") -> Any:
     """Remove keys whose value is null, which clients send for omitted fields, except below WITH_NULLS."""
     if key in WITH_NULLS:
         return value
     if isinstance(value, dict):
-        return {k: without_nulls(v, key=k) for k, v in value.items() if v is not None}
+        return {k: drop_nulls(v, key=k) for k, v in value.items() if v is not None}
     if isinstance(value, list):
-        return [without_nulls(item) for item in value]
+        return [drop_nulls(item) for item in value]
     return value
 
 
 def _problem(
-    errors: list[Any], path: KeyPath, source: ParsedFile, variables: Variables, known: KnownMistake, keys: Keys
+    errors: list[Any], path: KeyPath, source: ParsedFile, variables: Variables, known: KnownProblem, keys: KnownKeys
 ) -> Problem:
     """Return the problem with one value. `errors` has an entry for each type that the value could have had."""
     mistake = known(path)
     if mistake is not None:
-        code, message, remedy = mistake
-        return source.problem(code, path, message, remedy)
+        code, message, fix = mistake
+        return source.problem(code, path, message, fix)
     kind, given, context = errors[0]["type"], errors[0].get("input"), errors[0].get("ctx", {})
     if kind == "missing":
         what = "item" if isinstance(path[-1], int) else "key"
-        message, remedy = f"required {what} is missing", keys.missing(path, given)
+        message, fix = f"required {what} is missing", keys.suggest_for_missing(path, given)
     elif kind == "extra_forbidden":
-        message, remedy = "unknown key", keys.instead_of(path)
+        message, fix = "unknown key", keys.suggest_for_unknown(path)
         if (reason := REMOVED_SETTINGS.get(str(path[-1]))) is not None:
-            message, remedy = f"{path[-1]} was removed: {reason}", "delete this setting"
+            message, fix = f"{path[-1]} was removed: {reason}", "delete this setting"
     elif kind == "union_tag_not_found":
-        message, remedy = "`type` is missing", "add `type: ...`"
+        message, fix = "`type` is missing", "add `type: ...`"
     elif kind == "union_tag_invalid":
-        message, remedy = f"unknown type {context['tag']!r}", f"set `type` to one of {context['expected_tags']}"
+        message, fix = f"unknown type {context['tag']!r}", f"set `type` to one of {context['expected_tags']}"
     else:
         first, *others = [_requirement(error) for error in errors]
         message = ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
-        remedy = context.get("remedy", "correct the value")
+        fix = context.get("fix", "correct the value")
     shown = isinstance(given, str | int | float) and not isinstance(given, bool) and _SECRETS.isdisjoint(path)
     shown &= kind != "extra_forbidden"  # an unknown key may be a secret in the wrong place
     if shown and len(str(given)) <= MAX_SHOWN_CHARS:
         message += f" (given: {given!r})"
-    return source.problem(f"invalid_{kind}", path, variables.hide(message), remedy)
+    return source.problem(f"invalid_{kind}", path, variables.hide(message), fix)
 
 
 def _requirement(error: Any) -> str:
@@ -201,7 +201,7 @@ def _requirement(error: Any) -> str:
     return _SHOULD_HAVE.sub(r"must have \1", message)
 
 
-def key_path_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath:
+def to_key_path(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath:
     """Return pydantic's location without the names of union members, which are not keys of the file."""
     path: list[str | int] = []
     for part in loc:
@@ -212,7 +212,7 @@ def key_path_of(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath
     return (*path, loc[-1]) if missing else tuple(path)
 
 
-class Keys:
+class KnownKeys:
     """All keys of a model by the path of their mapping, to suggest the right key for an unknown or missing one."""
 
     def __init__(self, model: type[BaseModel]) -> None:
@@ -220,8 +220,8 @@ class Keys:
         self._known: dict[KeyPath, set[str]] = {}
         self._visit(self._schema, (), ())
 
-    def instead_of(self, path: KeyPath) -> str:
-        """Return the remedy for an unknown key."""
+    def suggest_for_unknown(self, path: KeyPath) -> str:
+        """Return the fix for an unknown key."""
         (*parent, key), parents = _pattern(path), _pattern(path[:-1])
         near = get_close_matches(str(key), self._known.get(tuple(parent), ()), 1, _MIN_SIMILARITY)
         if near:
@@ -229,15 +229,15 @@ class Keys:
         homes = [home for home, keys in self._known.items() if key in keys]
         homes = [home for home in homes if home[: len(parents)] == parents] or homes
         if 0 < len(homes) <= 2:
-            return "move it to " + " or ".join(field_name(home) or "the top level" for home in homes)
+            return "move it to " + " or ".join(format_key_path(home) or "the top level" for home in homes)
         return "remove it or check its spelling"
 
-    def missing(self, path: KeyPath, beside: Any) -> str:
-        """Return the remedy for a key that is missing from the mapping `beside`."""
+    def suggest_for_missing(self, path: KeyPath, mapping: Any) -> str:
+        """Return the fix for a key that is missing from the mapping `mapping`."""
         if isinstance(path[-1], int):
             return "add the item"
         known = self._known.get(_pattern(path[:-1]), set())
-        unknown = set(islice(beside, MAX_MISTAKES)) - known if isinstance(beside, dict) else ()
+        unknown = set(islice(mapping, MAX_MISTAKES)) - known if isinstance(mapping, dict) else ()
         near = get_close_matches(str(path[-1]), [key for key in unknown if isinstance(key, str)], 1, _MIN_SIMILARITY)
         return f"rename {near[0]!r} to {path[-1]!r}" if near else f"add `{path[-1]}: ...`"
 
@@ -261,7 +261,7 @@ def _pattern(path: KeyPath) -> KeyPath:
     return tuple(_ANY if isinstance(part, int) else part for part in path)
 
 
-def field_name(path: KeyPath) -> str:
+def format_key_path(path: KeyPath) -> str:
     """Return a path as users write it, such as `tools[0].server_url`; empty for the root."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
@@ -298,13 +298,13 @@ class Variables:
         return text
 
 
-class Lines:
+class LineNumbers:
     """Line numbers in a parsed YAML document (JSON is YAML)."""
 
     def __init__(self, root: yaml.Node | None) -> None:
         self._root = root
 
-    def of(self, path: KeyPath) -> int | None:
+    def find_line(self, path: KeyPath) -> int | None:
         """Return the line of the deepest existing part of `path`; None if the document lacks its first part."""
         node, line = self._root, None
         for part in path:
@@ -314,7 +314,7 @@ class Lines:
             _, line, node = found
         return line
 
-    def duplicates(self) -> list[tuple[KeyPath, int]]:
+    def find_duplicates(self) -> list[tuple[KeyPath, int]]:
         """Return the path and line of each duplicated key."""
         found: list[tuple[KeyPath, int]] = []
 

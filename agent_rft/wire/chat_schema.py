@@ -21,18 +21,18 @@ from pydantic import (
     model_validator,
 )
 
-from agent_rft.chat.history import arguments_text
-from agent_rft.spec.schemas.form import MAX_PATTERNS, SchemaMistake, patterns_in
-from agent_rft.spec.schemas.json_schema import form_mistake, schema_mistake
+from agent_rft.chat.history import format_arguments
+from agent_rft.spec.schemas.form import MAX_PATTERNS, SchemaProblem, find_patterns
+from agent_rft.spec.schemas.json_schema import find_schema_problem, find_structure_problem
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
 MAX_CHOICES = 128
-IGNORED = {
+IGNORED_KEYS = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "verbosity", "modalities"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
 }
-NOT_FOR_MODELS = IGNORED | {"grader", "item", "max_tokens", "stream_options"}
+SERVER_KEYS = IGNORED_KEYS | {"grader", "item", "max_tokens", "stream_options"}
 REQUIRED = frozenset({"model", "messages", "input"})
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -63,7 +63,7 @@ def _join_parts(value: str | list[ContentPart] | None) -> str | None:
     return "\n".join(part.text if part.text is not None else part.refusal or "" for part in value)
 
 
-def text_or_list(value: Any) -> str:
+def content_kind(value: Any) -> str:
     """Return which type was sent, so that errors are reported for that type only."""
     return "list" if isinstance(value, list) else "text"
 
@@ -71,7 +71,7 @@ def text_or_list(value: Any) -> str:
 Parts = Annotated[
     Annotated[
         Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("list")],
-        Discriminator(text_or_list),
+        Discriminator(content_kind),
     ],
     AfterValidator(_join_parts),
 ]
@@ -89,7 +89,7 @@ class PlainMessage(RequestPart):
 
 
 def _arguments(value: Any) -> Any:
-    return arguments_text(value) if value is None or isinstance(value, str) else value
+    return format_arguments(value) if value is None or isinstance(value, str) else value
 
 
 Arguments = Annotated[str, BeforeValidator(_arguments)]
@@ -101,7 +101,7 @@ class CalledFunction(RequestPart):
     """JSON object as a string; null and blank strings mean `{}`."""
 
 
-class Call(RequestPart):
+class ToolCallPart(RequestPart):
     id: Annotated[str, Field(min_length=1)]
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -114,7 +114,7 @@ class AssistantMessage(RequestPart):
     refusal: str | None = None
     reasoning: str | None = None
     """Reasoning of an earlier answer, sent back by the client."""
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCallPart] | None = None
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> AssistantMessage:
@@ -140,16 +140,16 @@ ChatMessage = Annotated[
 
 
 def _check_tool_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return _refuse(schema, form_mistake(schema))
+    return _refuse(schema, find_structure_problem(schema))
 
 
 def _check_grammar_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return _refuse(schema, schema_mistake(schema, grammar=True))
+    return _refuse(schema, find_schema_problem(schema, grammar=True))
 
 
-def _refuse(schema: dict[str, Any], mistake: SchemaMistake | None) -> dict[str, Any]:
+def _refuse(schema: dict[str, Any], mistake: SchemaProblem | None) -> dict[str, Any]:
     if mistake is not None:
-        raise ValueError(f"{mistake}; {mistake.remedy}")
+        raise ValueError(f"{mistake}; {mistake.fix}")
     return schema
 
 
@@ -160,7 +160,7 @@ GrammarSchema = Annotated[dict[str, Any], AfterValidator(_check_grammar_schema)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
-class Function(RequestPart):
+class FunctionDefinition(RequestPart):
     """A tool as the model sees it; extra fields are kept, as in training."""
 
     model_config = ConfigDict(extra="allow")
@@ -174,9 +174,9 @@ class Function(RequestPart):
     """Accepted for compatibility with OpenAI's API."""
 
 
-class Tool(RequestPart):
+class ToolDefinition(RequestPart):
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
 
 class NamedFunction(RequestPart):
@@ -215,14 +215,14 @@ class StreamOptions(RequestPart):
     """Send the token counts in a final chunk."""
 
 
-def check_unique_names(tools: list[Tool]) -> list[Tool]:
+def check_unique_names(tools: list[ToolDefinition]) -> list[ToolDefinition]:
     duplicates = sorted(name for name, count in Counter(tool.function.name for tool in tools).items() if count > 1)
     if duplicates:
         raise ValueError(f"duplicate tool names: {', '.join(duplicates)}; give each tool a unique name")
     return tools
 
 
-class Sampling(RequestPart):
+class SamplingRequest(RequestPart):
     """Keys that chat completions and responses share."""
 
     model_config = ConfigDict(extra="forbid")
@@ -273,12 +273,14 @@ class Sampling(RequestPart):
         return {key: value for key, value in body.items() if value is not None or key in REQUIRED}
 
 
-class ChatRequest(Sampling):
+class ChatRequest(SamplingRequest):
     """A chat completions request."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     """Complete conversation. The result of each call must directly follow the turn of the call."""
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = (
+        None
+    )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """Calls in the answer: none (no calls), auto (the model decides), required (at least one call), or the function
     that must be called."""
@@ -327,7 +329,7 @@ class ChatRequest(Sampling):
 
     def body(self) -> dict[str, Any]:
         """Return the request for a ModelServer."""
-        body = self.model_dump(exclude_none=True, exclude=NOT_FOR_MODELS, by_alias=True)
+        body = self.model_dump(exclude_none=True, exclude=SERVER_KEYS, by_alias=True)
         if self.max_tokens is not None:
             body.setdefault("max_completion_tokens", self.max_tokens)
         for message in body["messages"]:
@@ -357,7 +359,7 @@ def _check_turns(messages: Sequence[PlainMessage | AssistantMessage | ToolMessag
         raise ValueError(f"the call {open_calls[0]!r} has no tool message")
 
 
-def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> None:
+def check_choice(choice: str | NamedTool | None, tools: list[ToolDefinition] | None) -> None:
     """Check `tool_choice` against `tools`.
 
     Raises:
@@ -370,7 +372,7 @@ def check_choice(choice: str | NamedTool | None, tools: list[Tool] | None) -> No
         raise ValueError("tool_choice is required, but there are no tools")
 
 
-def check_grammars(choice: str | NamedTool | None, tools: list[Tool] | None, *, wants_json: bool) -> None:
+def check_grammars(choice: str | NamedTool | None, tools: list[ToolDefinition] | None, *, wants_json: bool) -> None:
     """Check the tools to whose schemas decoding is constrained.
 
     Raises:
@@ -378,10 +380,10 @@ def check_grammars(choice: str | NamedTool | None, tools: list[Tool] | None, *, 
     """
     if not wants_json and choice in (None, "auto", "none"):
         return
-    if (count := sum(len(patterns_in(tool.function.parameters or {})) for tool in tools or ())) > MAX_PATTERNS:
+    if (count := sum(len(find_patterns(tool.function.parameters or {})) for tool in tools or ())) > MAX_PATTERNS:
         allowed = f"at most {MAX_PATTERNS} are allowed with this tool_choice and response format"
         raise ValueError(f"the tools have {count:,} patterns; {allowed}")
     for i, tool in enumerate(tools or ()):
-        mistake = schema_mistake(tool.function.parameters, grammar=True)
+        mistake = find_schema_problem(tool.function.parameters, grammar=True)
         if mistake is not None:
-            raise ValueError(f"tools[{i}], {tool.function.name!r}: its schema at {mistake}; {mistake.remedy}")
+            raise ValueError(f"tools[{i}], {tool.function.name!r}: its schema at {mistake}; {mistake.fix}")

@@ -59,13 +59,18 @@ class ApiError(Exception):
         self.cause = cause
 
 
-def body_of(error: ApiError) -> dict[str, Any]:
+def error_body(error: ApiError) -> dict[str, Any]:
     """Return an error in the wire format."""
-    param = None if error.param is None else cut(error.param, MAX_PARAM_CHARS)
-    detail = {"message": cut(error.message, MAX_MESSAGE_CHARS), "type": error.type, "param": param, "code": error.code}
+    param = None if error.param is None else truncate(error.param, MAX_PARAM_CHARS)
+    detail = {
+        "message": truncate(error.message, MAX_MESSAGE_CHARS),
+        "type": error.type,
+        "param": param,
+        "code": error.code,
+    }
     return {"error": detail}
 
 
-def cut(text: str, limit: int) -> str:
+def truncate(text: str, limit: int) -> str:
     """Return at most `limit` characters of a text, with an ellipsis if it was longer."""
     return text if len(text) <= limit else f"{text[:limit]}…"

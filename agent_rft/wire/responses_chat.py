@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol, assert_never
 
-from agent_rft.errors import CannotOpen
+from agent_rft.errors import UnsealFailed
 from agent_rft.wire.errors import ApiError
 from agent_rft.wire.responses_schema import (
-    ENCRYPTED,
+    INCLUDE_ENCRYPTED_REASONING,
     CallItem,
     FlatNamedTool,
     MessageItem,
@@ -35,7 +35,7 @@ class ReasoningSealer(Protocol):
         """Decrypt a text.
 
         Raises:
-            CannotOpen: The text was encrypted with another secret or for another purpose, or has been changed.
+            UnsealFailed: The text was encrypted with another secret or for another purpose, or has been changed.
         """
 
 
@@ -46,7 +46,7 @@ def new_id(prefix: str) -> str:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def chat_body(request: ResponsesRequest, sealer: ReasoningSealer) -> dict[str, Any]:
+def to_chat_body(request: ResponsesRequest, sealer: ReasoningSealer) -> dict[str, Any]:
     """Return the request for a ModelServer.
 
     Raises:
@@ -139,7 +139,7 @@ class _Turns:
     def _open_reasoning(self, i: int, sealed: str) -> str:
         try:
             return self._sealer.open(sealed)
-        except CannotOpen:
+        except UnsealFailed:
             message = (
                 "The encrypted content of this reasoning item could not be verified: this server did not create it, "
                 "or created it for another API key."
@@ -153,7 +153,7 @@ class _Turns:
 
 def reasoning_item(request: ResponsesRequest, thought: str, sealer: ReasoningSealer, item_id: str) -> dict[str, Any]:
     item: dict[str, Any] = {"id": item_id, "type": "reasoning", "summary": []}
-    if ENCRYPTED in request.include:
+    if INCLUDE_ENCRYPTED_REASONING in request.include:
         item["encrypted_content"] = sealer.seal(thought)
     return item
 
@@ -177,7 +177,9 @@ def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str
     }
 
 
-def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: ReasoningSealer) -> list[dict[str, Any]]:
+def build_output_items(
+    request: ResponsesRequest, choice: Mapping[str, Any], sealer: ReasoningSealer
+) -> list[dict[str, Any]]:
     """Return the output items for one choice of a completion."""
     message = choice["message"]
     calls, text = message.get("tool_calls") or (), message.get("content") or ""
@@ -192,7 +194,7 @@ def output_items(request: ResponsesRequest, choice: Mapping[str, Any], sealer: R
     return items
 
 
-def response_of(
+def build_response(
     request: ResponsesRequest, completion: Mapping[str, Any], sealer: ReasoningSealer, response_id: str
 ) -> dict[str, Any]:
     """Return the response for a finished completion."""
@@ -201,8 +203,8 @@ def response_of(
     if "metadata" in completion:
         chosen = {name: json.dumps(value) for name, value in completion["metadata"].items()}
         response["metadata"] = {**response["metadata"], **chosen}
-    items = output_items(request, choice, sealer)
-    return ended_response(response, items, choice["finish_reason"], completion["usage"])
+    items = build_output_items(request, choice, sealer)
+    return finish_response(response, items, choice["finish_reason"], completion["usage"])
 
 
 def new_response(request: ResponsesRequest, response_id: str, created_at: int) -> dict[str, Any]:
@@ -243,7 +245,7 @@ def new_response(request: ResponsesRequest, response_id: str, created_at: int) -
     }
 
 
-def ended_response(
+def finish_response(
     response: Mapping[str, Any], items: list[dict[str, Any]], finish_reason: str, usage: Mapping[str, Any]
 ) -> dict[str, Any]:
     cut = finish_reason == "length"

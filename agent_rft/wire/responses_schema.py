@@ -16,22 +16,22 @@ from agent_rft.wire.chat_schema import (
     Arguments,
     CalledFunction,
     Effort,
-    Function,
+    FunctionDefinition,
     NamedFunction,
     NamedTool,
     Parts,
     RequestPart,
     ResponseFormat,
-    Sampling,
-    Tool,
+    SamplingRequest,
+    ToolDefinition,
     check_choice,
     check_grammars,
     check_unique_names,
-    text_or_list,
+    content_kind,
 )
 
-ENCRYPTED = "reasoning.encrypted_content"
-STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
+INCLUDE_ENCRYPTED_REASONING = "reasoning.encrypted_content"
+STATEFUL_KEYS = ("previous_response_id", "conversation", "background", "prompt")
 
 
 class MessageItem(RequestPart):
@@ -71,7 +71,7 @@ def _item_kind(item: Any) -> Any:
     return item.get("type") or ("message" if "role" in item else None)
 
 
-Item = Annotated[
+InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[OutputItem, Tag("function_call_output")]
@@ -80,15 +80,15 @@ Item = Annotated[
 ]
 
 
-class FlatTool(Function):
+class FlatTool(FunctionDefinition):
     """A tool in the flat format of /responses."""
 
     type: Literal["function"]
 
-    def chat_form(self) -> Tool:
+    def chat_form(self) -> ToolDefinition:
         """Return the tool in the format of chat completions, which training rows use."""
         function = self.model_dump(exclude_none=True, exclude={"type"})
-        return Tool(type="function", function=Function(**function))
+        return ToolDefinition(type="function", function=FunctionDefinition(**function))
 
 
 class FlatNamedTool(RequestPart):
@@ -96,14 +96,14 @@ class FlatNamedTool(RequestPart):
     name: str
 
 
-class Reasoning(RequestPart):
+class ReasoningOptions(RequestPart):
     effort: Effort | None = None
     """Limit of reasoning tokens: low 512, medium 2048, high 8192; by default as in the model's training."""
     summary: Any = None
     """Ignored: there are no summaries."""
 
 
-class Text(RequestPart):
+class TextOptions(RequestPart):
     """Text options. `format` has OpenAI's flat format and is converted to the format of chat completions."""
 
     format: ResponseFormat | None = None
@@ -116,12 +116,13 @@ class Text(RequestPart):
         return value
 
 
-class ResponsesRequest(Sampling):
+class ResponsesRequest(SamplingRequest):
     """A responses request."""
 
     input: Annotated[
-        Annotated[str, Tag("text")] | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
-        Discriminator(text_or_list),
+        Annotated[str, Tag("text")]
+        | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), Tag("list")],
+        Discriminator(content_kind),
     ]
     """String, or the complete conversation as items: messages, output items of earlier responses, and results of
     calls."""
@@ -131,8 +132,8 @@ class ResponsesRequest(Sampling):
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
     """Calls in the answer: none (no calls), auto (the model decides), required (at least one call), or the function
     that must be called."""
-    reasoning: Reasoning | None = None
-    text: Text | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
     """Format of the answer."""
     include: list[str] = Field(default_factory=list)
     """`reasoning.encrypted_content`: return the encrypted reasoning, for the next turn."""
@@ -157,7 +158,7 @@ class ResponsesRequest(Sampling):
     max_tool_calls: Any = None
     """Accepted as in OpenAI's API, and ignored."""
 
-    @field_validator(*STATEFUL)
+    @field_validator(*STATEFUL_KEYS)
     @classmethod
     def _refuse_state(cls, value: Any) -> Any:
         if value:
@@ -182,7 +183,7 @@ class ResponsesRequest(Sampling):
         return list(self.input)
 
     @property
-    def chat_tools(self) -> list[Tool]:
+    def chat_tools(self) -> list[ToolDefinition]:
         return check_unique_names([tool.chat_form() for tool in self.tools or ()])
 
     @property

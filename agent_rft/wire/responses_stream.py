@@ -14,7 +14,7 @@ from agent_rft.wire.errors import ApiError
 from agent_rft.wire.responses_chat import (
     ReasoningSealer,
     call_item,
-    ended_response,
+    finish_response,
     message_item,
     new_id,
     new_response,
@@ -77,7 +77,7 @@ class ResponseStream:
         for event in self._finish_events():
             yield event
 
-    def failed(self, error: ApiError) -> StreamEvent:
+    def error_event(self, error: ApiError) -> StreamEvent:
         """Return the event that ends a failed stream."""
         return self._event("error", message=error.message, code=error.code, param=error.param)
 
@@ -172,7 +172,7 @@ class ResponseStream:
             assert self._open is not None
             self._open.text = self._blank
             yield from self._close(status)
-        response = ended_response(self._response, self._items, self._finish, self._usage)
+        response = finish_response(self._response, self._items, self._finish, self._usage)
         yield self._event(f"response.{response['status']}", response=response)
 
     def _on_item(self, kind: str, **values: Any) -> StreamEvent:

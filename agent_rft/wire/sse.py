@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def sse_event(event: Mapping[str, Any], named: bool = False) -> str:
+def format_sse_event(event: Mapping[str, Any], named: bool = False) -> str:
     """Return an event in the SSE format; if `named`, its `type` is also the name of the event."""
     name = f"event: {event['type']}\n" if named and "type" in event else ""
     return f"{name}data: {json.dumps(event, separators=(',', ':'), ensure_ascii=False)}\n\n"
 
 
-def resumable_event(event: Mapping[str, Any]) -> str:
+def format_resumable_event(event: Mapping[str, Any]) -> str:
     """Return an event whose `id` a client sends to resume after it; an empty event becomes a comment."""
     if not event:
         return ": nothing new\n\n"

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 
 from agent_rft.trainer.model.packed_attention import (
-    NAME,
+    ATTENTION_NAME,
     Attend,
     Packing,
     choose_attention,
@@ -120,4 +120,4 @@ def default_backend(device: str, dtype: torch.dtype) -> str:
 
 
 for _name, _attend in BACKENDS.items():
-    AttentionInterface.register(f"{NAME}_{_name}", functools.partial(packed_attention, attend=_attend))
+    AttentionInterface.register(f"{ATTENTION_NAME}_{_name}", functools.partial(packed_attention, attend=_attend))

@@ -64,13 +64,13 @@ def _leave(machine: Machine, pinned: bool) -> dict[str, Any]:
     """Copy the weights as rank 0 does, which page-locks the memory of a bucket on a GPU."""
     policy = build_policy(machine, TINY if machine.tiny else QWEN3["1.7B"], Settings())
     weights = CheckpointWeights(policy.model, machine.dtype, lambda _: nullcontext())
-    parts = weights.parts(MAX_BUCKET_BYTES)
+    parts = weights.split(MAX_BUCKET_BYTES)
     memory = HostBuffer(lock_pages_for_cuda if pinned and machine.device.type == "cuda" else None)
     total = sum(num_bytes(weights.describe(part)) for part in parts)
 
     def send() -> None:
         for part in parts:
-            weights.bucket(part, memory)
+            weights.copy_bucket(part, memory)
 
     times = machine.times(send, warmups=1)
     more = {"buckets": len(parts), "GB": total / 1e9}

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agent_rft.trainer.model.batch import MicroBatch
-from agent_rft.trainer.model.packed_attention import NAME
+from agent_rft.trainer.model.packed_attention import ATTENTION_NAME
 from agent_rft.trainer.model.policy import DeviceBatch
 from benchmarks.gpu.attention import backends_on
 from benchmarks.gpu.figures import Figure, NotMeasured
@@ -57,7 +57,7 @@ def batch_of(machine: Machine) -> MicroBatch:
 
 
 def _batch(machine: Machine) -> DeviceBatch:
-    return DeviceBatch.of(batch_of(machine), machine.device)
+    return DeviceBatch.from_micro_batch(batch_of(machine), machine.device)
 
 
 def packed(machine: Machine, settings: Settings, dtype: torch.dtype) -> Outcome:
@@ -120,7 +120,7 @@ def figures(machine: Machine) -> list[Figure]:
         value = error(ours, theirs)
         return {"value": value, "exact": value <= FLOAT32_ERROR, "more": {"exact": value <= FLOAT32_ERROR}}
 
-    backends = [NAME, *(f"{NAME}_{name}" for name in backends_on(machine.device.type))]
+    backends = [ATTENTION_NAME, *(f"{ATTENTION_NAME}_{name}" for name in backends_on(machine.device.type))]
     half = str(machine.dtype).removeprefix("torch.")
     return [
         Figure("gradients, float32, packed against eager", "relative error", in_float32, 20, f"<= {FLOAT32_ERROR:g}"),

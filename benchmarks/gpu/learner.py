@@ -40,7 +40,7 @@ def measure(machine: Machine, shape: Shape, num_tokens: int, mix: Mix, settings:
     adamw = MasterAdamW(policy, settings.adamw)
     # Other lengths in each run, as in training: some kernels are built for lengths, and masks for a packing.
     packed = [micro_batch(num_tokens, mix, shape.vocabulary, seed) for seed in range(2 if machine.tiny else 20)]
-    batches = itertools.cycle([DeviceBatch.of(one, machine.device) for one in packed])
+    batches = itertools.cycle([DeviceBatch.from_micro_batch(one, machine.device) for one in packed])
 
     def passes() -> None:
         batch = next(batches)

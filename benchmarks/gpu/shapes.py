@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent_rft.cluster.planning.memory import GIB, Memory, rank_memory
+from agent_rft.cluster.planning.memory import GIB, MemoryEstimate, rank_memory
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.spec.offload import Offload
 
@@ -74,7 +74,7 @@ class Shape:
         squares = sum(length**2 for length in lengths)
         return 6 * self.parameters * sum(lengths) + 12 * self.layers * self.heads * self.head_dim * squares
 
-    def plan_memory(self, rank: OneRank, itemsize: int = 2, lora: LoraSpec | None = None) -> Memory:
+    def plan_memory(self, rank: OneRank, itemsize: int = 2, lora: LoraSpec | None = None) -> MemoryEstimate:
         """Memory of a single rank on a GPU, as `agent-rft plan` estimates it for the same micro-batch."""
         shape = ModelShape(
             num_parameters=self.parameters,
@@ -87,14 +87,16 @@ class Shape:
             vocabulary=self.vocabulary,
         )
         longest = rank.micro_batch_tokens
-        return rank_memory(shape, rank, on_gpu=True, itemsize=itemsize, longest=longest, keeps_start=False, lora=lora)
+        return rank_memory(
+            shape, rank, on_gpu=True, itemsize=itemsize, max_length=longest, keeps_reference=False, lora=lora
+        )
 
     def plan_gib(self, num_tokens: int) -> float:
         """GiB of tensors on the GPU of a single rank in bfloat16, without the CUDA context."""
         return tensors_gib(self.plan_memory(OneRank(num_tokens)))
 
 
-def tensors_gib(memory: Memory) -> float:
+def tensors_gib(memory: MemoryEstimate) -> float:
     """GiB that a plan expects on the GPU, without the CUDA context, which torch does not count."""
     return (memory.gpu_bytes - memory.gpu["context"]) / GIB
 

@@ -13,10 +13,10 @@ from transformers import AttentionInterface, AutoModelForCausalLM, Qwen3Config
 
 from agent_rft.trainer.algorithm import objective
 from agent_rft.trainer.model import packed_attention
-from agent_rft.trainer.model.batch import MicroBatch, pack
+from agent_rft.trainer.model.batch import MicroBatch, pack_sequences
 from agent_rft.trainer.model.logprobs import TokenLogProbs
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
-from agent_rft.types import TrainSequence
+from agent_rft.types import TrainSegment
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.shapes import Shape
 
@@ -44,7 +44,7 @@ class Settings:
     `checkpoint_every` n: every n-th layer is computed again in the backward pass (0: none).
     """
 
-    attention: str = packed_attention.NAME
+    attention: str = packed_attention.ATTENTION_NAME
     checkpoint_every: int = 1
     compiled: bool = False
     adamw: str = "fused"
@@ -58,14 +58,16 @@ def micro_batch(num_tokens: int, mix: Mix, vocabulary: int, seed: int = 0) -> Mi
     while sum(lengths) < num_tokens:
         length = num_tokens if mix == "one" else int(random.lognormal(np.log(min(1200, num_tokens / 4)), 0.8))
         lengths.append(min(max(length, 2), num_tokens - sum(lengths)))
-    [[batch]] = pack([_sequence(length + 1, vocabulary, random) for length in lengths], num_ranks=1, budget=num_tokens)
+    [[batch]] = pack_sequences(
+        [_sequence(length + 1, vocabulary, random) for length in lengths], num_ranks=1, budget=num_tokens
+    )
     return batch
 
 
-def _sequence(length: int, vocabulary: int, random: np.random.Generator) -> TrainSequence:
+def _sequence(length: int, vocabulary: int, random: np.random.Generator) -> TrainSegment:
     mask = random.random(length) < TRAINED_SHARE
     mask[0], mask[-1] = False, True
-    return TrainSequence(
+    return TrainSegment(
         token_ids=random.integers(0, vocabulary, length).astype(np.int32),
         loss_mask=mask,
         logprobs=np.where(mask, -np.log(vocabulary), 0.0).astype(np.float32),
@@ -112,7 +114,7 @@ def loss_of(policy: Policy, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
 
 
 def loss_from(logprobs: Tensor, batch: DeviceBatch) -> Tensor:
-    loss, _ = objective.reinforcement(batch, logprobs, logprobs.detach(), None, Algorithm(), float(len(logprobs)))
+    loss, _ = objective.rl_loss(batch, logprobs, logprobs.detach(), None, Algorithm(), float(len(logprobs)))
     return loss
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from agent_rft.cluster.planning.memory import GIB
 from agent_rft.trainer.model.logprobs import TokenLogProbs
-from agent_rft.trainer.model.packed_attention import NAME, Packing, packed_attention
+from agent_rft.trainer.model.packed_attention import ATTENTION_NAME, Packing, packed_attention
 from benchmarks.gpu import correctness, learner
 from benchmarks.gpu.attention import BACKENDS, backends_on, default_backend
 from benchmarks.gpu.figures import Figure, NotMeasured
@@ -44,7 +44,9 @@ def figures(machine: Machine) -> list[Figure]:
     ]
     today = default_backend(machine.device.type, machine.dtype)
     changes: dict[str, Settings] = {TODAY: Settings()}
-    changes |= {f"attention {name}": Settings(attention=f"{NAME}_{name}") for name in backends if name != today}
+    changes |= {
+        f"attention {name}": Settings(attention=f"{ATTENTION_NAME}_{name}") for name in backends if name != today
+    }
     changes |= {
         "checkpoint every second layer": Settings(checkpoint_every=2),
         "checkpoint no layer": Settings(checkpoint_every=0),
@@ -136,7 +138,7 @@ def _attention(machine: Machine, backend: str, mix: Any) -> dict[str, Any]:
     """Forward and backward pass of one layer of the 4B model."""
     shape = TINY if machine.tiny else QWEN3["4B"]
     batch = micro_batch(64 if machine.tiny else 16_384, mix, shape.vocabulary)
-    packing = Packing.of(batch.lengths, machine.device)
+    packing = Packing.from_lengths(batch.lengths, machine.device)
     torch.manual_seed(0)
     # As projections return them: [N, heads, head_dim], transposed.
     exact = [
@@ -161,7 +163,7 @@ def _attention(machine: Machine, backend: str, mix: Any) -> dict[str, Any]:
     machine.forget()
     times = machine.times(lambda: run(backend, exact))
     other = micro_batch(batch.num_tokens, mix, shape.vocabulary, seed=1)
-    packing = Packing.of(other.lengths, machine.device)
+    packing = Packing.from_lengths(other.lengths, machine.device)
     once = machine.times(lambda: run(backend, exact), warmups=0, runs=1).total
     pairs = sum(length * (length + 1) / 2 for length in batch.lengths)
     flops = 12 * shape.heads * shape.head_dim * pairs

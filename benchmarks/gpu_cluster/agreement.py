@@ -26,8 +26,8 @@ from transformers import AutoTokenizer
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.spec.job import AlgorithmSpec
-from agent_rft.trainer.algorithm.loss import kl_to_start
-from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.algorithm.loss import kl_to_reference
+from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from benchmarks.local import dtype_here, gpus_here
 
@@ -73,12 +73,12 @@ def learn(model: Path, found: Arrays) -> Arrays:
     policy = load_policy(model, getattr(torch, dtype_here()), temperature=1.0).to(device).eval()
     ids = {i: found[f"tokens_{i}"] for i in range(len(found) // 3)}
     sequences = [WeightedSequence(t.astype(np.int32), (np.arange(len(t)) > 0).astype(np.float32)) for t in ids.values()]
-    [micro_batches] = pack(sequences, num_ranks=1, budget=MICRO_BATCH_TOKENS)
+    [micro_batches] = pack_sequences(sequences, num_ranks=1, budget=MICRO_BATCH_TOKENS)
     index_of = {t[1:].tobytes(): i for i, t in ids.items()}
     result: Arrays = {}
     for batch in micro_batches:  # all tokens but the first are targets, so both have the same order
         with torch.no_grad():
-            logprobs = policy(DeviceBatch.of(batch, device))[0].float().cpu().numpy()
+            logprobs = policy(DeviceBatch.from_micro_batch(batch, device))[0].float().cpu().numpy()
         for stop, length in zip(np.cumsum(batch.lengths), batch.lengths, strict=True):
             targets = batch.targets[stop - length : stop].astype(np.int32)
             result[f"learner_{index_of[targets.tobytes()]}"] = logprobs[stop - length : stop]
@@ -101,7 +101,7 @@ def figures(found: Arrays, learned: Arrays, algorithm: AlgorithmSpec) -> dict[st
     return {
         "agreement: mean |difference|": (float(difference.abs().mean()), "nats"),
         "agreement: largest |difference|": (float(difference.abs().max()), "nats"),
-        "agreement: KL(engine || learner)": (float(kl_to_start(engines, ours).mean()), "nats"),
+        "agreement: KL(engine || learner)": (float(kl_to_reference(engines, ours).mean()), "nats"),
         "agreement: tokens outside the clip range": (float(outside.double().mean()), "share"),
         "agreement: canary": (float(np.max(canary)), "nats"),
         "agreement: engine, as prompt and as sampled": (float(np.concatenate(read).mean()), "nats"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent_rft.actors.runtime.cores import usable_cores
+from agent_rft.actors.runtime.cores import count_usable_cores
 from benchmarks.async_gain import NO_FILES
 from benchmarks.ledger_seeds import for_real_model, run
 from benchmarks.local import gpus_here
@@ -68,7 +68,7 @@ def main() -> None:
         folder, _ = run(7, "data/train.jsonl", {}, files=NO_FILES, rows=rows)
     else:
         with tempfile.TemporaryDirectory() as data:
-            settings = settings_for(gpus, usable_cores())
+            settings = settings_for(gpus, count_usable_cores())
             files = for_real_model(options.model, Path(data)) | NO_FILES
             folder, _ = run(7, files["training_file"], settings, files=files, rows=rows, template="job_gpu.yaml")
     for name, (value, unit) in figures(folder.metrics()).items():

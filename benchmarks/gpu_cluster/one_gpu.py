@@ -72,11 +72,13 @@ async def take_turns(model: Path, tokens: int) -> None:
         bucket = rank.gather_bucket(index)
         assert bucket is not None
         buckets.append((bucket.copy(), layout))  # the next one is gathered into the same memory
-    _timed(measured, "learner falls asleep", rank.sleep)
+    _timed(measured, "learner falls asleep", rank.offload)
     measured.say("left by a learner asleep", measured.used_gib(), "GiB")
     context = max(map(len, asked)) + tokens + 8
     engine = Engine(
-        EngineConfig(str(model), dtype_here(), context, SEQUENCES, 0, gpus=int(on_gpu), gpu_share=SHARE, sleeps=True)
+        EngineConfig(
+            str(model), dtype_here(), context, SEQUENCES, 0, gpus=int(on_gpu), gpu_share=SHARE, can_offload=True
+        )
     )
     await engine.start()
     await engine.init_transport({})
@@ -87,19 +89,19 @@ async def take_turns(model: Path, tokens: int) -> None:
 
     try:
         for bucket, layout in buckets:
-            engine.stage(bucket, layout)
-        await engine.swap(1)  # as between turns: what is loaded then must be released, too
+            engine.stage_bucket(bucket, layout)
+        await engine.load_staged(1)  # as between turns: what is loaded then must be released, too
         sampled = await sample()
         measured.say("engine awake", measured.used_gib(), "GiB")
         started = time.monotonic()
-        await engine.sleep()
+        await engine.offload()
         measured.seconds("engine falls asleep", started)
         measured.say("left by both asleep", measured.used_gib(), "GiB")
-        _timed(measured, "learner wakes up", rank.wake)
+        _timed(measured, "learner wakes up", rank.reload)
         measured.say("largest difference after sleep", float(np.abs(rank.logprobs(ids) - before).max()), "nats")
-        rank.sleep()
+        rank.offload()
         started = time.monotonic()
-        await engine.wake()
+        await engine.reload()
         measured.seconds("engine wakes up", started)
         same = np.mean([a == b for a, b in zip(sampled, await sample(), strict=True)])
         measured.say("equal samples after sleep", float(same), "share")

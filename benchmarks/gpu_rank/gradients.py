@@ -54,7 +54,7 @@ def first_update(rank: LearnerRank, batch: MicroBatch) -> FirstUpdate:
     gradients = {}
     with tempfile.TemporaryDirectory() as folder:
         rank.snapshot()
-        rank.write(Path(folder))
+        rank.write_snapshot(Path(folder))
         [state] = Path(folder, TRAINING_STATE).glob("*.safetensors")
         with safe_open(state, "pt") as file:
             for key in file.keys():  # noqa: SIM118 - it is not a dictionary

@@ -6,9 +6,9 @@ import functools
 from typing import Any
 
 from agent_rft.cluster.planning.memory import GIB
-from agent_rft.trainer.learner.asleep import Asleep
+from agent_rft.trainer.learner.asleep import CpuOffload
 from agent_rft.trainer.learner.host_buffer import HostBuffer, LockPages, lock_pages_for_cuda
-from agent_rft.trainer.learner.sizes import ASLEEP_SLACK
+from agent_rft.trainer.learner.sizes import OFFLOAD_SLACK
 from benchmarks.common import seconds
 from benchmarks.gpu import correctness
 from benchmarks.gpu.figures import Figure
@@ -39,13 +39,13 @@ def _measure(machine: Machine, lock_pages: LockPages | None) -> dict[str, Any]:
     rank = start_rank(machine, small_model(machine), Layout())
     rank.step([[correctness.batch_of(machine)]], version=0)  # only then are there Adam's moments
     before = digest(rank)
-    buffer, on_gpu = HostBuffer(lock_pages, ASLEEP_SLACK), machine.device.type == "cuda"
-    asleep = Asleep(machine.device, buffer) if on_gpu else Asleep(machine.device, buffer, lambda: 1 << 60)
+    buffer, on_gpu = HostBuffer(lock_pages, OFFLOAD_SLACK), machine.device.type == "cuda"
+    asleep = CpuOffload(machine.device, buffer) if on_gpu else CpuOffload(machine.device, buffer, lambda: 1 << 60)
     rounds: list[tuple[float, float]] = []
     for _ in range(ROUNDS):
-        leave_s = seconds(asleep.leave)
+        leave_s = seconds(asleep.offload)
         left, moved = machine.allocated_bytes(), asleep.num_bytes
-        back_s = seconds(asleep.come_back)
+        back_s = seconds(asleep.reload)
         rounds.append((leave_s / moved * 1e9, back_s / moved * 1e9))
     exact = digest(rank) == before
     (first_leave, first_back), (leave, back) = rounds

@@ -63,7 +63,7 @@ def _resume(machine: Machine, layout: Layout, batch: MicroBatch) -> dict[str, An
         folder = Path(name)
         first_s = seconds(first.snapshot)  # allocates the memory that the next snapshots use
         snapshot_s = seconds(first.snapshot)
-        write_s = seconds(lambda: first.write(folder))
+        write_s = seconds(lambda: first.write_snapshot(folder))
         size = size_of(folder) / 1e9
         written = digest_of(folder)
         first.step([[batch]], version=1)

@@ -86,7 +86,7 @@ def digest(rank: LearnerRank) -> str:
     """Return a hash of all that a checkpoint holds: weights, Adam's moments, and the count of steps."""
     with tempfile.TemporaryDirectory() as folder:
         rank.snapshot()
-        rank.write(Path(folder))
+        rank.write_snapshot(Path(folder))
         return digest_of(Path(folder))
 
 

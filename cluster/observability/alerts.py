@@ -106,13 +106,13 @@ def failed_jobs(*matchers: str) -> str:
 
 DRIVER, API = 'process="driver"', 'process=~"api-[0-9]+"'
 DISCARDED = 'outcome!~"graded|cancelled"'
-WITH_MISTAKES = 'kind!="all_right"'
+NOT_ALL_RIGHT = 'kind!="all_right"'
 """Matcher that excludes all-right groups, which are normal at the end of a job that has learned its rows."""
 _ENDPOINT = ("job", "endpoint")
 _REWARD = _mean("train_mean_reward")
 _MAX_REWARD = f"(max_over_time({_REWARD}[6h:5m]) > 0.1)"
 _ENTROPY = samples("entropy")
-_NO_SIGNAL = _rate("groups_without_signal/<kind>", "30m", WITH_MISTAKES)
+_NO_SIGNAL = _rate("groups_without_signal/<kind>", "30m", NOT_ALL_RIGHT)
 _GROUPS = f"({_rate('groups_without_signal/<kind>', '30m')} + {_rate('groups_trained', '30m')} > 0)"
 API_FAILED = f"max by (job) (delta({samples('api_jobs/failed')}[15m]))"
 UP = f'up{{job="{OUR_TARGETS}"}}'

@@ -28,7 +28,7 @@ RAY_DISCOVERY = "/api/prometheus/sd"
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ScrapeTargets:
     """Scrape targets of one Ray cluster.
 
     `ray` is the URL of Ray's dashboard, from which Prometheus discovers nodes as they join and leave, or None.
@@ -40,7 +40,7 @@ class Cluster:
     port: int = DEFAULT_PORT
 
 
-def prometheus_config(cluster: Cluster) -> dict[str, Any]:
+def prometheus_config(cluster: ScrapeTargets) -> dict[str, Any]:
     """Return the content of prometheus.yml.
 
     Ray's service discovery lists several ports with Ray's metrics per node, under another value of the label `job`. Our
@@ -66,7 +66,7 @@ def prometheus_config(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def write_pair(out: Path, cluster: Cluster, runbook_url: str | None = None) -> None:
+def write_monitoring(out: Path, cluster: ScrapeTargets, runbook_url: str | None = None) -> None:
     """Write the configuration of a Prometheus and a Grafana that watch this cluster, replacing existing files."""
     _write(out / "prometheus.yml", _yaml(prometheus_config(cluster)))
     _write(out / "alerts.yml", _yaml(rule_groups(runbook_url)))

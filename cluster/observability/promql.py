@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from agent_rft.metrics import METRICS, metric_of, prometheus_name
+from agent_rft.metrics import METRICS, find_metric, to_prometheus_name
 
 Part = Literal["bucket", "sum", "count"]
 OUR_TARGETS, RAY_TARGETS, DCGM_TARGETS = "agent-rft", "agent-rft-ray", "agent-rft-dcgm"
@@ -30,7 +30,7 @@ def samples(name: str, *matchers: str, part: Part | None = None) -> str:
         KeyError: The metric is not listed.
         ValueError: The metric is only in the metrics file, or `part` does not fit its kind.
     """
-    found = metric_of(name)
+    found = find_metric(name)
     if found is None:
         raise KeyError(name)
     entry, values = found
@@ -40,7 +40,7 @@ def samples(name: str, *matchers: str, part: Part | None = None) -> str:
     suffix = f"_{part}" if part else "_total" if kind == "counter" else ""
     fixed = [f'{label}="{value}"' for label, value in values.items() if value != f"<{label}>"]
     conditions = ",".join([*matchers, *fixed])
-    return prometheus_name(entry) + suffix + (f"{{{conditions}}}" if conditions else "")
+    return to_prometheus_name(entry) + suffix + (f"{{{conditions}}}" if conditions else "")
 
 
 def rate(selector: str, window: str, by: Sequence[str] = ("job",)) -> str:

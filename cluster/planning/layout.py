@@ -8,26 +8,31 @@ from functools import cache, partial
 from itertools import islice
 
 from agent_rft.actors.engine.sizes import GPU_MEMORY_SHARE
-from agent_rft.cluster.planning.layouts import MIN_SEQUENCES_AT_ONCE, engine_memory_of, placements_of, rank_memory_of
-from agent_rft.cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, Memory
+from agent_rft.cluster.planning.layouts import (
+    MIN_SEQUENCES_AT_ONCE,
+    estimate_engine_memory,
+    estimate_rank_memory,
+    search_placements,
+)
+from agent_rft.cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, MemoryEstimate
 from agent_rft.cluster.planning.nodes import HEADROOM, Node
 from agent_rft.cluster.planning.placement import (
     AUTO_MICRO_BATCH_TOKENS,
     KINDS,
-    Assignment,
+    NodeAssignment,
     NodeSizes,
     Placement,
-    Request,
-    assign,
+    PlanRequest,
+    assign_nodes,
     bundle_name,
+    format_bytes,
+    format_resources,
     holds,
     micro_batch_sizes,
     node_sizes,
     num_dispatchers,
-    size,
-    size_of,
     size_warnings,
-    text_of,
+    total_resources,
 )
 from agent_rft.errors import Problem
 from agent_rft.events import SettingChosen
@@ -36,7 +41,9 @@ from agent_rft.spec.job import JobSpec
 OF_WHICH = f"of which {HEADROOM:.0%} stay free"
 
 
-def resource_problems(placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]) -> Iterator[Problem]:
+def find_resource_problems(
+    placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]
+) -> Iterator[Problem]:
     """Yield problems of too few cores or GPUs: in the entire cluster or, if it has enough, on a single node."""
     short = list(_totals(placement, nodes))
     yield from short or _unassigned(placement, nodes, assigned)
@@ -69,19 +76,19 @@ def _unassigned(placement: Placement, nodes: Sequence[Node], assigned: Sequence[
         if node is None:
             who = bundle_name(placement, index)
             if any(holds(other.resources, bundle) for other in nodes):
-                text = f"{who} needs {text_of(bundle)} on one node, but no node has that much left for it"
+                text = f"{who} needs {format_resources(bundle)} on one node, but no node has that much left for it"
             else:
-                text = f"{who} needs {text_of(bundle)}, but no single node has that much"
+                text = f"{who} needs {format_resources(bundle)}, but no single node has that much"
             yield Problem("too_few_resources", "cluster", text, "")
             return  # the others fail for the same reason
 
 
-def setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
+def find_setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
     """Yield problems of settings that exclude each other."""
     if placement.dtype == "bfloat16" and not placement.engine_gpus:
         message = "bfloat16 requires GPUs: many CPUs lack its instructions, and learner and engine round differently"
         yield Problem("bfloat16_on_cpu", "cluster.dtype", message, "")
-    if placement.shared and (why := _why_not_shared(job, placement)) is not None:
+    if placement.has_shared_engines and (why := _why_not_shared(job, placement)) is not None:
         yield Problem("engines_not_shared", "cluster.share_engines", why, "")
     if not placement.colocated:
         return
@@ -106,8 +113,8 @@ def _why_not_shared(job: JobSpec, placement: Placement) -> str | None:
     return None
 
 
-def memory_problems(
-    assignments: Sequence[Assignment], nodes: Sequence[Node], host_bytes: Sequence[int]
+def find_memory_problems(
+    assignments: Sequence[NodeAssignment], nodes: Sequence[Node], host_bytes: Sequence[int]
 ) -> Iterator[Problem]:
     """Yield problems of GPUs and nodes that would have less than HEADROOM of their memory free."""
     engines = [(each, each.memory) for each in assignments if each.role == "engine" and each.memory is not None]
@@ -121,27 +128,27 @@ def memory_problems(
             yield problem  # the others are equal
     for node, used in zip(nodes, host_bytes, strict=True):
         if node.memory_bytes is not None and node.usable_bytes is not None and used > node.usable_bytes:
-            has = f"{size(node.memory_bytes)}, {OF_WHICH}"
-            message = f"{size(used)} of memory are needed on {node.name}, which has {has}"
+            has = f"{format_bytes(node.memory_bytes)}, {OF_WHICH}"
+            message = f"{format_bytes(used)} of memory are needed on {node.name}, which has {has}"
             yield Problem("too_little_memory", "cluster", message, "")
 
 
-def _no_cache(engine: Assignment, memory: Memory) -> Problem:
+def _no_cache(engine: NodeAssignment, memory: MemoryEstimate) -> Problem:
     cache = "the memory left for the cache on a GPU" if engine.gpus else "the fixed-size cache of a CPU engine"
     message = f"{cache} holds only {memory.num_sequences:.2f} sequences of the full context length"
     return Problem("no_room_for_context", "cluster.context_length", message, "")
 
 
-def _gpu_problem(assignment: Assignment) -> Problem | None:
+def _gpu_problem(assignment: NodeAssignment) -> Problem | None:
     node, memory = assignment.node, assignment.memory
     if node is None or node.gpu_memory_bytes is None or node.usable_gpu_bytes is None or memory is None:
         return None
     if memory.gpu_bytes <= node.usable_gpu_bytes:
         return None
     largest = sorted(memory.gpu, key=lambda part: -memory.gpu[part])[:2]
-    parts = ", ".join(f"{part} {size(memory.gpu[part])}" for part in largest)
-    who, has = f"{assignment.role} {assignment.index}", f"{size(node.gpu_memory_bytes)}, {OF_WHICH}"
-    message = f"{who} needs {size(memory.gpu_bytes)} of memory on each GPU ({parts}), but a GPU has {has}"
+    parts = ", ".join(f"{part} {format_bytes(memory.gpu[part])}" for part in largest)
+    who, has = f"{assignment.role} {assignment.index}", f"{format_bytes(node.gpu_memory_bytes)}, {OF_WHICH}"
+    message = f"{who} needs {format_bytes(memory.gpu_bytes)} of memory on each GPU ({parts}), but a GPU has {has}"
     return Problem("too_little_gpu_memory", "cluster", message, "")
 
 
@@ -159,18 +166,18 @@ CHOSEN = {"engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "m
 class ClusterPlan:
     """Layout of a job: its placement on nodes and its problems.
 
-    Adding nodes solves the problems in `lacking`, but not the `problems`. `setting_problems` are settings that exclude
-    each other; `memory_problems` are devices with too little memory.
+    Adding nodes solves the problems in `resource_problems`, but not the `problems`. `setting_problems` are settings
+    that exclude each other; `memory_problems` are devices with too little memory.
     """
 
     placement: Placement
     nodes: tuple[Node, ...]
-    assignments: tuple[Assignment, ...]
+    assignments: tuple[NodeAssignment, ...]
     host_bytes: tuple[int, ...]
     """Memory used on each node. Driver, dispatchers and graders count on the first node."""
     sizes: tuple[NodeSizes, ...]
     """Required sizes of the object store, /dev/shm and /tmp on each node."""
-    lacking: tuple[Problem, ...]
+    resource_problems: tuple[Problem, ...]
     setting_problems: tuple[Problem, ...]
     memory_problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
@@ -184,7 +191,7 @@ class ClusterPlan:
 
     @property
     def fits(self) -> bool:
-        return not self.lacking and not self.problems
+        return not self.resource_problems and not self.problems
 
     @property
     def shortage(self) -> tuple[int, int]:
@@ -196,10 +203,10 @@ class ClusterPlan:
         for place in self.assignments:
             if place.node is not None and place.memory is not None and place.node.usable_gpu_bytes is not None:
                 missing += max(0, place.memory.gpu_bytes - place.node.usable_gpu_bytes)
-        return len(self.lacking) + len(self.setting_problems), missing
+        return len(self.resource_problems) + len(self.setting_problems), missing
 
 
-def lay_out(request: Request, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES) -> ClusterPlan:
+def lay_out(request: PlanRequest, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES) -> ClusterPlan:
     """Lay out a job with the first placement that fits or, if none fits, with the one that lacks least.
 
     If the job fits on free GPUs, it uses only those. Otherwise the layout may use GPUs that other jobs hold now.
@@ -207,22 +214,24 @@ def lay_out(request: Request, *, fewest_gpus: bool = False, max_tries: int = MAX
     have no fixes yet; plan.py adds them.
     """
     if any(node.held_gpus for node in request.nodes):
-        plan = lay_out_on_free(request, fewest_gpus=fewest_gpus, max_tries=max_tries)
+        plan = lay_out_on_free_nodes(request, fewest_gpus=fewest_gpus, max_tries=max_tries)
         if plan is not None:
             return plan
     return _first_that_fits(request, fewest_gpus, max_tries)
 
 
-def lay_out_on_free(request: Request, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES) -> ClusterPlan | None:
+def lay_out_on_free_nodes(
+    request: PlanRequest, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES
+) -> ClusterPlan | None:
     """Lay out a job on the GPUs and cores that no other job holds; None if it does not fit on them."""
-    free = replace(request, nodes=tuple(node.without_held() for node in request.nodes))
+    free = replace(request, nodes=tuple(node.only_free() for node in request.nodes))
     plan = _first_that_fits(free, fewest_gpus, max_tries)
     return plan if plan.fits else None
 
 
-def _first_that_fits(request: Request, fewest_gpus: bool, max_tries: int) -> ClusterPlan:
+def _first_that_fits(request: PlanRequest, fewest_gpus: bool, max_tries: int) -> ClusterPlan:
     closest: ClusterPlan | None = None
-    for placement in islice(placements_of(request, fewest_gpus=fewest_gpus), max_tries):
+    for placement in islice(search_placements(request, fewest_gpus=fewest_gpus), max_tries):
         plan = _with_micro_batches(request, placement)
         if plan.fits:
             return plan
@@ -232,7 +241,7 @@ def _first_that_fits(request: Request, fewest_gpus: bool, max_tries: int) -> Clu
     return closest
 
 
-def _with_micro_batches(request: Request, placement: Placement) -> ClusterPlan:
+def _with_micro_batches(request: PlanRequest, placement: Placement) -> ClusterPlan:
     """Return the plan with the largest micro-batch that fits in memory; if no size fits, with the smallest."""
     *larger, smallest = micro_batch_sizes(request)
     last = _lay_out(request, replace(placement, micro_batch_tokens=smallest))
@@ -245,10 +254,10 @@ def _with_micro_batches(request: Request, placement: Placement) -> ClusterPlan:
     return last
 
 
-def _lay_out(request: Request, placement: Placement) -> ClusterPlan:
+def _lay_out(request: PlanRequest, placement: Placement) -> ClusterPlan:
     job, nodes = request.job, request.nodes
     placement = _choose_sharing(request, placement)
-    assigned = assign(placement.bundles, [node.resources for node in nodes])
+    assigned = assign_nodes(placement.bundles, [node.resources for node in nodes])
     assignments = tuple(_assignments(request, placement, assigned))
     sizes = node_sizes(placement, nodes, assignments, request.model, placement.lora)
     host_bytes = _host_bytes(job, placement, nodes, assignments, sizes)
@@ -258,15 +267,15 @@ def _lay_out(request: Request, placement: Placement) -> ClusterPlan:
         assignments,
         host_bytes,
         sizes,
-        lacking=tuple(resource_problems(placement, nodes, assigned)),
-        setting_problems=tuple(setting_problems(job, placement)),
-        memory_problems=tuple(memory_problems(assignments, nodes, host_bytes)),
+        resource_problems=tuple(find_resource_problems(placement, nodes, assigned)),
+        setting_problems=tuple(find_setting_problems(job, placement)),
+        memory_problems=tuple(find_memory_problems(assignments, nodes, host_bytes)),
         warnings=tuple(size_warnings(nodes, sizes)),
         choices=tuple(_choices(request, placement)),
     )
 
 
-def _choices(request: Request, placement: Placement) -> Iterator[SettingChosen]:
+def _choices(request: PlanRequest, placement: Placement) -> Iterator[SettingChosen]:
     """Yield the values chosen for settings that are `auto`; on CPUs only the micro-batch size is chosen."""
     if placement.engine_gpus and (why := _why_layout(request, placement)):
         yield SettingChosen(setting="cluster", value=layout_text(placement), why=why)
@@ -289,13 +298,13 @@ def layout_text(placement: Placement) -> str:
     return text + (f", {placement.max_num_seqs} sequences at a time in an engine" if placement.engines else "")
 
 
-def _why_layout(request: Request, placement: Placement) -> str:
+def _why_layout(request: PlanRequest, placement: Placement) -> str:
     """Return the reasons for the layout; empty if the job gives all of its values."""
     cluster = request.job.cluster
     if not any(getattr(cluster, name) == "auto" for name in CHOSEN):
         return ""
     total = sum(int(node.gpus) for node in request.nodes)
-    gpus, _ = size_of(placement)
+    gpus, _ = total_resources(placement)
     parts = [f"{gpus:g} of {total} GPUs"]
     if held := sum(node.held_gpus for node in request.nodes):
         parts[0] += f", others hold {held:g}"
@@ -306,25 +315,25 @@ def _why_layout(request: Request, placement: Placement) -> str:
     return ", ".join(parts)
 
 
-def _lora_choice(request: Request, placement: Placement) -> Iterator[SettingChosen]:
+def _lora_choice(request: PlanRequest, placement: Placement) -> Iterator[SettingChosen]:
     """Yield the choice of LoRA, made if full training does not fit without offload or the model is an adapter."""
     setting = f"method.{request.job.method.type}.algorithm.lora"
-    if request.job.optimizer.lora != "auto" or placement.lora is None or not placement.learner_ranks:
+    if request.job.optimizer_settings.lora != "auto" or placement.lora is None or not placement.learner_ranks:
         return
     if request.adapter is not None:
         why = "the model is an adapter of this rank"
         yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", why=why)
         return
-    full = rank_memory_of(request, replace(placement, lora=None, offload="none", zero_stage=3), 0)
+    full = estimate_rank_memory(request, replace(placement, lora=None, offload="none", zero_stage=3), 0)
     gpus = [node.gpu_memory_bytes for node in request.nodes if node.gpus and node.gpu_memory_bytes is not None]
     if full is None or not gpus or request.model is None:
         return
-    number, needed = f"{request.model.num_parameters / 1e9:.3g}B parameters", size(full.gpu_bytes)
-    why = f"training all {number} needs {needed} on a GPU of {size(max(gpus))}; set it to off to require that"
+    number, needed = f"{request.model.num_parameters / 1e9:.3g}B parameters", format_bytes(full.gpu_bytes)
+    why = f"training all {number} needs {needed} on a GPU of {format_bytes(max(gpus))}; set it to off to require that"
     yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", why=why)
 
 
-def _micro_batch_choice(request: Request, placement: Placement) -> Iterator[SettingChosen]:
+def _micro_batch_choice(request: PlanRequest, placement: Placement) -> Iterator[SettingChosen]:
     if request.job.cluster.micro_batch_tokens != "auto" or not placement.learner_ranks:
         return
     size, context = placement.micro_batch_tokens, request.context_length
@@ -335,24 +344,26 @@ def _micro_batch_choice(request: Request, placement: Placement) -> Iterator[Sett
     yield SettingChosen(setting="cluster.micro_batch_tokens", value=size, why=why)
 
 
-def _assignments(request: Request, placement: Placement, assigned: Sequence[int | None]) -> Iterator[Assignment]:
+def _assignments(
+    request: PlanRequest, placement: Placement, assigned: Sequence[int | None]
+) -> Iterator[NodeAssignment]:
 
     def find_node(bundle: int) -> Node | None:
         index = assigned[bundle]
         return None if index is None else request.nodes[index]
 
-    engine_memory = cache(partial(engine_memory_of, request, placement))
+    engine_memory = cache(partial(estimate_engine_memory, request, placement))
     for i in range(placement.engines):
-        node = find_node(placement.bundle_of_engine(i))
+        node = find_node(placement.engine_bundle(i))
         memory = engine_memory(None if node is None else node.usable_gpu_bytes)
-        yield Assignment("engine", i, placement.engine_cores, placement.engine_gpus, node, memory)
-    rank_memory = cache(partial(rank_memory_of, request, placement))
+        yield NodeAssignment("engine", i, placement.engine_cores, placement.engine_gpus, node, memory)
+    rank_memory = cache(partial(estimate_rank_memory, request, placement))
     for i in range(placement.learner_ranks):
-        node, memory = find_node(placement.bundle_of_rank(i)), rank_memory(min(i, 1))  # all but the first are equal
-        yield Assignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, memory)
+        node, memory = find_node(placement.rank_bundle(i)), rank_memory(min(i, 1))  # all but the first are equal
+        yield NodeAssignment("learner rank", i, placement.rank_cores, placement.rank_gpus, node, memory)
 
 
-def _choose_sharing(request: Request, placement: Placement) -> Placement:
+def _choose_sharing(request: PlanRequest, placement: Placement) -> Placement:
     """Return the placement with the way to share GPUs: concurrently if both fit on the smallest GPU, else in turns."""
     if not placement.shares_gpus:
         return placement
@@ -361,10 +372,10 @@ def _choose_sharing(request: Request, placement: Placement) -> Placement:
         return placement
     total = min(sizes)
     usable = Node("", cores=0, gpu_memory_bytes=total).usable_gpu_bytes or 0
-    concurrent = replace(placement, turns=False)
-    if (rank := rank_memory_of(request, concurrent, 0)) is not None:
+    concurrent = replace(placement, takes_turns=False)
+    if (rank := estimate_rank_memory(request, concurrent, 0)) is not None:
         concurrent = replace(concurrent, gpu_share=_share(usable - rank.gpu_bytes, total))
-        engine = engine_memory_of(request, concurrent, usable)
+        engine = estimate_engine_memory(request, concurrent, usable)
         if engine is not None and (engine.num_sequences or 0.0) >= MIN_SEQUENCES_AT_ONCE:
             return concurrent
     return replace(placement, gpu_share=_share(usable - CUDA_CONTEXT_BYTES, total))
@@ -379,7 +390,7 @@ def _host_bytes(
     job: JobSpec,
     placement: Placement,
     nodes: Sequence[Node],
-    assignments: Sequence[Assignment],
+    assignments: Sequence[NodeAssignment],
     sizes: Sequence[NodeSizes],
 ) -> tuple[int, ...]:
     used = [0] * len(nodes)

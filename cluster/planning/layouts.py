@@ -15,11 +15,11 @@ from functools import cache
 from itertools import product
 from typing import TypeVar, get_args
 
-from agent_rft.cluster.planning.memory import Memory, by_turns, engine_memory, rank_memory
-from agent_rft.cluster.planning.placement import RECORDED, Placement, RecordedLayout, Request, micro_batch_sizes
+from agent_rft.cluster.planning.memory import MemoryEstimate, engine_memory, rank_memory, with_time_sharing
+from agent_rft.cluster.planning.placement import RECORDED, Placement, PlanRequest, RecordedLayout, micro_batch_sizes
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
-from agent_rft.trainer.learner.sizes import ASLEEP_SLACK
+from agent_rft.trainer.learner.sizes import OFFLOAD_SLACK
 
 Value = TypeVar("Value")
 
@@ -37,7 +37,7 @@ MAX_AUTO_GPUS = 256
 """Maximum number of GPUs for a job that does not set a number."""
 
 
-def placements_of(request: Request, *, fewest_gpus: bool = False) -> Iterator[Placement]:
+def search_placements(request: PlanRequest, *, fewest_gpus: bool = False) -> Iterator[Placement]:
     """Yield the placements to try for a job, best first; some of them do not fit.
 
     If a resumed run has recorded its layout, that layout comes first. With `fewest_gpus`, the best placement is the one
@@ -52,7 +52,7 @@ def placements_of(request: Request, *, fewest_gpus: bool = False) -> Iterator[Pl
         yield search.base
 
 
-def _recorded(request: Request, search: _Search) -> Placement | None:
+def _recorded(request: PlanRequest, search: _Search) -> Placement | None:
     """Return the recorded layout of the resumed run, with the values that its job sets now; None if not recorded."""
     recorded: RecordedLayout = request.recorded
     if recorded.engines is None or not search.on_gpus or not request.learner:
@@ -79,7 +79,7 @@ class _Division:
 class _Search:
     """Search for the placements of one request."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: PlanRequest) -> None:
         self._request = request
         self._cluster = request.job.cluster
         self._nodes = [node for node in request.nodes if node.gpus >= 1]
@@ -100,7 +100,7 @@ class _Search:
         request, cluster = self._request, self._cluster
         gpus = int(self.on_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
         share = self._cores_per_gpu()
-        optimizer = request.job.optimizer
+        optimizer = request.job.optimizer_settings
         colocated = self._colocated(gpus)
         return Placement(
             engines=_resolve_auto(cluster.engines, 1) if self._samples else 0,
@@ -118,8 +118,8 @@ class _Search:
             micro_batch_tokens=micro_batch_sizes(request)[0],
             lora=self._adapters()[0] if optimizer.lora == "auto" else optimizer.adapter,
             colocated=colocated,
-            turns=colocated,
-            shared=cluster.share_engines and request.learner,
+            takes_turns=colocated,
+            has_shared_engines=cluster.share_engines and request.learner,
         )
 
     @property
@@ -166,7 +166,7 @@ class _Search:
 
     def _savings(self) -> list[tuple[LoraSpec | None, Offload]]:
         """Return the combinations of adapter and offload to try, those that save least memory first."""
-        optimizer, offload = self._request.job.optimizer, self._cluster.offload
+        optimizer, offload = self._request.job.optimizer_settings, self._cluster.offload
         offloads = OFFLOADS if offload == "auto" else (offload,)
         if not self._request.learner:
             return [(self.base.lora, self.base.offload)]
@@ -213,7 +213,7 @@ class _Search:
             max_num_seqs=sequences,
             lora=lora,
             colocated=division.colocated,
-            turns=division.colocated,
+            takes_turns=division.colocated,
         )
 
     # -- divisions of GPUs ---------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class _Search:
     def _num_cached(self, gpus: int, max_num_seqs: int, gpu_bytes: int) -> float:
         """Return the number of full-length sequences that an engine's cache holds."""
         placement = replace(self.base, engine_gpus=gpus, max_num_seqs=max_num_seqs, colocated=False)
-        memory = engine_memory_of(self._request, placement, gpu_bytes)
+        memory = estimate_engine_memory(self._request, placement, gpu_bytes)
         return 0.0 if memory is None else memory.num_sequences or 0.0
 
     @cache  # noqa: B019 - a search lives as long as one call
@@ -325,7 +325,7 @@ class _Search:
             lora=lora,
             micro_batch_tokens=micro_batch_sizes(self._request)[-1],
         )
-        memory = rank_memory_of(self._request, smallest, 0)
+        memory = estimate_rank_memory(self._request, smallest, 0)
         return memory is None or self._largest_gpu is None or memory.gpu_bytes <= self._largest_gpu
 
 
@@ -351,7 +351,7 @@ def _largest(sizes: Sequence[int | None]) -> int | None:
 # -- memory of a placement ---------------------------------------------------------------------------------------------
 
 
-def engine_memory_of(request: Request, placement: Placement, gpu_bytes: int | None) -> Memory | None:
+def estimate_engine_memory(request: PlanRequest, placement: Placement, gpu_bytes: int | None) -> MemoryEstimate | None:
     """Return the memory of an engine on GPUs of `gpu_bytes`; None without a model."""
     if request.model is None:
         return None
@@ -365,10 +365,10 @@ def engine_memory_of(request: Request, placement: Placement, gpu_bytes: int | No
         gpu_share=placement.gpu_share,
         lora=placement.lora,
     )
-    return by_turns(memory) if placement.shares_gpus and placement.turns else memory
+    return with_time_sharing(memory) if placement.shares_gpus and placement.takes_turns else memory
 
 
-def rank_memory_of(request: Request, placement: Placement, rank: int) -> Memory | None:
+def estimate_rank_memory(request: PlanRequest, placement: Placement, rank: int) -> MemoryEstimate | None:
     """Return the memory of a learner rank; None without a model."""
     if request.model is None:
         return None
@@ -378,9 +378,9 @@ def rank_memory_of(request: Request, placement: Placement, rank: int) -> Memory 
         placement,
         on_gpu=placement.rank_gpus > 0,
         itemsize=placement.bytes_per_weight,
-        longest=request.context_length,
-        keeps_start=job.method.type == "reinforcement" and job.reinforcement.algorithm.kl_coef > 0,
+        max_length=request.context_length,
+        keeps_reference=job.method.type == "reinforcement" and job.reinforcement.algorithm.kl_coef > 0,
         lora=placement.lora,
         rank=rank,
     )
-    return by_turns(memory, ASLEEP_SLACK) if placement.shares_gpus and placement.turns else memory
+    return with_time_sharing(memory, OFFLOAD_SLACK) if placement.shares_gpus and placement.takes_turns else memory

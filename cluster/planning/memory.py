@@ -19,7 +19,7 @@ from agent_rft.actors.engine.sizes import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, 
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.spec.offload import Offload
 from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
-from agent_rft.trainer.learner.sizes import BUCKET_ELEMENTS, ranks_stage, snapshot_bytes
+from agent_rft.trainer.learner.sizes import BUCKET_ELEMENTS, effective_zero_stage, snapshot_bytes
 from agent_rft.trainer.model.sizes import CHUNK_BYTES
 
 if TYPE_CHECKING:  # pydantic may be missing where this runs
@@ -36,7 +36,7 @@ LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's `stage3_max_live_parameters`: the maximum number of parameters that ZeRO-3 gathers at a time."""
 
 
-class Cluster(Protocol):
+class MemorySettings(Protocol):
     """Settings of `Placement` that determine memory. A protocol, because pydantic may be missing here."""
 
     @property
@@ -56,7 +56,7 @@ class Cluster(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryEstimate:
     """Memory of one engine or rank in bytes by part: `gpu` on each of its GPUs, `host` on its node.
 
     `gpu` is empty on a CPU. `num_sequences` is the number of full-length sequences that an engine's cache holds.
@@ -86,7 +86,7 @@ def kv_bytes_per_token(model: ModelShape, itemsize: int, gpus: int = 1) -> int:
 
 def engine_memory(
     model: ModelShape,
-    cluster: Cluster,
+    cluster: MemorySettings,
     *,
     gpus: int,
     itemsize: int,
@@ -94,7 +94,7 @@ def engine_memory(
     gpu_bytes: int | None,
     lora: LoraSpec | None = None,
     gpu_share: float = GPU_MEMORY_SHARE,
-) -> Memory:
+) -> MemoryEstimate:
     """Return the memory of an engine.
 
     vLLM always takes `gpu_share` of a GPU; after weights and the activations of one step, the rest is cache. If the
@@ -117,22 +117,24 @@ def engine_memory(
     layer = tokens * (4 * model.hidden + 3 * model.intermediate) * itemsize
     logits = 3 * cluster.max_num_seqs * model.vocabulary * 4
     sequence = model.cache.sequence_bytes(context_length, itemsize, max(1, gpus))
-    incoming = {"incoming weights": model.trained(lora) * itemsize}  # a new version in shared memory
+    incoming = {"incoming weights": model.count_trained(lora) * itemsize}  # a new version in shared memory
     if not gpus:
         cache = cpu_cache_bytes(cluster.max_num_seqs, context_length, kv_bytes_per_token(model, itemsize))
         work = {"processes": ENGINE_PROCESSES_BYTES["cpu"], "weights": weights, "cache": cache}
-        return Memory(host=work | {"activations": layer, "logits": logits} | incoming, num_sequences=cache / sequence)
+        return MemoryEstimate(
+            host=work | {"activations": layer, "logits": logits} | incoming, num_sequences=cache / sequence
+        )
     on_gpu = {"weights": weights // gpus, "activations": layer // gpus, "logits": logits, "context": CUDA_CONTEXT_BYTES}
     left = None if gpu_bytes is None else round(gpu_bytes * gpu_share) - sum(on_gpu.values())
     cache = sequence if left is None else max(0, left)
-    return Memory(
+    return MemoryEstimate(
         gpu=on_gpu | {"cache": cache},
         host={"processes": ENGINE_PROCESSES_BYTES["cuda"] * gpus} | incoming,
         num_sequences=cache / sequence,
     )
 
 
-def by_turns(memory: Memory, slack: float = 0.0) -> Memory:
+def with_time_sharing(memory: MemoryEstimate, slack: float = 0.0) -> MemoryEstimate:
     """Return the memory of an engine or a rank that time-shares its GPU with the other one.
 
     While it is offloaded, its node's memory holds the parts that cannot be computed again, and `slack` times their size
@@ -145,15 +147,15 @@ def by_turns(memory: Memory, slack: float = 0.0) -> Memory:
 
 def rank_memory(
     model: ModelShape,
-    cluster: Cluster,
+    cluster: MemorySettings,
     *,
     on_gpu: bool,
     itemsize: int,
-    longest: int,
-    keeps_start: bool,
+    max_length: int,
+    keeps_reference: bool,
     lora: LoraSpec | None = None,
     rank: int = 0,
-) -> Memory:
+) -> MemoryEstimate:
     """Return the memory of a learner rank. Rank 0 needs most, because it copies the trained weights for checkpoints.
 
     Weights, gradients and optimizer follow ZeRO's stages (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward
@@ -168,19 +170,19 @@ def rank_memory(
         cluster: Settings of the placement.
         on_gpu: Whether the rank has a GPU.
         itemsize: Bytes per weight.
-        longest: Maximum length of a sequence in tokens.
-        keeps_start: Whether the rank also holds the reference model. With `lora` it needs no second copy.
+        max_length: Maximum length of a sequence in tokens.
+        keeps_reference: Whether the rank also holds the reference model. With `lora` it needs no second copy.
         lora: The adapter to train; None for all weights.
         rank: Index of the rank.
     """
     parameters, ranks = model.num_parameters, cluster.learner_ranks
-    stage = ranks_stage(itemsize == 2, cluster.zero_stage, cluster.offload != "none")
+    stage = effective_zero_stage(itemsize == 2, cluster.zero_stage, cluster.offload != "none")
     shards = ranks if stage >= 1 else 1
-    num_tokens = max(cluster.micro_batch_tokens, longest)
+    num_tokens = max(cluster.micro_batch_tokens, max_length)
     weights = parameters * itemsize // (ranks if stage == 3 else 1)
     live = max(LIVE_PARAMETERS, model.expert_parameters)  # all experts of a layer are gathered together
     gathered = min(parameters, live) * itemsize if stage == 3 and ranks > 1 else 0
-    trained = model.trained(lora)
+    trained = model.count_trained(lora)
     gradients = trained * 4 // (ranks if stage >= 2 else 1)
     if itemsize == 2 and stage < 2:
         gradients += trained * itemsize  # as the backward pass leaves them, before they are summed
@@ -190,7 +192,7 @@ def rank_memory(
         "weights": weights
         + gathered
         + (0 if lora is None else trained * itemsize)
-        + (parameters * itemsize if keeps_start and lora is None else 0),
+        + (parameters * itemsize if keeps_reference and lora is None else 0),
         "gradients": gradients + buckets,
         "optimizer": optimizer,
         "activations": activation_bytes(model, num_tokens, itemsize, recomputed=on_gpu),
@@ -205,11 +207,11 @@ def rank_memory(
     # reused for the next checkpoint.
     snapshot = snapshot_bytes(trained, rank=rank, ranks=ranks, stage=stage, in_bfloat16=itemsize == 2)
     if not on_gpu:
-        return Memory(host={"processes": RANK_PROCESS_BYTES["cpu"]} | work | outgoing | {"snapshot": snapshot})
+        return MemoryEstimate(host={"processes": RANK_PROCESS_BYTES["cpu"]} | work | outgoing | {"snapshot": snapshot})
     # A rank reads the model tensor by tensor from mapped files, so the full model is never in its node's memory. With a
     # model of 320 MB under ZeRO 3, each of two ranks on CPUs held at most its part of 160 MB (before, up to 460 MB).
     host = {"processes": RANK_PROCESS_BYTES["cuda"], "snapshot": snapshot} | outgoing | moved
-    return Memory(gpu=work | {"context": CUDA_CONTEXT_BYTES}, host=host)
+    return MemoryEstimate(gpu=work | {"context": CUDA_CONTEXT_BYTES}, host=host)
 
 
 def _offloaded(

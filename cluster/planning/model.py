@@ -67,9 +67,9 @@ class CacheShape:
         return tokens * width * itemsize + self.state_bytes // gpus
 
 
-def cache_shape(config: Mapping[str, Any], layers: int, kv_heads: int, head_dim: int) -> CacheShape:
+def read_cache_shape(config: Mapping[str, Any], layers: int, kv_heads: int, head_dim: int) -> CacheShape:
     """Return the cache shape that config.json describes. If it has no layer types, all layers have full attention."""
-    kinds = kinds_of_layers(config, layers)
+    kinds = read_layer_types(config, layers)
     full = sum(kind in FULL for kind in kinds)
     windowed = sum(kind in WINDOWED for kind in kinds)
     others = layers - full - windowed - sum(kind in NO_MIXER for kind in kinds)
@@ -81,7 +81,7 @@ def cache_shape(config: Mapping[str, Any], layers: int, kv_heads: int, head_dim:
     return CacheShape(full, windowed, window, heads, width, others * _state_bytes(config))
 
 
-def kinds_of_layers(config: Mapping[str, Any], layers: int) -> list[str]:
+def read_layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
     """Return the type of each layer, as config.json names it."""
     if kinds := config.get("layer_types") or config.get("layers_block_type"):
         return list(kinds)
@@ -157,7 +157,7 @@ class ModelShape:
         """Width of a token's keys in one layer; its values have the same width."""
         return self.kv_heads * self.head_dim
 
-    def trained(self, lora: LoraSpec | None) -> int:
+    def count_trained(self, lora: LoraSpec | None) -> int:
         """Return the number of trained parameters: all, or `rank` x (inputs + outputs) per linear layer with LoRA.
 
         The LoRA number is too high if `lora` names targets or the model has experts, whose weights get no adapters.
@@ -181,13 +181,13 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the section of config.json for the language model: `text_config`, or all of `config` if it is missing."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
-def shape_of(config: Mapping[str, Any], num_parameters: int) -> ModelShape:
+def read_shape(config: Mapping[str, Any], num_parameters: int) -> ModelShape:
     """Return the shape of a model with this `text_config` and number of parameters.
 
     Raises:
@@ -202,7 +202,7 @@ def shape_of(config: Mapping[str, Any], num_parameters: int) -> ModelShape:
     head_dim = head_dim or config["hidden_size"] // heads
     layers = config["num_hidden_layers"]
     all_experts = next((config[key] for key in NUM_EXPERTS if isinstance(config.get(key), int)), experts)
-    moe_layers = sum(kind in ONLY_EXPERTS for kind in kinds_of_layers(config, layers))
+    moe_layers = sum(kind in ONLY_EXPERTS for kind in read_layer_types(config, layers))
     moe_layers = moe_layers or layers - (config.get("first_k_dense_replace") or 0)
     expert = 3 * config["hidden_size"] * width
     return ModelShape(
@@ -214,19 +214,19 @@ def shape_of(config: Mapping[str, Any], num_parameters: int) -> ModelShape:
         head_dim=head_dim,
         intermediate=experts * width,
         vocabulary=config["vocab_size"],
-        layers_cache=cache_shape(config, layers, kv_heads, head_dim),
+        layers_cache=read_cache_shape(config, layers, kv_heads, head_dim),
         idle_parameters=moe_layers * max(0, all_experts - experts) * expert,
         expert_parameters=all_experts * expert if all_experts > 1 else 0,
     )
 
 
-def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def read_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return config.json's `quantization_config`; None if the weights are not quantized."""
     found = config.get("quantization_config")
     return found if isinstance(found, dict) else None
 
 
-def max_context(config: Mapping[str, Any]) -> int | None:
+def read_max_context(config: Mapping[str, Any]) -> int | None:
     """Return the model's maximum context in tokens; None if it has no limit."""
     limit: int | None = config.get("max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -235,7 +235,7 @@ def max_context(config: Mapping[str, Any]) -> int | None:
     return limit
 
 
-def weight_files(path: Path) -> list[Path]:
+def list_weight_files(path: Path) -> list[Path]:
     return sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
 
 
@@ -248,10 +248,10 @@ def count_parameters(path: Path, config: Mapping[str, Any]) -> int:
         OSError: A file cannot be read.
         SafetensorError: A safetensors file is damaged.
     """
-    quantization, config = quantization_of(config), {**config, **text_config(config)}
+    quantization, config = read_quantization(config), {**config, **get_text_config(config)}
     itemsize = ITEMSIZES.get(str(config.get("dtype") or config.get("torch_dtype")), 4)
     total = 0
-    for file in weight_files(path):
+    for file in list_weight_files(path):
         if file.suffix == ".safetensors":
             with safe_open(file, framework="np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118

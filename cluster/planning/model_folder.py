@@ -19,12 +19,12 @@ from agent_rft.chat.model_card import ModelCard, read_card
 from agent_rft.cluster.planning.model import (
     ModelShape,
     count_parameters,
-    max_context,
-    quantization_of,
+    get_text_config,
+    list_weight_files,
     read_config,
-    shape_of,
-    text_config,
-    weight_files,
+    read_max_context,
+    read_quantization,
+    read_shape,
 )
 from agent_rft.errors import Problem, UserError
 from agent_rft.spec.job import JobSpec
@@ -34,13 +34,13 @@ from agent_rft.trainer.learner.adapter import CONFIG_FILE, AdapterFolder, is_ada
 if TYPE_CHECKING:
     from agent_rft.chat.renderer import Tokenizer
 
-GGUF_REMEDY = (
+GGUF_FIX = (
     "GGUF files cannot be trained. Give the folder of the original model, or convert the file with transformers and "
     "gguf: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW), then the same with "
     "AutoTokenizer"
 )
 
-MXFP4_REMEDY = (
+MXFP4_FIX = (
     "write it in bfloat16 with transformers: AutoModelForCausalLM.from_pretrained(FOLDER, dtype='bfloat16', "
     "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(NEW, save_original_format=False); "
     "then copy its tokenizer and chat template to NEW"
@@ -76,7 +76,7 @@ class ModelFolder:
         try:
             adapter = AdapterFolder.read(path)
         except UserError as error:
-            return cls(path, path, problem=model_problem("not_a_model", error.problem, error.remedy))
+            return cls(path, path, problem=model_problem("not_a_model", error.problem, error.fix))
         if adapter is None:
             return cls(path, path)
         base, problem = find_base(adapter)
@@ -85,7 +85,7 @@ class ModelFolder:
     @property
     def lora(self) -> LoraSpec | None:
         """Shape of the adapter; None if there is no adapter, or if its targets cannot be written as a setting."""
-        return None if self.adapter is None else self.adapter.config.as_lora()
+        return None if self.adapter is None else self.adapter.config.to_lora_spec()
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class ModelFolder:
         try:
             return read_card(self.path)
         except UserError as error:
-            return model_problem("not_a_model", error.problem, error.remedy)
+            return model_problem("not_a_model", error.problem, error.fix)
 
     @cached_property
     def weight_problems(self) -> tuple[Problem, ...]:
@@ -126,7 +126,7 @@ class ModelFolder:
         try:
             tokenizer = load_tokenizer(self.path)
         except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exceptions
-            message = f"its tokenizer cannot be read: {one_line(error)}"
+            message = f"its tokenizer cannot be read: {format_error(error)}"
             return model_problem("not_a_model", message, "give a complete folder")
         if not hasattr(tokenizer, "backend_tokenizer"):
             message = f"{type(tokenizer).__name__} is not a fast tokenizer"
@@ -148,10 +148,10 @@ def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
         return None, [folder.problem]
     problems = list(folder.weight_problems)
     try:
-        config = text_config(folder.config)
-        if (quantization := quantization_of(folder.config)) is not None:
+        config = get_text_config(folder.config)
+        if (quantization := read_quantization(folder.config)) is not None:
             problems.append(quantized_problem(quantization))
-        sizes = None if problems else ModelSizes(max_context(config), shape_of(config, folder.num_parameters))
+        sizes = None if problems else ModelSizes(read_max_context(config), read_shape(config, folder.num_parameters))
     except (OSError, ValueError, TypeError, AttributeError) as error:  # the JSON may have any shape
         return None, [*problems, config_problem(error)]
     return sizes, problems
@@ -159,23 +159,25 @@ def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
 
 def config_problem(error: Exception) -> Problem:
     """Return the problem of an unusable config.json."""
-    return model_problem("not_a_model", f"its config.json cannot be used: {one_line(error)}", "give a complete folder")
+    return model_problem(
+        "not_a_model", f"its config.json cannot be used: {format_error(error)}", "give a complete folder"
+    )
 
 
 def quantized_problem(quantization: Mapping[str, Any]) -> Problem:
     """Return the problem of quantized weights; `quantization` is config.json's `quantization_config`."""
     method = quantization.get("quant_method", "by an unknown method")
     message = f"its weights are quantized ({method}) and cannot be trained"
-    remedy = "give the folder of the model before it was quantized, in bfloat16 or float32"
-    return model_problem("unsupported_model", message, MXFP4_REMEDY if method == "mxfp4" else remedy)
+    fix = "give the folder of the model before it was quantized, in bfloat16 or float32"
+    return model_problem("unsupported_model", message, MXFP4_FIX if method == "mxfp4" else fix)
 
 
-def model_problem(code: str, message: str, remedy: str) -> Problem:
+def model_problem(code: str, message: str, fix: str) -> Problem:
     """Return a problem of the job's field `model`."""
-    return Problem(code, "model", message, remedy)
+    return Problem(code, "model", message, fix)
 
 
-def one_line(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return a library's error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
@@ -186,48 +188,48 @@ def find_model(name: str) -> tuple[Path | None, Problem | None]:
     if path.is_dir():
         if (path / "config.json").exists() or is_adapter(path):
             return path, None
-        remedy = "give a folder in Hugging Face format: config.json, tokenizer, *.safetensors"
-        return None, model_problem("not_a_model", f"{path} has no config.json", _gguf_remedy(path) or remedy)
+        fix = "give a folder in Hugging Face format: config.json, tokenizer, *.safetensors"
+        return None, model_problem("not_a_model", f"{path} has no config.json", _gguf_fix(path) or fix)
     if path.exists():
-        remedy = GGUF_REMEDY if path.suffix == ".gguf" else "give the folder of a model in Hugging Face format"
-        return None, model_problem("not_a_model", f"{path} is a file", remedy)
+        fix = GGUF_FIX if path.suffix == ".gguf" else "give the folder of a model in Hugging Face format"
+        return None, model_problem("not_a_model", f"{path} is a file", fix)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
-        remedy = (
+        fix = (
             "give a folder (relative to the job file) or a Hugging Face name such as Qwen/Qwen3-4B; "
             "aliases and tuned models of a server can be used only through its API"
         )
-        return None, model_problem("missing_model", f"the folder {name} does not exist", remedy)
+        return None, model_problem("missing_model", f"the folder {name} does not exist", fix)
     try:
         from huggingface_hub import snapshot_download  # slow to import, and most models are folders
 
         return Path(snapshot_download(name, local_files_only=True)), None
     except OSError:
         message = f"the folder {name} does not exist, and the local Hugging Face cache has no model of this name"
-        remedy = f"fix the path (relative to the job file), or run `hf download {name}` first"
-        return None, model_problem("missing_model", message, remedy)
+        fix = f"fix the path (relative to the job file), or run `hf download {name}` first"
+        return None, model_problem("missing_model", message, fix)
 
 
 def find_base(adapter: AdapterFolder) -> tuple[Path | None, Problem | None]:
     """Find the folder of an adapter's base model."""
     base, problem = find_model(str(adapter.base))
     if problem is not None:
-        remedy = f"restore the base model, or correct base_model_name_or_path in {adapter.path / CONFIG_FILE}"
+        fix = f"restore the base model, or correct base_model_name_or_path in {adapter.path / CONFIG_FILE}"
         message = f"{adapter.path} is an adapter, and its base model cannot be used: {problem.message}"
-        return None, model_problem(problem.code, message, remedy)
+        return None, model_problem(problem.code, message, fix)
     return base, None
 
 
-def _gguf_remedy(folder: Path) -> str | None:
-    return GGUF_REMEDY if any(folder.glob("*.gguf")) else None
+def _gguf_fix(folder: Path) -> str | None:
+    return GGUF_FIX if any(folder.glob("*.gguf")) else None
 
 
 def _weight_problems(path: Path) -> list[Problem]:
     """Check the weight files of a folder by their headers, which contain the expected file size."""
-    files = weight_files(path)
+    files = list_weight_files(path)
     if not files:
-        remedy = _gguf_remedy(path) or "add its *.safetensors files"
-        return [model_problem("not_a_model", f"{path} has no weights", remedy)]
-    remedy = "copy or download the file again (a Git LFS pointer has no weights)"
+        fix = _gguf_fix(path) or "add its *.safetensors files"
+        return [model_problem("not_a_model", f"{path} has no weights", fix)]
+    fix = "copy or download the file again (a Git LFS pointer has no weights)"
     problems = []
     for file in files:
         if file.suffix != ".safetensors":
@@ -236,23 +238,23 @@ def _weight_problems(path: Path) -> list[Problem]:
             with safe_open(file, framework="np"):
                 pass
         except (SafetensorError, OSError) as error:
-            problems.append(model_problem("corrupt_weights", f"{file.name} cannot be read: {error}", remedy))
+            problems.append(model_problem("corrupt_weights", f"{file.name} cannot be read: {error}", fix))
     index = path / "model.safetensors.index.json"
     if index.exists():
         try:
             listed = set(json.loads(index.read_text())["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            message = f"{index.name} cannot be read: {one_line(error)}"
-            return [*problems, model_problem("corrupt_weights", message, remedy)]
+            message = f"{index.name} cannot be read: {format_error(error)}"
+            return [*problems, model_problem("corrupt_weights", message, fix)]
         for name in sorted(listed - {file.name for file in files}):
-            problems.append(model_problem("corrupt_weights", f"{name} is listed in {index.name} but missing", remedy))
+            problems.append(model_problem("corrupt_weights", f"{name} is listed in {index.name} but missing", fix))
     return problems
 
 
 MAX_AUTO_CONTEXT = 16_384
 
 
-def context_of(job: JobSpec, max_context: int | None) -> int:
+def resolve_context(job: JobSpec, max_context: int | None) -> int:
     """Return the job's context length. `auto` is the model's `max_context`, at most MAX_AUTO_CONTEXT.
 
     `max_context` is None if the model has no limit or was not read.
@@ -267,5 +269,5 @@ def context_problems(context_length: int, max_context: int | None) -> list[Probl
     """Return a problem if the context is longer than the model allows."""
     if max_context is None or context_length <= max_context:
         return []
-    message, remedy = f"is {context_length}, but the model allows {max_context}", f"set at most {max_context}, or auto"
-    return [Problem("context_too_long", "cluster.context_length", message, remedy)]
+    message, fix = f"is {context_length}, but the model allows {max_context}", f"set at most {max_context}, or auto"
+    return [Problem("context_too_long", "cluster.context_length", message, fix)]

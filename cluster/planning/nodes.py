@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from agent_rft.actors.runtime.cores import CGROUPS, usable_cores
+from agent_rft.actors.runtime.cores import CGROUPS, count_usable_cores
 from agent_rft.cluster.planning.memory import GIB
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.nodes import NodeGroup, NodesFile
-from agent_rft.spec.reader import fill_in, read_source, validate, without_consequences
+from agent_rft.spec.reader import drop_consequences, read_source, substitute_variables, validate
 
 ASK_TIMEOUT_S = 30.0
 HEADROOM = 0.08
@@ -44,7 +44,7 @@ class Node:
     held_gpus: float = 0.0
     held_cores: float = 0.0
 
-    def without_held(self) -> Node:
+    def only_free(self) -> Node:
         """Return the node with only its free GPUs and cores; `held_gpus` and `held_cores` stay as they are."""
         return replace(self, gpus=self.gpus - self.held_gpus, cores=self.cores - self.held_cores)
 
@@ -78,15 +78,15 @@ def read_nodes(path: Path) -> list[Node]:
     source = read_source(path, "nodes")
     if isinstance(source, Problem):
         raise InvalidJob("the list of nodes cannot be read", [source])
-    raw, variables, problems = fill_in(source, os.environ)
+    raw, variables, problems = substitute_variables(source, os.environ)
     found, wrong = validate(NodesFile, raw, source, variables)
-    problems += source.duplicates() + without_consequences(wrong, variables)
+    problems += source.find_duplicates() + drop_consequences(wrong, variables)
     if found is None or problems:
         raise InvalidJob("the list of nodes has errors", problems)
-    return nodes_of(found.nodes)
+    return expand_nodes(found.nodes)
 
 
-def nodes_of(groups: Iterable[NodeGroup]) -> list[Node]:
+def expand_nodes(groups: Iterable[NodeGroup]) -> list[Node]:
     """Return the nodes of node groups."""
     return [
         Node(
@@ -104,12 +104,12 @@ def nodes_of(groups: Iterable[NodeGroup]) -> list[Node]:
     ]
 
 
-def with_joining(live: Sequence[Node], groups: Iterable[NodeGroup]) -> list[Node]:
+def add_joining_nodes(live: Sequence[Node], groups: Iterable[NodeGroup]) -> list[Node]:
     """Return the live nodes, then the nodes of `groups` that have not joined yet.
 
     A live node counts as a node of `groups` if it has the same number of cores and GPUs.
     """
-    joining = nodes_of(groups)
+    joining = expand_nodes(groups)
     for node in live:
         same = (other for other in joining if (other.cores, other.gpus) == (node.cores, node.gpus))
         if (joined := next(same, None)) is not None:
@@ -124,13 +124,15 @@ def _bytes(gib: float | None) -> int | None:
 # -- as they are -------------------------------------------------------------------------------------------------------
 
 
-def this_machine() -> Node:
+def read_local_node() -> Node:
     """Return the node that a local Ray cluster would have, without starting one."""
-    gpu_memory = gpu_memories()
-    return Node("this machine", float(usable_cores()), len(gpu_memory), memory_here(), min(gpu_memory, default=None))
+    gpu_memory = read_gpu_memory()
+    return Node(
+        "this machine", float(count_usable_cores()), len(gpu_memory), read_local_memory(), min(gpu_memory, default=None)
+    )
 
 
-def memory_here(cgroup: Path = CGROUPS) -> int:
+def read_local_memory(cgroup: Path = CGROUPS) -> int:
     """Return the memory in bytes of this computer, or of this container if its limit is lower, as Ray does."""
     limits = [psutil.virtual_memory().total]
     for file in MEMORY_LIMITS:
@@ -139,7 +141,7 @@ def memory_here(cgroup: Path = CGROUPS) -> int:
     return min(limits)
 
 
-def gpu_memories() -> list[int]:
+def read_gpu_memory() -> list[int]:
     """Return the memory in bytes of each GPU of this computer."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:

@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel
 
 from agent_rft.actors.engine.sizes import GPU_MEMORY_SHARE
-from agent_rft.cluster.planning.memory import GIB, Memory
+from agent_rft.cluster.planning.memory import GIB, MemoryEstimate
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.errors import Problem
-from agent_rft.spec.endpoints import Positive, Processes, ToolSpec
+from agent_rft.spec.endpoints import PositiveInt, ProcessCount, ToolSpec
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
@@ -48,18 +48,18 @@ class RecordedLayout:
     A resumed run uses them for settings that are `auto`, if they still fit.
     """
 
-    micro_batch_tokens: Positive | None = None
-    engines: Processes | None = None
-    engine_cores: Processes | None = None
+    micro_batch_tokens: PositiveInt | None = None
+    engines: ProcessCount | None = None
+    engine_cores: ProcessCount | None = None
     engine_gpus: int | None = None
-    learner_ranks: Processes | None = None
-    rank_cores: Processes | None = None
+    learner_ranks: ProcessCount | None = None
+    rank_cores: ProcessCount | None = None
     zero_stage: int | None = None
     offload: Offload | None = None
-    max_num_seqs: Positive | None = None
+    max_num_seqs: PositiveInt | None = None
 
     @classmethod
-    def of(cls, placement: Placement) -> RecordedLayout:
+    def from_placement(cls, placement: Placement) -> RecordedLayout:
         """Return the values of a placement to record. A run that only grades records no values."""
         if not placement.learner_ranks:
             return cls()
@@ -71,7 +71,7 @@ RECORDED = tuple(field.name for field in fields(RecordedLayout))
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlanRequest:
     """A job to lay out on nodes.
 
     Attributes:
@@ -96,7 +96,7 @@ class Request:
     has_adapters: bool = True
     max_gpus: int | None = None
 
-    def with_settings(self, settings: Settings) -> Request:
+    def with_settings(self, settings: Settings) -> PlanRequest:
         job = self.job
         for path, value in settings.items():
             job = _changed(job, path.split("."), value)
@@ -116,10 +116,10 @@ def _changed(model: Model, path: Sequence[str], value: Any) -> Model:
 class Placement:
     """Settings of `cluster` with every `auto` resolved: resources and limits of each engine and each learner rank.
 
-    Engines and ranks that are `colocated` share bundles. With `turns`, they use the shared cores or GPUs alternately;
-    without, which is possible only on GPUs, each has a part of the memory all the time. `gpu_share` is the share of a
-    GPU's memory that an engine takes while it samples. Engines that are `shared` with other jobs count as the job's
-    engines, but the job does not reserve them. `lora` is the adapter to train; None for all weights.
+    Engines and ranks that are `colocated` share bundles. With `takes_turns`, they use the shared cores or GPUs
+    alternately; without, which is possible only on GPUs, each has a part of the memory all the time. `gpu_share` is the
+    share of a GPU's memory that an engine takes while it samples. Engines that are `has_shared_engines` with other jobs
+    count as the job's engines, but the job does not reserve them. `lora` is the adapter to train; None for all weights.
     """
 
     engines: int
@@ -135,9 +135,9 @@ class Placement:
     micro_batch_tokens: int
     lora: LoraSpec | None = None
     colocated: bool = False
-    turns: bool = False
+    takes_turns: bool = False
     gpu_share: float = GPU_MEMORY_SHARE
-    shared: bool = False
+    has_shared_engines: bool = False
 
     @property
     def shares_gpus(self) -> bool:
@@ -163,17 +163,24 @@ class Placement:
 
     def without_learner(self) -> Placement:
         """Return a placement of the same engines without learner ranks. The engines share nothing."""
-        return replace(self, learner_ranks=0, colocated=False, turns=False, gpu_share=GPU_MEMORY_SHARE, shared=False)
+        return replace(
+            self,
+            learner_ranks=0,
+            colocated=False,
+            takes_turns=False,
+            gpu_share=GPU_MEMORY_SHARE,
+            has_shared_engines=False,
+        )
 
     @property
-    def reserved(self) -> range:
+    def reserved_bundles(self) -> range:
         """Indices of the bundles that the job itself reserves."""
-        return range(self.engines if self.shared else 0, len(self.bundles))
+        return range(self.engines if self.has_shared_engines else 0, len(self.bundles))
 
-    def bundle_of_engine(self, index: int) -> int:
+    def engine_bundle(self, index: int) -> int:
         return index
 
-    def bundle_of_rank(self, index: int) -> int:
+    def rank_bundle(self, index: int) -> int:
         return index // self._ranks_together if self.colocated else self.engines + index
 
     @property
@@ -198,7 +205,7 @@ def _bundle(cores: int, gpus: int) -> Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class NodeAssignment:
     """Planned node and memory of one engine or rank; Ray may choose an equivalent node.
 
     `node` is None if the engine or rank fits on no node; `memory` is None if the model is unknown.
@@ -209,10 +216,10 @@ class Assignment:
     cores: float
     gpus: float
     node: Node | None
-    memory: Memory | None
+    memory: MemoryEstimate | None
 
 
-def micro_batch_sizes(request: Request) -> list[int]:
+def micro_batch_sizes(request: PlanRequest) -> list[int]:
     """Return the micro-batch sizes in tokens that the job may use, largest first.
 
     If the job sets a number, it is the only size. Otherwise the first size is 8,192 or the context length, whichever is
@@ -226,13 +233,13 @@ def micro_batch_sizes(request: Request) -> list[int]:
     recorded = request.recorded.micro_batch_tokens
     if recorded is None or recorded < longest:
         return sizes
-    return [recorded, *(size for size in sizes if size < recorded)]
+    return [recorded, *(format_bytes for format_bytes in sizes if format_bytes < recorded)]
 
 
 # -- assignment --------------------------------------------------------------------------------------------------------
 
 
-def assign(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> list[int | None]:
+def assign_nodes(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> list[int | None]:
     """Return the index of a node for each bundle, packed like Ray's strategy PACK; None for a bundle that does not fit.
 
     The largest bundle comes first. Nodes that already have a bundle are preferred, then nodes with the least left.
@@ -251,7 +258,7 @@ def assign(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> l
     return chosen
 
 
-def size_of(placement: Placement) -> tuple[float, float]:
+def total_resources(placement: Placement) -> tuple[float, float]:
     """Return the total numbers of GPUs and of cores of a placement."""
     bundles = placement.bundles
     return sum(bundle.get("GPU", 0.0) for bundle in bundles), sum(bundle["CPU"] for bundle in bundles)
@@ -273,12 +280,12 @@ def bundle_name(placement: Placement, index: int) -> str:
     return f"learner rank {index - placement.engines}"
 
 
-def text_of(resources: Mapping[str, float]) -> str:
+def format_resources(resources: Mapping[str, float]) -> str:
     """Return resources as text, such as `2 cores, 1 GPUs`."""
     return ", ".join(f"{resources.get(kind, 0.0):g} {name}" for kind, name in KINDS.items())
 
 
-def size(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.0f} MiB"
 
 
@@ -307,7 +314,7 @@ class NodeSizes:
 def node_sizes(
     placement: Placement,
     nodes: Sequence[Node],
-    assignments: Sequence[Assignment],
+    assignments: Sequence[NodeAssignment],
     model: ModelShape | None,
     lora: LoraSpec | None = None,
 ) -> tuple[NodeSizes, ...]:
@@ -320,7 +327,7 @@ def node_sizes(
         elif place.node is not None and place.index == 0:
             source = nodes.index(place.node)
     travels = model is not None and placement.learner_ranks > 0 and placement.engines > 0
-    version = model.trained(lora) * placement.bytes_per_weight if model is not None and travels else 0
+    version = model.count_trained(lora) * placement.bytes_per_weight if model is not None and travels else 0
     largest = model.largest_parameter * placement.bytes_per_weight if model is not None else 0
     bucket = min(version, max(MAX_BUCKET_BYTES, largest))
     return tuple(
@@ -345,21 +352,23 @@ def size_warnings(nodes: Sequence[Node], sizes: Sequence[NodeSizes]) -> Iterator
     for node, needed in zip(nodes, sizes, strict=True):
         store, shm, tmp = node.object_store_bytes, node.shm_bytes, node.tmp_bytes
         if store is not None and store < needed.store_bytes:
-            message = f"Ray's object store on {node.name} has {size(store)}"
-            needs = f"but the weights need {at_least(needed.store_bytes)}: Ray will write them to /tmp"
-            remedy = f"start Ray on that node with --object-store-memory={needed.store_bytes}"
-            yield Problem("small_object_store", "cluster", f"{message}, {needs}", remedy)
+            message = f"Ray's object store on {node.name} has {format_bytes(store)}"
+            needs = f"but the weights need {format_bytes_up(needed.store_bytes)}: Ray will write them to /tmp"
+            fix = f"start Ray on that node with --object-store-memory={needed.store_bytes}"
+            yield Problem("small_object_store", "cluster", f"{message}, {needs}", fix)
         if shm is not None and shm < needed.shm_bytes:
             message = (
-                f"/dev/shm on {node.name} has {size(shm)}, but the object store and the weights need "
-                f"{at_least(needed.shm_bytes)}"
+                f"/dev/shm on {node.name} has {format_bytes(shm)}, but the object store and the weights need "
+                f"{format_bytes_up(needed.shm_bytes)}"
             )
-            yield Problem("no_shared_memory", "cluster", message, f"enlarge it to {at_least(needed.shm_bytes)}")
+            yield Problem("no_shared_memory", "cluster", message, f"enlarge it to {format_bytes_up(needed.shm_bytes)}")
         if tmp is not None and tmp < needed.tmp_bytes:
-            message = f"/tmp on {node.name} has {size(tmp)}, but the job may need {at_least(needed.tmp_bytes)}"
+            message = (
+                f"/tmp on {node.name} has {format_bytes(tmp)}, but the job may need {format_bytes_up(needed.tmp_bytes)}"
+            )
             yield Problem("small_tmp", "cluster", message, "enlarge it, or give Ray a larger object store")
 
 
-def at_least(num_bytes: int) -> str:
+def format_bytes_up(num_bytes: int) -> str:
     """Return a required size as text, rounded up to GiB, or to MiB below 1 GiB."""
     return f"{math.ceil(num_bytes / 2**20)} MiB" if num_bytes < GIB else f"{math.ceil(num_bytes / GIB)} GiB"

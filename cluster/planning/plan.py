@@ -12,14 +12,14 @@ from typing import Any
 from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import Placement, Request, Settings
+from agent_rft.cluster.planning.placement import Placement, PlanRequest, Settings
 from agent_rft.errors import Problem
 from agent_rft.spec.job import CheckpointInterval, ClusterSpec, JobSpec
 from agent_rft.spec.model_options import LoraSpec
-from agent_rft.spec.plan import USUAL_ROWS, resolve
+from agent_rft.spec.plan import DEFAULT_ROWS, resolve_plan
 from agent_rft.trainer.learner.sizes import STATE_BYTES
 
-MAX_REMEDIES = 2
+MAX_FIXES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)
 MAX_KINDS = 4
 MAX_TRIES = 60
@@ -45,14 +45,14 @@ NONE_FOUND = "no settings of `cluster` were found with which the job fits; use n
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class PlanFix:
     """Fix for a job that does not fit: settings to change, `count` nodes like `node` to add, or both."""
 
     settings: Settings = field(default_factory=dict)
     node: Node | None = None
     count: int = 0
 
-    def applied(self, request: Request) -> Request:
+    def apply(self, request: PlanRequest) -> PlanRequest:
         added = [replace(self.node, name=f"added {i}") for i in range(self.count)] if self.node is not None else []
         return replace(request.with_settings(self.settings), nodes=(*request.nodes, *added))
 
@@ -72,21 +72,21 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def remedies_of(request: Request) -> list[Remedy]:
-    """Return fixes for a request that does not fit: up to MAX_REMEDIES changes of settings, and nodes to add."""
+def find_fixes(request: PlanRequest) -> list[PlanFix]:
+    """Return fixes for a request that does not fit: up to MAX_FIXES changes of settings, and nodes to add."""
     found = next(filter(None, _changes(request)), [])
-    added = next((remedy for remedy in _more_nodes(request) if _fits(request, remedy)), None)
+    added = next((fix for fix in _more_nodes(request) if _fits(request, fix)), None)
     if added is None and not found:
         added = _more_nodes_and_settings(request)
     return [*found, added] if added is not None else found
 
 
-def _changes(request: Request) -> Iterator[list[Remedy]]:
+def _changes(request: PlanRequest) -> Iterator[list[PlanFix]]:
     """Yield fixes that need no other nodes, those with the least effect on training first."""
     freed, adapted = _reset_settings(request), _lora_setting(request)
     on_device = {path: value for path, value in freed.items() if path != "cluster.offload"}
-    single = (Remedy({path: value}) for path, value in on_device.items())
-    yield [remedy for remedy in single if _fits(request, remedy)][:MAX_REMEDIES]
+    single = (PlanFix({path: value}) for path, value in on_device.items())
+    yield [fix for fix in single if _fits(request, fix)][:MAX_FIXES]
     # Offload comes last, because it makes every step slower.
     for settings in (on_device, adapted, on_device | adapted, freed, freed | adapted):
         yield _smallest(request, settings)
@@ -97,30 +97,30 @@ def _changes(request: Request) -> Iterator[list[Remedy]]:
         yield _smallest(request, freed | {"cluster.engine_gpus": 0})
 
 
-def _reset_settings(request: Request) -> dict[str, Any]:
+def _reset_settings(request: PlanRequest) -> dict[str, Any]:
     """Return the defaults of the FREED settings for which the job gives other values."""
     cluster, defaults = request.job.cluster, ClusterSpec()
     values = {name: getattr(defaults, name) for name in FREED}
     return {f"cluster.{name}": value for name, value in values.items() if getattr(cluster, name) != value}
 
 
-def _lora_setting(request: Request) -> dict[str, Any]:
+def _lora_setting(request: PlanRequest) -> dict[str, Any]:
     """Return the setting that trains an adapter instead of all weights; empty if the job may already do so."""
-    lora, uses_gpus = request.job.optimizer.lora, lay_out(request).placement.engine_gpus > 0
+    lora, uses_gpus = request.job.optimizer_settings.lora, lay_out(request).placement.engine_gpus > 0
     if not request.has_adapters or isinstance(lora, LoraSpec) or (lora == "auto" and uses_gpus):
         return {}
     return {f"method.{request.job.method.type}.algorithm.lora": LoraSpec()}
 
 
-def _smallest(request: Request, settings: dict[str, Any]) -> list[Remedy]:
+def _smallest(request: PlanRequest, settings: dict[str, Any]) -> list[PlanFix]:
     """Return the fix with only the necessary `settings`; empty if all of them together do not suffice."""
-    if not settings or not _fits(request, Remedy(settings)):
+    if not settings or not _fits(request, PlanFix(settings)):
         return []
     for path in list(settings):
         fewer = {other: value for other, value in settings.items() if other != path}
-        if _fits(request, Remedy(fewer)):
+        if _fits(request, PlanFix(fewer)):
             settings = fewer
-    return [Remedy(settings)]
+    return [PlanFix(settings)]
 
 
 def _halves(number: int) -> list[int]:
@@ -130,54 +130,54 @@ def _halves(number: int) -> list[int]:
     return found
 
 
-def _fits(request: Request, remedy: Remedy) -> bool:
-    return lay_out(remedy.applied(request), max_tries=MAX_TRIES).fits
+def _fits(request: PlanRequest, fix: PlanFix) -> bool:
+    return lay_out(fix.apply(request), max_tries=MAX_TRIES).fits
 
 
-def _more_nodes(request: Request) -> Iterator[Remedy]:
+def _more_nodes(request: PlanRequest) -> Iterator[PlanFix]:
     """Yield fixes that add nodes like the present ones, fewest nodes first."""
     kinds = {replace(node, name=""): node for node in reversed(request.nodes)}
     for count, node in product(MORE_NODES, list(reversed(kinds.values()))[:MAX_KINDS]):
-        yield Remedy(node=node, count=count)
+        yield PlanFix(node=node, count=count)
 
 
-def _more_nodes_and_settings(request: Request) -> Remedy | None:
+def _more_nodes_and_settings(request: PlanRequest) -> PlanFix | None:
     settings = _reset_settings(request) | _lora_setting(request)
-    for remedy in _more_nodes(request) if settings else ():
-        if found := _smallest(remedy.applied(request), settings):
-            return replace(remedy, settings=found[0].settings)
+    for fix in _more_nodes(request) if settings else ():
+        if found := _smallest(fix.apply(request), settings):
+            return replace(fix, settings=found[0].settings)
     return None
 
 
-def plan_of(request: Request, *, fewest_gpus: bool = False) -> ClusterPlan:
+def plan_cluster(request: PlanRequest, *, fewest_gpus: bool = False) -> ClusterPlan:
     """Lay out a job. If it does not fit, each problem gets the same list of fixes, each of which makes the job fit."""
     plan = lay_out(request, fewest_gpus=fewest_gpus)
     if plan.fits:
         return plan
-    remedy = "; or ".join(map(str, remedies_of(request))) or NONE_FOUND
+    fix = "; or ".join(map(str, find_fixes(request))) or NONE_FOUND
 
-    def with_remedy(problems: Sequence[Problem]) -> tuple[Problem, ...]:
-        return tuple(replace(problem, remedy=remedy) for problem in problems)
+    def with_fix(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+        return tuple(replace(problem, fix=fix) for problem in problems)
 
     return replace(
         plan,
-        lacking=with_remedy(plan.lacking),
-        setting_problems=with_remedy(plan.setting_problems),
-        memory_problems=with_remedy(plan.memory_problems),
+        resource_problems=with_fix(plan.resource_problems),
+        setting_problems=with_fix(plan.setting_problems),
+        memory_problems=with_fix(plan.memory_problems),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class DeviceSpeed:
     """Assumed speed of a device."""
 
     operations_per_s: float
     read_bytes_per_s: float
 
 
-GPU = Rates(0.3 * 989e12, 0.6 * 3.35e12)
+GPU = DeviceSpeed(0.3 * 989e12, 0.6 * 3.35e12)
 """An H100 at 30 % of its peak operations and 60 % of its memory bandwidth."""
-CORE = Rates(100e9, 10e9)
+CORE = DeviceSpeed(100e9, 10e9)
 SYNC_BYTES_PER_S = 2e9
 MOVE_BYTES_PER_S = 2 / (0.055 + 0.022) * 1e9
 """Speed of offloading and reloading, between a GPU and page-locked memory of its node, when GPUs are time-shared.
@@ -197,7 +197,7 @@ class StepCost:
     update_s: float
 
 
-def step_cost(request: Request, plan: ClusterPlan) -> StepCost | None:
+def estimate_step(request: PlanRequest, plan: ClusterPlan) -> StepCost | None:
     """Return the estimated cost of a step in a layout; None without a model or a learner.
 
     The estimate is not calibrated on GPUs. It serves only for the time of a stop and for warnings, and is not shown as
@@ -206,28 +206,28 @@ def step_cost(request: Request, plan: ClusterPlan) -> StepCost | None:
     job, model, placement = request.job, request.model, plan.placement
     if model is None or not placement.learner_ranks:
         return None
-    num_rows = count_rows(Path(job.training_file)) or USUAL_ROWS
-    numbers, _ = resolve(job.with_adapter(placement.lora), num_rows, model.num_parameters)
+    num_rows = count_rows(Path(job.training_file)) or DEFAULT_ROWS
+    numbers, _ = resolve_plan(job.with_adapter(placement.lora), num_rows, model.num_parameters)
     sampled = 0
     length = request.context_length // 2
     if job.method.type == "reinforcement":
         sampled = min(request.context_length // 2, job.reinforcement.limits.max_completion_tokens // 2)
         length = 2 * sampled
-    update_s = numbers.rollouts_per_step * length * learning_token_s(job, model, placement)
+    update_s = numbers.rollouts_per_step * length * estimate_token_s(job, model, placement)
     if job.method.type != "reinforcement":
         return StepCost(update_s, update_s)
     sampling_s = _sampling_s(request, plan, model, numbers.rollouts_per_step / placement.engines, sampled)
-    sync_s = model.trained(placement.lora) * placement.bytes_per_weight / SYNC_BYTES_PER_S
+    sync_s = model.count_trained(placement.lora) * placement.bytes_per_weight / SYNC_BYTES_PER_S
     offloaded = sum(
         place.memory.host.get("offloaded", 0) for place in plan.assignments if place.index == 0 and place.memory
     )
     turns_s = 2 * offloaded / MOVE_BYTES_PER_S  # offloading and reloading
-    overlaps = not placement.turns and job.reinforcement.algorithm.max_staleness > 0
+    overlaps = not placement.takes_turns and job.reinforcement.algorithm.max_staleness > 0
     both_s = max(sampling_s, update_s) if overlaps else sampling_s + update_s
     return StepCost(both_s + sync_s + turns_s, update_s)
 
 
-def _sampling_s(request: Request, plan: ClusterPlan, model: ModelShape, rollouts: float, sampled: int) -> float:
+def _sampling_s(request: PlanRequest, plan: ClusterPlan, model: ModelShape, rollouts: float, sampled: int) -> float:
     """Return the seconds in which an engine samples its rollouts: `sampled` tokens each, in a context of twice that."""
     placement = plan.placement
     rates, devices = GPU if placement.rank_gpus else CORE, placement.engine_gpus or placement.engine_cores
@@ -239,10 +239,10 @@ def _sampling_s(request: Request, plan: ClusterPlan, model: ModelShape, rollouts
     return sampled * max(1.0, rollouts / at_a_time) * reads_s + rollouts * length * operations_s + TOOLS_S
 
 
-def learning_token_s(job: JobSpec, model: ModelShape, placement: Placement) -> float:
+def estimate_token_s(job: JobSpec, model: ModelShape, placement: Placement) -> float:
     """Return the estimated seconds per token of the training sequences, for all ranks together; never negative.
 
-    The estimate is not calibrated on GPUs: see `step_cost`.
+    The estimate is not calibrated on GPUs: see `estimate_step`.
     """
     rates = GPU if placement.rank_gpus else CORE
     speed = rates.operations_per_s * placement.learner_ranks * (1 if placement.rank_gpus else placement.rank_cores)
@@ -280,7 +280,7 @@ def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s:
         checkpoint_s: Seconds to write a checkpoint.
         step_s: Seconds of a step; None if unknown.
     """
-    setting, fitting = "cluster.checkpoint_interval", interval.for_writes(checkpoint_s)
+    setting, fitting = "cluster.checkpoint_interval", interval.extend_for_writes(checkpoint_s)
     takes = f"writing a checkpoint takes about {checkpoint_s:.0f} s"
     if fitting.minutes != interval.minutes:
         apart = f"checkpoints will be {fitting.minutes:.1f} minutes apart"
@@ -290,8 +290,8 @@ def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s:
     if interval.steps is not None and step_s and checkpoint_s > interval.steps * step_s:
         steps = "a step" if interval.steps == 1 else f"{interval.steps} steps"
         message = f"{takes}, longer than {steps} of about {step_s:.0f} s: training will wait for each checkpoint"
-        remedy = f"set it to {math.ceil(2 * checkpoint_s / step_s)} or more, or to null"
-        yield Problem("slow_checkpoints", f"{setting}.steps", message, remedy)
+        fix = f"set it to {math.ceil(2 * checkpoint_s / step_s)} or more, or to null"
+        yield Problem("slow_checkpoints", f"{setting}.steps", message, fix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,25 @@ from rich.table import Table
 from yaml import safe_dump as dump
 
 from agent_rft.cluster.planning.layout import ClusterPlan
-from agent_rft.cluster.planning.model_folder import ModelFolder, context_of, read_sizes
+from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes, resolve_context
 from agent_rft.cluster.planning.nodes import HEADROOM, Node
-from agent_rft.cluster.planning.placement import RECORDED, Assignment, Placement, Request, Settings, at_least, size
-from agent_rft.cluster.planning.plan import ASSUMED_WRITE_BYTES_PER_S, StopTime, plan_of, step_cost
+from agent_rft.cluster.planning.placement import (
+    RECORDED,
+    NodeAssignment,
+    Placement,
+    PlanRequest,
+    Settings,
+    format_bytes,
+    format_bytes_up,
+)
+from agent_rft.cluster.planning.plan import ASSUMED_WRITE_BYTES_PER_S, StopTime, estimate_step, plan_cluster
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job_file import read_job
 
 STOP_SETTINGS = ("checkpoint_bytes", "write_bytes_per_s", "wait_s", "grace_s")
 
 
-def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
+def read_request(path: Path, nodes: Sequence[Node]) -> PlanRequest:
     """Read the request to plan from a job file. Its endpoints and data files may be missing.
 
     Environment variables may be missing too, except in required settings such as `model` and `training_file`.
@@ -42,17 +50,17 @@ def request_of_file(path: Path, nodes: Sequence[Node]) -> Request:
     problems += wrong
     if model is None or problems:
         raise InvalidJob("the job cannot be planned", problems)
-    context = context_of(job, model.max_context)
-    return Request(job, tuple(nodes), model.shape, context, adapter=folder.lora)
+    context = resolve_context(job, model.max_context)
+    return PlanRequest(job, tuple(nodes), model.shape, context, adapter=folder.lora)
 
 
-def print_planned(console: Console, request: Request, *, smallest: bool, as_json: bool) -> bool:
+def plan_and_print(console: Console, request: PlanRequest, *, smallest: bool, as_json: bool) -> bool:
     """Print the plan of a request, with the fewest GPUs if `smallest`, and return whether it fits."""
-    plan = plan_of(request, fewest_gpus=smallest)
+    plan = plan_cluster(request, fewest_gpus=smallest)
     settings = _fixing_settings(request, plan.placement) if smallest and plan.fits else None
-    stop = stop_time_of(request, plan) if plan.fits else None
+    stop = estimate_stop_time(request, plan) if plan.fits else None
     if as_json:
-        found = plan_as_json(plan, stop) | ({"smallest": settings} if smallest else {})
+        found = plan_to_json(plan, stop) | ({"smallest": settings} if smallest else {})
         console.print(json.dumps(found), highlight=False, markup=False, soft_wrap=True)
         return plan.fits
     if settings is not None:
@@ -63,12 +71,12 @@ def print_planned(console: Console, request: Request, *, smallest: bool, as_json
     return plan.fits
 
 
-def stop_time_of(request: Request, plan: ClusterPlan) -> StopTime | None:
+def estimate_stop_time(request: PlanRequest, plan: ClusterPlan) -> StopTime | None:
     """Return the time to stop a run at an assumed disk speed; None without a model or a learner."""
-    cost = step_cost(request, plan)
+    cost = estimate_step(request, plan)
     if request.model is None or cost is None:
         return None
-    return StopTime(request.model.trained(plan.placement.lora), ASSUMED_WRITE_BYTES_PER_S, cost.update_s)
+    return StopTime(request.model.count_trained(plan.placement.lora), ASSUMED_WRITE_BYTES_PER_S, cost.update_s)
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
@@ -82,19 +90,19 @@ def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
         console.print(line, highlight=False, soft_wrap=True)
     for warning in plan.warnings:
         console.print(f"[yellow]warning[/] {escape(str(warning))}", highlight=False, soft_wrap=True)
-    for problem in (*plan.lacking, *plan.problems):
+    for problem in (*plan.resource_problems, *plan.problems):
         console.print(f"[red]does not fit[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
     if plan.fits:
         console.print(f"[green]it fits[/]: at least {HEADROOM:.0%} of the known memory stays free")
 
 
-def _fixing_settings(request: Request, placement: Placement) -> dict[str, Any]:
+def _fixing_settings(request: PlanRequest, placement: Placement) -> dict[str, Any]:
     """Return the job settings that fix a placement, except those that the job already gives."""
     cluster, lora = request.job.cluster, placement.lora
     found = {f"cluster.{name}": getattr(placement, name) for name in RECORDED if getattr(cluster, name) == "auto"}
     if cluster.colocated == "auto":
         found["cluster.colocated"] = placement.colocated
-    if request.job.optimizer.lora == "auto":
+    if request.job.optimizer_settings.lora == "auto":
         found[f"method.{request.job.method.type}.algorithm.lora"] = "off" if lora is None else {"rank": lora.rank}
     return found
 
@@ -105,10 +113,12 @@ def _print_smallest(console: Console, settings: Settings) -> None:
         console.print("the job already sets all values of its layout")
         return
     console.print("[bold]to fix the layout with the fewest GPUs, set in the job:[/]")
-    console.print(dump(nested(settings), sort_keys=False).rstrip(), highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        dump(nest_settings(settings), sort_keys=False).rstrip(), highlight=False, markup=False, soft_wrap=True
+    )
 
 
-def nested(settings: Settings) -> dict[str, Any]:
+def nest_settings(settings: Settings) -> dict[str, Any]:
     """Return settings, given by their paths, as nested mappings like in a job file."""
     found: dict[str, Any] = {}
     for path, value in settings.items():
@@ -125,11 +135,12 @@ def print_stop_time(console: Console, stop: StopTime) -> None:
     write = partial(console.print, highlight=False, soft_wrap=True)
     settings = f"RAY_JOB_STOP_WAIT_TIME_S={stop.wait_s}, terminationGracePeriodSeconds: {stop.grace_s}"
     write(f"to leave enough time for a stop: {settings}")
-    written = f"a checkpoint of {size(stop.checkpoint_bytes)}, written at {size(stop.write_bytes_per_s)} per second"
+    size, speed = format_bytes(stop.checkpoint_bytes), format_bytes(stop.write_bytes_per_s)
+    written = f"a checkpoint of {size}, written at {speed} per second"
     write(f"  assumed: {written}; `agent-rft check` measures the actual write speed")
 
 
-def _memory_table(firsts: Sequence[Assignment]) -> Table:
+def _memory_table(firsts: Sequence[NodeAssignment]) -> Table:
     """Return a table with a row per part of memory and a column per role and kind of memory.
 
     `firsts` are the first actor of each role; the others of a role need the same.
@@ -144,9 +155,9 @@ def _memory_table(firsts: Sequence[Assignment]) -> Table:
     for column in columns:
         table.add_column(column, justify="right")
     for part in dict.fromkeys(part for parts in columns.values() for part in parts):
-        table.add_row(part, *(size(parts[part]) if part in parts else "" for parts in columns.values()))
+        table.add_row(part, *(format_bytes(parts[part]) if part in parts else "" for parts in columns.values()))
     table.add_section()
-    table.add_row("[bold]total[/]", *(f"[bold]{size(sum(parts.values()))}[/]" for parts in columns.values()))
+    table.add_row("[bold]total[/]", *(f"[bold]{format_bytes(sum(parts.values()))}[/]" for parts in columns.values()))
     return table
 
 
@@ -157,7 +168,7 @@ def _node_table(plan: ClusterPlan) -> Table:
     table.add_column("actors")
     for node, used in zip(plan.nodes, plan.host_bytes, strict=True):
         gpu = _known(node.gpu_memory_bytes) if node.gpus else ""
-        resources = f"{node.cores:g}", f"{node.gpus:g}", gpu, _known(node.memory_bytes), size(used)
+        resources = f"{node.cores:g}", f"{node.gpus:g}", gpu, _known(node.memory_bytes), format_bytes(used)
         table.add_row(escape(node.name), *resources, _actors_text(p for p in plan.assignments if p.node is node))
     if unplaced := [assignment for assignment in plan.assignments if assignment.node is None]:
         table.add_row("[red]not placed[/]", *[""] * 5, _actors_text(unplaced))
@@ -170,11 +181,11 @@ def _size_table(plan: ClusterPlan) -> Table:
         table.add_column(column, justify="right")
     for node, sizes in zip(plan.nodes, plan.sizes, strict=True):
         needed = (sizes.store_bytes, sizes.shm_bytes, sizes.tmp_bytes)
-        table.add_row(escape(node.name), *map(at_least, needed))
+        table.add_row(escape(node.name), *map(format_bytes_up, needed))
     return table
 
 
-def _actors_text(assignments: Iterable[Assignment]) -> str:
+def _actors_text(assignments: Iterable[NodeAssignment]) -> str:
     """Return actors as text, such as `engine 0, 1; learner rank 0`."""
     indices: dict[str, list[str]] = {}
     for assignment in assignments:
@@ -188,8 +199,8 @@ def _notes(plan: ClusterPlan) -> list[str]:
     if cached := [number for number in sequences if number is not None]:
         notes.append(f"an engine's cache holds {min(cached):,.1f} full-length sequences, or more shorter ones")
     notes.append("each engine and each rank runs on one node; Ray uses as few nodes as possible (PACK)")
-    notes += [] if (how := how_shared(placement)) is None else [how]
-    if placement.shared:
+    notes += [] if (how := describe_sharing(placement)) is None else [how]
+    if placement.has_shared_engines:
         notes.append("engines are shared: if another job has started them, only the learner needs free resources")
     if placement.engines > 1 and not placement.colocated:
         notes.append("the first engine and all ranks start together; further engines join when resources are free")
@@ -200,7 +211,7 @@ def _notes(plan: ClusterPlan) -> list[str]:
     return notes
 
 
-def how_shared(placement: Placement) -> str | None:
+def describe_sharing(placement: Placement) -> str | None:
     """Return a sentence on how engines and ranks share cores or GPUs; None if they do not."""
     if not placement.colocated:
         return None
@@ -208,7 +219,7 @@ def how_shared(placement: Placement) -> str | None:
         return "an engine and its ranks take turns on the same cores, so no token is stale"
     shared = "an engine and a rank share a GPU (calculated, not yet measured on GPUs)"
     part = f"the engine takes {placement.gpu_share:.0%} of the GPU's memory"
-    if placement.turns:
+    if placement.takes_turns:
         return (
             f"{shared}: they take turns, and the other one is offloaded to the node's memory, so no token is stale; "
             f"{part} in its turn"
@@ -217,10 +228,10 @@ def how_shared(placement: Placement) -> str | None:
 
 
 def _known(num_bytes: int | None) -> str:
-    return "unknown" if num_bytes is None else size(num_bytes)
+    return "unknown" if num_bytes is None else format_bytes(num_bytes)
 
 
-def plan_as_json(plan: ClusterPlan, stop: StopTime | None = None) -> dict[str, Any]:
+def plan_to_json(plan: ClusterPlan, stop: StopTime | None = None) -> dict[str, Any]:
     """Return the plan as JSON values, with memory in bytes."""
     return {
         "fits": plan.fits,
@@ -228,7 +239,7 @@ def plan_as_json(plan: ClusterPlan, stop: StopTime | None = None) -> dict[str, A
         "lora": None if plan.placement.lora is None else plan.placement.lora.rank,
         "layout": {name: getattr(plan.placement, name) for name in RECORDED},
         "colocated": plan.placement.colocated,
-        "turns": plan.placement.turns,
+        "turns": plan.placement.takes_turns,
         "gpu_share": plan.placement.gpu_share,
         "micro_batch_tokens": plan.placement.micro_batch_tokens,
         "places": [_assignment(assignment) for assignment in plan.assignments],
@@ -249,12 +260,12 @@ def plan_as_json(plan: ClusterPlan, stop: StopTime | None = None) -> dict[str, A
             for node, taken, sizes in zip(plan.nodes, plan.host_bytes, plan.sizes, strict=True)
         ],
         "warnings": [_problem(warning) for warning in plan.warnings],
-        "problems": [_problem(problem) for problem in (*plan.lacking, *plan.problems)],
+        "problems": [_problem(problem) for problem in (*plan.resource_problems, *plan.problems)],
         "stop": None if stop is None else {"measured": False} | {name: getattr(stop, name) for name in STOP_SETTINGS},
     }
 
 
-def _assignment(assignment: Assignment) -> dict[str, Any]:
+def _assignment(assignment: NodeAssignment) -> dict[str, Any]:
     memory = assignment.memory
     return {
         "role": assignment.role,
@@ -269,4 +280,4 @@ def _assignment(assignment: Assignment) -> dict[str, Any]:
 
 
 def _problem(problem: Problem) -> dict[str, str]:
-    return {name: getattr(problem, name) for name in ("code", "field", "message", "remedy")}
+    return {name: getattr(problem, name) for name in ("code", "field", "message", "fix")}

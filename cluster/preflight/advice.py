@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import assert_never
 
-from agent_rft.actors.engine.chat.dialects import unread_names
+from agent_rft.actors.engine.chat.dialects import find_unread_names
 from agent_rft.actors.graders.kinds.python import ignores_sample
 from agent_rft.actors.graders.templates import reads_sample
-from agent_rft.actors.grading.factory import FIELD, graders_of, templates_of
+from agent_rft.actors.grading.factory import FIELD, iterate_graders, iterate_templates
 from agent_rft.chat.renderer import Renderer
 from agent_rft.cluster.preflight.form_check import SESSION, TOOLS
 from agent_rft.errors import Problem
-from agent_rft.rows.rows import ranges
+from agent_rft.rows.rows import format_ranges
 from agent_rft.spec.endpoints import Endpoint, ToolSpec
 from agent_rft.spec.graders import (
     CodeCheckGrader,
@@ -32,7 +32,7 @@ from agent_rft.spec.graders import (
     TextSimilarityGrader,
 )
 from agent_rft.spec.job import FILES, WAIT_FACTOR, JobSpec, Reinforcement
-from agent_rft.spec.plan import Plan
+from agent_rft.spec.plan import StepPlan
 from agent_rft.types import Task
 
 MANY_EPOCHS = 20
@@ -43,10 +43,10 @@ MAX_NAMES = 50
 """Maximum number of tool names for which a call is parsed as a test."""
 
 
-def advice(job: JobSpec, plan: Plan, renderer: Renderer, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
+def find_advice(job: JobSpec, plan: StepPlan, renderer: Renderer, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
     """Yield warnings about settings that are allowed but rarely intended. Each begins with its field."""
     yield from _row_advice(plan, files)
-    warm_up = job.optimizer.warm_up_steps
+    warm_up = job.optimizer_settings.warm_up_steps
     if warm_up != "auto" and warm_up >= plan.steps:
         rising = f"the learning rate still rises at the last of the job's {plan.steps} steps"
         yield f"algorithm.warm_up_steps: with {warm_up} steps, {rising}; set fewer, or auto"
@@ -55,24 +55,24 @@ def advice(job: JobSpec, plan: Plan, renderer: Renderer, files: Mapping[str, Seq
     yield from _tool_advice(job.reinforcement, renderer, files)
     yield from _grader_advice(job.reinforcement)
     for problem in _timeout_problems(job.reinforcement):
-        yield f"{problem.field}: {problem.message}; {problem.remedy} [{problem.code}]"
+        yield f"{problem.field}: {problem.message}; {problem.fix} [{problem.code}]"
     early_stop, validations = job.reinforcement.early_stop, math.ceil(plan.steps / plan.eval_interval)
     if early_stop is not None and files["validation_file"] and early_stop.patience >= validations:
         yield (
             f"early_stop: a patience of {early_stop.patience} validations cannot stop the job early: it has "
             f"{validations}, one every {plan.eval_interval} steps; lower the patience or eval_interval"
         )
-    if plan.max_thinking_tokens is not None and renderer.end_of_thought is None:
+    if plan.max_thinking_tokens is not None and renderer.reasoning_end_id is None:
         yield "reasoning_effort: the model has no token that ends its reasoning, so the reasoning cannot be limited"
 
 
-def _row_advice(plan: Plan, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
+def _row_advice(plan: StepPlan, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
     if plan.n_epochs > MANY_EPOCHS:
         rows = f"{plan.num_rows} row{'s' * (plan.num_rows > 1)} for {plan.n_epochs} epochs"
         yield f"training_file: {rows}: the model will memorize so few rows; add more (a few dozen is a start)"
     for name, tasks in files.items():
         if repeated := _find_repeated(tasks):
-            rows = f"{len(repeated)} of {len(tasks)} rows repeat an earlier row (rows {ranges(repeated)})"
+            rows = f"{len(repeated)} of {len(tasks)} rows repeat an earlier row (rows {format_ranges(repeated)})"
             yield f"{name}: {rows}: the same task counts several times"
     trained = {json.dumps(task.messages, sort_keys=True) for task in files["training_file"]}
     for name in FILES[1:]:
@@ -109,12 +109,12 @@ def _tool_advice(
         if not OPENAI_NAME.fullmatch(name):
             rule = "OpenAI's API allows 1 to 64 letters, digits, _ and - in names of functions"
             yield f"tools: the agent cannot call {name!r:.100} through OpenAI's API: {rule}; rename the tool"
-    for name in unread_names(renderer, list(offered)[:MAX_NAMES]):
+    for name in find_unread_names(renderer, list(offered)[:MAX_NAMES]):
         yield f"tools: the parser of this model's calls cannot read the name {name!r:.100}; rename the tool"
 
 
 def _grader_advice(reinforcement: Reinforcement) -> Iterator[str]:
-    for field, spec in graders_of(reinforcement):
+    for field, spec in iterate_graders(reinforcement):
         if field.startswith(FIELD) and _is_constant(spec):
             why = "gives all answers to a row the same grade, because it does not read `sample`"
             yield f"{field}: {why}: the model learns nothing from it; read {{{{ sample.output_text }}}}, for example"
@@ -132,7 +132,7 @@ def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:
             limit = f"limits.rollout_timeout_s ({limits.rollout_timeout_s:g} s)"
             yield _short_timeout(f"{TOOLS}[{i}]", tool, limit, tool.timeout_s)
     waited: list[tuple[str, Endpoint | None]] = [(SESSION, reinforcement.session)]
-    waited += [(field, spec) for field, spec in graders_of(reinforcement) if isinstance(spec, EndpointGrader)]
+    waited += [(field, spec) for field, spec in iterate_graders(reinforcement) if isinstance(spec, EndpointGrader)]
     for field, endpoint in waited:
         if endpoint is not None and endpoint.timeout_s > limits.wait_timeout_s:
             yield _short_timeout(field, endpoint, wait, endpoint.timeout_s / WAIT_FACTOR)
@@ -140,8 +140,8 @@ def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:
 
 def _short_timeout(field: str, endpoint: Endpoint, limit: str, needed_s: float) -> Problem:
     message = f"{endpoint.timeout_s:g} s is longer than {limit}, so a rollout with such a call is discarded"
-    remedy = f"set limits.rollout_timeout_s to more than {math.ceil(needed_s)}, or lower timeout_s"
-    return Problem("short_rollout_timeout", f"{field}.timeout_s", message, remedy)
+    fix = f"set limits.rollout_timeout_s to more than {math.ceil(needed_s)}, or lower timeout_s"
+    return Problem("short_rollout_timeout", f"{field}.timeout_s", message, fix)
 
 
 def _is_constant(spec: GraderSpec) -> bool:
@@ -159,5 +159,5 @@ def _is_constant(spec: GraderSpec) -> bool:
             | CodeCheckGrader()
             | LengthGrader()
         ):
-            return not any(reads_sample(template) for _, template in templates_of(spec))
+            return not any(reads_sample(template) for _, template in iterate_templates(spec))
     assert_never(spec)

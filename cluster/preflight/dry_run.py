@@ -16,22 +16,22 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from agent_rft.actors.endpoints.body import json_body
-from agent_rft.actors.endpoints.model_client import NoSchemas
-from agent_rft.actors.endpoints.network.address_guard import Guard
-from agent_rft.actors.endpoints.signing import Signer, signer_of
+from agent_rft.actors.endpoints.body import encode_json
+from agent_rft.actors.endpoints.model_client import SchemasUnsupported
+from agent_rft.actors.endpoints.network.address_guard import AddressGuard
+from agent_rft.actors.endpoints.signing import Signer, create_signer
 from agent_rft.actors.grading.factory import FIELD as GRADER
 from agent_rft.actors.grading.factory import GRACE_S, HELD_OUT, grade_deadline_s
 from agent_rft.actors.grading.pool import GraderPool
-from agent_rft.actors.tools.dispatcher import Dispatcher, call_body
-from agent_rft.actors.tools.sessions import SessionBook
-from agent_rft.cluster.preflight.examples import example_call, example_sample
+from agent_rft.actors.tools.dispatcher import Dispatcher, build_call_body
+from agent_rft.actors.tools.sessions import ToolSessions
+from agent_rft.cluster.preflight.examples import make_example_call, make_example_sample
 from agent_rft.cluster.preflight.form_check import SESSION, TOOLS
 from agent_rft.errors import Problem, RftError
-from agent_rft.spec.endpoints import TRIAL_CALL_S, SessionSpec, ToolSpec
-from agent_rft.spec.graders import EndpointGrader, GraderSpec, grader_for_trial
+from agent_rft.spec.endpoints import MAX_TRIAL_CALL_S, SessionSpec, ToolSpec
+from agent_rft.spec.graders import EndpointGrader, GraderSpec, limit_trial_grader
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.types import Task, ToolCall, ToolSchema
 
 TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
@@ -42,10 +42,12 @@ NO_SCHEMAS = "no_json_schema"
 WARNINGS = frozenset({UNANSWERED, NO_SCHEMAS})
 """Codes of problems that are only warnings."""
 CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
-TOKEN_REMEDY = "a header's value must be complete, such as `Bearer ${NAME}`, with NAME from the environment"
+TOKEN_FIX = "a header's value must be complete, such as `Bearer ${NAME}`, with NAME from the environment"
 
 
-async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
+async def dry_run_problems(
+    reinforcement: Reinforcement, tasks: Sequence[Task], operator: OperatorConfig
+) -> list[Problem]:
     """Call each tool and grader once, inside a session if the job has one, and return the problems.
 
     Each call may take as long as its `timeout_s` allows, but at most ten minutes. Problems with a code in `WARNINGS`
@@ -56,12 +58,12 @@ async def dry_run_problems(reinforcement: Reinforcement, tasks: Sequence[Task], 
     return await _call_in_session(reinforcement.session, reinforcement, tasks, operator)
 
 
-async def _call_all(reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator) -> list[Problem]:
+async def _call_all(reinforcement: Reinforcement, tasks: Sequence[Task], operator: OperatorConfig) -> list[Problem]:
     offered: dict[str, tuple[ToolSchema, Task]] = {}
     for task in tasks:
         for tool in task.tools:
             offered.setdefault(tool["function"]["name"], (tool, task))
-    signer, notes = signer_of(reinforcement), list[Problem]()
+    signer, notes = create_signer(reinforcement), list[Problem]()
     calls = [
         _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name], operator, signer)
         for i, tool in enumerate(reinforcement.tools)
@@ -76,12 +78,12 @@ async def _call_all(reinforcement: Reinforcement, tasks: Sequence[Task], operato
 
 
 async def _call_in_session(
-    spec: SessionSpec, reinforcement: Reinforcement, tasks: Sequence[Task], operator: Operator
+    spec: SessionSpec, reinforcement: Reinforcement, tasks: Sequence[Task], operator: OperatorConfig
 ) -> list[Problem]:
     """Start a session, make the calls in it, end it, and return the problems."""
     events: list[str] = []
-    trial = spec.for_trial()
-    book = SessionBook(trial, None, operator, tell=events.append, signer=signer_of(reinforcement))
+    trial = spec.limit_to_trial()
+    book = ToolSessions(trial, None, operator, on_message=events.append, signer=create_signer(reinforcement))
     try:
         await book.start(TRACE_ID, tasks[0].item)
         problems = await _call_all(reinforcement, tasks, operator)
@@ -95,16 +97,16 @@ async def _call_in_session(
     if (left or failed) and all(problem.code in WARNINGS for problem in problems):
         answered = f"the answer is {book.refused_end}" if book.refused_end else "the endpoint does not answer"
         message = events[0] if events else f"a session cannot be ended: {answered}"
-        remedy = "make it answer any JSON with status 200 once the session is closed"
-        problems.append(Problem("session_failed", f"{SESSION}.end_url", message, remedy))
+        fix = "make it answer any JSON with status 200 once the session is closed"
+        problems.append(Problem("session_failed", f"{SESSION}.end_url", message, fix))
     return problems
 
 
 async def _try_tool(
-    field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: Operator, signer: Signer | None
+    field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: OperatorConfig, signer: Signer | None
 ) -> Problem | None:
-    dispatcher = Dispatcher([tool.for_trial()], operator, signer=signer)
-    call = example_call(schema)
+    dispatcher = Dispatcher([tool.limit_to_trial()], operator, signer=signer)
+    call = make_example_call(schema)
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [call])
     except RftError as error:
@@ -124,24 +126,24 @@ async def _try_grader(
     grader: GraderSpec,
     reinforcement: Reinforcement,
     task: Task,
-    operator: Operator,
+    operator: OperatorConfig,
     notes: list[Problem],
 ) -> Problem | None:
     """Grade once with `grader` and the guards, and return the problem; warnings are appended to `notes`."""
 
-    def note(found: NoSchemas) -> None:
-        notes.append(Problem(NO_SCHEMAS, f"models.{found.model}", found.message, found.remedy))
+    def note(found: SchemasUnsupported) -> None:
+        notes.append(Problem(NO_SCHEMAS, f"models.{found.model}", found.message, found.fix))
 
-    guards = [guard.model_copy(update={"grader": grader_for_trial(guard.grader)}) for guard in reinforcement.guards]
+    guards = [guard.model_copy(update={"grader": limit_trial_grader(guard.grader)}) for guard in reinforcement.guards]
     pool = GraderPool(
-        grader_for_trial(grader),
-        operator=operator.for_trial(),
+        limit_trial_grader(grader),
+        operator=operator.limit_to_trial(),
         guards=guards,
-        signer=signer_of(reinforcement),
+        signer=create_signer(reinforcement),
         on_no_schemas=note,
     )
     try:
-        await pool.grade(example_sample(reinforcement, task), task.item, TRACE_ID)
+        await pool.grade(make_example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:
         fix = 'make it answer {"score": number} for any sample, including an empty one'
         if field == HELD_OUT:  # rollouts would not fail, but would have no held-out grade
@@ -164,15 +166,15 @@ def _failure_problem(error: RftError, code: str, field: str, headers: str, fix: 
     """
     kind = str(error.details.get("kind"))
     has_one_request = error.details.get("attempts") == 1  # it was accepted, and neither rejected nor lost
-    if kind == "deadline" and has_one_request and may_take_s > TRIAL_CALL_S:
-        message = f"the trial call was not answered within {TRIAL_CALL_S:g} s, and a call may take {may_take_s:g} s"
+    if kind == "deadline" and has_one_request and may_take_s > MAX_TRIAL_CALL_S:
+        message = f"the trial call was not answered within {MAX_TRIAL_CALL_S:g} s, and a call may take {may_take_s:g} s"
         return Problem(UNANSWERED, field, message, "check the endpoint's log to see whether it works on the call")
     if kind == "refused":
-        return Problem(CODES[kind], headers, error.problem, f"{error.remedy}; {TOKEN_REMEDY}")
-    return Problem(CODES.get(kind, code), field, error.problem, error.remedy or fix)
+        return Problem(CODES[kind], headers, error.problem, f"{error.fix}; {TOKEN_FIX}")
+    return Problem(CODES.get(kind, code), field, error.problem, error.fix or fix)
 
 
-async def _path_error(tool: ToolSpec, item: dict[str, Any], call: ToolCall, operator: Operator) -> str | None:
+async def _path_error(tool: ToolSpec, item: dict[str, Any], call: ToolCall, operator: OperatorConfig) -> str | None:
     """Return why the path of a tool's URL is probably wrong; None if it seems correct.
 
     A 404 alone is not enough, because many tools answer 404 for a missing document. The path is wrong if a path that
@@ -184,12 +186,12 @@ async def _path_error(tool: ToolSpec, item: dict[str, Any], call: ToolCall, oper
     headers.update({name: value.get_secret_value() for name, value in tool.headers.items()})
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     try:
-        connector = Guard(operator.reachable).connector(url)
+        connector = AddressGuard(operator.allowed_destinations).connector(url)
         async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
-            for body in (call_body(TRACE_ID, item, call), {}):
+            for body in (build_call_body(TRACE_ID, item, call), {}):
                 answers = []
                 for target in (url, nowhere):
-                    async with session.post(target, data=json_body(body), allow_redirects=False) as response:
+                    async with session.post(target, data=encode_json(body), allow_redirects=False) as response:
                         text = await response.content.read(4096)
                         # Some servers repeat the unknown path in their answer.
                         answers.append((response.status, text.replace(target.raw_path.encode(), b"")))

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.schemas.form import resolved
+from agent_rft.spec.schemas.form import resolve_reference
 from agent_rft.types import Task, ToolCall, ToolSchema, Turn
 
 MAX_DEPTH = 8
@@ -19,22 +19,22 @@ MAX_CHARS = 100_000
 """Maximum total length of the filler strings in an example, which satisfy `minLength`."""
 
 
-def example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:
+def make_example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:
     """Return the sample of a rollout that called each of the row's tools once and then answered."""
     schema = reinforcement.response_format
-    answer = "" if schema is None else json.dumps(example_of(schema))
-    turns = [Turn(0, 0, "", calls=tuple(map(example_call, task.tools)))] if task.tools else []
-    return sample_of(answer, [*turns, Turn(0, 0, answer)], "answer", wants_json=schema is not None)
+    answer = "" if schema is None else json.dumps(make_example(schema))
+    turns = [Turn(0, 0, "", calls=tuple(map(make_example_call, task.tools)))] if task.tools else []
+    return make_sample(answer, [*turns, Turn(0, 0, answer)], "answer", wants_json=schema is not None)
 
 
-def example_call(tool: ToolSchema) -> ToolCall:
+def make_example_call(tool: ToolSchema) -> ToolCall:
     """Return a call of a tool with arguments that fit its schema."""
     function = tool["function"]
-    arguments = example_of(function.get("parameters") or {"type": "object"})
+    arguments = make_example(function.get("parameters") or {"type": "object"})
     return ToolCall(f"call_dry_run_{function['name']}", function["name"], json.dumps(arguments))
 
 
-def example_of(schema: Any) -> Any:
+def make_example(schema: Any) -> Any:
     """Return a small value that fits a JSON schema: its default, constant or first choice, else only required parts.
 
     Patterns and formats are ignored, so a tool may reject the value. If a schema requires more than MAX_VALUES or
@@ -63,7 +63,7 @@ class _ExampleMaker:
             if (choices := schema.get(key)) and isinstance(choices, list):
                 return choices[0]
         if isinstance(reference := schema.get("$ref"), str):
-            found = resolved(self._root, reference)
+            found = resolve_reference(self._root, reference)
             return None if found is None else self.value(found[1], depth + 1)
         if parts := _list(schema, "allOf"):
             values = [self.value(part, depth + 1) for part in parts]

@@ -13,17 +13,17 @@ from typing import Any
 from yarl import URL
 
 from agent_rft.actors.endpoints.network.address_guard import IPAddress, is_local, is_public, parse_address
-from agent_rft.actors.endpoints.network.url import endpoint_mistake
-from agent_rft.cluster.preflight.form_check import endpoint_urls
+from agent_rft.actors.endpoints.network.url import find_endpoint_problem
+from agent_rft.cluster.preflight.form_check import list_endpoint_urls
 from agent_rft.spec.job import JobSpec, Reinforcement
-from agent_rft.spec.operator.allowed import Allowed
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.allowed import AllowedDestination
+from agent_rft.spec.operator.config import OperatorConfig
 
 Resolve = Callable[[str, int], Sequence[IPAddress]]
 """Returns the IP addresses of a host and port; empty if the name is unknown."""
 
 
-def resolve(host: str, port: int) -> list[IPAddress]:
+def resolve_host(host: str, port: int) -> list[IPAddress]:
     """Return the IP addresses of `host` from the system's resolver; empty if the name is unknown."""
     try:
         found: list[tuple[Any, ...]] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -32,9 +32,9 @@ def resolve(host: str, port: int) -> list[IPAddress]:
     return [ip_address(address) for *_, (address, *_) in found]
 
 
-def allow_own_endpoints(
-    operator: Operator, job: JobSpec | Reinforcement | None, address: str | None, resolve: Resolve = resolve
-) -> Operator:
+def allow_local_endpoints(
+    operator: OperatorConfig, job: JobSpec | Reinforcement | None, address: str | None, resolve: Resolve = resolve_host
+) -> OperatorConfig:
     """Return `operator` with the local endpoints of `job` allowed, if the command starts a Ray cluster itself.
 
     Host names are resolved here, once. A name that has a public address now stays limited to public addresses, so
@@ -52,13 +52,13 @@ def allow_own_endpoints(
     return operator.with_job_endpoints(dict.fromkeys(_own_endpoints(reinforcement, resolve)))
 
 
-def _own_endpoints(reinforcement: Reinforcement, resolve: Resolve) -> Iterator[Allowed]:
-    for _, text in endpoint_urls(reinforcement):
-        if endpoint_mistake(text, {}):
+def _own_endpoints(reinforcement: Reinforcement, resolve: Resolve) -> Iterator[AllowedDestination]:
+    for _, text in list_endpoint_urls(reinforcement):
+        if find_endpoint_problem(text, {}):
             continue  # the check of the job reports it
         url = URL(text)
         host, port = url.raw_host or "", url.port or 0
         numeric = parse_address(host)
         addresses = resolve(host, port) if numeric is None else [numeric]
         if any(map(is_local, addresses)) and not any(map(is_public, addresses)):
-            yield Allowed(None, host, port, is_local_only=True)
+            yield AllowedDestination(None, host, port, is_local_only=True)

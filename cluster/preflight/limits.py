@@ -12,7 +12,7 @@ from agent_rft.spec.operator.config import JobLimits
 NUM_ROWS = "invalid_n_examples"
 
 
-def row_problems(
+def check_row_limits(
     limits: JobLimits, training: Path, validation: Path | None, samples: int | None = None
 ) -> list[Problem]:
     """Return problems of files with too few or too many rows, and of readiness checks with too many rollouts.
@@ -27,14 +27,14 @@ def row_problems(
     if samples is not None and samples * count > limits.max_readiness_rollouts:
         message = f"{samples} samples of {count:,} rows are {samples * count:,} rollouts"
         message += f", but the operator's limit is {limits.max_readiness_rollouts:,}"
-        remedy = "use fewer samples or fewer rows, or ask the operator to raise jobs.max_readiness_rollouts"
-        found.append(Problem("over_limit", "samples", message, remedy))
+        fix = "use fewer samples or fewer rows, or ask the operator to raise jobs.max_readiness_rollouts"
+        found.append(Problem("over_limit", "samples", message, fix))
     if validation is not None and (count := count_rows(validation)) > limits.max_validation_rows:
         found.append(_problem("validation_file", count, f"at most {limits.max_validation_rows:,}", validation))
     return found
 
 
-def resource_problems(limits: JobLimits, bundles: Sequence[Mapping[str, float]]) -> list[Problem]:
+def check_resource_limits(limits: JobLimits, bundles: Sequence[Mapping[str, float]]) -> list[Problem]:
     """Return problems of jobs that need more cores or GPUs than allowed. `bundles` have Ray's resource names."""
     found = []
     for kind, name, limit in (("CPU", "cores", limits.max_cores), ("GPU", "GPUs", limits.max_gpus)):
@@ -42,8 +42,8 @@ def resource_problems(limits: JobLimits, bundles: Sequence[Mapping[str, float]])
         if limit is not None and needed > limit:
             message = f"the job needs {needed:g} {name}, but the operator's limit is {limit}"
             setting = "jobs.max_cores" if kind == "CPU" else "jobs.max_gpus"
-            remedy = f"lower engines, learner_ranks or their resources, or ask the operator to raise {setting}"
-            found.append(Problem("over_limit", "cluster", message, remedy))
+            fix = f"lower engines, learner_ranks or their resources, or ask the operator to raise {setting}"
+            found.append(Problem("over_limit", "cluster", message, fix))
     return found
 
 

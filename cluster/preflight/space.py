@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rft.cluster.planning.placement import MANY_GPUS_SHM_BYTES, Placement, size
+from agent_rft.cluster.planning.placement import MANY_GPUS_SHM_BYTES, Placement, format_bytes
 from agent_rft.errors import Problem
-from agent_rft.spec.plan import Plan
+from agent_rft.spec.plan import StepPlan
 from agent_rft.trainer.learner.sizes import STATE_BYTES
 from agent_rft.trainer.loop.checkpoint import KEEP_BEST
 
@@ -26,19 +26,21 @@ SHM = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class FreeSpace:
     """Free bytes on the disk of the run folders and in shared memory. `shm_bytes` is None without shared memory."""
 
     disk_bytes: int
     shm_bytes: int | None
 
     @classmethod
-    def measured(cls, runs: Path) -> Free:
+    def measure(cls, runs: Path) -> FreeSpace:
         shm = shutil.disk_usage(SHM).free if SHM.is_dir() else None
         return cls(shutil.disk_usage(_existing(runs)).free, shm)
 
 
-def write_speed(runs: Path, checkpoint_bytes: int, now: Callable[[], float] = time.perf_counter) -> float | None:
+def measure_write_speed(
+    runs: Path, checkpoint_bytes: int, now: Callable[[], float] = time.perf_counter
+) -> float | None:
     """Measure the write speed of the disk of `runs` in bytes per second; None if no file can be written there.
 
     Writes a temporary file, for at most half a second and at most a sixteenth of a checkpoint. Buffers of the disk or
@@ -57,7 +59,7 @@ def write_speed(runs: Path, checkpoint_bytes: int, now: Callable[[], float] = ti
     return written / max(now() - began, 1e-6)
 
 
-def folder_problems(runs: Path) -> list[Problem]:
+def check_runs_folder(runs: Path) -> list[Problem]:
     """Return a problem if run folders cannot be created in `runs`."""
     folder = _existing(runs)
     if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
@@ -66,16 +68,16 @@ def folder_problems(runs: Path) -> list[Problem]:
     return [Problem("runs_not_writable", "--runs", message, "choose another folder with --runs")]
 
 
-def space_problems(
+def check_space(
     num_parameters: int,
-    plan: Plan,
+    plan: StepPlan,
     placement: Placement,
     runs: Path,
-    free: Free,
+    free: FreeSpace,
     *,
     one_node: bool,
     num_written: int = 0,
-    num_copied: int = 0,
+    num_uploading: int = 0,
 ) -> list[Problem]:
     """Return problems of too little disk space for checkpoints or too little shared memory for copies of the weights.
 
@@ -90,7 +92,7 @@ def space_problems(
         free: Free space.
         one_node: Whether all processes run on this node. Otherwise shared memory is not checked.
         num_written: Number of existing checkpoints, one of them with optimizer state.
-        num_copied: Number of checkpoints with optimizer state that stay longer, because they are being uploaded.
+        num_uploading: Number of checkpoints with optimizer state that stay longer, because they are being uploaded.
     """
     problems = []
     trains = placement.learner_ranks > 0
@@ -98,22 +100,25 @@ def space_problems(
     best = min(KEEP_BEST, math.ceil(plan.steps / plan.eval_interval), plan.steps - full) if trains else 0
     if num_written:
         full, best = min(full, 1), max(0, best - (num_written - 1))
-    full += min(num_copied, max(0, plan.steps - full - best)) if trains else 0
+    full += min(num_uploading, max(0, plan.steps - full - best)) if trains else 0
     checkpoints = full + best
     per_parameter = checkpoints * placement.bytes_per_weight + full * STATE_BYTES
     disk = num_parameters * per_parameter + MIN_FREE_DISK_BYTES
     if free.disk_bytes < disk:
         content = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)}" if trains else "traces"
-        message = f"{size(free.disk_bytes)} are free on the disk of {runs}, but {content} may take {size(disk)}"
+        message = (
+            f"{format_bytes(free.disk_bytes)} are free on the disk of {runs}, but {content} "
+            f"may take {format_bytes(disk)}"
+        )
         problems.append(Problem("disk_full", "--runs", message, "free some space or choose another folder with --runs"))
     # One copy of the weights is in Ray's object store, and one on its way into each engine.
     shm = trains * (1 + placement.engines) * placement.bytes_per_weight * num_parameters
     shm += MANY_GPUS_SHM_BYTES if placement.engine_gpus > 1 else 0
     if one_node and (free.shm_bytes or 0) < shm:
-        available = "no shared memory exists" if free.shm_bytes is None else f"{size(free.shm_bytes)} are free"
-        message = f"{available} in {SHM}, but copies of the weights take {size(shm)}"
-        remedy = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"
-        problems.append(Problem("no_shared_memory", "cluster", message, remedy))
+        available = "no shared memory exists" if free.shm_bytes is None else f"{format_bytes(free.shm_bytes)} are free"
+        message = f"{available} in {SHM}, but copies of the weights take {format_bytes(shm)}"
+        fix = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"
+        problems.append(Problem("no_shared_memory", "cluster", message, fix))
     return problems
 
 

@@ -9,41 +9,48 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from agent_rft.cluster.planning.model_folder import ModelFolder, context_of, context_problems, read_sizes
-from agent_rft.cluster.preflight.form_check import early_stop_problems, endpoint_problems
-from agent_rft.cluster.preflight.rows import JobRow, read_files, rows_of, size_problems, tool_problems, value_problems
+from agent_rft.cluster.planning.model_folder import ModelFolder, context_problems, read_sizes, resolve_context
+from agent_rft.cluster.preflight.form_check import check_early_stop, check_endpoints
+from agent_rft.cluster.preflight.rows import (
+    CheckedRow,
+    check_row_sizes,
+    check_template_values,
+    check_tools,
+    list_rows,
+    read_files,
+)
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.rows.rows import ranges
+from agent_rft.rows.rows import format_ranges
 from agent_rft.spec.job import FILES, JobSpec, Reinforcement
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 
 SHOWN_PER_KIND = 10
 
 
-def static_problems(job: JobSpec, folder: ModelFolder, operator: Operator) -> list[Problem]:
+def check_offline(job: JobSpec, folder: ModelFolder, operator: OperatorConfig) -> list[Problem]:
     """Return the problems of a job's data files, model folder, tools and graders."""
     files, problems = read_files(job)
     model, bad = read_sizes(folder)
     problems += bad
     if job.method.type == "reinforcement":
-        problems += method_problems(job.reinforcement, rows_of(job, files), operator)
-        problems += early_stop_problems(job)
+        problems += check_method(job.reinforcement, list_rows(job, files), operator)
+        problems += check_early_stop(job)
     if model is not None:
-        problems += context_problems(context_of(job, model.max_context), model.max_context)
+        problems += context_problems(resolve_context(job, model.max_context), model.max_context)
     return problems
 
 
-def method_problems(reinforcement: Reinforcement, rows: Sequence[JobRow], operator: Operator) -> list[Problem]:
+def check_method(reinforcement: Reinforcement, rows: Sequence[CheckedRow], operator: OperatorConfig) -> list[Problem]:
     """Return the problems of tools, sessions and graders, alone and with these rows; nothing is called."""
     return [
-        *tool_problems(reinforcement, rows),
-        *size_problems(reinforcement, rows),
-        *endpoint_problems(reinforcement, operator),
-        *value_problems(reinforcement, rows),
+        *check_tools(reinforcement, rows),
+        *check_row_sizes(reinforcement, rows),
+        *check_endpoints(reinforcement, operator),
+        *check_template_values(reinforcement, rows),
     ]
 
 
-def invalid_job(problems: Sequence[Problem]) -> InvalidJob:
+def make_invalid_job(problems: Sequence[Problem]) -> InvalidJob:
     """Return the error that lists all problems of a job."""
     merged = _merge_rows(problems)
     return InvalidJob(f"the job has {len(merged)} problem{'s' * (len(merged) != 1)}", _shorten(merged))
@@ -59,7 +66,7 @@ class _Merged:
     @property
     def with_rows(self) -> Problem:
         several = self.problem.field.startswith(FILES) and len(set(self.lines)) > 1
-        return replace(self.problem, rows=ranges(self.lines)) if several else self.problem
+        return replace(self.problem, rows=format_ranges(self.lines)) if several else self.problem
 
 
 def _merge_rows(problems: Iterable[Problem]) -> list[_Merged]:
@@ -85,7 +92,7 @@ def _shorten(merged: Iterable[_Merged]) -> list[Problem]:
         if others := kind[SHOWN_PER_KIND:]:
             lines = [line for each in others for line in each.lines]
             message = f"and {len(others)} more of this kind"
-            rest = replace(others[0].problem, field=where, message=message, remedy="fix them in the same way")
+            rest = replace(others[0].problem, field=where, message=message, fix="fix them in the same way")
             shown.append(_Merged(rest, lines).with_rows)
     return shown
 
@@ -101,8 +108,8 @@ def check_gradable(job: JobSpec, file: str) -> None:
         InvalidJob: The job is supervised, or `file` is not a file field that the job sets.
     """
     if job.method.type == "supervised":
-        message, remedy = "a supervised job has no grader", "use a job whose method is reinforcement"
-        raise InvalidJob("nothing to grade", [Problem("not_gradable", "method.type", message, remedy)])
+        message, fix = "a supervised job has no grader", "use a job whose method is reinforcement"
+        raise InvalidJob("nothing to grade", [Problem("not_gradable", "method.type", message, fix)])
     if getattr(job, file) is None:
-        remedy = "use training_file, validation_file or test_file, and set it in the job"
-        raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", remedy)])
+        fix = "use training_file, validation_file or test_file, and set it in the job"
+        raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", fix)])

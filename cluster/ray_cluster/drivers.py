@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from agent_rft.cluster.ray_cluster.ray_internals import Row, actor_rows, job_rows
+from agent_rft.cluster.ray_cluster.ray_internals import Row, list_actors, list_ray_jobs
 from agent_rft.cluster.ray_cluster.seats import RANK_NAME
 
 
-class Driver(NamedTuple):
+class RunDriver(NamedTuple):
     """Driver of a run: its Ray job id, its node and its process id."""
 
     job: str
@@ -17,16 +17,16 @@ class Driver(NamedTuple):
     pid: int
 
 
-def drivers_on(node: str) -> set[Driver]:
+def find_drivers(node: str) -> set[RunDriver]:
     """Return the drivers of runs that have their driver or a learner rank on this node."""
-    return drivers_of(node, actor_rows(), job_rows())
+    return match_drivers(node, list_actors(), list_ray_jobs())
 
 
-def drivers_of(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[Driver]:
-    """Return the drivers of runs on a node, as `drivers_on` does, from Ray's tables of actors and jobs."""
+def match_drivers(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[RunDriver]:
+    """Return the drivers of runs on a node, as `find_drivers` does, from Ray's tables of actors and jobs."""
     pids = {job["JobID"]: job["DriverPid"] for job in jobs if not job["IsDead"]}
     return {
-        Driver(actor["JobID"], actor["OwnerAddress"]["NodeID"], pids[actor["JobID"]])
+        RunDriver(actor["JobID"], actor["OwnerAddress"]["NodeID"], pids[actor["JobID"]])
         for actor in actors
         if RANK_NAME in actor["Name"]
         and actor["State"] == "ALIVE"
@@ -35,7 +35,7 @@ def drivers_of(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[Dri
     }
 
 
-def without_ended(drivers: set[Driver]) -> set[Driver]:
+def drop_ended(drivers: set[RunDriver]) -> set[RunDriver]:
     """Return the drivers that are still connected to Ray."""
-    ended = {job["JobID"] for job in job_rows() if job["IsDead"]}
+    ended = {job["JobID"] for job in list_ray_jobs() if job["IsDead"]}
     return {driver for driver in drivers if driver.job not in ended}

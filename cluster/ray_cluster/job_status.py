@@ -16,9 +16,9 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus
 
 from agent_rft.cluster.planning.plan import StopTime
-from agent_rft.cluster.ray_cluster.ray_internals import job_status_client, submitted_job
-from agent_rft.cluster.records.redact import plain
-from agent_rft.errors import InvalidJob, MadeBefore
+from agent_rft.cluster.ray_cluster.ray_internals import job_status_client, read_submitted_job
+from agent_rft.cluster.records.redact import to_plain_json
+from agent_rft.errors import InvalidJob, OutdatedFormat
 from agent_rft.events import PhaseBegan, StepDone
 from agent_rft.run_events import RunEvent
 
@@ -37,33 +37,33 @@ PASSING = {"tool_failed", "grader_failed", "session_failed", "no_free_resources"
 """Codes of problems that may be gone at the next try, such as an endpoint that does not respond yet."""
 
 
-def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
+def find_submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the submission id of the Ray job whose entry point this process is; None outside a Ray job."""
-    found: str | None = submitted_job(environment).get("metadata", {}).get("job_submission_id")
+    found: str | None = read_submitted_job(environment).get("metadata", {}).get("job_submission_id")
     return found
 
 
-def stop_warning(stop: StopTime | None, environment: Mapping[str, str] = os.environ) -> str | None:
+def check_stop_wait(stop: StopTime | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return a warning if `ray job stop` would kill this process before its checkpoint is written, else None."""
     wait_s = int(environment.get(STOP_WAIT, RAYS_STOP_WAIT_S))
     needed_s = NEEDED_TO_STOP_S if stop is None else max(NEEDED_TO_STOP_S, stop.wait_s)
-    if submission_id(environment) is None or wait_s >= needed_s:
+    if find_submission_id(environment) is None or wait_s >= needed_s:
         return None
-    remedy = f'submit it with --runtime-env-json \'{{"env_vars": {{"{STOP_WAIT}": "{needed_s}"}}}}\''
-    return f"`ray job stop` kills this job after {wait_s} s, before its checkpoint is written: {remedy}"
+    fix = f'submit it with --runtime-env-json \'{{"env_vars": {{"{STOP_WAIT}": "{needed_s}"}}}}\''
+    return f"`ray job stop` kills this job after {wait_s} s, before its checkpoint is written: {fix}"
 
 
-def refuse_for_good(error: InvalidJob | MadeBefore, environment: Mapping[str, str] = os.environ) -> None:
+def stop_without_retry(error: InvalidJob | OutdatedFormat, environment: Mapping[str, str] = os.environ) -> None:
     """Set the status of this process's Ray job to STOPPED, so that KubeRay does not retry it.
 
     Does nothing if the next try may succeed. Ray sets the status FAILED later, which does not replace STOPPED. If Ray
     does not respond, KubeRay retries the job.
     """
-    job, problems = submission_id(environment), error.problems if isinstance(error, InvalidJob) else []
+    job, problems = find_submission_id(environment), error.problems if isinstance(error, InvalidJob) else []
     if job is None or (problems and all(problem.code in PASSING for problem in problems)):
         return
     client = job_status_client(environment["RAY_ADDRESS"])
-    message = str(plain(f"the job was refused: {error}"))
+    message = str(to_plain_json(f"the job was refused: {error}"))
     with suppress(RayError, RuntimeError):
         asyncio.run(
             client.put_status(
@@ -72,12 +72,12 @@ def refuse_for_good(error: InvalidJob | MadeBefore, environment: Mapping[str, st
         )
 
 
-def folder_warning(run: Path) -> str | None:
+def check_run_folder(run: Path) -> str | None:
     """Return a warning if the run folder is in Ray's copy of `--working-dir`, else None."""
     if RAYS_COPIES not in run.resolve().parts:
         return None
-    remedy = "give --runs or --run-folder as an absolute path outside of it"
-    return f"the run's folder is in Ray's copy of the working directory, which Ray deletes: {remedy}"
+    fix = "give --runs or --run-folder as an absolute path outside of it"
+    return f"the run's folder is in Ray's copy of the working directory, which Ray deletes: {fix}"
 
 
 class RayJobStatus:
@@ -85,13 +85,13 @@ class RayJobStatus:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._job = submission_id()
+        self._job = find_submission_id()
         self._text: str | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    def event(self, event: RunEvent) -> None:
+    def handle_event(self, event: RunEvent) -> None:
         match event.event:
-            case PhaseBegan(quiet=False):
+            case PhaseBegan(is_quiet=False):
                 self._set_message(event.message)
             case StepDone(metrics=metrics, total_steps=total_steps):
                 numbers = [("reward", "train_mean_reward"), ("loss", "loss")]
@@ -101,7 +101,7 @@ class RayJobStatus:
     def close(self) -> None:
         """Do nothing. Call `ended` to stop writing."""
 
-    async def ended(self) -> None:
+    async def stop(self) -> None:
         """Stop writing, so that Ray's own final message is not overwritten."""
         if self._writing is not None:
             self._writing.cancel()
@@ -111,7 +111,7 @@ class RayJobStatus:
         """Write a message. While another message is being written, only the newest one waits."""
         if self._job is None:
             return
-        self._text = str(plain(f"{self._run}: {text}"))
+        self._text = str(to_plain_json(f"{self._run}: {text}"))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write(self._job))
 

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_rft.cluster.planning.nodes import ASK_TIMEOUT_S, Node, gpu_memories, memory_here
+from agent_rft.cluster.planning.nodes import ASK_TIMEOUT_S, Node, read_gpu_memory, read_local_memory
 from agent_rft.cluster.ray_cluster.ray_internals import free_resources
 
 HEAD = "node:__internal_head__"
@@ -49,7 +49,7 @@ def _live(node: Mapping[str, Any], gpu_memory: int | None, available: Mapping[st
         name=f"{host}-{node['NodeID'][:4]}",
         cores=resources.get("CPU", 0.0),
         gpus=resources.get("GPU", 0.0),
-        memory_bytes=memory_here() if host == socket.gethostname() else int(free) or None,
+        memory_bytes=read_local_memory() if host == socket.gethostname() else int(free) or None,
         gpu_memory_bytes=gpu_memory,
         object_store_bytes=int(store) or None,
         held_gpus=resources.get("GPU", 0.0) - available.get("GPU", 0.0),
@@ -60,7 +60,7 @@ def _live(node: Mapping[str, Any], gpu_memory: int | None, available: Mapping[st
 def _ask_gpu_memory(node_id: str) -> Any:
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     # A separate process (max_calls=1): one reused for an actor must not have queried GPUs before it gets its own.
-    return ray.remote(num_cpus=0, max_calls=1)(gpu_memories).options(scheduling_strategy=there).remote()
+    return ray.remote(num_cpus=0, max_calls=1)(read_gpu_memory).options(scheduling_strategy=there).remote()
 
 
 def _answer(ref: Any) -> int | None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from os.path import expanduser
 from pathlib import Path
 
-from agent_rft.cluster.ray_cluster.ray_internals import loopback_allowed
+from agent_rft.cluster.ray_cluster.ray_internals import allow_loopback
 from agent_rft.errors import UserError
 
 TOKEN_FILE = Path(".ray") / "auth_token"
@@ -37,13 +37,13 @@ def loopback_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def on_the_loopback() -> Iterator[None]:
+def use_loopback() -> Iterator[None]:
     """Context manager in which processes that this one starts listen only on the loopback address."""
     environment = dict(os.environ)
     variables = loopback_variables(environment)
     os.environ |= variables
     try:
-        with loopback_allowed():
+        with allow_loopback():
             yield
     finally:
         for name in variables:
@@ -51,7 +51,7 @@ def on_the_loopback() -> Iterator[None]:
         os.environ |= {name: environment[name] for name in variables.keys() & environment.keys()}
 
 
-def keep_token_private(home: str | None = None, environment: Mapping[str, str] = os.environ) -> None:
+def protect_token(home: str | None = None, environment: Mapping[str, str] = os.environ) -> None:
     """Ensure that only the user can read Ray's token. Ray itself would create a token that everybody can read.
 
     Raises:
@@ -61,9 +61,9 @@ def keep_token_private(home: str | None = None, environment: Mapping[str, str] =
         return
     home = expanduser("~") if home is None else home
     path = Path(home) / TOKEN_FILE
-    remedy = "set HOME to a folder that you can write, for the files of Ray and vLLM"
+    fix = "set HOME to a folder that you can write, for the files of Ray and vLLM"
     if not path.is_absolute():
-        raise UserError(f"this user has no home folder: {remedy}")
+        raise UserError(f"this user has no home folder: {fix}")
     try:
         if path.exists():
             if path.stat().st_mode & 0o077:
@@ -76,4 +76,4 @@ def keep_token_private(home: str | None = None, environment: Mapping[str, str] =
             with suppress(FileExistsError):  # another command was faster
                 os.link(file.name, path)
     except OSError as error:
-        raise UserError(f"Ray's token {path} cannot be stored: {error.strerror}; {remedy}") from None
+        raise UserError(f"Ray's token {path} cannot be stored: {error.strerror}; {fix}") from None

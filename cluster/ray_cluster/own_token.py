@@ -7,7 +7,7 @@ import secrets
 import sys
 
 
-def set_own_token() -> None:
+def set_local_token() -> None:
     """Set a new token for this process's local cluster, unless the environment already has a token.
 
     Ray reads the variables when it is imported.

@@ -36,7 +36,7 @@ def free_resources() -> dict[str, dict[str, float]]:
     return free
 
 
-def actor_rows() -> list[Row]:
+def list_actors() -> list[Row]:
     """Return the table of actors, including dead ones.
 
     Uses: `ray._private.state.state.actor_table`.
@@ -46,7 +46,7 @@ def actor_rows() -> list[Row]:
     return list(state.actor_table(None).values())
 
 
-def job_rows() -> list[Row]:
+def list_ray_jobs() -> list[Row]:
     """Return the table of jobs: each driver that is or was connected to the cluster.
 
     Uses: `ray._private.state.state.job_table`.
@@ -81,7 +81,7 @@ def store_value(key: str, value: str, namespace: bytes) -> None:
     _internal_kv_put(key.encode(), value.encode(), overwrite=True, namespace=namespace)
 
 
-def stored_value(key: str, namespace: bytes) -> str | None:
+def load_value(key: str, namespace: bytes) -> str | None:
     """Return the string that `store_value` stored; None if the key is missing.
 
     Uses: `ray.experimental.internal_kv`.
@@ -122,7 +122,7 @@ def dashboard_address() -> str | None:
 
 
 @contextmanager
-def loopback_allowed() -> Iterator[None]:
+def allow_loopback() -> Iterator[None]:
     """Context manager in which Ray takes 127.0.0.1 as the address of this node.
 
     Uses: `ray._private.ray_constants.ENABLE_RAY_CLUSTER`.
@@ -157,7 +157,7 @@ class _NoFolders(list[str]):
         """Ignore `folders`, the working directory and the folder of the command."""
 
 
-def leave_out_driver_path(config: JobConfig) -> None:
+def exclude_driver_path(config: JobConfig) -> None:
     """Make the workers of a Ray job find modules only where their own Python finds them.
 
     Uses: `JobConfig._py_driver_sys_path`.
@@ -226,7 +226,7 @@ def ray_command() -> Sequence[str]:
     return sys.executable, "-P", "-m", "ray.scripts.scripts"
 
 
-def submitted_job(environment: Mapping[str, str]) -> Mapping[str, Any]:
+def read_submitted_job(environment: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the configuration of the Ray job whose entry point this process is; empty outside a Ray job.
 
     Uses: the environment variable RAY_JOB_CONFIG_JSON_ENV_VAR.

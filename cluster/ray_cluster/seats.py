@@ -21,22 +21,30 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from agent_rft.cluster.planning.placement import KINDS, Bundle, Placement, assign, bundle_name, holds, text_of
-from agent_rft.cluster.ray_cluster.usage import FURTHER, REQUIRED, cluster_use, group_name, holders
+from agent_rft.cluster.planning.placement import (
+    KINDS,
+    Bundle,
+    Placement,
+    assign_nodes,
+    bundle_name,
+    format_resources,
+    holds,
+)
+from agent_rft.cluster.ray_cluster.usage import FURTHER, REQUIRED, list_holders, placement_group_name, read_usage
 from agent_rft.errors import InvalidJob, Problem
 
 PLACEMENT_TIMEOUT_S = 300.0
-NEWS_S = 5.0
+REPORT_INTERVAL_S = 5.0
 FURTHER_S = 2.0
 """Seconds to wait for further engines after the first is placed; enough if their resources are free."""
 
-HALF = 0.5
+SHARED_GPU = 0.5
 """GPUs of each actor in a shared bundle, so that both get the same GPU. Ray does not limit the memory that they use."""
 RANK_NAME = ":learner-rank-"
 """Part of a rank's actor name between the run's name and the rank's index."""
 
 
-class Seats:
+class Reservations:
     """Reservations of one job: requested on construction, awaited by `ready`, returned by `release`.
 
     `release` also cancels pending reservations. The names of the job's actors start with `run`, so that Ray's dashboard
@@ -47,42 +55,42 @@ class Seats:
         self._placement = placement
         self._run = run
         self._incarnations = Counter[int]()
-        separate = not placement.colocated and not placement.shared
+        separate = not placement.colocated and not placement.has_shared_engines
         self._further = range(1, placement.engines) if separate else range(0)
         # Bundle of the placement -> (placement group, index in the group).
         self._where: dict[int, tuple[int, int]] = {bundle: (n, 0) for n, bundle in enumerate(self._further, start=1)}
-        together = [i for i in placement.reserved if i not in self._where]
+        together = [i for i in placement.reserved_bundles if i not in self._where]
         self._where |= {bundle: (0, n) for n, bundle in enumerate(together)}
         self._groups = [self._request(together, REQUIRED)]
 
-    async def ready(
+    async def wait(
         self,
-        tell: Callable[[str], None],
+        on_missing: Callable[[str], None],
         timeout_s: float = PLACEMENT_TIMEOUT_S,
         wait_for_nodes_s: float = 0.0,
     ) -> list[int]:
         """Wait until the first engine and all learner ranks are placed, and return the indices of the placed engines.
 
-        Missing resources are reported to `tell`. With `wait_for_nodes_s`, a bundle that no present node can hold does
-        not fail immediately but waits that long for a larger node.
+        Missing resources are reported to `on_missing`. With `wait_for_nodes_s`, a bundle that no present node can hold
+        does not fail immediately but waits that long for a larger node.
 
         Raises:
             InvalidJob: The resources were not available in time; or a bundle fits on no present node, and
                 `wait_for_nodes_s` is 0.
         """
         if not wait_for_nodes_s and (too_large := self._too_large()):
-            remedy = "lower the cores or GPUs of each engine and learner rank, or add larger nodes"
-            problem = Problem("too_few_resources", "cluster", too_large, remedy)
+            fix = "lower the cores or GPUs of each engine and learner rank, or add larger nodes"
+            problem = Problem("too_few_resources", "cluster", too_large, fix)
             raise InvalidJob("the job does not fit on the cluster", [problem])
         timeout_s, news = max(timeout_s, wait_for_nodes_s), ""
         reserved = self._reserved(0)
         try:
             async with asyncio.timeout(timeout_s):
-                while not (await asyncio.wait({reserved}, timeout=NEWS_S))[0]:
+                while not (await asyncio.wait({reserved}, timeout=REPORT_INTERVAL_S))[0]:
                     if news != (news := self._missing()):
-                        tell(news)
+                        on_missing(news)
         except TimeoutError:
-            raise not_available(timeout_s, self._missing()) from None
+            raise unavailable_error(timeout_s, self._missing()) from None
         finally:
             reserved.cancel()
         reserved.result()  # raises if Ray could not reserve them
@@ -99,42 +107,42 @@ class Seats:
         for task in waiting:
             task.cancel()
         ready = {0} | {waiting[task] for task in placed}
-        engines = range(0 if self._placement.shared else self._placement.engines)
-        return [i for i in engines if self._where[self._placement.bundle_of_engine(i)][0] in ready]
+        engines = range(0 if self._placement.has_shared_engines else self._placement.engines)
+        return [i for i in engines if self._where[self._placement.engine_bundle(i)][0] in ready]
 
-    async def engine_placed(self, index: int) -> None:
+    async def wait_for_engine(self, index: int) -> None:
         """Wait until engine `index` is placed, or placed again after its node was lost."""
-        group, _ = self._where[self._placement.bundle_of_engine(index)]
+        group, _ = self._where[self._placement.engine_bundle(index)]
         await self._reserved(group)
 
-    def engine(self, index: int) -> dict[str, Any]:
+    def engine_options(self, index: int) -> dict[str, Any]:
         """Return Ray's options for a new actor of engine `index`.
 
         Cores shared with ranks count as the engine's. Of a GPU shared with a rank, each gets half. If the job shares
         its engines with other jobs, this actor runs next to rank 0 and reserves nothing.
         """
         placement = self._placement
-        gpus = HALF if placement.shares_gpus else placement.engine_gpus
+        gpus = SHARED_GPU if placement.shares_gpus else placement.engine_gpus
         self._incarnations[index] += 1
         again = f" ({self._incarnations[index]})" if self._incarnations[index] > 1 else ""
         return {
             "name": f"{self._run}:engine-{index}{again}",
-            "num_cpus": 0 if placement.shared else placement.engine_cores,
-            "num_gpus": 0 if placement.shared else gpus,
+            "num_cpus": 0 if placement.has_shared_engines else placement.engine_cores,
+            "num_gpus": 0 if placement.has_shared_engines else gpus,
             "scheduling_strategy": self._strategy(self._find_bundle(index)),
         }
 
-    def rank(self, index: int) -> dict[str, Any]:
+    def rank_options(self, index: int) -> dict[str, Any]:
         """Return Ray's options for the actor of learner rank `index`."""
         placement = self._placement
         return {
             "name": f"{self._run}{RANK_NAME}{index}",
             "num_cpus": 0 if placement.colocated else placement.rank_cores,
-            "num_gpus": HALF if placement.shares_gpus else placement.rank_gpus,
-            "scheduling_strategy": self._strategy(placement.bundle_of_rank(index)),
+            "num_gpus": SHARED_GPU if placement.shares_gpus else placement.rank_gpus,
+            "scheduling_strategy": self._strategy(placement.rank_bundle(index)),
         }
 
-    def beside(self, name: str, index: int = 0) -> dict[str, Any]:
+    def helper_options(self, name: str, index: int = 0) -> dict[str, Any]:
         """Return Ray's options for a helper actor: without resources, and on an engine's node if that is alive."""
         nodes = list(dict.fromkeys(filter(None, map(self._engine_node, range(self._placement.engines)))))
         options = {"name": f"{self._run}:{name}"}
@@ -145,7 +153,7 @@ class Seats:
     def _find_bundle(self, engine: int) -> int:
         """Return the index of the bundle in which an engine's actor runs."""
         placement = self._placement
-        return placement.bundle_of_rank(0) if placement.shared else placement.bundle_of_engine(engine)
+        return placement.rank_bundle(0) if placement.has_shared_engines else placement.engine_bundle(engine)
 
     def _engine_node(self, index: int) -> str | None:
         group, bundle = self._where[self._find_bundle(index)]
@@ -168,7 +176,7 @@ class Seats:
 
     def _request(self, bundles: Sequence[int], part: str) -> PlacementGroup:
         requested = [self._placement.bundles[i] for i in bundles]
-        return placement_group(requested, strategy="PACK", name=group_name(self._run, part, bundles[0]))
+        return placement_group(requested, strategy="PACK", name=placement_group_name(self._run, part, bundles[0]))
 
     def _reserved(self, group: int) -> asyncio.Future[Any]:
         reserved: asyncio.Future[Any] = asyncio.ensure_future(self._groups[group].ready())
@@ -185,29 +193,31 @@ class Seats:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for index, bundle in enumerate(self._placement.bundles):
             if not any(holds(node, bundle) for node in nodes):
-                return f"{bundle_name(self._placement, index)} requires {text_of(bundle)}, more than any node has"
+                return (
+                    f"{bundle_name(self._placement, index)} requires {format_resources(bundle)}, more than any node has"
+                )
         return None
 
     def _missing(self) -> str:
-        use = cluster_use()
+        use = read_usage()
         free = list(use.free.values())
         needed = self._needed()
         required = [self._placement.bundles[i] for i in needed]
-        assigned = assign(required, free)
+        assigned = assign_nodes(required, free)
         unplaced = [bundle_name(self._placement, i) for i, node in zip(needed, assigned, strict=True) if node is None]
-        text = f"{text_of(_total(required))} required, {text_of(_total(free))} free"
+        text = f"{format_resources(_total(required))} required, {format_resources(_total(free))} free"
         if unplaced:
             text += f"; not placed: {', '.join(unplaced)}"
-        if others := holders(use, self._run.partition(":")[0]):
+        if others := list_holders(use, self._run.partition(":")[0]):
             text += f"; in use by {', '.join(others)}"
         too_large = self._too_large()
         return text if too_large is None else f"{text}; {too_large}: waiting for a larger node to join"
 
 
-def not_available(timeout_s: float, missing: str) -> InvalidJob:
+def unavailable_error(timeout_s: float, missing: str) -> InvalidJob:
     """Return the error of a job whose resources were not available in time."""
-    remedy = "wait for other jobs to end, or add nodes"
-    problem = Problem("no_free_resources", "cluster", f"after {timeout_s:g} s: {missing}", remedy)
+    fix = "wait for other jobs to end, or add nodes"
+    problem = Problem("no_free_resources", "cluster", f"after {timeout_s:g} s: {missing}", fix)
     return InvalidJob("the job's resources did not become available", [problem])
 
 

@@ -21,17 +21,17 @@ import psutil
 import ray
 from ray.job_config import JobConfig
 
-from agent_rft.actors.runtime.cores import usable_cores
+from agent_rft.actors.runtime.cores import count_usable_cores
 from agent_rft.actors.runtime.telemetry.exporter import HOST as METRICS_HOST
 from agent_rft.actors.runtime.telemetry.temporary import short_temporary_folder
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
-from agent_rft.cluster.ray_cluster.loopback import keep_token_private, loopback_variables, on_the_loopback
+from agent_rft.cluster.ray_cluster.loopback import loopback_variables, protect_token, use_loopback
 from agent_rft.cluster.ray_cluster.ray_internals import (
-    leave_out_driver_path,
+    exclude_driver_path,
     ray_command,
+    read_submitted_job,
     silence_other_processes,
-    submitted_job,
 )
 from agent_rft.errors import InvalidJob, Problem, RftError
 
@@ -40,11 +40,11 @@ NOT_STARTED = "Ray could not be started on this machine"
 START_TIMEOUT_S, KILL_TIMEOUT_S = 60.0, 5.0
 LOG_END_BYTES = 2_000
 HOME_PREFIX = "rft-"
-MARK = "AGENT_RFT_CLUSTER"
+CLUSTER_VARIABLE = "AGENT_RFT_CLUSTER"
 """Environment variable that marks every process of a local cluster. Its value is the cluster's folder."""
 PR_SET_PDEATHSIG = 1
-ADDRESS_REMEDY = "give HOST:PORT of a running cluster, or leave out --address and RAY_ADDRESS to start a local one"
-TOKEN_REMEDY = (
+ADDRESS_FIX = "give HOST:PORT of a running cluster, or leave out --address and RAY_ADDRESS to start a local one"
+TOKEN_FIX = (
     "give HOST:PORT of a running cluster. If it requires a token, set RAY_AUTH_MODE=token and provide the token in "
     "~/.ray/auth_token or RAY_AUTH_TOKEN; a cluster requires one if that file exists where `ray start` starts it"
 )
@@ -52,7 +52,7 @@ NICENESS = "RAY_worker_niceness"
 """Variable for the niceness of Ray's workers. Ray's default of 15 would give other processes priority over engines."""
 
 
-def is_local(address: str | None) -> bool:
+def is_local_address(address: str | None) -> bool:
     """Whether the cluster at `address` is reached through the loopback address. None means a local cluster."""
     return address is None or address.startswith(("127.", "localhost:"))
 
@@ -74,9 +74,9 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
         _check_reachable(address)
         yield from _session(address)
         return
-    keep_token_private()
+    protect_token()
     os.environ.setdefault(NICENESS, "0")
-    with short_temporary_folder(), on_the_loopback():
+    with short_temporary_folder(), use_loopback():
         yield from _session(address)
 
 
@@ -91,12 +91,12 @@ def _session(address: str | None) -> Iterator[list[Node]]:
                 configure_logging=False,
                 job_config=job_config(),
                 runtime_env=worker_environment(),
-                **({} if address else {"num_cpus": usable_cores()}),
+                **({} if address else {"num_cpus": count_usable_cores()}),
             )
     except Exception as error:  # Ray raises plain Exceptions
         if address is not None:
-            raise _no_cluster(address, str(error), TOKEN_REMEDY) from error
-        raise RftError(f"{NOT_STARTED}: {error}", public=NOT_STARTED) from error
+            raise _no_cluster(address, str(error), TOKEN_FIX) from error
+        raise RftError(f"{NOT_STARTED}: {error}", public_message=NOT_STARTED) from error
     try:
         yield live_nodes()
     finally:
@@ -109,7 +109,7 @@ def job_config() -> JobConfig:
     A user's `trainer.py` next to the job must not hide agent-rft's package of that name.
     """
     config = JobConfig()
-    leave_out_driver_path(config)
+    exclude_driver_path(config)
     return config
 
 
@@ -119,7 +119,7 @@ def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str,
     In a job submitted with `ray job submit --working-dir`, workers would search that folder first. The hook removes it
     before they import agent-rft. In other jobs, workers do not search the working directory (see `job_config`).
     """
-    if "working_dir" not in (submitted_job(environment).get("runtime_env") or {}):
+    if "working_dir" not in (read_submitted_job(environment).get("runtime_env") or {}):
         return None
     return {"worker_process_setup_hook": "agent_rft.__main__.leave_out_working_directory"}
 
@@ -140,7 +140,7 @@ def _block_hangups() -> Iterator[None]:
 
 @contextmanager
 def job_cluster(
-    address: str | None, note: Path | None = None, meanwhile: Callable[[], object] = lambda: None
+    address: str | None, note: Path | None = None, on_starting: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
     """Context manager that connects to a cluster which accepts Ray jobs: at `address`, or a new local one.
 
@@ -149,7 +149,7 @@ def job_cluster(
     Args:
         address: HOST:PORT of a running cluster; None starts a local one.
         note: File in which to record a local cluster's owner, for `end_leftover`.
-        meanwhile: Called while a local cluster starts.
+        on_starting: Called while a local cluster starts.
 
     Raises:
         InvalidJob: No cluster answers at `address`.
@@ -162,7 +162,7 @@ def job_cluster(
     # `ray.init` would use a fixed port for the agent that accepts jobs, which other clusters may use too.
     port, dashboard, agent = free_ports(3)
     options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
-    options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={usable_cores()}"]
+    options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={count_usable_cores()}"]
     command = [*ray_command(), "start", "--head", "--block", "--disable-usage-stats"]
     # A separate folder, because in Ray's shared folder other programs would find this cluster's address and connect.
     with (
@@ -180,16 +180,16 @@ def job_cluster(
             env={METRICS_HOST: "127.0.0.1", NICENESS: "0"}
             | os.environ
             | loopback_variables(os.environ)
-            | {MARK: folder},
+            | {CLUSTER_VARIABLE: folder},
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
         try:
             if note is not None:
                 note.write_text(json.dumps({"owner": _identity(os.getpid()), "folder": folder}))
-            meanwhile()
+            on_starting()
             _wait_for_head(head, port, log)
-            with on_the_loopback(), ray_session(f"127.0.0.1:{port}"):
+            with use_loopback(), ray_session(f"127.0.0.1:{port}"):
                 yield
         finally:
             _end(head)
@@ -213,7 +213,7 @@ def end_leftover(note: Path) -> None:
 
 def _cluster_folder(process: psutil.Process) -> str | None:
     try:
-        return process.environ().get(MARK)
+        return process.environ().get(CLUSTER_VARIABLE)
     except psutil.Error:  # the process has exited, or belongs to another user
         return None
 
@@ -254,7 +254,7 @@ def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> 
             time.sleep(0.1)
     log.seek(0)
     output = log.read()[-LOG_END_BYTES:].decode(errors="replace")
-    raise RftError(f"{NOT_STARTED}: {output}", public=NOT_STARTED)
+    raise RftError(f"{NOT_STARTED}: {output}", public_message=NOT_STARTED)
 
 
 def _end(head: subprocess.Popen[bytes]) -> None:
@@ -280,7 +280,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def unreachable(address: str) -> str | None:
+def why_unreachable(address: str) -> str | None:
     """Return why a cluster's head cannot be reached at HOST:PORT; None if it can, or if `address` is a Ray keyword."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():  # "auto", "local"
@@ -294,11 +294,11 @@ def unreachable(address: str) -> str | None:
 
 def _check_reachable(address: str) -> None:
     """Raise InvalidJob if nothing listens at `address`. Ray would retry for two minutes, then exit the process."""
-    if (why := unreachable(address)) is not None:
+    if (why := why_unreachable(address)) is not None:
         raise _no_cluster(address, why)
 
 
-def _no_cluster(address: str, why: str, remedy: str = ADDRESS_REMEDY) -> InvalidJob:
+def _no_cluster(address: str, why: str, fix: str = ADDRESS_FIX) -> InvalidJob:
     return InvalidJob(
-        "cannot connect to the Ray cluster", [Problem("no_cluster", "--address", f"{address}: {why}", remedy)]
+        "cannot connect to the Ray cluster", [Problem("no_cluster", "--address", f"{address}: {why}", fix)]
     )

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from agent_rft.actors.engine.shared.actor import SharedConfig
-from agent_rft.cluster.planning.placement import text_of
-from agent_rft.cluster.ray_cluster.seats import FURTHER_S, PLACEMENT_TIMEOUT_S, not_available
+from agent_rft.cluster.planning.placement import format_resources
+from agent_rft.cluster.ray_cluster.seats import FURTHER_S, PLACEMENT_TIMEOUT_S, unavailable_error
 
 
-class SharedSeats:
+class SharedReservations:
     """Shared engines of one job, in the order of their indices; empty if the job has engines of its own.
 
     After `patience_s`, a wait for the first engine is reported, and a wait for further engines ends.
@@ -24,19 +24,19 @@ class SharedSeats:
         self._engines = engines
         self._patience_s = patience_s
 
-    def of(self, index: int) -> SharedConfig | None:
+    def get(self, index: int) -> SharedConfig | None:
         """Return the shared engine with this index; None if the job has engines of its own."""
         return self._engines[index] if self._engines else None
 
-    async def ready(
+    async def wait(
         self,
-        tell: Callable[[str], None],
+        on_missing: Callable[[str], None],
         timeout_s: float = PLACEMENT_TIMEOUT_S,
         wait_for_nodes_s: float = 0.0,
     ) -> list[int]:
         """Wait until the first engine has its resources, and return the indices of all engines that have them.
 
-        Missing resources are reported to `tell`.
+        Missing resources are reported to `on_missing`.
 
         Raises:
             InvalidJob: The first engine's resources were not available in time.
@@ -44,13 +44,13 @@ class SharedSeats:
         if not self._engines:
             return []
         timeout_s = max(timeout_s, wait_for_nodes_s)
-        waiting = {asyncio.create_task(self.placed(index)): index for index in range(len(self._engines))}
+        waiting = {asyncio.create_task(self.wait_for_engine(index)): index for index in range(len(self._engines))}
         first, *further = waiting
         try:
             if not (await asyncio.wait({first}, timeout=self._patience_s))[0]:
-                tell(self._missing())
+                on_missing(self._missing())
             if not (await asyncio.wait({first}, timeout=timeout_s))[0]:
-                raise not_available(timeout_s, self._missing())
+                raise unavailable_error(timeout_s, self._missing())
             first.result()
             placed = (await asyncio.wait(further, timeout=self._patience_s))[0] if further else set()
             return sorted(waiting[task] for task in {first, *placed} if task.exception() is None)
@@ -58,11 +58,11 @@ class SharedSeats:
             for task in waiting:
                 task.cancel()
 
-    async def placed(self, index: int) -> None:
+    async def wait_for_engine(self, index: int) -> None:
         """Wait until an engine has its resources. If the engine does not exist, it is created."""
-        await self._engines[index].reserved()
+        await self._engines[index].reserve_actor()
 
     def _missing(self) -> str:
         engine = self._engines[0]
-        required = text_of({"CPU": engine.cores, "GPU": engine.engine.gpus})
+        required = format_resources({"CPU": engine.cores, "GPU": engine.engine.gpus})
         return f"the shared engine {engine.name} requires {required}, which no single node has free"

@@ -23,7 +23,7 @@ class _Holder:
     """Actor whose existence is the lock."""
 
 
-def take_turn() -> Any | None:
+def take_lock() -> Any | None:
     """Take the lock and return its actor; None if another job holds the lock."""
     try:
         return ray.remote(_Holder).options(name=NAME, namespace=NAMESPACE, num_cpus=0).remote()
@@ -32,8 +32,8 @@ def take_turn() -> Any | None:
 
 
 @asynccontextmanager
-async def own_turn(
-    take: Callable[[], Any | None] = take_turn,
+async def reservation_lock(
+    take: Callable[[], Any | None] = take_lock,
     give_back: Callable[[Any], None] = ray.kill,
     max_wait_s: float = MAX_WAIT_S,
     poll_s: float = POLL_S,

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from ray.util.placement_group import placement_group_table
 
-from agent_rft.cluster.planning.placement import Bundle, assign, holds
+from agent_rft.cluster.planning.placement import Bundle, assign_nodes, holds
 from agent_rft.cluster.ray_cluster.ray_internals import (
     Row,
-    actor_rows,
     free_resources,
     is_adding_nodes,
+    list_actors,
+    load_value,
     store_value,
-    stored_value,
 )
 
 MODEL_APPS = "agent-rft-model-"
@@ -28,13 +28,13 @@ _REPLICA = "SERVE_REPLICA::"
 _NAMESPACE = b"agent-rft"
 
 
-def group_name(run: str, part: str, number: int = 0) -> str:
+def placement_group_name(run: str, part: str, number: int = 0) -> str:
     """Return the name of a placement group of a run; `part` is REQUIRED or FURTHER."""
     return f"{run}:{part}-{number}"
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterUse:
+class ClusterUsage:
     """Snapshot of the use of the cluster's resources.
 
     Attributes:
@@ -51,11 +51,11 @@ class ClusterUse:
     engines: Mapping[str, Sequence[str]] = field(default_factory=dict)
     adds_nodes: bool = False
 
-    def has_room(self, bundle: Bundle) -> bool:
+    def can_hold(self, bundle: Bundle) -> bool:
         """Whether no run waits for resources and a node has enough free resources for `bundle`."""
         return not self.waiting and any(holds(node, bundle) for node in self.free.values())
 
-    def to_release(self, engine: Bundle, idle_s: Mapping[str, float]) -> list[str]:
+    def choose_released(self, engine: Bundle, idle_s: Mapping[str, float]) -> list[str]:
         """Return the fewest applications to stop so that a waiting run can start; empty if no choice lets one start.
 
         Args:
@@ -82,15 +82,17 @@ class ClusterUse:
                 if node in free:
                     for kind, amount in engine.items():
                         free[node][kind] = free[node].get(kind, 0.0) + amount
-        return None not in assign(bundles, list(free.values()))
+        return None not in assign_nodes(bundles, list(free.values()))
 
 
-def cluster_use() -> ClusterUse:
+def read_usage() -> ClusterUsage:
     """Return the current use of the cluster that this process is connected to; takes some milliseconds."""
-    return use_of(free_resources(), placement_group_table().values(), actor_rows(), adds_nodes=is_adding_nodes())
+    return parse_usage(free_resources(), placement_group_table().values(), list_actors(), adds_nodes=is_adding_nodes())
 
 
-def use_of(free: Mapping[str, Bundle], groups: Iterable[Row], actors: Iterable[Row], adds_nodes: bool) -> ClusterUse:
+def parse_usage(
+    free: Mapping[str, Bundle], groups: Iterable[Row], actors: Iterable[Row], adds_nodes: bool
+) -> ClusterUsage:
     """Return the use of a cluster from its free resources and Ray's tables of placement groups and actors."""
     waiting: dict[str, list[Bundle]] = {}
     running: dict[str, None] = {}
@@ -105,19 +107,19 @@ def use_of(free: Mapping[str, Bundle], groups: Iterable[Row], actors: Iterable[R
         app = actor["Name"].removeprefix(_REPLICA).partition("#")[0]
         if actor["Name"].startswith(_REPLICA + MODEL_APPS) and actor["State"] != "DEAD":
             engines.setdefault(app, []).append(actor["Address"]["NodeID"] if actor["State"] == "ALIVE" else "")
-    return ClusterUse(free, waiting, [run for run in running if run not in waiting], engines, adds_nodes)
+    return ClusterUsage(free, waiting, [run for run in running if run not in waiting], engines, adds_nodes)
 
 
-def name_model(app: str, model: str) -> None:
+def record_model_name(app: str, model: str) -> None:
     """Record which model an application serves, for `holders`."""
     store_value(app, model, _NAMESPACE)
 
 
-def holders(use: ClusterUse, run: str) -> list[str]:
+def list_holders(use: ClusterUsage, run: str) -> list[str]:
     """Return the holders of resources other than `run`, such as `the run ftjob-1` and `the served model gpt-5`."""
     found = [f"the run {other}" for other in use.running if other != run]
     for app, nodes in use.engines.items():
         if any(nodes):
-            model = stored_value(app, _NAMESPACE)
+            model = load_value(app, _NAMESPACE)
             found.append(f"the served model {model}" if model else "a served model")
     return found

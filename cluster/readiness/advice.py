@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from agent_rft.cluster.readiness.behaviour import Behaviour
+from agent_rft.cluster.readiness.behaviour import RolloutBehavior
 from agent_rft.cluster.readiness.draws import GroupSignal
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.plan import GROUP_SIZE, Plan
+from agent_rft.spec.plan import GROUP_SIZE, StepPlan
 
 HYPERPARAMETERS, REINFORCEMENT = "method.reinforcement.hyperparameters", "method.reinforcement"
-WANTED_SIGNAL = 0.5
+TARGET_SIGNAL = 0.5
 """Share of groups with signal below which a larger group is recommended. Each doubling costs twice the sampling."""
-WORTH = 0.1
+MIN_SHARE_GAIN = 0.1
 """Minimum increase in the share of groups with signal that justifies a larger group."""
 WANTED_GROUPS = 8
 """Groups with signal that a step needs. With fewer, the direction of a step changes from batch to batch."""
@@ -24,7 +24,7 @@ CUT_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RecommendedSetting:
     """Recommended value of a job setting, with the reason."""
 
     setting: str
@@ -46,29 +46,31 @@ class Estimate:
     useful_groups: float
 
 
-def settings_for(job: JobSpec, plan: Plan, signal: Sequence[GroupSignal], behaviour: Behaviour) -> Iterator[Setting]:
+def recommend_settings(
+    job: JobSpec, plan: StepPlan, signal: Sequence[GroupSignal], behaviour: RolloutBehavior
+) -> Iterator[RecommendedSetting]:
     """Yield the settings that should change, judging by the readiness samples."""
     shares = {entry.size: entry.low for entry in signal}
     size = plan.group_size
     share = shares.get(size, 0.0)
     for entry in signal:
-        if entry.size > size and share < WANTED_SIGNAL and entry.low >= share + WORTH:
+        if entry.size > size and share < TARGET_SIGNAL and entry.low >= share + MIN_SHARE_GAIN:
             why = f"{entry.low:.0%} of groups of {entry.size} have signal, but only {share:.0%} of groups of {size}"
-            yield Setting(f"{HYPERPARAMETERS}.compute_multiplier", entry.size / GROUP_SIZE, why)
+            yield RecommendedSetting(f"{HYPERPARAMETERS}.compute_multiplier", entry.size / GROUP_SIZE, why)
             size, share = entry.size, entry.low
             break
     batch_size = min(MAX_BATCH, plan.num_rows, ceil(WANTED_GROUPS / share)) if share > 0 else plan.batch_size
     if batch_size > plan.batch_size:
         why = f"{share:.0%} of the groups have signal, and a step needs about {WANTED_GROUPS} groups with signal"
-        yield Setting(f"{HYPERPARAMETERS}.batch_size", batch_size, why)
+        yield RecommendedSetting(f"{HYPERPARAMETERS}.batch_size", batch_size, why)
     if behaviour.ended.get("max_tokens", 0.0) > CUT_SHARE:
         limit = 2 * job.reinforcement.limits.max_completion_tokens
         why = f"{behaviour.ended['max_tokens']:.0%} of the rollouts are cut off at this limit"
-        yield Setting(f"{REINFORCEMENT}.limits.max_completion_tokens", limit, why)
+        yield RecommendedSetting(f"{REINFORCEMENT}.limits.max_completion_tokens", limit, why)
 
 
-def estimate_of(plan: Plan, signal: Sequence[GroupSignal], rollout_s: float | None) -> Estimate:
-    """Estimate the training run; `rollout_s` is explained in `readiness_of`."""
+def estimate_training(plan: StepPlan, signal: Sequence[GroupSignal], rollout_s: float | None) -> Estimate:
+    """Estimate the training run; `rollout_s` is explained in `judge_samples`."""
     rollouts = plan.steps * plan.rollouts_per_step
     share = next((entry.low for entry in signal if entry.size == plan.group_size), 0.0)
     return Estimate(plan.steps, rollouts, None if rollout_s is None else rollouts * rollout_s, plan.batch_size * share)

@@ -9,14 +9,14 @@ from statistics import fmean
 
 import numpy as np
 
-from agent_rft.metrics.intervals import Interval, wilson
+from agent_rft.metrics.intervals import Interval, wilson_interval
 from agent_rft.types import Group, Rollout, ToolResult
 
-MODELS_MISTAKES = ("malformed_call", "unknown_tool", "invalid_arguments")
+MODEL_ERRORS = ("malformed_call", "unknown_tool", "invalid_arguments")
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """Mean, median and 95th percentile over rollouts (or calls)."""
 
     mean: float
@@ -25,17 +25,17 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUsage:
     """Use of one tool: calls sent to it, calls that it answered with an error, and its latency in seconds."""
 
     name: str
     calls: int
     errors: int
-    latency_s: Spread
+    latency_s: Distribution
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
+class RolloutBehavior:
     """Statistics of the rollouts.
 
     Attributes:
@@ -49,11 +49,11 @@ class Behaviour:
     """
 
     rollouts: int
-    calls: Spread
-    turns: Spread
-    sampled_tokens: Spread
-    busy_s: Spread
-    tools: tuple[ToolUse, ...]
+    calls: Distribution
+    turns: Distribution
+    sampled_tokens: Distribution
+    busy_s: Distribution
+    tools: tuple[ToolUsage, ...]
     calling: float | None
     invalid_calls: Interval
     call_errors: dict[str, int]
@@ -63,7 +63,7 @@ class Behaviour:
     over_target: float | None = None
 
 
-def behaviour_of(groups: Sequence[Group], target_s: float | None) -> Behaviour | None:
+def measure_behavior(groups: Sequence[Group], target_s: float | None) -> RolloutBehavior | None:
     """Return the statistics of the rollouts, or None if no rollout was graded."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
@@ -71,16 +71,16 @@ def behaviour_of(groups: Sequence[Group], target_s: float | None) -> Behaviour |
     with_tools = [rollout for group in groups if group.request.task.tools for rollout in group.rollouts]
     errors = Counter(result.error for rollout in rollouts for result in rollout.results if result.error)
     num_calls = sum(len(rollout.calls) for rollout in rollouts)
-    invalid = sum(errors[kind] for kind in MODELS_MISTAKES)
-    return Behaviour(
+    invalid = sum(errors[kind] for kind in MODEL_ERRORS)
+    return RolloutBehavior(
         rollouts=len(rollouts),
-        calls=spread(len(rollout.calls) for rollout in rollouts),
-        turns=spread(len(rollout.turns) for rollout in rollouts),
-        sampled_tokens=spread(rollout.num_sampled for rollout in rollouts),
-        busy_s=spread(rollout.busy_s for rollout in rollouts),
+        calls=summarize_values(len(rollout.calls) for rollout in rollouts),
+        turns=summarize_values(len(rollout.turns) for rollout in rollouts),
+        sampled_tokens=summarize_values(rollout.num_sampled for rollout in rollouts),
+        busy_s=summarize_values(rollout.busy_s for rollout in rollouts),
         tools=_tool_uses(rollouts),
         calling=fmean(_calls_a_tool(rollout) for rollout in with_tools) if with_tools else None,
-        invalid_calls=wilson(invalid, num_calls) if num_calls else Interval(0.0, 0.0, 0.0, 0),
+        invalid_calls=wilson_interval(invalid, num_calls) if num_calls else Interval(0.0, 0.0, 0.0, 0),
         call_errors=dict(errors),
         ended={kind: n / len(rollouts) for kind, n in Counter(r.finish for r in rollouts).items()},
         discarded=dict(Counter(lost.reason for group in groups for lost in group.discarded)),
@@ -89,16 +89,16 @@ def behaviour_of(groups: Sequence[Group], target_s: float | None) -> Behaviour |
     )
 
 
-def spread(values: Iterable[float]) -> Spread:
+def summarize_values(values: Iterable[float]) -> Distribution:
     found = np.fromiter(values, np.float64)
-    return Spread(float(found.mean()), float(np.median(found)), float(np.quantile(found, 0.95)))
+    return Distribution(float(found.mean()), float(np.median(found)), float(np.quantile(found, 0.95)))
 
 
 def _calls_a_tool(rollout: Rollout) -> bool:
-    return any(result.error not in MODELS_MISTAKES for result in rollout.results)
+    return any(result.error not in MODEL_ERRORS for result in rollout.results)
 
 
-def _tool_uses(rollouts: Sequence[Rollout]) -> tuple[ToolUse, ...]:
+def _tool_uses(rollouts: Sequence[Rollout]) -> tuple[ToolUsage, ...]:
     """Return the tools that received calls, the most used first."""
     answered: dict[str, list[ToolResult]] = {}
     for rollout in rollouts:
@@ -106,7 +106,7 @@ def _tool_uses(rollouts: Sequence[Rollout]) -> tuple[ToolUse, ...]:
             if result.error in (None, "tool_error"):
                 answered.setdefault(call.name, []).append(result)
     found = (
-        ToolUse(name, len(got), sum(r.error is not None for r in got), spread(r.latency_s for r in got))
+        ToolUsage(name, len(got), sum(r.error is not None for r in got), summarize_values(r.latency_s for r in got))
         for name, got in answered.items()
     )
     return tuple(sorted(found, key=lambda tool: (-tool.calls, tool.name)))

@@ -44,7 +44,7 @@ class DataFinding:
         return sum(map(len, self.contradictory)) / max(1, self.rows)
 
 
-def data_finding(file: str, tasks: Sequence[Task], others: Mapping[str, Sequence[Task]]) -> DataFinding:
+def check_rows(file: str, tasks: Sequence[Task], others: Mapping[str, Sequence[Task]]) -> DataFinding:
     """Find problems in the rows of `file`, named by its field in the job; `others` has the rows of the other files."""
     same_question: dict[str, dict[str, list[int]]] = {}
     for task in tasks:

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from math import comb
 from statistics import fmean, pstdev
 
-from agent_rft.metrics.intervals import Interval, bootstrap_mean
+from agent_rft.metrics.intervals import Interval, bootstrap_interval
 from agent_rft.metrics.pass_at_k import pass_at_k
-from agent_rft.trainer.algorithm.advantage import EQUAL_WITHIN, LEAST_DIFFERENCE, NoSignal, signal_of
+from agent_rft.trainer.algorithm.advantage import (
+    EQUAL_WITHIN,
+    MIN_DIFFERENCE,
+    ZeroVarianceKind,
+    classify_group_variance,
+)
 from agent_rft.types import Group, Rollout
 
 SIZES = (4, 8, 16, 32)
@@ -20,7 +25,7 @@ SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RowSignal:
     """Statistics of one row, which has at least one graded rollout, so no value is NaN.
 
     `mean`, `deviation`, `best` and `worst` describe the rewards. `no_signal` is the reason why the rollouts, taken as
@@ -38,11 +43,11 @@ class Row:
     passed: int
     graded: int
     discarded: int
-    no_signal: NoSignal | None
+    no_signal: ZeroVarianceKind | None
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class RowShares:
     """Shares of the graded rows by result: rollouts all right, all wrong, otherwise equal, or different (`signal`)."""
 
     all_right: float
@@ -66,16 +71,16 @@ class GroupSignal:
     high: float
 
 
-def rows_of(groups: Iterable[Group], pass_threshold: float) -> list[Row]:
+def measure_rows(groups: Iterable[Group], pass_threshold: float) -> list[RowSignal]:
     """Return the rows with a graded rollout, in ascending order of mean reward."""
     rows = [_row(group, pass_threshold) for group in groups if group.rollouts]
     return sorted(rows, key=lambda row: (row.mean, row.best, row.line))
 
 
-def _row(group: Group, pass_threshold: float) -> Row:
+def _row(group: Group, pass_threshold: float) -> RowSignal:
     task, rewards = group.request.task, group.rewards.tolist()
     grades = [rollout.grade.value for rollout in group.rollouts]
-    return Row(
+    return RowSignal(
         row_id=task.row_id,
         line=task.line,
         question=str(task.messages[-1].get("content") or "")[:SHOWN_CHARS],
@@ -87,17 +92,17 @@ def _row(group: Group, pass_threshold: float) -> Row:
         passed=sum(grade >= pass_threshold for grade in grades),
         graded=len(grades),
         discarded=len(group.discarded),
-        no_signal=signal_of(group.rewards, grades, pass_threshold),
+        no_signal=classify_group_variance(group.rewards, grades, pass_threshold),
     )
 
 
-def shares_of(rows: Sequence[Row]) -> Shares:
+def count_row_shares(rows: Sequence[RowSignal]) -> RowShares:
     counts = Counter(row.no_signal for row in rows)
     total = max(1, len(rows))
-    return Shares(*(counts[kind] / total for kind in ("all_right", "all_wrong", "equal", None)))
+    return RowShares(*(counts[kind] / total for kind in ("all_right", "all_wrong", "equal", None)))
 
 
-def pass_at(rows: Sequence[Row], samples: int) -> tuple[PassAt, ...]:
+def estimate_pass_at(rows: Sequence[RowSignal], samples: int) -> tuple[PassAt, ...]:
     """Return pass@k for k = 1, 2, 4, ... up to `samples`, with intervals over rows.
 
     The estimator is unbiased for each row with at least k rollouts: `agent_rft.metrics.pass_at_k`, after Chen et
@@ -107,11 +112,11 @@ def pass_at(rows: Sequence[Row], samples: int) -> tuple[PassAt, ...]:
     for k in sorted({*(1 << i for i in range(samples.bit_length())), samples}):
         values = [pass_at_k(row.graded, row.passed, k) for row in rows if row.graded >= k]
         if values:
-            found.append(PassAt(k, bootstrap_mean(values)))
+            found.append(PassAt(k, bootstrap_interval(values)))
     return tuple(found)
 
 
-def group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple[GroupSignal, ...]:
+def estimate_group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple[GroupSignal, ...]:
     """Return the expected share of groups whose rewards differ, for each group size.
 
     Up to a row's n rollouts, the estimate is unbiased, as for pass@k: 1 - sum of C(c, size) / C(n, size) over its
@@ -130,11 +135,14 @@ def group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple
 
 
 def _outcomes(rollouts: Sequence[Rollout]) -> Counter[int]:
-    """Count rollouts per outcome. Equal grades with nearly equal penalties are one outcome, as in `signal_of`."""
+    """Count rollouts per outcome.
+
+    Equal grades with nearly equal penalties are one outcome, as in `classify_group_variance`.
+    """
     outcomes = Counter[int]()
     number, grade, reward = 0, math.nan, math.nan
     for rollout in sorted(rollouts, key=lambda r: (round(r.grade.value / EQUAL_WITHIN), r.reward)):
-        if not (abs(rollout.grade.value - grade) <= EQUAL_WITHIN and rollout.reward - reward < LEAST_DIFFERENCE):
+        if not (abs(rollout.grade.value - grade) <= EQUAL_WITHIN and rollout.reward - reward < MIN_DIFFERENCE):
             number, grade, reward = number + 1, rollout.grade.value, rollout.reward
         outcomes[number] += 1
     return outcomes

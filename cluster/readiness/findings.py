@@ -7,26 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agent_rft.cluster.readiness.advice import Estimate, Setting, estimate_of, settings_for
-from agent_rft.cluster.readiness.behaviour import Behaviour, behaviour_of
-from agent_rft.cluster.readiness.data_checks import DataFinding, data_finding
+from agent_rft.cluster.readiness.advice import Estimate, RecommendedSetting, estimate_training, recommend_settings
+from agent_rft.cluster.readiness.behaviour import RolloutBehavior, measure_behavior
+from agent_rft.cluster.readiness.data_checks import DataFinding, check_rows
 from agent_rft.cluster.readiness.draws import (
     SIZES,
     GroupSignal,
     PassAt,
-    Row,
-    Shares,
-    group_signal,
-    pass_at,
-    rows_of,
-    shares_of,
+    RowShares,
+    RowSignal,
+    count_row_shares,
+    estimate_group_signal,
+    estimate_pass_at,
+    measure_rows,
 )
-from agent_rft.cluster.readiness.grader import GraderFinding, grader_finding
-from agent_rft.cluster.readiness.verdict import TRAINED, Evidence, Found, verdict_of
-from agent_rft.metrics.intervals import Interval, bootstrap_mean
+from agent_rft.cluster.readiness.grader import GraderFinding, measure_grader
+from agent_rft.cluster.readiness.verdict import TRAINED, Evidence, ReadinessFinding, decide_verdict
+from agent_rft.metrics.intervals import Interval, bootstrap_interval
 from agent_rft.problems.readiness import REASONS, Verdict
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.plan import Plan
+from agent_rft.spec.plan import StepPlan
 from agent_rft.types import Group, Task
 
 FORMAT = 1
@@ -40,21 +40,21 @@ class Readiness:
     """Verdict of a readiness check and all its measurements. `rows` are in ascending order of mean reward."""
 
     verdict: Verdict
-    reasons: tuple[Found, ...]
-    settings: tuple[Setting, ...]
+    reasons: tuple[ReadinessFinding, ...]
+    settings: tuple[RecommendedSetting, ...]
     estimate: Estimate
     samples: int
     rollouts: int
     grade: Interval
     reward: Interval
-    shares: Shares
+    shares: RowShares
     pass_at: tuple[PassAt, ...]
     group_signal: tuple[GroupSignal, ...]
     grader: GraderFinding
-    behaviour: Behaviour | None
+    behaviour: RolloutBehavior | None
     data: DataFinding
     target_s: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[RowSignal, ...]
 
     @property
     def codes(self) -> list[str]:
@@ -68,7 +68,7 @@ class Readiness:
                 "code": found.reason.value,
                 "decides": REASONS[found.reason].verdict is not None,
                 "message": found.words,
-                "remedy": REASONS[found.reason].remedy,
+                "fix": REASONS[found.reason].fix,
             }
             for found in self.reasons
         ]
@@ -79,9 +79,9 @@ class Readiness:
         return values
 
 
-def readiness_of(
+def judge_samples(
     job: JobSpec,
-    plan: Plan,
+    plan: StepPlan,
     tasks: Sequence[Task],
     groups: Sequence[Group],
     others: Mapping[str, Sequence[Task]],
@@ -106,25 +106,25 @@ def readiness_of(
         target_s: Target for the model and tool time of a rollout; None if there is no target.
         rollout_s: Elapsed seconds divided by the number of rollouts, with the engines fully loaded.
     """
-    rows = rows_of(groups, job.reinforcement.grader.pass_threshold)
-    shares, grader = shares_of(rows), grader_finding(groups, again)
-    behaviour, data = behaviour_of(groups, target_s), data_finding(file, tasks, others)
+    rows = measure_rows(groups, job.reinforcement.grader.pass_threshold)
+    shares, grader = count_row_shares(rows), measure_grader(groups, again)
+    behaviour, data = measure_behavior(groups, target_s), check_rows(file, tasks, others)
     reward = job.reinforcement.reward
     penalties = any((reward.tool_call_penalty, reward.turn_penalty, reward.token_penalty, reward.time_penalty_per_s))
-    passing = bootstrap_mean(row.passed / row.graded for row in rows)
-    verdict, reasons = verdict_of(Evidence(rows, shares, passing, grader, behaviour, data, penalties))
-    signal = group_signal(groups, {*SIZES, plan.group_size})
+    passing = bootstrap_interval(row.passed / row.graded for row in rows)
+    verdict, reasons = decide_verdict(Evidence(rows, shares, passing, grader, behaviour, data, penalties))
+    signal = estimate_group_signal(groups, {*SIZES, plan.group_size})
     return Readiness(
         verdict=verdict,
         reasons=reasons,
-        settings=() if behaviour is None else tuple(settings_for(job, plan, signal, behaviour)),
-        estimate=estimate_of(plan, signal, rollout_s),
+        settings=() if behaviour is None else tuple(recommend_settings(job, plan, signal, behaviour)),
+        estimate=estimate_training(plan, signal, rollout_s),
         samples=samples,
         rollouts=sum(len(group.rollouts) for group in groups),
-        grade=bootstrap_mean(row.grade for row in rows),
-        reward=bootstrap_mean((row.mean for row in rows), bounds=None),
+        grade=bootstrap_interval(row.grade for row in rows),
+        reward=bootstrap_interval((row.mean for row in rows), bounds=None),
         shares=shares,
-        pass_at=pass_at(rows, samples),
+        pass_at=estimate_pass_at(rows, samples),
         group_signal=signal,
         grader=grader,
         behaviour=behaviour,

@@ -8,7 +8,7 @@ from statistics import fmean, variance
 
 import numpy as np
 
-from agent_rft.metrics.intervals import Interval, bootstrap_mean
+from agent_rft.metrics.intervals import Interval, bootstrap_interval
 from agent_rft.types import Group, Rollout
 
 CHANGED = 1e-3
@@ -38,7 +38,7 @@ class GraderFinding:
     agreement: Interval | None = None
 
 
-def grader_finding(groups: Sequence[Group], again: Mapping[str, float | None]) -> GraderFinding:
+def measure_grader(groups: Sequence[Group], again: Mapping[str, float | None]) -> GraderFinding:
     """Measure the grader; `again` has second grades of the same answers by trace id, None if the grading failed."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     twice = [(_ungated(r), again[r.trace_id]) for r in rollouts if r.trace_id in again]
@@ -88,4 +88,4 @@ def _agreement(groups: Sequence[Group]) -> Interval | None:
         if np.ptp(grades) <= CHANGED:
             continue
         found.append(float(np.corrcoef(grades, held_out)[0, 1]) if np.ptp(held_out) > CHANGED else 0.0)
-    return bootstrap_mean(found, bounds=(-1.0, 1.0)) if has_held_out and found else None
+    return bootstrap_interval(found, bounds=(-1.0, 1.0)) if has_held_out and found else None

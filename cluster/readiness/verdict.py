@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agent_rft.cluster.readiness.behaviour import Behaviour
+from agent_rft.cluster.readiness.behaviour import RolloutBehavior
 from agent_rft.cluster.readiness.data_checks import MAX_PAIRS, DataFinding
-from agent_rft.cluster.readiness.draws import Row, Shares
+from agent_rft.cluster.readiness.draws import RowShares, RowSignal
 from agent_rft.cluster.readiness.grader import GraderFinding
-from agent_rft.metrics.intervals import FEW, Interval, wilson
+from agent_rft.metrics.intervals import MIN_VALUES, Interval, wilson_interval
 from agent_rft.problems.readiness import REASONS, Reason, Verdict
 
 TRAINED = "training_file"
@@ -43,24 +43,24 @@ MIN_CALLING = 0.02
 class Evidence:
     """Measurements that decide the verdict. `penalties`: whether the reward depends on calls, tokens or time."""
 
-    rows: Sequence[Row]
-    shares: Shares
+    rows: Sequence[RowSignal]
+    shares: RowShares
     pass_rate: Interval
     grader: GraderFinding
-    behaviour: Behaviour | None
+    behaviour: RolloutBehavior | None
     data: DataFinding
     penalties: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReadinessFinding:
     """Reason with its measured values as text."""
 
     reason: Reason
     words: str
 
 
-def verdict_of(evidence: Evidence) -> tuple[Verdict, tuple[Found, ...]]:
+def decide_verdict(evidence: Evidence) -> tuple[Verdict, tuple[ReadinessFinding, ...]]:
     """Return the verdict, and its reasons followed by notes. `fix_first` takes precedence over `warm_start`."""
     found = (*_check_run(evidence), *_check_data(evidence.data), *_check_grader(evidence), *_check_rewards(evidence))
     notes = tuple(_notes(evidence))
@@ -70,83 +70,93 @@ def verdict_of(evidence: Evidence) -> tuple[Verdict, tuple[Found, ...]]:
     if "warm_start" in verdicts:
         return "warm_start", (*found, *notes)
     words = f"the rollouts of {evidence.shares.signal:.0%} of the rows differ in reward"
-    return "train", (Found(Reason.ENOUGH_SIGNAL, words), *notes)
+    return "train", (ReadinessFinding(Reason.ENOUGH_SIGNAL, words), *notes)
 
 
-def _check_run(evidence: Evidence) -> Iterator[Found]:
+def _check_run(evidence: Evidence) -> Iterator[ReadinessFinding]:
     behaviour = evidence.behaviour
     if behaviour is None:
-        yield Found(Reason.ROLLOUTS_DISCARDED, "no rollout was graded")
+        yield ReadinessFinding(Reason.ROLLOUTS_DISCARDED, "no rollout was graded")
         return
     lost = sum(behaviour.discarded.values())
     if (share := lost / (lost + behaviour.rollouts)) > MAX_DISCARDED:
         kinds = ", ".join(f"{kind} {count}" for kind, count in behaviour.discarded.items())
-        yield Found(Reason.ROLLOUTS_DISCARDED, f"{share:.0%} of the rollouts were discarded ({kinds})")
+        yield ReadinessFinding(Reason.ROLLOUTS_DISCARDED, f"{share:.0%} of the rollouts were discarded ({kinds})")
     for tool in behaviour.tools:
-        if wilson(tool.errors, tool.calls).low > MAX_TOOL_ERRORS:
+        if wilson_interval(tool.errors, tool.calls).low > MAX_TOOL_ERRORS:
             words = f"the tool {tool.name!r} answered {tool.errors} of {tool.calls} calls with an error"
-            yield Found(Reason.TOOLS_FAIL, words)
+            yield ReadinessFinding(Reason.TOOLS_FAIL, words)
     if (invalid := behaviour.invalid_calls).low > MAX_INVALID_CALLS:
-        yield Found(Reason.CALLS_INVALID, f"{invalid.mean:.0%} of the calls were invalid")
+        yield ReadinessFinding(Reason.CALLS_INVALID, f"{invalid.mean:.0%} of the calls were invalid")
     if (cut := 1.0 - behaviour.ended.get("answer", 0.0)) > MAX_CUT:
         kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in behaviour.ended.items() if kind != "answer")
-        yield Found(Reason.ANSWERS_CUT, f"{cut:.0%} of the rollouts ended at a limit ({kinds})")
+        yield ReadinessFinding(Reason.ANSWERS_CUT, f"{cut:.0%} of the rollouts ended at a limit ({kinds})")
 
 
-def _check_data(data: DataFinding) -> Iterator[Found]:
+def _check_data(data: DataFinding) -> Iterator[ReadinessFinding]:
     if data.distinct < MIN_ROWS and data.file == TRAINED:
-        yield Found(Reason.TOO_FEW_ROWS, f"the training file has only {data.distinct} different questions")
+        yield ReadinessFinding(Reason.TOO_FEW_ROWS, f"the training file has only {data.distinct} different questions")
     if data.contradictory_share > MAX_CONTRADICTORY:
         words = f"{data.contradictory_share:.0%} of the rows have the question of another row but a different reference"
-        yield Found(Reason.CONTRADICTORY_ROWS, f"{words}: {_lines(data.contradictory)}")
+        yield ReadinessFinding(Reason.CONTRADICTORY_ROWS, f"{words}: {_lines(data.contradictory)}")
 
 
-def _check_grader(evidence: Evidence) -> Iterator[Found]:
+def _check_grader(evidence: Evidence) -> Iterator[ReadinessFinding]:
     grader = evidence.grader
     if grader.noise is not None and grader.noise > MAX_NOISE:
         words = f"{grader.noise:.0%} of the grade variance within rows is noise of the grader"
-        yield Found(Reason.GRADER_NOISY, f"{words} ({grader.regraded} answers graded twice)")
+        yield ReadinessFinding(Reason.GRADER_NOISY, f"{words} ({grader.regraded} answers graded twice)")
     agreement = grader.agreement
     if agreement is not None and agreement.n >= MIN_ROWS and agreement.low <= 0.0:
-        words = f"the correlation of grade and held-out grade within rows is {agreement.text()}"
-        yield Found(Reason.GRADER_DISAGREES, words)
+        words = f"the correlation of grade and held-out grade within rows is {agreement.format()}"
+        yield ReadinessFinding(Reason.GRADER_DISAGREES, words)
 
 
-def _check_rewards(evidence: Evidence) -> Iterator[Found]:
+def _check_rewards(evidence: Evidence) -> Iterator[ReadinessFinding]:
     shares, behaviour = evidence.shares, evidence.behaviour
     if behaviour is None:
         return
     if behaviour.calling is not None and behaviour.calling < MIN_CALLING and shares.all_right < MAX_PASS:
-        yield Found(Reason.TOOLS_UNUSED, f"{behaviour.calling:.1%} of the rollouts with tools called a tool")
+        yield ReadinessFinding(Reason.TOOLS_UNUSED, f"{behaviour.calling:.1%} of the rollouts with tools called a tool")
     if evidence.pass_rate.mean > MAX_PASS and not evidence.penalties:
-        yield Found(Reason.TOO_EASY, f"{evidence.pass_rate.mean:.0%} of the rollouts pass")
+        yield ReadinessFinding(Reason.TOO_EASY, f"{evidence.pass_rate.mean:.0%} of the rollouts pass")
     elif shares.signal < MIN_SIGNAL:
         words = f"the rollouts of {shares.signal:.0%} of the rows differ in reward"
         largest = max(shares.all_right, shares.all_wrong, shares.equal)
         if largest == shares.all_wrong:
-            yield Found(Reason.TOO_HARD, f"{words}; in {shares.all_wrong:.0%} of the rows, all rollouts are wrong")
+            yield ReadinessFinding(
+                Reason.TOO_HARD, f"{words}; in {shares.all_wrong:.0%} of the rows, all rollouts are wrong"
+            )
         elif largest == shares.all_right:
-            yield Found(Reason.TOO_EASY, f"{words}; in {shares.all_right:.0%} of the rows, all rollouts are right")
+            yield ReadinessFinding(
+                Reason.TOO_EASY, f"{words}; in {shares.all_right:.0%} of the rows, all rollouts are right"
+            )
         else:
-            yield Found(Reason.NO_DIFFERENCES, f"{words}; in {shares.equal:.0%} of the rows, all grades are equal")
+            yield ReadinessFinding(
+                Reason.NO_DIFFERENCES, f"{words}; in {shares.equal:.0%} of the rows, all grades are equal"
+            )
 
 
-def _notes(evidence: Evidence) -> Iterator[Found]:
+def _notes(evidence: Evidence) -> Iterator[ReadinessFinding]:
     data, grader, behaviour = evidence.data, evidence.grader, evidence.behaviour
     if data.near_duplicates:
         many = "or more " * (len(data.near_duplicates) == MAX_PAIRS)
         words = f"{len(data.near_duplicates)} {many}pairs of rows are nearly identical"
-        yield Found(Reason.NEAR_DUPLICATES, f"{words}: {_lines(data.near_duplicates)}")
+        yield ReadinessFinding(Reason.NEAR_DUPLICATES, f"{words}: {_lines(data.near_duplicates)}")
     for name, count in (data.shared or {}).items():
-        yield Found(Reason.ROWS_SHARED, f"{count} rows of the {name} are also in the {data.file}")
-    if 1 <= grader.distinct <= 2 and grader.graded >= FEW:
-        yield Found(Reason.GRADER_COARSE, f"{grader.graded} rollouts got only {grader.distinct} different grades")
+        yield ReadinessFinding(Reason.ROWS_SHARED, f"{count} rows of the {name} are also in the {data.file}")
+    if 1 <= grader.distinct <= 2 and grader.graded >= MIN_VALUES:
+        yield ReadinessFinding(
+            Reason.GRADER_COARSE, f"{grader.graded} rollouts got only {grader.distinct} different grades"
+        )
     if grader.failed:
         total = grader.regraded + grader.failed
-        yield Found(Reason.NOT_GRADED_TWICE, f"{grader.failed} of {total} answers could not be graded a second time")
+        yield ReadinessFinding(
+            Reason.NOT_GRADED_TWICE, f"{grader.failed} of {total} answers could not be graded a second time"
+        )
     if behaviour is not None and behaviour.over_target is not None and behaviour.over_target > 0.05:
         words = f"{behaviour.over_target:.0%} of the rollouts take longer than the target"
-        yield Found(Reason.TOO_SLOW, f"{words}; 95% take at most {behaviour.busy_s.p95:.1f} s")
+        yield ReadinessFinding(Reason.TOO_SLOW, f"{words}; 95% take at most {behaviour.busy_s.p95:.1f} s")
 
 
 def _lines(groups: Sequence[Sequence[int]], shown: int = 3) -> str:

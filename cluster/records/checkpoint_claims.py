@@ -55,56 +55,58 @@ class CheckpointClaims:
             UserError: The store does not support conditional writes.
         """
         self._files.makedirs(f"{self._root}/{run}", exist_ok=True)
-        claims = self.numbers(run)
+        claims = self.list_claims(run)
         while True:
             number = max(claims, default=NO_OWNER) + 1
-            path, claim = self._path(run, number), _Claim(format=FORMAT, adopted=self.complete(run, claims))
+            path, claim = self._path(run, number), _Claim(format=FORMAT, adopted=self.find_complete(run, claims))
             if not self._create(path, claim):
                 claims.append(number)  # another process was faster, or the listing was outdated
                 continue
             is_unconditional = self._create(path, claim)
             # Earlier owners start no more uploads. Uploads that they finished since the listing must be adopted, too.
-            if not is_unconditional and self.complete(run, claims) == claim.adopted:
+            if not is_unconditional and self.find_complete(run, claims) == claim.adopted:
                 break
             self._files.rm_file(path)
             if is_unconditional:
                 raise self._unsupported()
         self._claimed[run] = number
 
-    def own(self, run: str) -> int:
+    def ensure_claim(self, run: str) -> int:
         """Return the number of this process's claim on a run, claiming it if necessary.
 
         Raises:
             CheckpointsTaken: Another process has a newer claim.
             UserError: The store does not support conditional writes.
         """
-        claims = self.numbers(run)
+        claims = self.list_claims(run)
         if max(claims, default=NO_OWNER) > self._claimed.get(run, math.inf):
             raise CheckpointsTaken(f"another process has claimed the checkpoints of {run}; uploads stop here")
         if self._claimed.get(run) not in claims:
             self.take(run)
         return self._claimed[run]
 
-    def numbers(self, run: str) -> list[int]:
+    def list_claims(self, run: str) -> list[int]:
         """Return the numbers of all claims on a run, in order."""
         return self._list_numbers(run, _CLAIM)
 
-    def owners(self, run: str) -> list[int]:
+    def list_owners(self, run: str) -> list[int]:
         """Return the numbers of all owners that may have written checkpoints of a run, in order."""
         return [NO_OWNER, *self._list_numbers(run, _OWNER)]
 
-    def complete(self, run: str, claims: Sequence[int]) -> dict[str, int]:
+    def find_complete(self, run: str, claims: Sequence[int]) -> dict[str, int]:
         """Return the owner of each complete checkpoint by the newest of `claims`, oldest checkpoint first."""
         number, adopted = self._read_newest(run, claims)
-        candidates = [*adopted.items(), *((name, number) for name in self.steps(run, number))]
+        candidates = [*adopted.items(), *((name, number) for name in self.list_checkpoints(run, number))]
         found = {
-            name: owner for name, owner in candidates if self._files.exists(f"{self.at(run, owner, name)}/{MANIFEST}")
+            name: owner
+            for name, owner in candidates
+            if self._files.exists(f"{self.checkpoint_path(run, owner, name)}/{MANIFEST}")
         }
         return dict(sorted(found.items(), key=lambda item: step_number(item[0])))
 
-    def steps(self, run: str, owner: int) -> list[str]:
+    def list_checkpoints(self, run: str, owner: int) -> list[str]:
         """Return the checkpoints that an owner wrote or began to write, oldest first."""
-        names = map(last_part, self.paths_in(self._folder(run, owner)))
+        names = map(last_part, self.list_paths(self._folder(run, owner)))
         return sorted((name for name in names if STEP.fullmatch(name)), key=step_number)
 
     def remove(self, run: str, number: int) -> None:
@@ -114,11 +116,11 @@ class CheckpointClaims:
         with suppress(FileNotFoundError):
             self._files.rm(self._folder(run, number), recursive=True)
 
-    def at(self, run: str, owner: int, checkpoint: str) -> str:
+    def checkpoint_path(self, run: str, owner: int, checkpoint: str) -> str:
         """Return the path of an owner's checkpoint."""
         return f"{self._folder(run, owner)}/{checkpoint}"
 
-    def paths_in(self, at: str) -> list[str]:
+    def list_paths(self, at: str) -> list[str]:
         """Return the paths in a folder; empty if the folder does not exist."""
         self._files.invalidate_cache()  # other processes may have written
         try:
@@ -158,7 +160,7 @@ class CheckpointClaims:
         return UserError(f"{self._setting}: {problem}; {fix}")
 
     def _list_numbers(self, run: str, pattern: re.Pattern[str]) -> list[int]:
-        found = (pattern.fullmatch(last_part(path)) for path in self.paths_in(f"{self._root}/{run}"))
+        found = (pattern.fullmatch(last_part(path)) for path in self.list_paths(f"{self._root}/{run}"))
         return sorted(int(match[1]) for match in found if match)
 
     def _folder(self, run: str, owner: int) -> str:

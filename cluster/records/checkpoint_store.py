@@ -36,16 +36,16 @@ from agent_rft.cluster.records.checkpoint_claims import (
 )
 from agent_rft.errors import RftError, UserError
 from agent_rft.rows.durable import sync_to_disk
-from agent_rft.rows.ownership import files_of
-from agent_rft.trainer.loop.checkpoint import STATE, TRAINING_STATE, complete, latest_checkpoint
+from agent_rft.rows.ownership import current_folder
+from agent_rft.trainer.loop.checkpoint import LOOP_STATE_FILE, TRAINING_STATE, latest_checkpoint, publish_folder
 from agent_rft.trainer.loop.journal import Journal
 
-RECORDS = ("job.resolved.json", "journal/starts.json")
+RESUME_FILES = ("job.resolved.json", "journal/starts.json")
 """Files that a run needs to resume in addition to a checkpoint, by path in the run folder; uploaded if they exist."""
 SETTING = "checkpoint_store"
 FORMAT = 1
 """Version of the format of manifests. Raise it when older programs must not read them."""
-NUM_AT_A_TIME = 4
+MAX_CONCURRENT_TRANSFERS = 4
 CHUNK_BYTES = 8 << 20
 MAX_MANIFEST_BYTES = 16 << 20
 
@@ -106,17 +106,17 @@ class CheckpointStore:
         run, upload = _run_name(run_folder), f"files-{secrets.token_hex(8)}"
         with _report_failure("upload a checkpoint"):
             identity = checkpoint.stat().st_ino  # fails before the claim if another process has taken the run folder
-            at = self._claims.at(run, self._claims.own(run), checkpoint.name)
+            at = self._claims.checkpoint_path(run, self._claims.ensure_claim(run), checkpoint.name)
             names = [str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()]
             if self._is_uploaded(run, checkpoint, names):
                 return 0
             files = self._send_all(checkpoint, names, f"{at}/{upload}/checkpoint")
-            records = [name for name in RECORDS if (run_folder / name).exists()]
+            records = [name for name in RESUME_FILES if (run_folder / name).exists()]
             recorded = self._send_all(run_folder, records, f"{at}/{upload}/run")
             if checkpoint.stat().st_ino != identity:
                 raise StoreFailed(f"{checkpoint.name} was replaced during the upload")
             self._write_manifest(at, _Manifest(format=FORMAT, upload=upload, files=files, records=recorded))
-            for path in self._claims.paths_in(at):
+            for path in self._claims.list_paths(at):
                 if last_part(path) not in (upload, MANIFEST):
                     self._files.rm(path, recursive=True)
         return sum(file.size for file in files)
@@ -126,12 +126,12 @@ class CheckpointStore:
         if owner is None:
             return False
         try:
-            manifest = self._read_manifest(self._claims.at(run, owner, checkpoint.name))
+            manifest = self._read_manifest(self._claims.checkpoint_path(run, owner, checkpoint.name))
         except UserError:  # a damaged upload is replaced
             return False
         digests = {file.name: file.blake2b for file in manifest.files}
-        state = hashlib.blake2b((checkpoint / STATE).read_bytes()).hexdigest()
-        return digests.keys() == set(names) and digests.get(STATE) == state
+        state = hashlib.blake2b((checkpoint / LOOP_STATE_FILE).read_bytes()).hexdigest()
+        return digests.keys() == set(names) and digests.get(LOOP_STATE_FILE) == state
 
     def prune(self, run_folder: Path) -> None:
         """Remove checkpoints and training states that are no longer in the run folder, except the newest checkpoint.
@@ -142,20 +142,20 @@ class CheckpointStore:
         """
         run = _run_name(run_folder)
         with _report_failure("remove a checkpoint"):
-            number = self._claims.own(run)
+            number = self._claims.ensure_claim(run)
             # Later claims and their checkpoints are ignored: their process may have another run folder.
-            owners = [owner for owner in self._claims.owners(run) if owner <= number]
-            complete = self._claims.complete(run, [number])
+            owners = [owner for owner in self._claims.list_owners(run) if owner <= number]
+            complete = self._claims.find_complete(run, [number])
             newest = next(reversed(complete), None)
             for owner in owners:
-                for name in self._claims.steps(run, owner):
-                    is_complete, at = complete.get(name) == owner, self._claims.at(run, owner, name)
+                for name in self._claims.list_checkpoints(run, owner):
+                    is_complete, at = complete.get(name) == owner, self._claims.checkpoint_path(run, owner, name)
                     if not is_complete:
                         self._remove(run, at)
                     elif name != newest:
                         self._remove_unneeded(run, at, run_folder / "checkpoints" / name)
-            for earlier in {*owners, *self._claims.numbers(run)}:
-                if NO_OWNER < earlier < number and not self._claims.steps(run, earlier):
+            for earlier in {*owners, *self._claims.list_claims(run)}:
+                if NO_OWNER < earlier < number and not self._claims.list_checkpoints(run, earlier):
                     self._claims.remove(run, earlier)
 
     def _remove_unneeded(self, run: str, at: str, local: Path) -> None:
@@ -165,7 +165,7 @@ class CheckpointStore:
             self._remove_state(run, at)
 
     def _remove(self, run: str, at: str) -> None:
-        self._claims.own(run)  # raises if another process has claimed the run since the last removal
+        self._claims.ensure_claim(run)  # raises if another process has claimed the run since the last removal
         with suppress(FileNotFoundError):
             self._files.rm_file(f"{at}/{MANIFEST}")  # first, so that no reader finds a partial checkpoint
         with suppress(FileNotFoundError):
@@ -175,7 +175,7 @@ class CheckpointStore:
         manifest = self._read_manifest(at)
         models = [file for file in manifest.files if not file.name.startswith(f"{TRAINING_STATE}/")]
         if len(models) < len(manifest.files):
-            self._claims.own(run)
+            self._claims.ensure_claim(run)
             self._write_manifest(at, manifest.model_copy(update={"files": models}))
             self._files.rm(f"{at}/{manifest.upload}/checkpoint/{TRAINING_STATE}", recursive=True)
 
@@ -203,7 +203,7 @@ class CheckpointStore:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def complete(self, run: str) -> list[str]:
+    def list_complete(self, run: str) -> list[str]:
         """Return the names of a run's complete checkpoints, oldest first.
 
         Raises:
@@ -219,7 +219,7 @@ class CheckpointStore:
             StoreFailed: The store failed.
             UserError: A file in the store is damaged or missing; no checkpoint was added to the run folder.
         """
-        here, run = files_of(run_folder), _run_name(run_folder)
+        here, run = current_folder(run_folder), _run_name(run_folder)
         checkpoints = here / "checkpoints"
         with _report_failure("list checkpoints"):
             there = self._list_complete(run)
@@ -228,10 +228,10 @@ class CheckpointStore:
             return []
         missing = [name for name in there if not (checkpoints / name).exists()]
         for name in missing:
-            self._fetch(self._claims.at(run, there[name], name), checkpoints / f"{name}.tmp")
-        self._fetch_records(self._claims.at(run, there[newest], newest), here)
+            self._fetch(self._claims.checkpoint_path(run, there[name], name), checkpoints / f"{name}.tmp")
+        self._fetch_records(self._claims.checkpoint_path(run, there[newest], newest), here)
         for name in missing:  # after all downloads, newest last: a run must not resume from an older one
-            complete(checkpoints / f"{name}.tmp")
+            publish_folder(checkpoints / f"{name}.tmp")
         return missing
 
     def _fetch(self, at: str, folder: Path) -> None:
@@ -248,7 +248,7 @@ class CheckpointStore:
             self._receive(f"{at}/{manifest.upload}/run/{file.name}", file, received)
             received.replace(record)
             sync_to_disk(record.parent)
-        Journal(here / "journal").restored()
+        Journal(here / "journal").count_restore()
 
     def _receive(self, source: str, file: _File, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -286,11 +286,11 @@ class CheckpointStore:
         return UserError(
             f"{shown} in the checkpoint store {what}; restore it, or remove {step} there to resume from the "
             f"previous checkpoint",
-            public="a checkpoint in the operator's checkpoint store is damaged",
+            public_message="a checkpoint in the operator's checkpoint store is damaged",
         )
 
     def _list_complete(self, run: str) -> dict[str, int]:
-        return self._claims.complete(run, self._claims.numbers(run))
+        return self._claims.find_complete(run, self._claims.list_claims(run))
 
     def _public_path(self, path: str) -> str:
         """Return a path relative to the store's own path, which may be private."""
@@ -305,7 +305,7 @@ def _check_path(name: str) -> str:
 
 
 def _check_record(file: _File) -> _File:
-    if file.name not in RECORDS:
+    if file.name not in RESUME_FILES:
         raise ValueError("not a file that a resumed run needs")
     return file
 
@@ -331,7 +331,7 @@ def _run_name(run_folder: Path) -> str:
 
 def _map_concurrently(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
     """Return the results of `work`, a few items at a time; after an error, no further item starts."""
-    with ThreadPoolExecutor(NUM_AT_A_TIME, thread_name_prefix="checkpoint-store") as pool:
+    with ThreadPoolExecutor(MAX_CONCURRENT_TRANSFERS, thread_name_prefix="checkpoint-store") as pool:
         return list(pool.map(work, items))
 
 
@@ -344,5 +344,5 @@ def _report_failure(what: str) -> Iterator[None]:
     except Exception as error:  # each storage library has different error types
         cause = f"{type(error).__name__}: {error}"
         raise StoreFailed(
-            f"{SETTING}: cannot {what}: {cause}", public="the operator's checkpoint store failed"
+            f"{SETTING}: cannot {what}: {cause}", public_message="the operator's checkpoint store failed"
         ) from error

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cluster.records.wanted import DISCARDED, listed, text
-from agent_rft.rows.rollout_files import Place, read_lines
+from agent_rft.cluster.records.wanted import DISCARDED, join_names, replace_surrogates
+from agent_rft.rows.rollout_files import LinePosition, read_lines
 from agent_rft.rows.rollout_json import outcome_from_json
-from agent_rft.types import Discarded, Group, Rollout
+from agent_rft.types import DiscardedRollout, Group, Rollout
 
 FORMAT = 2
 """Version of the tables. An index with another version is rebuilt."""
@@ -34,15 +34,15 @@ TABLES = (
     f"PRAGMA user_version = {FORMAT}",
 )
 INSERT = f"INSERT OR REPLACE INTO rollouts VALUES ({', '.join('?' * 19)})"
-SELECTED = (
+COLUMNS = (
     "f.name, r.number, r.frame, r.start, r.length, r.group_start, r.group_length, f.step, r.trace_id, r.row_id, "
     "r.sample, r.grade, r.reward, r.finish, r.tools, r.errors, r.num_calls, r.num_sampled, r.wall_s, r.answer"
 )
-"""Columns that `found_in` reads, from files as f and rollouts as r."""
+"""Columns that `to_indexed_rollout` reads, from files as f and rollouts as r."""
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RolloutSummary:
     """A rollout in a list. If it was discarded, numbers are None and `errors` has the reason.
 
     Attributes:
@@ -68,51 +68,53 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class IndexedRollout:
     """A rollout in the index. The next page starts after its `id`, which is valid until its file is rewritten."""
 
     name: str
     number: int
-    place: Place
-    group: Place
-    summary: Summary
+    place: LinePosition
+    group: LinePosition
+    summary: RolloutSummary
 
     @property
     def id(self) -> str:
         return f"{self.name}.{self.number}"
 
 
-def shown(names: list[str]) -> list[str]:
+def shorten_names(names: list[str]) -> list[str]:
     """Return the names for a list, shortened: models may make up many long names."""
     return [name[:NAME_CHARS] for name in names[:MAX_NAMES]]
 
 
-def found_in(row: tuple[Any, ...]) -> Found:
+def to_indexed_rollout(row: tuple[Any, ...]) -> IndexedRollout:
     """Return the rollout of a row of SELECTED."""
     name, number, frame, start, length, group_start, group_length, step, trace_id, row_id, sample, *values = row
     grade, reward, finish, tools, errors, num_calls, num_sampled, wall_s, answer = values
-    called, failed = shown(tools.split("\n")[1:-1]), errors.split("\n")[1:-1]
+    called, failed = shorten_names(tools.split("\n")[1:-1]), errors.split("\n")[1:-1]
     cost = (num_calls, num_sampled, wall_s)
-    summary = Summary(step, trace_id, row_id, sample, grade, reward, finish, called, failed, *cost, answer)
-    return Found(name, number, Place(frame, start, length), Place(frame, group_start, group_length), summary)
+    summary = RolloutSummary(step, trace_id, row_id, sample, grade, reward, finish, called, failed, *cost, answer)
+    return IndexedRollout(
+        name, number, LinePosition(frame, start, length), LinePosition(frame, group_start, group_length), summary
+    )
 
 
-def rows_of(groups: Sequence[Group], places: Sequence[Sequence[Place]]) -> Iterator[tuple[Any, ...]]:
+def make_index_rows(groups: Sequence[Group], places: Sequence[Sequence[LinePosition]]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of groups whose lines were written at these places, without the columns file and number."""
     for group, (head, *rest) in zip(groups, places, strict=True):
-        outcomes: tuple[Rollout | Discarded, ...] = (*group.rollouts, *group.discarded)
+        outcomes: tuple[Rollout | DiscardedRollout, ...] = (*group.rollouts, *group.discarded)
         for outcome, place in zip(outcomes, rest, strict=True):
             yield _make_row(outcome, head, place)
 
 
-def rows_in(path: Path) -> Iterator[tuple[Any, ...]]:
+def read_index_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a file, see `rows_of`.
 
     Raises:
         DamagedFile: Raised after the last complete line.
         UserError: A newer version wrote the file.
     """
-    head: Place | None = None
+    head: LinePosition | None = None
     for place, line in read_lines(path):
         if line["kind"] == "group":
             head = place
@@ -120,13 +122,13 @@ def rows_in(path: Path) -> Iterator[tuple[Any, ...]]:
             yield _make_row(outcome_from_json(line), head, place)
 
 
-def _make_row(outcome: Rollout | Discarded, head: Place, place: Place) -> tuple[Any, ...]:
+def _make_row(outcome: Rollout | DiscardedRollout, head: LinePosition, place: LinePosition) -> tuple[Any, ...]:
     at = (place.frame, place.start, place.length, head.start, head.length)
-    ids = (text(outcome.trace_id), text(outcome.row_id), outcome.sample)
-    if isinstance(outcome, Discarded):
-        return (*at, *ids, None, None, DISCARDED, "", listed([outcome.reason]), None, None, None, "")
-    tools = listed(call.name for call in outcome.calls)
-    errors = listed(result.error for result in outcome.results if result.error)
+    ids = (replace_surrogates(outcome.trace_id), replace_surrogates(outcome.row_id), outcome.sample)
+    if isinstance(outcome, DiscardedRollout):
+        return (*at, *ids, None, None, DISCARDED, "", join_names([outcome.reason]), None, None, None, "")
+    tools = join_names(call.name for call in outcome.calls)
+    errors = join_names(result.error for result in outcome.results if result.error)
     ended = (outcome.grade.value, outcome.reward, outcome.finish)  # SQLite stores NaN as NULL
     cost = (len(outcome.calls), outcome.num_sampled, outcome.wall_s)
-    return (*at, *ids, *ended, tools, errors, *cost, text(outcome.answer[:ANSWER_CHARS]))
+    return (*at, *ids, *ended, tools, errors, *cost, replace_surrogates(outcome.answer[:ANSWER_CHARS]))

@@ -30,14 +30,14 @@ def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
     return public
 
 
-def plain(value: Any) -> Any:
+def to_plain_json(value: Any) -> Any:
     """Return the value as JSON: non-finite numbers become null, and URLs lose their credentials and query."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [to_plain_json(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int):
@@ -45,12 +45,12 @@ def plain(value: Any) -> Any:
     return _URL.sub(_redact_url, str(value))
 
 
-def hide(value: Any, names: Mapping[str, str]) -> Any:
+def replace_substrings(value: Any, names: Mapping[str, str]) -> Any:
     """Return the JSON value; in its strings, each key of `names`, such as a path, is replaced by its name."""
     if isinstance(value, dict):
-        return {key: hide(item, names) for key, item in value.items()}
+        return {key: replace_substrings(item, names) for key, item in value.items()}
     if isinstance(value, list):
-        return [hide(item, names) for item in value]
+        return [replace_substrings(item, names) for item in value]
     if isinstance(value, str):
         for hidden in sorted(names, key=len, reverse=True):
             value = value.replace(hidden, names[hidden])

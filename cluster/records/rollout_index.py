@@ -19,25 +19,34 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from agent_rft.cluster.records.index_tables import FORMAT, INSERT, SELECTED, TABLES, Found, found_in, rows_in, rows_of
+from agent_rft.cluster.records.index_tables import (
+    COLUMNS,
+    FORMAT,
+    INSERT,
+    TABLES,
+    IndexedRollout,
+    make_index_rows,
+    read_index_rows,
+    to_indexed_rollout,
+)
 from agent_rft.cluster.records.text_search import TextSearch
-from agent_rft.cluster.records.wanted import Wanted, text
+from agent_rft.cluster.records.wanted import RolloutFilter, replace_surrogates
 from agent_rft.errors import UserError
-from agent_rft.rows.ownership import files_of
-from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, LineReader, Place, request_of
+from agent_rft.rows.ownership import current_folder
+from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, LinePosition, LineReader, parse_request
 from agent_rft.rows.rollout_json import outcome_from_json
-from agent_rft.types import Discarded, Group, GroupRequest, Rollout
+from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 
-SHOWN = 50
+MAX_LISTED_VALUES = 50
 """Maximum number of values that a message lists."""
 BUSY_S = 5.0
 BATCH = 2_000
 """Rows that are written, or read, at a time, so that other processes wait only briefly."""
-BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+CORRUPT_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 PAUSE_S = 0.1
 """First wait of a reader for another reader that is indexing the same file; doubled each time."""
-JOINED = "FROM rollouts r JOIN files f ON f.id = r.file WHERE"
-FOUND = f"SELECT {SELECTED} {JOINED}"
+JOIN_SQL = "FROM rollouts r JOIN files f ON f.id = r.file WHERE"
+SELECT_SQL = f"SELECT {COLUMNS} {JOIN_SQL}"
 Order = Literal["oldest", "newest", "best", "worst"]
 
 
@@ -75,13 +84,13 @@ class RolloutIndex:
 
     @property
     def _folder(self) -> Path:
-        return files_of(self._run) / "rollouts"
+        return current_folder(self._run) / "rollouts"
 
     @property
     def _path(self) -> Path:
         # Not the link in the run folder: a reader that makes the index again would replace the link with a file, and no
         # later process could become the owner of the folder.
-        return files_of(self._run) / "rollouts.sqlite"
+        return current_folder(self._run) / "rollouts.sqlite"
 
     def close(self) -> None:
         """Delete the temporary index, if there is one."""
@@ -90,12 +99,12 @@ class RolloutIndex:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def put(self, name: str, groups: Sequence[Group], places: Sequence[Sequence[Place]]) -> None:
+    def put(self, name: str, groups: Sequence[Group], places: Sequence[Sequence[LinePosition]]) -> None:
         """Add a file that was just written. If this fails, the next reader catches up."""
         with suppress(sqlite3.Error, OSError):
             stat = self._file(name).stat()
-            rows = list(rows_of(groups, places))
-            with self.opened() as db, _transaction(db):
+            rows = list(make_index_rows(groups, places))
+            with self.connect() as db, _transaction(db):
                 file = self._begin_file(db, name)
                 db.executemany(INSERT, ((file, number, *row) for number, row in enumerate(rows)))
                 self._end_file(db, file, stat, len(rows), "")
@@ -114,23 +123,23 @@ class RolloutIndex:
                 raise
             if is_busy(error) and seconds < math.inf:
                 return False
-            if error.sqlite_errorcode in BROKEN:
+            if error.sqlite_errorcode in CORRUPT_CODES:
                 self._path.unlink(missing_ok=True)
             else:
                 self._temporary = _connect("", self._busy_s)
             return self._catch_up(deadline)
 
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the index matches the files, so that `catch_up` has nothing to do."""
         try:
-            with self.opened() as db:
+            with self.connect() as db:
                 return not any(self._find_changes(db))
         except sqlite3.Error:
             return False
 
     def _catch_up(self, deadline: float) -> bool:
         pause = PAUSE_S
-        with self.opened() as db:
+        with self.connect() as db:
             while any(difference := self._find_changes(db)):
                 (gone, changed), all_read = difference, True
                 with _transaction(db):
@@ -159,7 +168,7 @@ class RolloutIndex:
             if db.execute(same, [name, stat.st_mtime_ns, stat.st_size]).fetchone():
                 return True  # another reader has indexed it
             file = self._begin_file(db, name)
-        number, problem, rows = 0, "", rows_in(self._file(name))
+        number, problem, rows = 0, "", read_index_rows(self._file(name))
         while not problem:
             batch: list[tuple[Any, ...]] = []
             try:
@@ -198,16 +207,16 @@ class RolloutIndex:
 
     def files(self) -> list[RolloutFile]:
         """Return all files, oldest first."""
-        with self.opened() as db:
+        with self.connect() as db:
             return _list_files(db)
 
-    def known(self, column: Literal["tools", "errors"]) -> list[str]:
+    def list_values(self, column: Literal["tools", "errors"]) -> list[str]:
         """Return the tools that were called, or the errors that occurred, in any rollout."""
-        with self.opened() as db:
+        with self.connect() as db:
             lists = db.execute(f"SELECT DISTINCT {column} FROM rollouts").fetchall()
         return sorted({name for (names,) in lists for name in names.split("\n") if name})
 
-    def checked(self, wanted: Wanted) -> Wanted:
+    def check_filter(self, wanted: RolloutFilter) -> RolloutFilter:
         """Return `wanted` with the full name of the file: users may leave out the zeros of step-000012.
 
         Raises:
@@ -219,18 +228,20 @@ class RolloutIndex:
         tests: list[tuple[str, str | int | None, Callable[[], Iterable[str | int]]]] = [
             ("file", name, lambda: {f.name for f in files}),
             ("step", wanted.step, lambda: {f.step for f in files if f.step is not None}),
-            ("tool", wanted.tool, lambda: self.known("tools")),
-            ("error", wanted.error, lambda: self.known("errors")),
+            ("tool", wanted.tool, lambda: self.list_values("tools")),
+            ("error", wanted.error, lambda: self.list_values("errors")),
         ]
         for field, value, values in tests if files else ():
             if value is not None and value not in (
                 known := sorted(values(), key=lambda known: f"{known:09}" if isinstance(known, int) else known)
             ):
-                shown = ", ".join(map(str, known[:SHOWN])) + (", ..." if len(known) > SHOWN else "")
+                shown = ", ".join(map(str, known[:MAX_LISTED_VALUES])) + (
+                    ", ..." if len(known) > MAX_LISTED_VALUES else ""
+                )
                 raise UnknownValue(f"no rollouts have the {field} {value!r}; available: {shown or 'none'}", field)
         return replace(wanted, name=name)
 
-    def page(self, wanted: Wanted, order: Order, limit: int, after: str | None = None) -> list[Found]:
+    def page(self, filters: RolloutFilter, order: Order, limit: int, after: str | None = None) -> list[IndexedRollout]:
         """Return the first `limit` rollouts, or the next ones after the id `after`.
 
         Orders by age sort the files, not the rollouts in a file. Orders by grade omit rollouts without a grade.
@@ -238,12 +249,14 @@ class RolloutIndex:
         Raises:
             UnknownRollout: The rollout `after` does not exist.
         """
-        with self.opened() as db:
+        with self.connect() as db:
             if order in ("best", "worst"):
-                return _page_by_grade(db, wanted, order == "best", limit, after)
-            return _page_by_age(db, wanted, order == "newest", limit, after)
+                return _page_by_grade(db, filters, order == "best", limit, after)
+            return _page_by_age(db, filters, order == "newest", limit, after)
 
-    def all(self, wanted: Wanted, order: Order, limit: int | None = None, after: str | None = None) -> Iterator[Found]:
+    def all(
+        self, wanted: RolloutFilter, order: Order, limit: int | None = None, after: str | None = None
+    ) -> Iterator[IndexedRollout]:
         """Yield all rollouts, or the first `limit`. Read in pages, so that writers wait only briefly.
 
         Raises:
@@ -257,32 +270,36 @@ class RolloutIndex:
                 return
             after, left = found[-1].id, left - len(found)
 
-    def containing(self, found: Iterable[Found], wanted: str) -> Iterator[tuple[Found, bool]]:
+    def search_text(self, found: Iterable[IndexedRollout], query: str) -> Iterator[tuple[IndexedRollout, bool]]:
         """Yield each rollout, and whether its prompt, turns, answer or reason contain a string: see `text_search`."""
-        with closing(TextSearch(wanted)) as search:
+        with closing(TextSearch(query)) as search:
             for one in found:
                 with suppress(FileNotFoundError):
-                    yield one, search.finds(self._file(one.name), one)
+                    yield one, search.matches(self._file(one.name), one)
 
-    def at(self, id: str) -> Found:
+    def find(self, id: str) -> IndexedRollout:
         """Return the rollout with this id.
 
         Raises:
             UnknownRollout: No rollout has this id.
         """
-        with self.opened() as db:
+        with self.connect() as db:
             name, number, *_ = _find_cursor(db, id)
-            return found_in(db.execute(f"{FOUND} f.name = ? AND r.number = ?", [name, number]).fetchone())
+            return to_indexed_rollout(
+                db.execute(f"{SELECT_SQL} f.name = ? AND r.number = ?", [name, number]).fetchone()
+            )
 
-    def read(self, found: Iterable[Found]) -> Iterator[tuple[Found, GroupRequest, Rollout | Discarded]]:
+    def read(
+        self, found: Iterable[IndexedRollout]
+    ) -> Iterator[tuple[IndexedRollout, GroupRequest, Rollout | DiscardedRollout]]:
         """Yield the full rollouts from their files. Rollouts whose file was removed are omitted."""
-        request: tuple[tuple[str, Place], GroupRequest] | None = None
+        request: tuple[tuple[str, LinePosition], GroupRequest] | None = None
         with closing(LineReader()) as reader:
             for one in found:
                 path = self._file(one.name)
                 with suppress(FileNotFoundError):
                     if request is None or request[0] != (one.name, one.group):
-                        request = (one.name, one.group), request_of(reader.read(path, one.group))[0]
+                        request = (one.name, one.group), parse_request(reader.read(path, one.group))[0]
                     yield one, request[1], outcome_from_json(reader.read(path, one.place))
 
     # -- the database --------------------------------------------------------------------------------------------------
@@ -291,7 +308,7 @@ class RolloutIndex:
         return self._folder / (name + ROLLOUTS_SUFFIX)
 
     @contextmanager
-    def opened(self) -> Iterator[sqlite3.Connection]:
+    def connect(self) -> Iterator[sqlite3.Connection]:
         """Context manager with a connection to the database."""
         if self._temporary is not None:
             yield self._temporary
@@ -348,7 +365,9 @@ def _list_files(db: sqlite3.Connection) -> list[RolloutFile]:
     return [RolloutFile(*row) for row in db.execute(query)]
 
 
-def _page_by_age(db: sqlite3.Connection, wanted: Wanted, newest: bool, limit: int, after: str | None) -> list[Found]:
+def _page_by_age(
+    db: sqlite3.Connection, wanted: RolloutFilter, newest: bool, limit: int, after: str | None
+) -> list[IndexedRollout]:
     files = [f.name for f in _list_files(db) if wanted.step in (None, f.step) and wanted.name in (None, f.name)]
     if newest:
         files.reverse()
@@ -358,27 +377,29 @@ def _page_by_age(db: sqlite3.Connection, wanted: Wanted, newest: bool, limit: in
         if name not in files:
             raise UnknownRollout(f"the rollout {after!r} is not in this list")
         files = files[files.index(name) :]
-    found: list[Found] = []
+    found: list[IndexedRollout] = []
     for name in files:
-        condition, values = replace(wanted, name=name).condition()
-        query = f"{FOUND} {condition} AND r.number > ? ORDER BY r.number LIMIT ?"
-        found += map(found_in, db.execute(query, [*values, last, limit - len(found)]))
+        condition, values = replace(wanted, name=name).to_sql()
+        query = f"{SELECT_SQL} {condition} AND r.number > ? ORDER BY r.number LIMIT ?"
+        found += map(to_indexed_rollout, db.execute(query, [*values, last, limit - len(found)]))
         if len(found) == limit:
             break
         last = -1
     return found
 
 
-def _page_by_grade(db: sqlite3.Connection, wanted: Wanted, best: bool, limit: int, after: str | None) -> list[Found]:
-    condition, values = wanted.condition()
+def _page_by_grade(
+    db: sqlite3.Connection, wanted: RolloutFilter, best: bool, limit: int, after: str | None
+) -> list[IndexedRollout]:
+    condition, values = wanted.to_sql()
     beyond, direction = ("<", "DESC") if best else (">", "ASC")
     if after is not None:
         _, number, file, grade = _find_cursor(db, after)
         condition += f" AND (r.grade {beyond} ? OR (r.grade = ? AND (r.file, r.number) > (?, ?)))"
         values += [grade, grade, file, number]
     order = f"r.grade {direction}, r.file, r.number"
-    query = f"{FOUND} {condition} AND r.grade IS NOT NULL ORDER BY {order} LIMIT ?"
-    return [found_in(row) for row in db.execute(query, [*values, limit])]
+    query = f"{SELECT_SQL} {condition} AND r.grade IS NOT NULL ORDER BY {order} LIMIT ?"
+    return [to_indexed_rollout(row) for row in db.execute(query, [*values, limit])]
 
 
 def _find_cursor(db: sqlite3.Connection, id: str) -> tuple[str, int, int, float | None]:
@@ -388,8 +409,8 @@ def _find_cursor(db: sqlite3.Connection, id: str) -> tuple[str, int, int, float 
         UnknownRollout: No rollout has this id.
     """
     name, _, number = id.rpartition(".")
-    query = f"SELECT f.name, r.number, r.file, r.grade {JOINED} f.name = ? AND CAST(r.number AS TEXT) = ?"
-    row = db.execute(query, [text(name), text(number)]).fetchone()
+    query = f"SELECT f.name, r.number, r.file, r.grade {JOIN_SQL} f.name = ? AND CAST(r.number AS TEXT) = ?"
+    row = db.execute(query, [replace_surrogates(name), replace_surrogates(number)]).fetchone()
     if row is None:
         raise UnknownRollout(f"the rollout {id!r} does not exist or was removed; start again from the first page")
     found: tuple[str, int, int, float | None] = row

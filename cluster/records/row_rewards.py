@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agent_rft.cluster.records.rollout_index import JOINED, RolloutIndex, UnknownValue
-from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.records.rollout_index import JOIN_SQL, RolloutIndex, UnknownValue
+from agent_rft.cluster.records.wanted import RolloutFilter
 
 BINS = 10
 RowOrder = Literal["worst", "best", "widest"]
@@ -40,19 +40,19 @@ class RowRewards:
         return 0.0 if self.low is None or self.high is None else self.high - self.low
 
 
-def row_rewards(index: RolloutIndex, wanted: Wanted, order: RowOrder) -> list[RowRewards]:
+def row_rewards(index: RolloutIndex, wanted: RolloutFilter, order: RowOrder) -> list[RowRewards]:
     """Return the rows of the selected rollouts. Rows without any grade come last.
 
     `widest` starts with the rows whose rewards differ most: a model learns from these rows.
     """
-    condition, values = wanted.condition()
-    with index.opened() as db:
-        low, high = db.execute(f"SELECT min(r.reward), max(r.reward) {JOINED} {condition}", values).fetchone()
+    condition, values = wanted.to_sql()
+    with index.connect() as db:
+        low, high = db.execute(f"SELECT min(r.reward), max(r.reward) {JOIN_SQL} {condition}", values).fetchone()
         low, high = (0.0, 0.0) if low is None else (low, high)
         scale = BINS / (high - low) if high > low else 0.0
         counted = db.execute(
             f"SELECT r.row_id, min(CAST((r.reward - ?) * ? AS INTEGER), ?) AS bin, count(*), sum(r.reward), "
-            f"min(r.reward), max(r.reward) {JOINED} {condition} GROUP BY r.row_id, bin ORDER BY r.row_id, bin",
+            f"min(r.reward), max(r.reward) {JOIN_SQL} {condition} GROUP BY r.row_id, bin ORDER BY r.row_id, bin",
             [low, scale, BINS - 1, *values],
         )
         rows: dict[str, RowRewards] = {}

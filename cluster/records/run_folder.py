@@ -11,7 +11,7 @@ that exceed the operator's limits:
     rollouts.sqlite        see `agent_rft.cluster.records.rollout_index`
     checkpoints/           see `agent_rft.trainer.loop.checkpoint`
     journal/               see `agent_rft.trainer.loop.journal`
-    now.json               state of the actors of a run in progress, see `agent_rft.cluster.run.now`
+    now.json               state of the actors of a run in progress, see `agent_rft.cluster.run.format_utc_now`
     report.html
 
 Each line is appended in one write. Rollout files are written under a temporary name and renamed. A resumed run may
@@ -34,34 +34,34 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cluster.records.redact import plain, public_job
+from agent_rft.cluster.records.redact import public_job, to_plain_json
 from agent_rft.cluster.records.rollout_index import RolloutFile, RolloutIndex
-from agent_rft.errors import MadeBefore, UserError
+from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.events import VALIDATION, Evaluated, StepDone
 from agent_rft.rows.durable import write_durably
-from agent_rft.rows.ownership import files_of
+from agent_rft.rows.ownership import current_folder
 from agent_rft.rows.rollout_files import (
     ROLLOUTS_SUFFIX,
+    LinePosition,
     LineReader,
-    Place,
     read_groups,
     read_outcomes,
     write_groups,
 )
 from agent_rft.rows.rollout_json import outcome_from_json
-from agent_rft.run_events import RunEvent, evaluation_of
+from agent_rft.run_events import RunEvent, parse_evaluation
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.operator.config import RecordLimits
-from agent_rft.spec.plan import Plan
+from agent_rft.spec.plan import StepPlan
 from agent_rft.trainer.loop.checkpoint import latest_checkpoint
-from agent_rft.types import Discarded, Evaluation, Group, GroupRequest, Rollout
+from agent_rft.types import DiscardedRollout, Evaluation, Group, GroupRequest, Rollout
 
 NAMES = (
     *("job.resolved.json", "events.jsonl", "metrics.jsonl", "evaluations.jsonl", "rollouts", "rollouts.sqlite"),
     *("checkpoints", "journal", "now.json", "report.html", "readiness.json", "readiness.html"),
 )
-"""Entries of the folder; see `agent_rft.rows.ownership.claim`."""
-DRAWS = "ready"
+"""Entries of the folder; see `agent_rft.rows.ownership.claim_folder`."""
+READINESS_PREFIX = "ready"
 """Prefix of the rollout files of a readiness check."""
 FORMAT = 3
 """The format of job.resolved.json and of the folder, the same since 0.2.0. Raise it when older programs must not resume
@@ -90,7 +90,7 @@ def open_run(path: Path) -> RunFolder:
     """Open a run folder for reading.
 
     Raises:
-        MadeBefore: A version before 0.2.0 wrote the folder.
+        OutdatedFormat: A version before 0.2.0 wrote the folder.
     """
     run = RunFolder(path)
     with suppress(OSError, ValueError, RecursionError):  # reported where the content is needed
@@ -102,7 +102,7 @@ def check_version(path: Path, resolved: object) -> None:
     """Check that this version can read the run folder at `path`; `resolved` is the content of its job.resolved.json.
 
     Raises:
-        MadeBefore: A version before 0.2.0 wrote the folder.
+        OutdatedFormat: A version before 0.2.0 wrote the folder.
     """
     match resolved:
         case {"format": int(number)}:
@@ -110,7 +110,7 @@ def check_version(path: Path, resolved: object) -> None:
         case _:
             is_older = isinstance(resolved, dict) and "job" in resolved  # written before formats were recorded
     if is_older:
-        raise MadeBefore.of(f"the run folder {path}")
+        raise OutdatedFormat.for_path(f"the run folder {path}")
 
 
 class RunFolder:
@@ -121,7 +121,7 @@ class RunFolder:
 
     def __init__(self, path: Path, limits: RecordLimits = KEEP_ALL, at: Path | None = None) -> None:
         self.path = path
-        self.at = at or files_of(path)
+        self.at = at or current_folder(path)
         self._limits = limits
         self.index = RolloutIndex(self.at)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="run-folder")
@@ -136,18 +136,18 @@ class RunFolder:
         return self.at / "journal"
 
     @property
-    def now(self) -> Path:
+    def status_file(self) -> Path:
         return self.at / "now.json"
 
     @property
-    def resumes(self) -> bool:
+    def can_resume(self) -> bool:
         """Whether the run can resume: it has a checkpoint, or a journal from its start."""
         return bool(latest_checkpoint(self.checkpoints)) or any(self.journal.glob("group-*"))
 
     @property
-    def draws(self) -> list[str]:
+    def readiness_files(self) -> list[str]:
         """Names of the rollout files of a readiness check, `ready-000001` and so on."""
-        return sorted(name for name in self.rollout_names() if name.startswith(DRAWS))
+        return sorted(name for name in self.rollout_names() if name.startswith(READINESS_PREFIX))
 
     @property
     def metrics_file(self) -> Path:
@@ -164,10 +164,10 @@ class RunFolder:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def event(self, event: RunEvent) -> None:
+    def handle_event(self, event: RunEvent) -> None:
         """Append to events.jsonl; a step's metrics go to metrics.jsonl, a test evaluation also to evaluations.jsonl."""
-        line, happened = event.as_line(), event.event
-        if happened is not None and happened.passing:
+        line, happened = event.to_line(), event.event
+        if happened is not None and happened.is_transient:
             return
         if isinstance(happened, StepDone):
             self._append("metrics.jsonl", event.data["metrics"])  # null where a number was not finite
@@ -177,7 +177,7 @@ class RunFolder:
             self._append("evaluations.jsonl", evaluation)
         self._append("events.jsonl", line)
 
-    def groups(self, name: str, groups: Sequence[Group]) -> None:
+    def handle_groups(self, name: str, groups: Sequence[Group]) -> None:
         path = self._rollouts_path(name)
 
         def write() -> None:
@@ -187,7 +187,7 @@ class RunFolder:
 
         self._enqueue(f"rollouts/{path.name}", write)
 
-    def write_job(self, job: JobSpec, plan: Plan, extra: Mapping[str, Any] | None = None) -> None:
+    def write_job(self, job: JobSpec, plan: StepPlan, extra: Mapping[str, Any] | None = None) -> None:
         """Write the resolved job without secrets, durably, since a run resumes with it.
 
         `extra` has versions, placement and similar values.
@@ -197,7 +197,7 @@ class RunFolder:
         """
         resolved = {"format": FORMAT, "job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
         self.at.mkdir(parents=True, exist_ok=True)
-        write_durably(self.at / "job.resolved.json", (json.dumps(plain(resolved), indent=2) + "\n").encode())
+        write_durably(self.at / "job.resolved.json", (json.dumps(to_plain_json(resolved), indent=2) + "\n").encode())
 
     def flush(self) -> None:
         """Wait for all writes that were submitted so far."""
@@ -208,7 +208,7 @@ class RunFolder:
         self._writer.shutdown(wait=True)
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
-        line = json.dumps(plain(value)).encode() + b"\n"
+        line = json.dumps(to_plain_json(value)).encode() + b"\n"
         self._enqueue(name, lambda: _append_line(self.at / name, line))
 
     def _enqueue(self, name: str, write: Callable[[], None]) -> None:
@@ -252,7 +252,7 @@ class RunFolder:
         return [{k: v for k, v in steps[step].items() if v is not None} for step in sorted(steps)]
 
     def evaluations(self) -> dict[str, Evaluation]:
-        return {line["name"]: evaluation_of(line) for line in _read_lines(self.at / "evaluations.jsonl")}
+        return {line["name"]: parse_evaluation(line) for line in _read_lines(self.at / "evaluations.jsonl")}
 
     def validations(self) -> list[tuple[int, Evaluation]]:
         """Return pairs of step and validation result, sorted by step; the baseline is step 0."""
@@ -276,16 +276,18 @@ class RunFolder:
         """
         return read_groups(self._rollouts_path(name))
 
-    def read_outcomes(self, name: str) -> Iterator[tuple[Place, GroupRequest, Rollout | Discarded | None]]:
+    def read_outcomes(
+        self, name: str
+    ) -> Iterator[tuple[LinePosition, GroupRequest, Rollout | DiscardedRollout | None]]:
         """Yield the content of a file in constant memory: each request with None, then with each of its outcomes."""
         return read_outcomes(self._rollouts_path(name))
 
-    def outcome_at(self, name: str, place: Place) -> Rollout | Discarded:
+    def outcome_at(self, name: str, place: LinePosition) -> Rollout | DiscardedRollout:
         """Return the outcome at a place from `read_outcomes`.
 
         Raises:
             FileNotFoundError: The file was removed.
-            OtherFile: The file was written again.
+            RewrittenFile: The file was written again.
         """
         with closing(LineReader()) as reader:
             return outcome_from_json(reader.read(self._rollouts_path(name), place))

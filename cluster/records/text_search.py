@@ -13,8 +13,8 @@ from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
-from agent_rft.cluster.records.index_tables import Found
-from agent_rft.rows.rollout_files import LineReader, Place
+from agent_rft.cluster.records.index_tables import IndexedRollout
+from agent_rft.rows.rollout_files import LinePosition, LineReader
 
 LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 
@@ -22,18 +22,18 @@ LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 class TextSearch:
     """Searches rollouts at given places; a file is read once if its rollouts are passed in order."""
 
-    def __init__(self, wanted: str) -> None:
-        self._query = _lowercase(wanted)
+    def __init__(self, query: str) -> None:
+        self._query = _lowercase(query)
         self._encoded = json.dumps(self._query)[1:-1].encode()
         self._reader = LineReader()
-        self._prompt: tuple[tuple[Path, Place], bool] | None = None
+        self._prompt: tuple[tuple[Path, LinePosition], bool] | None = None
 
-    def finds(self, path: Path, one: Found) -> bool:
+    def matches(self, path: Path, one: IndexedRollout) -> bool:
         """Whether the rollout, or its group's prompt, contains the string.
 
         Raises:
             FileNotFoundError: The file was removed.
-            OtherFile: The file has no such line.
+            RewrittenFile: The file has no such line.
         """
         if self._prompt is None or self._prompt[0] != (path, one.group):
             self._prompt = (path, one.group), self._contains(path, one.group)
@@ -42,8 +42,8 @@ class TextSearch:
     def close(self) -> None:
         self._reader.close()
 
-    def _contains(self, path: Path, place: Place) -> bool:
-        line = self._reader.text(path, place)
+    def _contains(self, path: Path, place: LinePosition) -> bool:
+        line = self._reader.read_bytes(path, place)
         if self._encoded not in line.lower():  # \u00E9 is always written in lower case
             return False
         return any(self._query in _lowercase(text) for text in _visible_strings(json.loads(line)))

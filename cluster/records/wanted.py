@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 DISCARDED = "discarded"
 """The `finish` of a rollout without a grade."""
-Ended = Literal["answer", "max_steps", "max_tokens", "context", "discarded"]
+RecordedFinish = Literal["answer", "max_steps", "max_tokens", "context", "discarded"]
 """`agent_rft.types.Finish` or DISCARDED. Repeated here, since that module loads numpy and the CLI must not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RolloutFilter:
     """Filter for rollouts; None matches every rollout. Rollouts without a grade match no range of grades or rewards.
 
     Attributes:
@@ -46,7 +46,7 @@ class Wanted:
         which = " and ".join(f"{name} {value!r}" for name, value in given.items())
         return (f" with {which}" if which else "") + (f" in {self.name}" if self.name else "")
 
-    def condition(self) -> tuple[str, list[Any]]:
+    def to_sql(self) -> tuple[str, list[Any]]:
         """Return an SQL condition on table `rollouts` as r and `files` as f, and its values."""
         begins = "substr({}, 1, length(?)) = ?"
         tests: list[tuple[str, list[Any]]] = [("1", [])]
@@ -70,19 +70,19 @@ class Wanted:
         if self.finish is not None:
             tests.append(("r.finish = ?", [self.finish]))
         if self.error is not None:
-            tests.append(("instr(r.errors, ?)", [listed([self.error])]))
+            tests.append(("instr(r.errors, ?)", [join_names([self.error])]))
         if self.tool is not None:
-            tests.append(("instr(r.tools, ?)", [listed([self.tool])]))
-        values = [text(v) if isinstance(v, str) else v for _, of_test in tests for v in of_test]
+            tests.append(("instr(r.tools, ?)", [join_names([self.tool])]))
+        values = [replace_surrogates(v) if isinstance(v, str) else v for _, of_test in tests for v in of_test]
         return " AND ".join(test for test, _ in tests), values
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Return the names as one string, each between newlines, so that a substring search finds a name."""
-    known = sorted({text(name).replace("\n", " ") for name in names})
+    known = sorted({replace_surrogates(name).replace("\n", " ") for name in names})
     return "".join(f"\n{name}" for name in known) + "\n" if known else ""
 
 
-def text(value: str) -> str:
+def replace_surrogates(value: str) -> str:
     """Return the string without lone surrogates, which models may write and SQLite cannot store."""
     return value.encode(errors="replace").decode()

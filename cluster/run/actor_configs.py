@@ -21,10 +21,10 @@ from agent_rft.actors.weights.broadcast_sync import BroadcastSync
 from agent_rft.actors.weights.sync import WeightSync
 from agent_rft.chat.model_card import ModelCard
 from agent_rft.chat.model_files import ModelFiles
-from agent_rft.cluster.planning.placement import size
-from agent_rft.cluster.planning.plan import learning_token_s
-from agent_rft.cluster.planning.plan_view import how_shared
-from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.planning.placement import format_bytes
+from agent_rft.cluster.planning.plan import estimate_token_s
+from agent_rft.cluster.planning.plan_view import describe_sharing
+from agent_rft.cluster.preflight.prepare import CheckedJob
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.spec.operator.config import TraceSettings
 from agent_rft.trainer.learner.adapter import AdapterConfig
@@ -32,7 +32,7 @@ from agent_rft.trainer.learner.rank_config import LearnerConfig
 
 
 def worker_config(
-    prepared: Prepared,
+    prepared: CheckedJob,
     dispatchers: Sequence[Any],
     graders: Any,
     metrics: MetricsAddress | None,
@@ -43,7 +43,7 @@ def worker_config(
     return WorkerConfig(
         engine=engine_config(prepared, log_stats=metrics is not None),
         episode=EpisodeSpec(
-            job=f"{job.seed}",
+            seed=f"{job.seed}",
             limits=reinforcement.limits,
             reward=reinforcement.reward,
             max_steps=reinforcement.max_episode_steps,
@@ -60,9 +60,9 @@ def worker_config(
     )
 
 
-def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfig:
+def engine_config(prepared: CheckedJob, *, log_stats: bool = False) -> EngineConfig:
     """Return the configuration of an engine that the job does not share."""
-    job, lora, method = prepared.job, prepared.job.optimizer.adapter, prepared.job.method.reinforcement
+    job, lora, method = prepared.job, prepared.job.optimizer_settings.adapter, prepared.job.method.reinforcement
     replays = method is not None and method.algorithm.router_replay
     return EngineConfig(
         model=job.model,
@@ -72,31 +72,31 @@ def engine_config(prepared: Prepared, *, log_stats: bool = False) -> EngineConfi
         seed=job.seed,
         gpus=prepared.placement.engine_gpus,
         gpu_share=prepared.placement.gpu_share,
-        sleeps=prepared.placement.turns,
-        thought_marks=prepared.dialect.thought_marks,
+        can_offload=prepared.placement.takes_turns,
+        reasoning_delimiters=prepared.dialect.thought_marks,
         log_stats=log_stats,
         lora=None if lora is None else AdapterConfig(lora.rank, lora.alpha, lora.names),
         reports_experts=replays and prepared.placement.learner_ranks > 0,
     )
 
 
-def shared_engines(prepared: Prepared) -> list[SharedConfig]:
+def shared_engines(prepared: CheckedJob) -> list[SharedConfig]:
     """Return the engines that the job shares with other jobs; empty if it shares no engines.
 
     Raises:
         UserError: The job's model is an adapter of a kind that is not supported.
     """
     placement, own = prepared.placement, engine_config(prepared)
-    if not placement.shared or own.lora is None:
+    if not placement.has_shared_engines or own.lora is None:
         return []
-    return [SharedConfig.of(own, own.lora, placement.engine_cores, i) for i in range(placement.engines)]
+    return [SharedConfig.for_job(own, own.lora, placement.engine_cores, i) for i in range(placement.engines)]
 
 
-def learner_config(prepared: Prepared) -> LearnerConfig:
+def learner_config(prepared: CheckedJob) -> LearnerConfig:
     """Return the configuration of every learner rank."""
     job, plan = prepared.job, prepared.plan
     supervised = job.method.type == "supervised"
-    optimizer = job.optimizer
+    optimizer = job.optimizer_settings
     model = None if prepared.request is None else prepared.request.model
     return LearnerConfig(
         model=Path(job.model),
@@ -114,26 +114,28 @@ def learner_config(prepared: Prepared) -> LearnerConfig:
         rank_cores=prepared.placement.rank_cores,
         on_gpu=prepared.placement.rank_gpus > 0,
         files=model_files(prepared),
-        end_token_ids=tuple(prepared.renderer.end_tokens),
+        stop_token_ids=tuple(prepared.renderer.stop_tokens),
         offload=prepared.placement.offload,
         lora=optimizer.adapter,
         seed=job.seed,
-        assumed_token_s=0.0 if model is None else learning_token_s(job, model, prepared.placement),
+        assumed_token_s=0.0 if model is None else estimate_token_s(job, model, prepared.placement),
     )
 
 
-def model_files(prepared: Prepared) -> ModelFiles:
+def model_files(prepared: CheckedJob) -> ModelFiles:
     """Return the metadata of the job's checkpoints that is not copied from the base model."""
     dialect, tokenizer = prepared.dialect, prepared.renderer.tokenizer
     ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.end_tokens)]
     return ModelFiles(
-        ModelCard.of(dialect, prepared.job.model_options, prepared.renderer.template, prepared.job.optimizer.adapter),
+        ModelCard.from_job(
+            dialect, prepared.job.model_options, prepared.renderer.template, prepared.job.optimizer_settings.adapter
+        ),
         dialect.chat_template,
         tuple(dict.fromkeys(id for id in ids if id is not None)),
     )
 
 
-def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
+def weight_sync(prepared: CheckedJob, learner: LearnerGroup) -> WeightSync:
     """Return the weight sync for `cluster.weight_transport`; adapters always go through the object store."""
     adapts = prepared.job.reinforcement.algorithm.adapter is not None
     if prepared.job.cluster.weight_transport == "broadcast" and not adapts:
@@ -141,12 +143,12 @@ def weight_sync(prepared: Prepared, learner: LearnerGroup) -> WeightSync:
     return WeightSync(learner)
 
 
-def checking() -> Status:
+def check_spinner() -> Status:
     """Return a spinner for the time that the check takes; it is shown only on a terminal."""
     return Console(stderr=True).status("checking the job: its files, model, endpoints and the cluster")
 
 
-def print_plan(console: Console, prepared: Prepared) -> None:
+def print_plan(console: Console, prepared: CheckedJob) -> None:
     """Print the resolved job before anything starts."""
     placement = prepared.placement
     show = partial(console.print, highlight=False, soft_wrap=True)
@@ -155,7 +157,7 @@ def print_plan(console: Console, prepared: Prepared) -> None:
         _print_training(console, prepared)
     parts = (
         (
-            "shared engine" if placement.shared else "engine",
+            "shared engine" if placement.has_shared_engines else "engine",
             placement.engines,
             placement.engine_cores,
             placement.engine_gpus,
@@ -172,21 +174,21 @@ def print_plan(console: Console, prepared: Prepared) -> None:
     if placement.learner_ranks:
         resources.append(f"micro-batches of {placement.micro_batch_tokens} tokens")
     show(f"  {', '.join(resources)}")
-    if (how := how_shared(placement)) is not None:
+    if (how := describe_sharing(placement)) is not None:
         show(f"  {how}")
     for place in prepared.cluster.assignments:
         if place.index == 0 and place.memory is not None:
-            on_gpu = f"{size(place.memory.gpu_bytes)} per GPU and " if place.memory.gpu else ""
-            show(f"  {place.role}: about {on_gpu}{size(place.memory.host_bytes)} of memory")
+            on_gpu = f"{format_bytes(place.memory.gpu_bytes)} per GPU and " if place.memory.gpu else ""
+            show(f"  {place.role}: about {on_gpu}{format_bytes(place.memory.host_bytes)} of memory")
     for change in (*prepared.changes, *prepared.layout_changes):
         show(
-            f"  {escape(change.setting)}: is {escape(change.now)}, the run began with {escape(change.was)}", style="dim"
+            f"  {escape(change.setting)}: is {escape(change.new)}, the run began with {escape(change.old)}", style="dim"
         )
     for warning in prepared.warnings:
         show(f"[yellow]warning[/] {escape(warning)}")
 
 
-def _print_training(console: Console, prepared: Prepared) -> None:
+def _print_training(console: Console, prepared: CheckedJob) -> None:
     plan = prepared.plan
     rows = f"{_format_count(plan.num_rows, 'row')} x {_format_count(plan.n_epochs, 'epoch')}"
     show = partial(console.print, highlight=False, soft_wrap=True)
@@ -198,7 +200,10 @@ def _print_training(console: Console, prepared: Prepared) -> None:
         show(f"  a checkpoint every {interval}, in addition to one after each validation")
     if (stop := prepared.stop) is not None:
         took = f"about {stop.checkpoint_s:.0f} s" if stop.checkpoint_s >= 1 else "less than a second"
-        show(f"  a checkpoint has {size(stop.checkpoint_bytes)}; writing it takes {took} at the speed measured here")
+        show(
+            f"  a checkpoint has {format_bytes(stop.checkpoint_bytes)}; writing it takes {took} at the speed "
+            "measured here"
+        )
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
         every = "step" if plan.eval_interval == 1 else f"{plan.eval_interval} steps"

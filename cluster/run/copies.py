@@ -13,21 +13,21 @@ from pathlib import Path
 
 from agent_rft.cluster.records.checkpoint_claims import CheckpointsTaken
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore, StoreFailed
-from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.records.redact import to_plain_json
 from agent_rft.errors import RftError
 from agent_rft.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken, PhaseBegan
 from agent_rft.protocols import Emit
 from agent_rft.rows.ownership import Claim
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.trainer.loop.checkpoint import latest_checkpoint
 
 PAUSES_S = (5.0, 30.0, 120.0)
 """Pauses before the retries of an upload. After the last retry, the next checkpoint is uploaded instead."""
-LAST_COPY_S = 900.0
+LAST_UPLOAD_TIMEOUT_S = 900.0
 FETCH_PAUSES_S = (1.0, 10.0, 60.0)
 
 
-def open_store(operator: Operator) -> CheckpointStore | None:
+def open_store(operator: OperatorConfig) -> CheckpointStore | None:
     """Return the operator's checkpoint store; None if it is not configured.
 
     Raises:
@@ -39,13 +39,13 @@ def open_store(operator: Operator) -> CheckpointStore | None:
 def restore(
     run_folder: Path,
     store: CheckpointStore | None,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
     sleep: Callable[[float], None] = time.sleep,
     owner: Claim | None = None,
 ) -> None:
     """Download the checkpoints of a run into its folder if the store has a newer one.
 
-    `tell` is called with a message about the result. If the store fails, a checkpoint in the folder is used. With
+    `notify` is called with a message about the result. If the store fails, a checkpoint in the folder is used. With
     `owner`, the claim of a process that will train, the run's checkpoints in the store are claimed first.
 
     Raises:
@@ -63,17 +63,17 @@ def restore(
             break
         except StoreFailed as error:
             if latest_checkpoint(run_folder / "checkpoints") is not None:
-                tell(f"{plain(str(error))}; the run resumes from the checkpoint in its folder")
+                notify(f"{to_plain_json(str(error))}; the run resumes from the checkpoint in its folder")
                 return
             if pause is None:
                 fix = "try again when the store works, or set checkpoint_store: null to start without its checkpoints"
-                raise RftError(f"{plain(str(error))}; {fix}", public=error.public) from None
+                raise RftError(f"{to_plain_json(str(error))}; {fix}", public_message=error.public_message) from None
             sleep(pause)
     if fetched:
-        tell(f"{run_folder.name} resumes from {fetched[-1]} in the checkpoint store")
+        notify(f"{run_folder.name} resumes from {fetched[-1]} in the checkpoint store")
 
 
-class Copies:
+class CheckpointUploader:
     """Uploads the checkpoints of a run; implements `Copies` in trainer/loop/checkpoint.py. `sleep` takes seconds.
 
     The end of a run waits up to `patience_s` for the upload of its last checkpoint.
@@ -85,7 +85,7 @@ class Copies:
         run_folder: Path,
         emit: Emit,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        patience_s: float = LAST_COPY_S,
+        patience_s: float = LAST_UPLOAD_TIMEOUT_S,
     ) -> None:
         self._store = store
         self._run_folder = run_folder
@@ -104,7 +104,7 @@ class Copies:
         if self._uploading is None or self._uploading.done():
             self._uploading = asyncio.create_task(self._upload_pending(prune))
 
-    def needs(self, checkpoint: Path) -> bool:
+    def is_uploading(self, checkpoint: Path) -> bool:
         return checkpoint in (self._next, self._current)
 
     async def finish(self) -> None:

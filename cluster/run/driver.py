@@ -13,34 +13,34 @@ from pathlib import Path
 from rich.console import Console
 
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
-from agent_rft.actors.runtime.telemetry.tracing import tracer_of
+from agent_rft.actors.runtime.telemetry.tracing import create_tracer
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.prepare import prepare
-from agent_rft.cluster.preflight.resumption.resumed import Began
+from agent_rft.cluster.preflight.prepare import check_job
+from agent_rft.cluster.preflight.resumption.resumed import RecordedRun
 from agent_rft.cluster.preflight.static import check_gradable
-from agent_rft.cluster.ray_cluster.session import is_local, ray_session
+from agent_rft.cluster.ray_cluster.session import is_local_address, ray_session
 from agent_rft.cluster.readiness.findings import Readiness
 from agent_rft.cluster.records.run_folder import NAMES, RunFolder, new_run_folder, open_run
-from agent_rft.cluster.run.actor_configs import checking, print_plan
+from agent_rft.cluster.run.actor_configs import check_spinner, print_plan
 from agent_rft.cluster.run.copies import open_store, restore
 from agent_rft.cluster.run.job_run import JobRun
-from agent_rft.cluster.run.readiness import Look
-from agent_rft.cluster.run.run_end import ended_well, print_line
+from agent_rft.cluster.run.readiness import ReadinessOptions
+from agent_rft.cluster.run.run_end import print_line, record_run_end
 from agent_rft.cluster.run.run_outputs import RunOutputs
-from agent_rft.cluster.run.signals import Signals
+from agent_rft.cluster.run.signals import StopSignals
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
-from agent_rft.cluster.run.sinks.stream import Watch
+from agent_rft.cluster.run.sinks.stream import RunWatcher
 from agent_rft.cluster.views.live import LiveView
 from agent_rft.errors import InvalidJob
 from agent_rft.events import Outcome
-from agent_rft.rows.ownership import Claim, FolderOwned, Tell, claim, silence_s
+from agent_rft.rows.ownership import Claim, FolderOwned, Notify, claim_folder, read_silence_s
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 
-OWNED_REMEDY = "; pass --wait-for-run 10m to wait until it ends, or train in another folder"
+OWNED_FIX = "; pass --wait-for-run 10m to wait until it ends, or train in another folder"
 
 
-async def check(job: JobSpec, model: ModelFolder, runs: Path, address: str | None, operator: Operator) -> None:
+async def check(job: JobSpec, model: ModelFolder, runs: Path, address: str | None, operator: OperatorConfig) -> None:
     """Check a job and print its plan.
 
     Raises:
@@ -48,24 +48,26 @@ async def check(job: JobSpec, model: ModelFolder, runs: Path, address: str | Non
     """
     console = Console()
     open_store(operator)
-    with checking(), ray_session(address) as nodes:
-        prepared = await prepare(job, model, nodes, runs, operator)
+    with check_spinner(), ray_session(address) as nodes:
+        prepared = await check_job(job, model, nodes, runs, operator)
     print_plan(console, prepared)
     console.print("[green]the job is ready to train[/]")
 
 
-def claim_run(path: Path, wait_s: float, tell: Tell, pause: Callable[[float], None] = time.sleep) -> Claim:
+def claim_run(path: Path, wait_s: float, notify: Notify, pause: Callable[[float], None] = time.sleep) -> Claim:
     """Become the owner of a run's folder; wait up to `wait_s` for another owner to end.
 
     Raises:
-        MadeBefore: A version before 0.2.0 wrote the folder.
+        OutdatedFormat: A version before 0.2.0 wrote the folder.
         FolderOwned: Another process still owns the folder.
     """
     open_run(path)  # raises before anything in a folder of an older version changes
-    return claim(path, NAMES, wait_s=wait_s, remedy=OWNED_REMEDY, tell=tell, silence_s=silence_s(), pause=pause)
+    return claim_folder(
+        path, NAMES, wait_s=wait_s, fix=OWNED_FIX, notify=notify, silence_s=read_silence_s(), pause=pause
+    )
 
 
-async def claim_run_soon(path: Path, wait_s: float, tell: Tell) -> Claim:
+async def claim_run_async(path: Path, wait_s: float, tell: Notify) -> Claim:
     """Call `claim_run` in a thread; unlike `claim_run`, this can be cancelled while it waits."""
     cancelled = threading.Event()
 
@@ -85,9 +87,9 @@ async def train(
     runs: Path,
     claimed: Claim | None,
     address: str | None,
-    operator: Operator,
-    watch: Watch | None = None,
-    given: Sequence[str] = (),
+    operator: OperatorConfig,
+    watch: RunWatcher | None = None,
+    cli_args: Sequence[str] = (),
     *,
     must_resume: bool = False,
 ) -> Outcome:
@@ -102,21 +104,21 @@ async def train(
         operator: The operator's configuration.
         watch: Receives the events of a server's job. The endpoints of such a job were tested when it was created, so
             they are not tested here, and failing endpoints are retried.
-        given: The job file and options from the command line, for the commands that are printed at the end.
+        cli_args: The job file and options from the command line, for the commands that are printed at the end.
         must_resume: Whether the claimed folder must have a checkpoint.
 
     Raises:
         RftError: The run failed.
     """
-    if must_resume and claimed is not None and not RunFolder(claimed.path).resumes:
+    if must_resume and claimed is not None and not RunFolder(claimed.path).can_resume:
         raise InvalidJob(f"{claimed.path} has no checkpoint to resume from")
-    async with _open_run(job, model, runs, address, claimed, operator, watch, given=given) as run:
+    async with _open_run(job, model, runs, address, claimed, operator, watch, given=cli_args) as run:
         await run.train()
     return run.outcome
 
 
 async def evaluate_model(
-    job: JobSpec, model: ModelFolder, file: str, samples: int, runs: Path, address: str | None, operator: Operator
+    job: JobSpec, model: ModelFolder, file: str, samples: int, runs: Path, address: str | None, operator: OperatorConfig
 ) -> Outcome:
     """Grade a model on one of the job's files and save every rollout.
 
@@ -125,26 +127,26 @@ async def evaluate_model(
     """
     check_gradable(job, file)
     async with _open_run(job, model, runs, address, None, operator, learner=False) as run:
-        await run.evaluation(file, samples)
+        await run.evaluate_file(file, samples)
     return run.outcome
 
 
-async def look_before(
+async def check_readiness(
     job: JobSpec,
     model: ModelFolder,
-    look: Look,
+    options: ReadinessOptions,
     runs: Path,
     address: str | None,
-    operator: Operator,
+    operator: OperatorConfig,
     *,
-    folder: Claim | None = None,
-    watch: Watch | None = None,
+    claimed: Claim | None = None,
+    watch: RunWatcher | None = None,
     console: Console | None = None,
     given: Sequence[str] = (),
 ) -> tuple[Outcome, Readiness | None]:
     """Sample the rows of a job and judge whether to train it.
 
-    If `folder` is given, its readiness check is resumed. `given` is described in `train`.
+    If `claimed` is given, its readiness check is resumed. `given` is described in `train`.
 
     Returns:
         The outcome, and the findings unless the check was stopped before it had any.
@@ -152,13 +154,13 @@ async def look_before(
     Raises:
         RftError: The run failed.
     """
-    check_gradable(job, look.file)
-    if folder is not None and watch is None and not RunFolder(folder.path).draws:
-        raise InvalidJob(f"{folder.path} has no readiness check to resume")
+    check_gradable(job, options.file)
+    if claimed is not None and watch is None and not RunFolder(claimed.path).readiness_files:
+        raise InvalidJob(f"{claimed.path} has no readiness check to resume")
     async with _open_run(
-        job, model, runs, address, folder, operator, watch, learner=False, console=console, given=given, reports=False
+        job, model, runs, address, claimed, operator, watch, learner=False, console=console, given=given, reports=False
     ) as run:
-        await run.look(look)
+        await run.run_readiness_check(options)
     return run.outcome, run.readiness
 
 
@@ -169,8 +171,8 @@ async def _open_run(
     runs: Path,
     address: str | None,
     claimed: Claim | None,
-    operator: Operator,
-    watch: Watch | None = None,
+    operator: OperatorConfig,
+    watch: RunWatcher | None = None,
     learner: bool = True,
     console: Console | None = None,
     given: Sequence[str] = (),
@@ -186,40 +188,40 @@ async def _open_run(
     previous = None
     if claimed is not None:
         await asyncio.to_thread(restore, claimed.path, store, notify, owner=claimed if learner else None)
-        previous = RunFolder(claimed.path, at=claimed.at)
-        previous.now.unlink(missing_ok=True)  # left by a killed driver
-    resumes = previous is not None and (previous.resumes if learner else bool(previous.draws))
-    began = Began.of(previous) if previous is not None and resumes else None
+        previous = RunFolder(claimed.path, at=claimed.folder)
+        previous.status_file.unlink(missing_ok=True)  # left by a killed driver
+    resumes = previous is not None and (previous.can_resume if learner else bool(previous.readiness_files))
+    began = RecordedRun.load(previous) if previous is not None and resumes else None
     job = job.model_copy(update={"model": str(model.path)})
-    job = job if began is None else began.keep(job)
-    with ray_session(address) as nodes, Signals() as signals, ExitStack() as owning:
-        with checking():
-            prepared = await prepare(
+    job = job if began is None else began.apply_to(job)
+    with ray_session(address) as nodes, StopSignals() as signals, ExitStack() as owning:
+        with check_spinner():
+            prepared = await check_job(
                 job,
                 model,
                 nodes,
                 runs,
                 operator,
                 dry_run=watch is None,
-                learner=learner,
-                began=began,
-                accepted=began is not None or watch is not None,
+                trains=learner,
+                recorded_run=began,
+                was_accepted=began is not None or watch is not None,
             )
         print_plan(console, prepared)
         if watch is not None:
             watch.prepared(prepared)
         if claimed is None:
             new = new_run_folder(runs, job.suffix)
-            claimed = owning.enter_context(await claim_run_soon(new, 0.0, notify))
-        folder = RunFolder(claimed.path, operator.records, claimed.at)
+            claimed = owning.enter_context(await claim_run_async(new, 0.0, notify))
+        folder = RunFolder(claimed.path, operator.records, claimed.folder)
         report_note = f" ({folder.report.name} in it is updated during the run)" if reports else ""
         print_line(console, "run folder", f"{folder.path}{report_note}")
         view = LiveView(prepared.plan.steps, console)
-        exported = MetricsAddress.of(folder.path.name, local=is_local(address))
-        tracer = tracer_of(operator.traces, "driver", exported, every=True)
+        exported = MetricsAddress.from_environment(folder.path.name, local=is_local_address(address))
+        tracer = create_tracer(operator.traces, "driver", exported, export_all=True)
         metrics = MetricsSink(exported, folder.path, tracer=tracer)
         resumed = began is not None
         outputs = RunOutputs(prepared, operator, store, folder, view, metrics, console, watch, reports)
         run = JobRun(prepared, operator, outputs, signals, resumed, given)
-        async with ended_well(run, signals, claimed):
+        async with record_run_end(run, signals, claimed):
             yield run

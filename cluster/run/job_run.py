@@ -8,24 +8,24 @@ from functools import partial
 from pathlib import Path
 
 from agent_rft.actors.rollout.fleet import Fleet
-from agent_rft.chat.conversation import samples_of
-from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.chat.conversation import split_conversation
+from agent_rft.cluster.preflight.prepare import CheckedJob
 from agent_rft.cluster.readiness.findings import Readiness
 from agent_rft.cluster.run.actors import RunActors
-from agent_rft.cluster.run.readiness import Look, look_at
+from agent_rft.cluster.run.readiness import ReadinessOptions, judge_readiness
 from agent_rft.cluster.run.run_outputs import RunOutputs
-from agent_rft.cluster.run.signals import Signals
-from agent_rft.cluster.views.busy_sides import compare_sides
-from agent_rft.cluster.views.comparison.cheaper import fewer_calls
+from agent_rft.cluster.run.signals import StopSignals
+from agent_rft.cluster.views.busy_sides import measure_utilization
+from agent_rft.cluster.views.comparison.cheaper import find_fewer_calls
 from agent_rft.cluster.views.live import before_after_table
 from agent_rft.cluster.views.readiness.page import write_page
 from agent_rft.errors import RftError
 from agent_rft.events import Evaluated, Outcome, PhaseBegan, ReadinessJudged
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.trainer.loop.checkpoint import best_checkpoint, latest_checkpoint
 from agent_rft.trainer.loop.evaluate import evaluate
 from agent_rft.trainer.loop.journal import Journal
-from agent_rft.trainer.loop.reinforcement import Loop, LoopConfig
+from agent_rft.trainer.loop.reinforcement import LoopConfig, ReinforcementLoop
 from agent_rft.trainer.loop.supervised import SupervisedLoop
 from agent_rft.types import Evaluation, Group, Task
 
@@ -33,17 +33,18 @@ from agent_rft.types import Evaluation, Group, Task
 class JobRun:
     """One run of a prepared job with its actors and outputs.
 
-    `given` has the job file and options from the command line. A run that `resumed` continues from its last checkpoint.
+    `cli_args` has the job file and options from the command line. A run that `resumed` continues from its last
+    checkpoint.
     """
 
     def __init__(
         self,
-        prepared: Prepared,
-        operator: Operator,
+        prepared: CheckedJob,
+        operator: OperatorConfig,
         outputs: RunOutputs,
-        signals: Signals,
+        signals: StopSignals,
         resumed: bool,
-        given: Sequence[str],
+        cli_args: Sequence[str],
         actors: Callable[..., RunActors] = RunActors,
     ) -> None:
         self.outcome: Outcome = "done"
@@ -51,7 +52,7 @@ class JobRun:
         self.outputs = outputs
         self._folder = outputs.folder
         self._emit = outputs.stream.emit
-        self.given = given
+        self.cli_args = cli_args
         self._error = ""
         self._cut_short = False
         self._resumed = resumed
@@ -63,7 +64,7 @@ class JobRun:
         )
         outputs.begin(prepared)
 
-    def _change_layout(self, prepared: Prepared) -> None:
+    def _change_layout(self, prepared: CheckedJob) -> None:
         before, self._prepared = self._prepared, prepared
         self.outputs.change_layout(before, prepared)
 
@@ -72,34 +73,34 @@ class JobRun:
         """The run's folder."""
         return self._folder.path
 
-    def cut_short(self) -> None:
+    def record_immediate_end(self) -> None:
         """Record that the run ends immediately, and stop uploading checkpoints."""
         self.outcome, self._cut_short = "stopped", True
-        self.outputs.stop_copying()
+        self.outputs.stop_uploads()
 
-    def failed(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         """Record the error that ends the run."""
         self.outcome = "failed"
-        self.outputs.traces.failed(error)
+        self.outputs.traces.record_failure(error)
         self._error = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
 
     async def train(self) -> None:
         if self._prepared.job.method.type == "supervised":
-            await self.supervised()
+            await self.train_supervised()
         else:
-            await self.reinforcement()
+            await self.train_by_reinforcement()
 
-    async def reinforcement(self) -> None:
+    async def train_by_reinforcement(self) -> None:
         checkpoints, journal = self.outputs.checkpoints(), Journal(self._folder.journal)
         await self._actors.start()
         prepared, job = self._prepared, self._prepared.job
         fleet, learner = self._actors.fleet, self._actors.learner
-        self.outputs.progress.start(fleet.board, self._emit)
+        self.outputs.progress.start(fleet.rollout_progress, self._emit)
         before = self._folder.evaluations().get("test-before")
         if prepared.test and before is None and not journal.has_batches:
             before, _ = await self._grade(fleet, prepared.test, "test-before", prepared.plan.eval_samples)
         algorithm = job.reinforcement.algorithm
-        if prepared.placement.turns:  # engines never sample while the learner learns, so nothing can be stale
+        if prepared.placement.takes_turns:  # engines never sample while the learner learns, so nothing can be stale
             algorithm = algorithm.model_copy(update={"max_staleness": 0})
         config = LoopConfig(
             prepared.plan,
@@ -109,25 +110,25 @@ class JobRun:
             job.cluster.checkpoint_interval,
             job.reinforcement.early_stop,
         )
-        loop = Loop(
+        loop = ReinforcementLoop(
             config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, journal, self.outputs.stream
         )
-        self.outputs.progress.of_loop(lambda: loop.forming)
+        self.outputs.progress.follow_loop(lambda: loop.next_batch_progress)
         await self._run_loop(loop)
         if prepared.test and self.outcome == "done":
-            await learner.rest()
-            best = await self._start_best_fleet() if loop.stopped_early else fleet
+            await learner.release_devices()
+            best = await self._start_best_fleet() if loop.has_stopped_early else fleet
             grading = self._grade(best, prepared.test, "test-after", prepared.plan.eval_samples)
-            after, _ = await (loop.watched(grading) if best is fleet else grading)
+            after, _ = await (loop.run_watched(grading) if best is fleet else grading)
             if before is not None:
                 self.outputs.view.stop()
                 self.outputs.console.print(before_after_table(before, after))
         if self.outcome == "done":
             await asyncio.to_thread(self._folder.flush)
-            if (cheaper := await asyncio.to_thread(fewer_calls, self._folder)) is not None:
+            if (cheaper := await asyncio.to_thread(find_fewer_calls, self._folder)) is not None:
                 self._emit(cheaper)
             steps, overlaps = await asyncio.to_thread(self._folder.metrics), algorithm.max_staleness > 0
-            if (compared := compare_sides(steps, prepared.placement, overlaps=overlaps)) is not None:
+            if (compared := measure_utilization(steps, prepared.placement, overlaps=overlaps)) is not None:
                 self._emit(compared)
 
     async def _start_best_fleet(self) -> Fleet:
@@ -135,11 +136,11 @@ class JobRun:
         best, latest = best_checkpoint(self._folder.checkpoints), latest_checkpoint(self._folder.checkpoints)
         if best is not None and best != latest:
             self.outputs.progress.close()
-            await self._actors.start_again(self._prepared.graded(best[0]))
-            self.outputs.progress.start(self._actors.fleet.board, self._emit)
+            await self._actors.restart(self._prepared.for_grading(best[0]))
+            self.outputs.progress.start(self._actors.fleet.rollout_progress, self._emit)
         return self._actors.fleet
 
-    async def supervised(self) -> None:
+    async def train_supervised(self) -> None:
         checkpoints = self.outputs.checkpoints()
         await self._actors.start()
         prepared, job = self._prepared, self._prepared.job
@@ -148,7 +149,7 @@ class JobRun:
             job.seed,
             prepared.tasks,
             prepared.validation,
-            partial(samples_of, prepared.renderer),
+            partial(split_conversation, prepared.renderer),
             self._actors.learner,
             checkpoints,
             job.cluster.checkpoint_interval,
@@ -156,31 +157,31 @@ class JobRun:
         )
         await self._run_loop(loop)
 
-    async def _run_loop(self, loop: Loop | SupervisedLoop) -> None:
+    async def _run_loop(self, loop: ReinforcementLoop | SupervisedLoop) -> None:
         """Run a loop until it is done or a signal arrives."""
         if self._resumed:
             await loop.resume({int(metrics["step"]) for metrics in self._folder.metrics()})
         self._emit(PhaseBegan(phase="training"))
-        with self._signals.graceful(loop.stop):
+        with self._signals.on_first(loop.stop):
             await loop.run()
         if self._signals.count:
             self.outcome = "stopped"
 
-    async def evaluation(self, file: str, samples: int) -> None:
+    async def evaluate_file(self, file: str, samples: int) -> None:
         prepared = self._prepared
         tasks = {"training_file": prepared.tasks, "validation_file": prepared.validation, "test_file": prepared.test}
         await self._actors.start()
         self.outputs.progress.totals["test"] = len(tasks[file]) * samples
-        self.outputs.progress.start(self._actors.fleet.board, self._emit)
+        self.outputs.progress.start(self._actors.fleet.rollout_progress, self._emit)
         name = f"eval-{file.removesuffix('_file')}"
         evaluation, _ = await self._grade(self._actors.fleet, tasks[file], name, samples)
         self.outputs.view.stop()
         self.outputs.console.print(before_after_table(evaluation, None))
 
-    async def look(self, look: Look) -> None:
+    async def run_readiness_check(self, look: ReadinessOptions) -> None:
         """Check readiness and write its page into the run folder."""
         await self._actors.start()
-        self.outputs.progress.start(self._actors.fleet.board, self._emit)
+        self.outputs.progress.start(self._actors.fleet.rollout_progress, self._emit)
 
         async def draw(tasks: Sequence[Task], name: str) -> list[Group]:
             self.outputs.progress.totals["test"] = len(tasks) * look.samples
@@ -188,7 +189,7 @@ class JobRun:
             _, groups = await self._grade(self._actors.fleet, tasks, name, look.samples, as_training)
             return groups
 
-        found = await look_at(self._prepared, self._folder, look, draw, self._operator)
+        found = await judge_readiness(self._prepared, self._folder, look, draw, self._operator)
         self.readiness = found
         self._emit(ReadinessJudged(verdict=found.verdict, reasons=tuple(found.codes)))
         await asyncio.to_thread(write_page, self._folder, found, self._prepared.job)
@@ -198,7 +199,7 @@ class JobRun:
         self.outputs.progress.close()
         await self._actors.shutdown()
         if not self._cut_short:
-            await self.outputs.finish_copies(self._signals)
+            await self.outputs.finish_uploads(self._signals)
         await self.outputs.close(self.outcome, self._error)
 
     async def _grade(
@@ -207,9 +208,9 @@ class JobRun:
         self._emit(PhaseBegan(phase="grading", detail=f"{len(tasks)} rows ({name})"))
         reinforcement = self._prepared.job.reinforcement
         if temperature is None:
-            temperature = reinforcement.algorithm.temperature_of_evaluations
+            temperature = reinforcement.algorithm.evaluation_temperature
         threshold = reinforcement.grader.pass_threshold
         evaluation, groups = await evaluate(fleet, tasks, "test", samples, temperature, threshold)
-        self.outputs.stream.groups(name, groups)
+        self.outputs.stream.emit_groups(name, groups)
         self._emit(Evaluated(name=name, evaluation=evaluation))
         return evaluation, groups

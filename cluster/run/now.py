@@ -19,9 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from agent_rft.actors.endpoints.stats import quantile_s
+from agent_rft.actors.endpoints.stats import compute_quantile_s
 from agent_rft.actors.rollout.fleet import EngineState
-from agent_rft.actors.runtime.watchdog import Seen
+from agent_rft.actors.runtime.watchdog import ActorSnapshot
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.events import EndpointOutageBegan, EndpointOutageEnded
 from agent_rft.protocols import Emit
@@ -86,21 +86,21 @@ class EndpointOutages:
         self._before, self._at = stats, now
 
 
-class Watching(Protocol):
+class ActorWatchdog(Protocol):
     """The part of agent_rft.actors.runtime.watchdog.Watchdog that this module uses."""
 
     @property
-    def seen(self) -> list[Seen]: ...
+    def last_answers(self) -> list[ActorSnapshot]: ...
 
 
 class Engines(Protocol):
     """The part of agent_rft.actors.rollout.fleet.Fleet that this module uses."""
 
-    def engines(self) -> list[EngineState]: ...
+    def engine_states(self) -> list[EngineState]: ...
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]: ...
 
 
-class NowFile:
+class LiveStatusFile:
     """Writes now.json until `close`, and emits events for endpoint outages.
 
     `fleet` is None for a job without rollouts; `clock` returns Unix seconds.
@@ -109,13 +109,13 @@ class NowFile:
     def __init__(
         self,
         run: Path,
-        watchdog: Watching,
+        watchdog: ActorWatchdog,
         fleet: Engines | None,
         emit: Emit,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path = RunFolder(run).now
+        self._path = RunFolder(run).status_file
         self._watchdog = watchdog
         self._fleet = fleet
         self._outages = EndpointOutages(emit)
@@ -159,13 +159,13 @@ class NowFile:
         self._outages.observe(now, stats)
         return {
             "at": now,
-            "engines": [] if fleet is None else [asdict(engine) for engine in fleet.engines()],
-            "actors": [asdict(seen) for seen in self._watchdog.seen],
-            "endpoints": endpoints_now(self._before, self._outages.current),
+            "engines": [] if fleet is None else [asdict(engine) for engine in fleet.engine_states()],
+            "actors": [asdict(seen) for seen in self._watchdog.last_answers],
+            "endpoints": describe_endpoints(self._before, self._outages.current),
         }
 
 
-def endpoints_now(
+def describe_endpoints(
     before: Sequence[tuple[float, Stats]], outages: Mapping[str, Outage] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
     """Return the state of each endpoint in the last stats; recent values cover the time since the first stats."""
@@ -183,7 +183,9 @@ def _describe_outage(outage: Outage | None, values: Mapping[str, Any], now: floa
     return {"down_s": now - outage.began_at, "delayed_calls": outage.delayed_calls(values)}
 
 
-def _describe_endpoint(name: str, values: Mapping[str, Any], first: Mapping[str, Any], for_s: float) -> dict[str, Any]:
+def _describe_endpoint(
+    name: str, values: Mapping[str, Any], first: Mapping[str, Any], window_s: float
+) -> dict[str, Any]:
     was = first.get("latency_counts", [0] * len(values["latency_counts"]))
     grown = [new - old for new, old in zip(values["latency_counts"], was, strict=True)]
     if min(grown) < 0:  # a process restarted, so its counts began at 0
@@ -192,10 +194,10 @@ def _describe_endpoint(name: str, values: Mapping[str, Any], first: Mapping[str,
     return {
         "name": name,
         **{key: values[key] for key in ("limit", "in_flight", "queued", "breaker", "calls", "failed", "retries")},
-        "recent_s": for_s,
+        "recent_s": window_s,
         "recent_calls": values["calls"] - first.get("calls", 0),
         "recent_errors": {kind: count for kind, count in errors.items() if count > 0},
         "errors": values["errors"],
-        "latency_p50_s": quantile_s(grown, 0.5),
-        "latency_p95_s": quantile_s(grown, 0.95),
+        "latency_p50_s": compute_quantile_s(grown, 0.5),
+        "latency_p95_s": compute_quantile_s(grown, 0.95),
     }

@@ -15,27 +15,27 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_rft.cluster.ray_cluster.drivers import Driver, drivers_on, without_ended
+from agent_rft.cluster.ray_cluster.drivers import RunDriver, drop_ended, find_drivers
 from agent_rft.cluster.ray_cluster.job_status import NEEDED_TO_STOP_S, STOP_WAIT
-from agent_rft.cluster.ray_cluster.session import ray_session, unreachable
+from agent_rft.cluster.ray_cluster.session import ray_session, why_unreachable
 from agent_rft.cluster.run.signals import STOP_REQUEST
 
 POLL_S = 0.5
 
 
-def stop_runs(node: str, wait_s: float, head_answers: Callable[[], bool]) -> set[Driver]:
+def stop_runs(node: str, wait_s: float, head_answers: Callable[[], bool]) -> set[RunDriver]:
     """Signal the runs on this node to stop, wait up to `wait_s`, and return the drivers that have not ended.
 
     `head_answers` returns whether the cluster's head still answers.
     """
     deadline = time.monotonic() + wait_s
-    left = drivers_on(node)
+    left = find_drivers(node)
     send_stop: Any = ray.remote(num_cpus=0, max_retries=0)(_send_stop)
     for driver in left:
         there = NodeAffinitySchedulingStrategy(driver.node, soft=False)
         send_stop.options(scheduling_strategy=there).remote(driver.pid)
     # The head has Ray's tables. A request that it does not answer would end this process after a minute.
-    while head_answers() and (left := without_ended(left)):
+    while head_answers() and (left := drop_ended(left)):
         if time.monotonic() >= deadline:
             return left
         time.sleep(POLL_S)
@@ -50,11 +50,11 @@ def main() -> None:
     """Stop the runs of this pod's node."""
     wait_s = float(os.environ.get(STOP_WAIT, NEEDED_TO_STOP_S))
     address = os.environ.get("RAY_ADDRESS", "auto")
-    if error := unreachable(address):
+    if error := why_unreachable(address):
         print(f"the cluster's head at {address} is gone: {error}")
         return
     with ray_session(address):
-        left = stop_runs(ray.get_runtime_context().get_node_id(), wait_s, lambda: unreachable(address) is None)
+        left = stop_runs(ray.get_runtime_context().get_node_id(), wait_s, lambda: why_unreachable(address) is None)
     if left:
         raise SystemExit(f"{len(left)} run(s) did not end within {wait_s:g} s; increase {STOP_WAIT}")
 

@@ -13,29 +13,29 @@ from typing import Generic, Protocol, TypeVar
 
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.preflight.prepare import Prepared
-from agent_rft.spec.operator.config import Operator
+from agent_rft.cluster.preflight.prepare import CheckedJob
+from agent_rft.spec.operator.config import OperatorConfig
 
 GRANT_S = 5.0
 """Maximum time to hold the lock after a request; Ray grants free GPUs within milliseconds."""
-LOOK_S = 2.0
+POLL_S = 2.0
 """Seconds between two checks of the free GPUs while a job waits for them."""
 MAX_LAYOUTS = 8
 """Maximum requested layouts. A job waits for the last one, to keep its place in Ray's queue."""
 
 
-class Reserved(Protocol):
+class Reservable(Protocol):
     """The part of `Seats` that this module uses."""
 
     @property
     def are_granted(self) -> bool: ...
 
-    async def ready(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]: ...
+    async def wait(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]: ...
 
     def release(self) -> None: ...
 
 
-Seats = TypeVar("Seats", bound=Reserved)
+Seats = TypeVar("Seats", bound=Reservable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ class _Attempt(Generic[Seats]):
 
 
 async def reserve(
-    prepared: Prepared,
+    prepared: CheckedJob,
     request: Callable[[Placement], Seats],
     nodes: Callable[[], Sequence[Node]],
-    operator: Operator,
-    tell: Callable[[str], None],
-    on_change: Callable[[Prepared], None],
-    turn: Callable[[], AbstractAsyncContextManager[None]],
+    operator: OperatorConfig,
+    on_missing: Callable[[str], None],
+    on_change: Callable[[CheckedJob], None],
+    lock: Callable[[], AbstractAsyncContextManager[None]],
     *,
     grant_s: float = GRANT_S,
-    look_s: float = LOOK_S,
+    poll_s: float = POLL_S,
     max_layouts: int = MAX_LAYOUTS,
 ) -> tuple[Seats, list[int]]:
     """Reserve a job's layout, or another layout that fits on the free GPUs.
@@ -70,11 +70,11 @@ async def reserve(
         request: Requests the reservation of a placement.
         nodes: Returns the nodes, with the GPUs that other jobs hold.
         operator: Has the limits of a job, and the nodes that may join.
-        tell: Called with the missing resources while the job waits.
+        on_missing: Called with the missing resources while the job waits.
         on_change: Called with the job when its layout changes, before the new layout is requested.
-        turn: Returns the context manager of the lock: no other job chooses GPUs within it.
+        lock: Returns the context manager of the lock: no other job chooses GPUs within it.
         grant_s: Maximum seconds to hold the lock after a request.
-        look_s: Seconds between two checks of the free GPUs.
+        poll_s: Seconds between two checks of the free GPUs.
         max_layouts: Maximum requested layouts.
 
     Returns:
@@ -84,17 +84,17 @@ async def reserve(
         InvalidJob: The resources were not available in time.
     """
 
-    def ask(prepared: Prepared) -> _Attempt[Seats]:
+    def ask(prepared: CheckedJob) -> _Attempt[Seats]:
         seats = request(prepared.placement)
-        return _Attempt(seats, asyncio.create_task(seats.ready(tell, wait_for_nodes_s=operator.wait_for_nodes_s)))
+        return _Attempt(seats, asyncio.create_task(seats.wait(on_missing, wait_for_nodes_s=operator.wait_for_nodes_s)))
 
-    attempt = None if prepared.may_change_layout else ask(prepared)
+    attempt = None if prepared.can_change_layout else ask(prepared)
     layouts_left = max_layouts if attempt is None else 0
     try:
         while layouts_left and (attempt is None or not attempt.waiting.done()):
-            async with turn():
+            async with lock():
                 found = await asyncio.to_thread(nodes)
-                changed = await asyncio.to_thread(prepared.laid_out_on, found, operator)
+                changed = await asyncio.to_thread(prepared.lay_out_again, found, operator)
                 if attempt is None or (changed is not None and not attempt.seats.are_granted):
                     if attempt is not None:
                         attempt.withdraw()
@@ -106,7 +106,7 @@ async def reserve(
             while layouts_left and not attempt.waiting.done():
                 if not attempt.seats.are_granted and await asyncio.to_thread(nodes) != found:
                     break
-                await asyncio.wait({attempt.waiting}, timeout=look_s)
+                await asyncio.wait({attempt.waiting}, timeout=poll_s)
         assert attempt is not None
         return attempt.seats, await attempt.waiting
     except BaseException:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from agent_rft.cluster.run.job_run import JobRun
-from agent_rft.cluster.run.signals import Signals
+from agent_rft.cluster.run.signals import StopSignals
 from agent_rft.cluster.views.ending import next_steps
-from agent_rft.cluster.views.readiness.page import page_of
+from agent_rft.cluster.views.readiness.page import readiness_page_path
 from agent_rft.cluster.views.report.page import write_report
 from agent_rft.errors import RftError
 from agent_rft.rows.ownership import Claim, FolderLost
@@ -25,7 +25,7 @@ DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 @asynccontextmanager
-async def ended_well(run: JobRun, signals: Signals, claimed: Claim) -> AsyncIterator[None]:
+async def record_run_end(run: JobRun, signals: StopSignals, claimed: Claim) -> AsyncIterator[None]:
     """Context manager of a run's work: records how it ends, and closes the run.
 
     Raises:
@@ -34,32 +34,32 @@ async def ended_well(run: JobRun, signals: Signals, claimed: Claim) -> AsyncIter
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    claimed.when_lost(lambda: loop.call_soon_threadsafe(task.cancel))
+    claimed.on_lost(lambda: loop.call_soon_threadsafe(task.cancel))
     try:
         with run.outputs.view:
             yield
     except asyncio.CancelledError:
-        run.cut_short()  # cancelled by a signal, by the server, or because the folder was lost
+        run.record_immediate_end()  # cancelled by a signal, by the server, or because the folder was lost
         try:
             claimed.check()
         except FolderLost as lost:
-            run.failed(lost)
+            run.record_failure(lost)
             raise
         if not signals.count:
             raise
     except OSError as error:
-        run.failed(error)
+        run.record_failure(error)
         claimed.check()  # raises if another process has taken over the folder
         if error.errno not in DISK_ERRORS:
             raise
         raise RftError(
-            f"cannot write to {run.path}: {error.strerror}", public=f"cannot write to the run: {error.strerror}"
+            f"cannot write to {run.path}: {error.strerror}", public_message=f"cannot write to the run: {error.strerror}"
         ) from error
     except Exception as error:
-        run.failed(error)
+        run.record_failure(error)
         raise
     finally:
-        with signals.graceful(lambda: None):  # a first signal that arrives now has nothing left to stop
+        with signals.on_first(lambda: None):  # a first signal that arrives now has nothing left to stop
             await asyncio.shield(_close(run))
 
 
@@ -75,25 +75,25 @@ def _print_end(run: JobRun) -> None:
     show("run folder", str(folder.path))
     problems = list(folder.problems)
     try:
-        page = page_of(folder.path) if run.readiness is not None else write_report(folder)
+        page = readiness_page_path(folder.path) if run.readiness is not None else write_report(folder)
         show("report", str(folder.path / page.name))
     except OSError as error:
         problems.append(f"cannot write the report: {error.strerror}")
     for problem in problems:
         console.print(f"[yellow]warning[/] {escape(problem)}", soft_wrap=True, highlight=False)
-    for label, text in next_steps(folder, run.given):
+    for label, text in next_steps(folder, run.cli_args):
         show(label, text)
-    if run.outcome != "done" and folder.resumes:
+    if run.outcome != "done" and folder.can_resume:
         latest = latest_checkpoint(folder.checkpoints)
         where = "the start" if latest is None else latest[0].name
         show("to resume", f"{_resume_command(run, 'train')}  # from {where}")
-    elif run.outcome != "done" and folder.draws:
+    elif run.outcome != "done" and folder.readiness_files:
         show("to resume", _resume_command(run, "ready"))
 
 
 def _resume_command(run: JobRun, command: str) -> str:
     """Return the command that resumes the run."""
-    return shlex.join(["agent-rft", command, *(run.given or ["JOB"]), "--resume", str(run.path)])
+    return shlex.join(["agent-rft", command, *(run.cli_args or ["JOB"]), "--resume", str(run.path)])
 
 
 def print_line(console: Console, label: str, text: str) -> None:

@@ -7,24 +7,24 @@ import asyncio
 from rich.console import Console
 
 from agent_rft.cluster.planning.layout import layout_text
-from agent_rft.cluster.preflight.prepare import Prepared
-from agent_rft.cluster.ray_cluster.job_status import RayJobStatus, folder_warning, stop_warning
+from agent_rft.cluster.preflight.prepare import CheckedJob
+from agent_rft.cluster.ray_cluster.job_status import RayJobStatus, check_run_folder, check_stop_wait
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore
 from agent_rft.cluster.records.redact import public_job
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.copies import Copies
-from agent_rft.cluster.run.signals import Signals
-from agent_rft.cluster.run.sinks.integrations import load_integrations
+from agent_rft.cluster.run.copies import CheckpointUploader
+from agent_rft.cluster.run.signals import StopSignals
+from agent_rft.cluster.run.sinks.integrations import load_trackers
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
 from agent_rft.cluster.run.sinks.plugins import RunInfo, load_plugins
 from agent_rft.cluster.run.sinks.progress import ProgressReports
 from agent_rft.cluster.run.sinks.report_writer import ReportWriter
 from agent_rft.cluster.run.sinks.step_traces import StepTraces
-from agent_rft.cluster.run.sinks.stream import EventStream, Watch
+from agent_rft.cluster.run.sinks.stream import EventStream, RunWatcher
 from agent_rft.cluster.views.live import LiveView
 from agent_rft.events import JobEnded, JobStarted, Notice, Outcome, SettingChanged
 from agent_rft.protocols import Sink
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 
 
@@ -36,14 +36,14 @@ class RunOutputs:
 
     def __init__(
         self,
-        prepared: Prepared,
-        operator: Operator,
+        prepared: CheckedJob,
+        operator: OperatorConfig,
         store: CheckpointStore | None,
         folder: RunFolder,
         view: LiveView,
         metrics: MetricsSink,
         console: Console,
-        watch: Watch | None,
+        watch: RunWatcher | None,
         reports: bool,
     ) -> None:
         self.folder = folder
@@ -58,31 +58,31 @@ class RunOutputs:
         sinks: list[Sink] = [folder, view, metrics, self._status, *([] if watch is None else [watch])]
         sinks += [self.progress, *([] if self._report is None else [self._report])]
         info = RunInfo(folder.path.name, folder.path, public_job(prepared.job))
-        plugins = [*load_plugins(info), *load_integrations(prepared.job.integrations, operator.integrations, info)]
+        plugins = [*load_plugins(info), *load_trackers(prepared.job.integrations, operator.integrations, info)]
         self.stream = EventStream(folder.path.name, [*sinks, self.traces], [folder, metrics, self.traces], plugins)
-        self._copies = None if store is None else Copies(store, folder.path, self.stream.emit)
+        self._copies = None if store is None else CheckpointUploader(store, folder.path, self.stream.emit)
 
-    def begin(self, prepared: Prepared) -> None:
+    def begin(self, prepared: CheckedJob) -> None:
         """Record the job, and emit the choices, changed settings and warnings from its check."""
         self.folder.write_job(prepared.job, prepared.plan, prepared.record())
         self.stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=self.view)
         self._emit_choices(prepared, skip=self.view)  # printed with the plan
         changes = prepared.changes if self._watch is None else ()  # only the operator can change a server's job
         for change in (*changes, *prepared.layout_changes):
-            self.stream.emit(SettingChanged(setting=change.setting, now=change.now, was=change.was), skip=self.view)
+            self.stream.emit(SettingChanged(setting=change.setting, now=change.new, was=change.old), skip=self.view)
         for warning in prepared.warnings:
             self.stream.emit(Notice(text=warning), skip=self.view)  # printed with the plan
         for unsafe in (
-            () if self._watch is not None else (stop_warning(prepared.stop), folder_warning(self.folder.path))
+            () if self._watch is not None else (check_stop_wait(prepared.stop), check_run_folder(self.folder.path))
         ):
             if unsafe is not None:
                 self.stream.emit(Notice(text=unsafe))
 
-    def _emit_choices(self, prepared: Prepared, skip: Sink | None = None) -> None:
+    def _emit_choices(self, prepared: CheckedJob, skip: Sink | None = None) -> None:
         for choice in prepared.choices:
             self.stream.emit(choice, skip=skip)
 
-    def change_layout(self, before: Prepared, prepared: Prepared) -> None:
+    def change_layout(self, before: CheckedJob, prepared: CheckedJob) -> None:
         """Record a new layout, which was chosen because the free GPUs have changed since the job was checked."""
         was, now = layout_text(before.placement), layout_text(prepared.placement)
         self.folder.write_job(prepared.job, prepared.plan, prepared.record())
@@ -95,22 +95,22 @@ class RunOutputs:
         """Return the checkpoints in the run folder, which are uploaded if there is a checkpoint store."""
         return Checkpoints(self.folder.checkpoints, self._copies, shown=self.folder.path / "checkpoints")
 
-    def stop_copying(self) -> None:
+    def stop_uploads(self) -> None:
         """Stop uploading to the checkpoint store."""
         if self._copies is not None:
             self._copies.stop()
 
-    async def finish_copies(self, signals: Signals) -> None:
+    async def finish_uploads(self, signals: StopSignals) -> None:
         """Upload the remaining checkpoints to the store; a signal stops the upload."""
         if self._copies is not None:
-            with signals.graceful(self._copies.stop):
+            with signals.on_first(self._copies.stop):
                 await self._copies.finish()
 
     async def close(self, outcome: Outcome, error: str) -> None:
         """Emit how the run ended, then flush and close the sinks."""
         self.stream.emit(JobEnded(outcome=outcome, error=error))
         await asyncio.to_thread(self.stream.close)
-        await self._status.ended()
+        await self._status.stop()
         self.view.stop()
         await asyncio.to_thread(self.traces.close)
         self.metrics.close()

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-STOPPED = 130
+STOPPED_EXIT_CODE = 130
 """The exit code of a run that was stopped by a signal."""
 STOP_REQUEST = signal.SIGUSR1
 """Requests a graceful stop, however often it arrives: the hooks of several pods may send it."""
@@ -26,7 +26,7 @@ def hangup_signals() -> tuple[signal.Signals, ...]:
     return () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 
 
-class Signals:
+class StopSignals:
     """Context manager that handles stop signals.
 
     The first signal calls the function passed to `graceful`, or otherwise cancels the current task. The second SIGINT
@@ -53,7 +53,7 @@ class Signals:
         signal.signal(STOP_REQUEST, signal.SIG_IGN)  # a hook may send it while the process exits
 
     @contextmanager
-    def graceful(self, stop: Callable[[], None]) -> Iterator[None]:
+    def on_first(self, stop: Callable[[], None]) -> Iterator[None]:
         """Context manager in which the first signal calls `stop` instead of cancelling the task."""
         self._callbacks.append(stop)
         try:
@@ -79,7 +79,7 @@ class Signals:
 async def wait_for_signal(ready: Callable[[], None]) -> None:
     """Wait for a stop signal. Calls `ready` when these handlers have replaced Ray's, which end the process."""
     stopped = asyncio.Event()
-    with Signals() as signals, signals.graceful(stopped.set):
+    with StopSignals() as signals, signals.on_first(stopped.set):
         ready()
         await stopped.wait()
 
@@ -91,7 +91,7 @@ def _end_immediately() -> None:
         ray.shutdown()
         _report("stopped immediately")
     finally:
-        os._exit(STOPPED)
+        os._exit(STOPPED_EXIT_CODE)
 
 
 def _report(text: str) -> None:

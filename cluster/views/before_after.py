@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from agent_rft.metrics import EVALUATION
-from agent_rft.metrics.intervals import FEW, Interval, paired_bootstrap
+from agent_rft.metrics.intervals import MIN_VALUES, Interval, paired_interval
 from agent_rft.metrics.metric import Metric
 from agent_rft.types import Evaluation, Group
 
@@ -18,7 +18,7 @@ Verdict = Literal["better", "worse", "same"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class BeforeAfterChange:
     """One metric of a file before and after training, as text; a dash if the value is missing.
 
     The bounds belong to 95 % confidence intervals and are empty if there is no interval.
@@ -36,9 +36,9 @@ class Change:
     change_bounds: str = ""
 
 
-def compare(
+def compare_before_after(
     before: Evaluation, after: Evaluation, paired: Mapping[str, Interval] = MappingProxyType({})
-) -> list[Change]:
+) -> list[BeforeAfterChange]:
     """Return one change per metric; `paired` has mean changes with each row compared with itself, by metric name."""
     left_out = {
         "pass_at_k": after.samples == 1,
@@ -49,19 +49,19 @@ def compare(
     return [_paired(change, paired[change.name]) if change.name in paired else change for change in changes]
 
 
-def _paired(change: Change, found: Interval) -> Change:
+def _paired(change: BeforeAfterChange, found: Interval) -> BeforeAfterChange:
     verdict: Verdict = "better" if found.low > 0 else "worse" if found.high < 0 else "same"
-    difference, bounds = f"{found.mean:+.3f}", found.bounds("{:+.3f}")
+    difference, bounds = f"{found.mean:+.3f}", found.format_bounds("{:+.3f}")
     return replace(change, change=difference, change_bounds=bounds, verdict=verdict)
 
 
 def few_note(evaluation: Evaluation) -> str:
     """Return a warning if an evaluation has few rows, else an empty string."""
     rows = evaluation.graded_rows or evaluation.num_rows
-    return f"only {rows} row{'s' * (rows != 1)}: more rows may change this result" if 0 < rows < FEW else ""
+    return f"only {rows} row{'s' * (rows != 1)}: more rows may change this result" if 0 < rows < MIN_VALUES else ""
 
 
-def _change(before: Evaluation, after: Evaluation, name: str, metric: Metric) -> Change:
+def _change(before: Evaluation, after: Evaluation, name: str, metric: Metric) -> BeforeAfterChange:
     old, new = float(getattr(before, name)), float(getattr(after, name))
     difference, form = new - old, metric.pattern
     points = metric.unit == "share"
@@ -70,10 +70,10 @@ def _change(before: Evaluation, after: Evaluation, name: str, metric: Metric) ->
     verdict: Verdict = "same"
     if metric.better * difference and math.isfinite(difference):
         verdict = "better" if metric.better * difference > 0 else "worse"
-    intervals = (before.interval(name), after.interval(name))
-    bounds = ["" if interval is None else interval.bounds(form) for interval in intervals]
+    intervals = (before.get_interval(name), after.get_interval(name))
+    bounds = ["" if interval is None else interval.format_bounds(form) for interval in intervals]
     label = f"pass@{after.samples}" if name == "pass_at_k" else metric.label
-    return Change(name, label, _number(form, old), _number(form, new), change, relative, verdict, *bounds)
+    return BeforeAfterChange(name, label, _number(form, old), _number(form, new), change, relative, verdict, *bounds)
 
 
 def _number(form: str, value: float) -> str:
@@ -86,7 +86,7 @@ def paired_changes(before: Sequence[Group], after: Sequence[Group]) -> dict[str,
     for name, mean in (("grade", mean_grade), ("held_out", _mean_held_out)):
         old, new = ({g.request.task.row_id: mean(g) for g in groups if g.rollouts} for groups in (before, after))
         both = [row for row in new if row in old]
-        interval = paired_bootstrap([old[row] for row in both], [new[row] for row in both])
+        interval = paired_interval([old[row] for row in both], [new[row] for row in both])
         found |= {name: interval} if interval.n else {}
     return found
 

@@ -12,7 +12,7 @@ MIN_GAIN = 0.15
 """Minimum share of the step time that a suggestion must save; busy shares vary by a few percent anyway."""
 
 
-def compare_sides(
+def measure_utilization(
     steps: Sequence[Mapping[str, float]], placement: Placement, *, overlaps: bool
 ) -> SidesCompared | None:
     """Compare how busy engines and learner ranks were.

@@ -11,7 +11,7 @@ from typing import Any
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import UserError
 from agent_rft.events import AlarmRaised
-from agent_rft.rows.ownership import lasting
+from agent_rft.rows.ownership import strip_owner
 from agent_rft.trainer.loop.checkpoint import best_checkpoint
 
 WORST = 3
@@ -42,7 +42,7 @@ def next_steps(run: RunFolder, given: Sequence[str]) -> Iterator[tuple[str, str]
         file = next((name for name in FILES if job.get(name)), None)
         if given and file is not None and job.get("method", {}).get("type") == "reinforcement":
             yield "try it", _command("agent-rft", "eval", *given, "--file", file, "--model", path)
-        config = f"aliases: {{tuned: {json.dumps(str(lasting(path.resolve())))}}}"  # JSON is YAML
+        config = f"aliases: {{tuned: {json.dumps(str(strip_owner(path.resolve())))}}}"  # JSON is YAML
         yield "serve it", f"{_command('echo', config)} > serve.yaml && agent-rft serve --config serve.yaml"
     if (name := _file_to_inspect(run)) is not None:
         yield "worst rows", _command("agent-rft", "traces", run.path, "--name", name, "--worst", WORST)

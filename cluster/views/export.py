@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from agent_rft.cluster.views.traces import Trace
 from agent_rft.errors import UserError
-from agent_rft.types import Discarded, Grade, Rollout
+from agent_rft.types import DiscardedRollout, Grade, Rollout
 
 Kind = Literal["string", "int64", "double", "list<string>"]
 BATCH = 1_000
@@ -46,7 +46,7 @@ def _finish(run: str, trace: Trace) -> str:
 
 
 def _errors(run: str, trace: Trace) -> list[str]:
-    if isinstance(trace.end, Discarded):
+    if isinstance(trace.end, DiscardedRollout):
         return [trace.end.reason]
     return [result.error for result in trace.end.results if result.error]
 
@@ -93,7 +93,7 @@ COLUMNS = (
 )
 
 
-def rows_of(traces: Iterable[Trace], run: str) -> Iterator[dict[str, Any]]:
+def make_table_rows(traces: Iterable[Trace], run: str) -> Iterator[dict[str, Any]]:
     """Yield the lines of the table. Non-finite numbers become null, and lone surrogates become question marks."""
     for trace in traces:
         yield {column.name: _clean(column.value(run, trace)) for column in COLUMNS}
@@ -141,7 +141,7 @@ def export_traces(
         (out / "data").mkdir(parents=True, exist_ok=True)
     count, tables = 0, dict[str, TableWriter]()
     with ExitStack() as stack:
-        rows = rows_of(traces, run)
+        rows = make_table_rows(traces, run)
         while batch := list(islice(rows, BATCH)):
             for purpose in sorted({row["purpose"] for row in batch}):
                 split = purpose if form == "hf" else ""

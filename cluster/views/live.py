@@ -24,7 +24,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from agent_rft.cluster.views.before_after import compare, few_note
+from agent_rft.cluster.views.before_after import compare_before_after, few_note
 from agent_rft.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, RolloutsProgressed, StepDone
 from agent_rft.metrics import METRICS
 from agent_rft.metrics.intervals import Interval
@@ -83,7 +83,7 @@ class LiveView:
         self._running = False
         self._live.stop()
 
-    def phase(self, text: str) -> None:
+    def show_phase(self, text: str) -> None:
         """Show the phase of the run between steps: `starting engines`, `baseline validation`, ..."""
         self._phase = text
         if not self._live.is_started:
@@ -91,7 +91,7 @@ class LiveView:
 
     # -- Sink ----------------------------------------------------------------------------------------------------------
 
-    def event(self, event: RunEvent) -> None:
+    def handle_event(self, event: RunEvent) -> None:
         if isinstance(event.event, StepDone | Evaluated | PhaseBegan):
             self._progress_event = None
         match event.event:
@@ -99,14 +99,14 @@ class LiveView:
                 self._step_done(metrics)
             case RolloutsProgressed() as progressed:
                 self._progressed(progressed)
-            case PhaseBegan(quiet=True):
+            case PhaseBegan(is_quiet=True):
                 self._phase = event.message
             case PhaseBegan():
-                self.phase(event.message)
+                self.show_phase(event.message)
             case JobEnded() | RolloutDiscarded():
                 pass  # the command prints the outcome; the table counts discarded rollouts
             case Evaluated(name="validation", evaluation=found, step=step):
-                self._grade = found.interval("grade")
+                self._grade = found.get_interval("grade")
                 grades = {"full_valid_mean_grade": found.grade, "full_valid_mean_reward": found.reward}
                 self._add(self._step if step is None else step, grades)
                 self._phase = f"step {self._step + 1}: rollouts and learning"
@@ -222,7 +222,7 @@ class LiveView:
 
     def _note(self, name: str) -> str:
         if name == "full_valid_mean_grade":
-            return "" if self._grade is None else self._grade.bounds("{:.3f}")
+            return "" if self._grade is None else self._grade.format_bounds("{:.3f}")
         if name == "mean_unresponsive_rewards":
             return self._discards()
         if name == "staleness_mean":
@@ -291,7 +291,7 @@ def before_after_table(before: Evaluation, after: Evaluation | None) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     styles = {"better": "green", "worse": "red", "same": "dim"}
-    for row in compare(before, after or before):
+    for row in compare_before_after(before, after or before):
         cells: list[str | Text] = [row.label, _with_bounds(row.before, row.before_bounds)]
         if after is not None:
             cells += [_with_bounds(row.after, row.after_bounds)]

@@ -14,6 +14,6 @@ def _environment() -> Environment:
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
-def page_template(room: str, functions: dict[str, Any]) -> Template:
+def load_page_template(folder: str, functions: dict[str, Any]) -> Template:
     """Load the `page.html` of a folder in this package; the template may call `functions`."""
-    return _environment().get_template(f"{room}/page.html", globals=functions)
+    return _environment().get_template(f"{folder}/page.html", globals=functions)

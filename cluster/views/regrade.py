@@ -18,33 +18,33 @@ import zstandard
 from pydantic import RootModel
 
 from agent_rft.actors.graders.base import UNGATED
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.factory import all_grader_problems
 from agent_rft.actors.grading.pool import GraderPool
-from agent_rft.actors.runtime.calls import outcome_of
-from agent_rft.cluster.preflight.job_endpoints import allow_own_endpoints
+from agent_rft.actors.runtime.calls import return_errors
+from agent_rft.cluster.preflight.job_endpoints import allow_local_endpoints
 from agent_rft.cluster.records.run_folder import RunFolder, open_run
 from agent_rft.errors import InvalidJob, Problem, RftError, UserError, first_error
 from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, read_groups
 from agent_rft.spec.graders import GraderSpec
 from agent_rft.spec.job import Reinforcement
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import Operator
-from agent_rft.spec.reader import KeyPath, fill_in, read_source, validate, without_consequences
+from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.reader import KeyPath, drop_consequences, read_source, substitute_variables, validate
 from agent_rft.types import Grade, Group
 
 MAX_CONCURRENT = 256
 SHOWN_PROBLEMS = 20
 _SECTION = "method.reinforcement."
-_LINE_REMEDY = (
+_LINE_FIX = (
     'give one JSON object per line: {"sample": {...} or the answer\'s text, "item": {...}}, and optionally "grade"'
 )
 
-Regraded = Grade | RftError
+GradingOutcome = Grade | RftError
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class GradingCase:
     """One rollout to grade; `recorded` is the grade from its run or its line, if any.
 
     `row_id` is empty for a line of a JSONL file of samples; `where` is the file and line of the row.
@@ -57,7 +57,7 @@ class Case:
     row_id: str = ""
     where: str = ""
 
-    def again(self, number: int) -> Case:
+    def for_run(self, number: int) -> GradingCase:
         """Return the case for run `number`, with a new trace id so that no cached answer of an earlier run is used."""
         return replace(self, trace_id=f"{self.trace_id}_again_{number}") if number else self
 
@@ -69,17 +69,17 @@ class _BareGrader(RootModel[GraderSpec]):
 async def grade_file(
     file: Path,
     grader: Path,
-    operator: Operator,
+    operator: OperatorConfig,
     *,
     name: str | None = None,
     repeat: int = 1,
     own_endpoints: bool = False,
-    done: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Reinforcement, list[Case], list[list[Regraded]]]:
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Reinforcement, list[GradingCase], list[list[GradingOutcome]]]:
     """Grade all rollouts of `file` `repeat` times.
 
     With `own_endpoints`, graders may call the loopback and private addresses in the file `grader`, as in
-    `allow_own_endpoints`. After each grade, `done` is called with the number of grades so far and the total.
+    `allow_local_endpoints`. After each grade, `on_progress` is called with the number of grades so far and the total.
 
     Returns:
         The contents of the grader file, the rollouts, and the outcomes `[run][rollout]`.
@@ -90,28 +90,30 @@ async def grade_file(
     """
     reinforcement = read_grader(grader, operator)
     if own_endpoints:
-        operator = allow_own_endpoints(operator, reinforcement, None)
+        operator = allow_local_endpoints(operator, reinforcement, None)
     cases = read_cases(file, name)
     runs = []
     for number in range(repeat):
         so_far = number * len(cases)
 
         def progress(count: int, so_far: int = so_far) -> None:
-            done(so_far + count, repeat * len(cases))
+            on_progress(so_far + count, repeat * len(cases))
 
-        again = [case.again(number) for case in cases]  # with a new pool, which has no cached answers either
-        runs.append(await grade_cases(again, GraderPool.of(reinforcement, operator), progress))
+        again = [case.for_run(number) for case in cases]  # with a new pool, which has no cached answers either
+        runs.append(await grade_cases(again, GraderPool.for_job(reinforcement, operator), progress))
     return reinforcement, cases, runs
 
 
-async def grade_cases(cases: Sequence[Case], pool: GraderPool, progress: Callable[[int], None]) -> list[Regraded]:
+async def grade_cases(
+    cases: Sequence[GradingCase], pool: GraderPool, progress: Callable[[int], None]
+) -> list[GradingOutcome]:
     """Grade the cases, close the pool, and return the outcomes in order. `progress` gets the number done so far."""
     slots, count = asyncio.Semaphore(MAX_CONCURRENT), 0
 
-    async def grade_one(case: Case) -> Regraded:
+    async def grade_one(case: GradingCase) -> GradingOutcome:
         nonlocal count
         async with slots:
-            outcome = await outcome_of(pool.grade(case.sample, case.item, case.trace_id))
+            outcome = await return_errors(pool.grade(case.sample, case.item, case.trace_id))
         if isinstance(outcome, UserError):
             raise outcome
         progress(count := count + 1)
@@ -130,7 +132,7 @@ async def grade_cases(cases: Sequence[Case], pool: GraderPool, progress: Callabl
 # -- what to grade -----------------------------------------------------------------------------------------------------
 
 
-def read_cases(path: Path, name: str | None = None) -> list[Case]:
+def read_cases(path: Path, name: str | None = None) -> list[GradingCase]:
     """Read the rollouts of a run folder (file `name`, or the newest file), of a rollout file, or of a JSONL file.
 
     Raises:
@@ -148,10 +150,10 @@ def read_cases(path: Path, name: str | None = None) -> list[Case]:
         return _recorded(path)
     cases, problems = [], []
     for number, outcome in enumerate(_lines(path), start=1):
-        if isinstance(outcome, Case):
+        if isinstance(outcome, GradingCase):
             cases.append(outcome)
         elif outcome is not None:
-            problems.append(Problem("invalid_line", "line", outcome, _LINE_REMEDY, str(path), number))
+            problems.append(Problem("invalid_line", "line", outcome, _LINE_FIX, str(path), number))
     if problems:
         raise InvalidJob(f"{path} has {len(problems)} invalid line(s)", problems[:SHOWN_PROBLEMS])
     if not cases:
@@ -159,7 +161,7 @@ def read_cases(path: Path, name: str | None = None) -> list[Case]:
     return cases
 
 
-def _recorded(path: Path) -> list[Case]:
+def _recorded(path: Path) -> list[GradingCase]:
     """Read the graded rollouts of a run's rollout file; discarded rollouts have no answer to grade."""
     try:
         groups, job = read_groups(path), RunFolder(path.parent.parent).job()
@@ -167,17 +169,17 @@ def _recorded(path: Path) -> list[Case]:
         raise UserError(f"{path} cannot be read: {error}") from None
     reinforcement = job.get("job", {}).get("method", {}).get("reinforcement") or {}
     data_file = _data_file(job, path.name, groups[0]) if groups else ""
-    cases = cases_of(groups, reinforcement.get("response_format") is not None, data_file)
+    cases = make_cases(groups, reinforcement.get("response_format") is not None, data_file)
     if not cases:
         raise UserError(f"{path} has no rollouts with an answer to grade")
     return cases
 
 
-def cases_of(groups: Sequence[Group], wants_json: bool, data_file: str = "") -> list[Case]:
+def make_cases(groups: Sequence[Group], wants_json: bool, data_file: str = "") -> list[GradingCase]:
     """Return the graded rollouts of a file as cases. `wants_json`: whether the job has a response format."""
     return [
-        Case(
-            sample_of(rollout.answer, rollout.turns, rollout.finish, wants_json),
+        GradingCase(
+            make_sample(rollout.answer, rollout.turns, rollout.finish, wants_json),
             group.request.task.item,
             rollout.trace_id,
             rollout.grade.scores.get(UNGATED, rollout.grade.value),
@@ -196,18 +198,18 @@ def _data_file(job: Mapping[str, Any], name: str, group: Group) -> str:
     return str(job.get("job", {}).get(f"{kind}_file") or f"{kind}_file")
 
 
-def _lines(path: Path) -> Iterator[Case | str | None]:
+def _lines(path: Path) -> Iterator[GradingCase | str | None]:
     """Yield for each line its case, an error message, or None if the line is empty."""
     try:
         texts = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
-        remedy = "give a run folder, or a JSONL file of {sample, item}"
-        raise InvalidJob("nothing to grade", [Problem("unreadable_file", str(path), str(why), remedy)]) from None
+        fix = "give a run folder, or a JSONL file of {sample, item}"
+        raise InvalidJob("nothing to grade", [Problem("unreadable_file", str(path), str(why), fix)]) from None
     yield from (_case(text, path, number) if text.strip() else None for number, text in enumerate(texts, 1))
 
 
-def _case(text: str, path: Path, number: int) -> Case | str:
+def _case(text: str, path: Path, number: int) -> GradingCase | str:
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -216,7 +218,7 @@ def _case(text: str, path: Path, number: int) -> Case | str:
         return "is not a JSON object"
     sample, item = line.get("sample"), line.get("item", {})
     if isinstance(sample, str):
-        sample = sample_of(sample, (), "answer", wants_json=True)
+        sample = make_sample(sample, (), "answer", wants_json=True)
     if not isinstance(sample, dict):
         return "`sample` must be an object or the answer's text"
     if not isinstance(item, dict):
@@ -224,13 +226,13 @@ def _case(text: str, path: Path, number: int) -> Case | str:
     grade = line.get("grade")
     if not (grade is None or (type(grade) in (int, float) and math.isfinite(grade))):
         return "`grade`, the expected grade, must be a number"
-    return Case(sample, item, str(line.get("trace_id") or f"trace_line_{number}"), grade, "", f"{path}:{number}")
+    return GradingCase(sample, item, str(line.get("trace_id") or f"trace_line_{number}"), grade, "", f"{path}:{number}")
 
 
 # -- the grader --------------------------------------------------------------------------------------------------------
 
 
-def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] = os.environ) -> Reinforcement:
+def read_grader(path: Path, operator: OperatorConfig, environment: Mapping[str, str] = os.environ) -> Reinforcement:
     """Read a grader from a file: alone, with guards as in `method.reinforcement` of a job, or in a full job.
 
     Raises:
@@ -244,7 +246,7 @@ def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] =
         raise InvalidJob(
             "the grader cannot be used", [source.problem("grader_shape", (), "must be an object", "add `type`")]
         )
-    raw, variables, problems = fill_in(source, environment)
+    raw, variables, problems = substitute_variables(source, environment)
     reinforcement: Reinforcement | None = None
     found: list[tuple[KeyPath, Problem]] = []
     if "method" in raw:
@@ -256,7 +258,7 @@ def read_grader(path: Path, operator: Operator, environment: Mapping[str, str] =
     else:
         bare, found = validate(_BareGrader, raw, source, variables)
         reinforcement = None if bare is None else Reinforcement(grader=bare.root)
-    problems = source.duplicates() + problems + without_consequences(found, variables)
+    problems = source.find_duplicates() + problems + drop_consequences(found, variables)
     if reinforcement is not None and not problems:
         problems = [
             replace(problem, field=problem.field.removeprefix(_SECTION), file=str(path))

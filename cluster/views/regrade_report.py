@@ -16,7 +16,7 @@ from rich.text import Text
 
 from agent_rft.actors.graders.base import error_name, total_tokens
 from agent_rft.cluster.views.live import safe_text
-from agent_rft.cluster.views.regrade import Case
+from agent_rft.cluster.views.regrade import GradingCase
 from agent_rft.errors import RftError
 from agent_rft.types import Grade
 
@@ -29,7 +29,7 @@ SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class GradingNoise:
     """Differences between the grades of a rollout in different runs, over all pairs of runs.
 
     `num_pairs` counts pairs with a grade in both runs, `num_one_graded` pairs with a grade in only one run.
@@ -42,7 +42,7 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class GradingSummary:
     """Statistics over all runs.
 
     `quantiles` are in the order of QUANTILES; `bins` are (low, high, count). `errors` maps the API's error names to
@@ -62,17 +62,17 @@ class Summary:
     held_out_mean: float | None = None
     held_out_failures: int = 0
     judge_tokens: dict[str, int] = field(default_factory=dict)
-    noise: Noise | None = None
+    noise: GradingNoise | None = None
 
 
-def summary_of(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float) -> Summary:
+def summarize_grades(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float) -> GradingSummary:
     """Summarize `runs[run][rollout]`; all runs have the same rollouts."""
     outcomes = [outcome for run in runs for outcome in run]
     grades = [outcome for outcome in outcomes if isinstance(outcome, Grade)]
     values = np.array([grade.value for grade in grades], dtype=np.float64)
     held_out = [grade.held_out for grade in grades if grade.held_out is not None]
     parts = dict.fromkeys(part for grade in grades for part in grade.scores)
-    return Summary(
+    return GradingSummary(
         num_cases=len(runs[0]),
         num_runs=len(runs),
         num_graded=len(grades),
@@ -90,7 +90,7 @@ def summary_of(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float
     )
 
 
-def json_lines(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]) -> Iterator[str]:
+def json_lines(cases: Sequence[GradingCase], runs: Sequence[Sequence[Grade | RftError]]) -> Iterator[str]:
     """Yield a JSON object per outcome of `runs[run][rollout]`, by rollout; either `grade` or `error` is null."""
     for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
         about = {"where": case.where, "row_id": case.row_id, "trace_id": case.trace_id, "recorded": case.recorded}
@@ -100,7 +100,9 @@ def json_lines(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]
             yield json.dumps({**about, "run": number, "grade": grade, "error": error})
 
 
-def changes_of(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]) -> list[tuple[Case, float, float]]:
+def find_grade_changes(
+    cases: Sequence[GradingCase], runs: Sequence[Sequence[Grade | RftError]]
+) -> list[tuple[GradingCase, float, float]]:
     """Return (case, recorded grade, new mean grade) for cases whose grade changed, the largest gain first."""
     changed = []
     for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
@@ -110,7 +112,7 @@ def changes_of(cases: Sequence[Case], runs: Sequence[Sequence[Grade | RftError]]
     return sorted(changed, key=lambda change: change[1] - change[2])
 
 
-def print_changes(changed: Sequence[tuple[Case, float, float]], num_known: int, console: Console) -> None:
+def print_changes(changed: Sequence[tuple[GradingCase, float, float]], num_known: int, console: Console) -> None:
     """Print the cases whose grade changed, of `num_known` with a recorded grade; omit the middle of a long list."""
     if not num_known:
         return
@@ -133,7 +135,7 @@ def print_changes(changed: Sequence[tuple[Case, float, float]], num_known: int, 
     console.print(table)
 
 
-def print_summary(summary: Summary, recorded: Sequence[float], console: Console) -> None:
+def print_summary(summary: GradingSummary, recorded: Sequence[float], console: Console) -> None:
     """Print a summary; `recorded` are the known earlier grades of the rollouts."""
     total = summary.num_cases * summary.num_runs
     again = f" x {summary.num_runs} runs" if summary.num_runs > 1 else ""
@@ -173,11 +175,11 @@ def _errors(errors: Iterable[RftError]) -> dict[str, tuple[int, tuple[str, ...]]
     return {name: (len(texts), tuple(dict.fromkeys(texts))[:SHOWN_ERRORS]) for name, texts in ordered}
 
 
-def _noise(runs: Sequence[Sequence[Grade | RftError]]) -> Noise:
+def _noise(runs: Sequence[Sequence[Grade | RftError]]) -> GradingNoise:
     pairs = [pair for one, other in combinations(runs, 2) for pair in zip(one, other, strict=True)]
     both = [(a.value, b.value) for a, b in pairs if isinstance(a, Grade) and isinstance(b, Grade)]
     differences = [abs(a - b) for a, b in both]
-    return Noise(
+    return GradingNoise(
         num_pairs=len(both),
         mean_difference=fmean(differences) if differences else float("nan"),
         changed_share=fmean(d > SAME for d in differences) if differences else float("nan"),
@@ -188,7 +190,7 @@ def _noise(runs: Sequence[Sequence[Grade | RftError]]) -> Noise:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _distribution(summary: Summary) -> Table:
+def _distribution(summary: GradingSummary) -> Table:
     table = Table(title="grades", title_justify="left")
     names = {0.0: "min", 0.5: "median", 1.0: "max"}
     for name in ("mean", *(names.get(q, f"{q:.0%}") for q in QUANTILES), "pass rate"):
@@ -197,7 +199,7 @@ def _distribution(summary: Summary) -> Table:
     return table
 
 
-def _histogram(summary: Summary) -> Table:
+def _histogram(summary: GradingSummary) -> Table:
     table = Table.grid(padding=(0, 2))
     highest = max(count for *_, count in summary.bins)
     for low, high, count in summary.bins:
@@ -206,7 +208,7 @@ def _histogram(summary: Summary) -> Table:
     return table
 
 
-def _parts(summary: Summary, recorded: Sequence[float]) -> Table:
+def _parts(summary: GradingSummary, recorded: Sequence[float]) -> Table:
     table = Table.grid(padding=(0, 2))
     rows = [(f"mean of {part}", f"{mean:.3f}") for part, mean in summary.scores.items()]
     rows += [(f"guard {guard} tripped", f"{count:,}") for guard, count in summary.guards.items()]
@@ -221,7 +223,7 @@ def _parts(summary: Summary, recorded: Sequence[float]) -> Table:
     return table
 
 
-def _error_table(summary: Summary, total: int) -> Table:
+def _error_table(summary: GradingSummary, total: int) -> Table:
     table = Table(title="no grade", title_justify="left")
     table.add_column("kind")
     table.add_column("count", justify="right")

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from agent_rft.cluster.records.rollout_index import UnknownValue
-from agent_rft.types import Discarded, Rollout
+from agent_rft.types import DiscardedRollout, Rollout
 
 TOKENIZER = "tokenizer.json"
 
@@ -42,14 +42,14 @@ class TokenRange:
 
 
 def token_range(
-    end: Rollout | Discarded, segment: int, start: int, limit: int, tokenizer: Tokenizer | None
+    end: Rollout | DiscardedRollout, segment: int, start: int, limit: int, tokenizer: Tokenizer | None
 ) -> TokenRange:
     """Return at most `limit` tokens of a segment, including the prompt and tool results.
 
     Raises:
         UnknownValue: The rollout was discarded, or the segment or token does not exist.
     """
-    if isinstance(end, Discarded):
+    if isinstance(end, DiscardedRollout):
         raise UnknownValue("the rollout was discarded, so its tokens were not recorded", "rollout_id")
     if segment >= len(end.segments):
         raise UnknownValue(f"the rollout has no segment {segment}; its last one is {len(end.segments) - 1}", "segment")
@@ -67,7 +67,7 @@ def token_range(
     return TokenRange(start, len(arrays.token_ids), tokens)
 
 
-def tokenizer_of(folders: Iterable[Path]) -> Tokenizer | None:
+def find_tokenizer(folders: Iterable[Path]) -> Tokenizer | None:
     """Load the tokenizer of the first model folder that has a readable one; folders may be glob patterns."""
     for folder in folders:
         if not folder.is_absolute():

@@ -17,12 +17,12 @@ from rich.text import Text
 
 from agent_rft.cluster.records.rollout_index import Order
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.cluster.views.live import safe_text
 from agent_rft.errors import UserError
-from agent_rft.rows.rollout_files import group_lines
+from agent_rft.rows.rollout_files import iter_group_lines
 from agent_rft.rows.rollout_json import outcome_from_json, task_from_json
-from agent_rft.types import Discarded, Grade, Group, GroupRequest, Rollout, Task, ToolResult, Turn
+from agent_rft.types import DiscardedRollout, Grade, Group, GroupRequest, Rollout, Task, ToolResult, Turn
 
 LABEL_WIDTH = 10
 SHOWN_CHARS = 600
@@ -37,7 +37,7 @@ class Trace:
 
     name: str
     request: GroupRequest
-    end: Rollout | Discarded
+    end: Rollout | DiscardedRollout
 
 
 def newest_file(run: RunFolder) -> str:
@@ -55,25 +55,29 @@ def newest_file(run: RunFolder) -> str:
     return files[-1].name
 
 
-def find_traces(run: RunFolder, wanted: Wanted, order: Order = "oldest", limit: int | None = None) -> Iterator[Trace]:
+def find_traces(
+    run: RunFolder, wanted: RolloutFilter, order: Order = "oldest", limit: int | None = None
+) -> Iterator[Trace]:
     """Yield the traces that match `wanted`, in file order or by grade; memory use is constant.
 
     Raises:
         UserError: The run has no rollouts, or no rollout matches.
     """
     newest_file(run)
-    wanted = run.index.checked(wanted)
+    wanted = run.index.check_filter(wanted)
     found = run.index.all(wanted, order, limit if wanted.text is None else None)
     if wanted.text is not None:
-        found = islice((entry for entry, has_text in run.index.containing(found, wanted.text) if has_text), limit)
+        found = islice((entry for entry, has_text in run.index.search_text(found, wanted.text) if has_text), limit)
     first = next(found, None)
     if first is None and (order == "oldest" or not run.index.page(wanted, "oldest", 1)):
-        raise UserError(f"{run.path} has no rollout{wanted}" + "".join(f"; {p}" for p in damaged(run, wanted)))
+        raise UserError(
+            f"{run.path} has no rollout{wanted}" + "".join(f"; {p}" for p in damaged_file_problems(run, wanted))
+        )
     for entry, request, end in run.index.read(chain([] if first is None else [first], found)):
         yield Trace(entry.name, request, end)
 
 
-def damaged(run: RunFolder, wanted: Wanted) -> list[str]:
+def damaged_file_problems(run: RunFolder, wanted: RolloutFilter) -> list[str]:
     """Return the problems of the files that may contain these traces."""
     return [f.problem for f in run.index.files() if f.problem and wanted.name in (None, f.name)]
 
@@ -82,17 +86,17 @@ def trace_json(trace: Trace) -> str:
     """Return the request and the full rollout as one line of JSON, in the format of the run folder."""
     end = trace.end
     single = Group(trace.request, (end,)) if isinstance(end, Rollout) else Group(trace.request, (), (end,))
-    _, line = group_lines(single)
+    _, line = iter_group_lines(single)
     return json.dumps({"name": trace.name, "request": asdict(trace.request)} | line, default=str)
 
 
-def trace_of(name: str, request: dict[str, Any], end: dict[str, Any]) -> Trace:
+def trace_from_json(name: str, request: dict[str, Any], end: dict[str, Any]) -> Trace:
     """Create a trace from the parts of its `trace_json`."""
     task = task_from_json(request["task"])
     return Trace(name, GroupRequest(**request | {"task": task}), outcome_from_json(end))
 
 
-def said(turn: Turn) -> tuple[str, str]:
+def split_reasoning(turn: Turn) -> tuple[str, str]:
     """Return the reasoning and the text of a turn, without tool calls unless they were malformed."""
     reasoning, _, text = turn.text.rpartition("</think>")
     if turn.calls and all(result.error != "malformed_call" for result in turn.results):
@@ -106,7 +110,7 @@ def cut(text: str, limit: int = SHOWN_CHARS) -> str:
     return text if left_out <= 0 else f"{text[:limit]} … [{left_out:,} more characters]"
 
 
-def facts(rollout: Rollout) -> str:
+def summarize_rollout(rollout: Rollout) -> str:
     """Summarize a rollout in one line: grade, reward, calls, tokens, time and policy version."""
     parts = ", ".join(f"{name} {score:.3f}" for name, score in rollout.grade.scores.items())
     versions = sorted(set(rollout.sampled_versions.tolist()))
@@ -131,7 +135,7 @@ def _grade_notes(grade: Grade) -> str:
     return guard + held_out
 
 
-def own_keys(task: Task) -> list[tuple[str, str]]:
+def extra_fields(task: Task) -> list[tuple[str, str]]:
     """Return a row's extra fields, such as its reference answer. Graders and tools see them; the model does not."""
     own = [(key, value) for key, value in task.item.items() if key not in ("messages", "tools")]
     texts = [(cut(k, KEY_CHARS), v if isinstance(v, str) else json.dumps(v)) for k, v in own[:SHOWN_KEYS]]
@@ -165,10 +169,10 @@ def print_traces(traces: Iterable[Trace], console: Console) -> None:
             for message in trace.request.task.messages:
                 content = message.get("content") or json.dumps(message.get("tool_calls"))
                 _print_labeled(console, str(message["role"]), str(content), "dim")
-            for key, value in own_keys(trace.request.task):
+            for key, value in extra_fields(trace.request.task):
                 _print_labeled(console, "row", f"{key}: {value}", "magenta")
         row = (trace.name, end.row_id)
-        if isinstance(end, Discarded):
+        if isinstance(end, DiscardedRollout):
             _print_labeled(console, "discarded", f"sample {end.sample}: {end.reason}: {end.message}", "yellow")
         else:
             _print_rollout(console, end)
@@ -176,11 +180,11 @@ def print_traces(traces: Iterable[Trace], console: Console) -> None:
 
 
 def _print_rollout(console: Console, rollout: Rollout) -> None:
-    _print_labeled(console, f"sample {rollout.sample}", facts(rollout), "cyan")
+    _print_labeled(console, f"sample {rollout.sample}", summarize_rollout(rollout), "cyan")
     if rollout.grade.reason:
         _print_labeled(console, "reason", rollout.grade.reason, "yellow")
     for number, turn in enumerate(rollout.turns, start=1):
-        reasoning, text = said(turn)
+        reasoning, text = split_reasoning(turn)
         _print_labeled(console, f"turn {number}", turn_note(turn), "dim")
         if reasoning:
             _print_labeled(console, "", reasoning, "dim italic")
@@ -207,7 +211,7 @@ def _print_labeled(console: Console, label: str, text: str, style: str, note: st
 MIN_WIDTH = 40
 
 
-def pairs_of(before: Iterable[Trace], after: Iterable[Trace]) -> Iterator[tuple[Trace, Trace]]:
+def pair_traces(before: Iterable[Trace], after: Iterable[Trace]) -> Iterator[tuple[Trace, Trace]]:
     """Pair the first rollouts of each row in both files, preferably graded ones, in the order of `after`."""
     first, second = _by_row(before), _by_row(after)
     return ((first[row], trace) for row, trace in second.items() if row in first)

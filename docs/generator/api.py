@@ -12,7 +12,7 @@ from agent_rft.cli.reference.texts import sentence
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.app import create_app
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from docs.generator.markdown import code, narrow_table, plain
 
 Schema = Mapping[str, Any]
@@ -54,9 +54,9 @@ def _document() -> dict[str, Any]:
     """The OpenAPI document; its app has a new, empty state and starts nothing."""
     nothing: Any = None
     with tempfile.TemporaryDirectory() as folder:
-        state = ServerState(StateLocations(Path(folder)), NOTHING_ALLOWED)
+        state = ServerState(StateLocations(Path(folder)), DEFAULT_CONFIG)
         try:
-            return create_app(Services(state, NOTHING_ALLOWED, nothing, nothing).routers, nothing).openapi()
+            return create_app(Services(state, DEFAULT_CONFIG, nothing, nothing).routers, nothing).openapi()
         finally:
             state.close()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent_rft.cli.reference.events import event_fields, level_of
-from agent_rft.cli.reference.texts import field_texts, text_of
+from agent_rft.cli.reference.events import describe_level, event_fields
+from agent_rft.cli.reference.texts import docstring_text, field_docstrings
 from agent_rft.events import KINDS, Event
 from docs.generator.markdown import code, plain, table
 
@@ -22,9 +22,11 @@ In the API, a `step_done` is an event of type `metrics`. Other events have `kind
 
 def pages() -> dict[str, str]:
     """The page of all kinds."""
-    text = f"{_INTRO}`step`: {plain(field_texts(Event)['step'])}\n"
+    text = f"{_INTRO}`step`: {plain(field_docstrings(Event)['step'])}\n"
     for kind, cls in KINDS.items():
         rows = [(code(name), type_, plain(about)) for name, type_, about in event_fields(cls)]
-        text += f"\n## `{kind}`\n\n{plain(text_of(cls))}\n\nLevel: {level_of(cls)}. Version: {cls.VERSION}.\n"
+        text += (
+            f"\n## `{kind}`\n\n{plain(docstring_text(cls))}\n\nLevel: {describe_level(cls)}. Version: {cls.VERSION}.\n"
+        )
         text += f"\n{table(('Field', 'Type', 'Meaning'), rows)}" if rows else ""
     return {"events.md": text}

@@ -9,7 +9,7 @@ from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
 from agent_rft.cluster.planning.memory import GIB
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import Placement, Request
+from agent_rft.cluster.planning.placement import Placement, PlanRequest
 from agent_rft.spec.job import JobSpec
 from docs.generator.markdown import table
 
@@ -113,10 +113,10 @@ def _name(size: tuple[int, int]) -> str:
     return f"{count} x {gpus}" if count > 1 else f"{gpus}"
 
 
-def _request(model: Sizes, gpu_gib: int, count: int, gpus: int) -> Request:
+def _request(model: Sizes, gpu_gib: int, count: int, gpus: int) -> PlanRequest:
     host = max(MIN_HOST_GIB, HOST_GIB_PER_GPU * gpus) * GIB
     nodes = [Node(f"node-{i}", CORES_PER_GPU * gpus, gpus, host, gpu_gib * GIB) for i in range(count)]
-    return Request(JOB, tuple(nodes), model.shape(), CONTEXT)
+    return PlanRequest(JOB, tuple(nodes), model.shape(), CONTEXT)
 
 
 def _cell(plan: ClusterPlan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_rft.cli.reference.catalogue import METRIC_KINDS, sample_names, shown_in
+from agent_rft.cli.reference.catalogue import METRIC_KINDS, places_showing, prometheus_names
 from agent_rft.cli.reference.texts import sentence
 from agent_rft.metrics import EVALUATION, GROUPS
 from agent_rft.metrics.metric import Metric
@@ -41,8 +41,8 @@ def _group(metrics: dict[str, Metric]) -> str:
 
 
 def _cells(name: str, metric: Metric) -> Iterator[str]:
-    yield "<br>".join(map(code, (name, *sample_names(name))))
+    yield "<br>".join(map(code, (name, *prometheus_names(name))))
     yield metric.unit
     yield metric.kind
     yield plain(sentence(metric.help))
-    yield "<br>".join(shown_in(name))
+    yield "<br>".join(places_showing(name))

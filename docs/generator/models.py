@@ -21,7 +21,7 @@ which the parser must read, results, thoughts and whole conversations. How far e
 
 - **own tools**: the template itself shows the tools. The others do with what `agent-rft models template` writes before
   them, which is what the rest of their row is about.
-- **thoughts**: a turn may start with one (*yes*), the prompt opens one (*always*), or they are messages of their own.
+- **reasoning**: a turn may start with one (*yes*), the prompt opens one (*always*), or they are messages of their own.
   *dropped*: the history is rendered without them.
 - **parallel calls**: the history keeps several calls of a turn together. Else they are written one after another.
 - **rollout**: *one segment* where the template only appends; else each turn is a training sample of its own.
@@ -39,7 +39,7 @@ family's form; **vocabulary** is that of the real model; **tiny weights** are ra
 A dash: not tried, or the family has no such thing.
 
 """
-COLUMNS = ("template", "parser", "thoughts", "parallel calls", "supervised", "structured output", "engine and learner")
+COLUMNS = ("template", "parser", "reasoning", "parallel calls", "supervised", "structured output", "engine and learner")
 WITH_TINY_WEIGHTS = (
     *("hermes", "qwen3_coder", "llama3", "gemma4", "glm4", "gpt_oss", "lfm2", "muse_glimmer"),
     *("kimi_k2", "mistral", "deepseek_v3", "deepseek_v31"),
@@ -56,7 +56,7 @@ def pages() -> dict[str, str]:
     found = json.loads(FOUND.read_text(encoding="utf-8"))
     order = [family.name for family in FAMILIES]
     lines = [_cells(names, found) for names in _alike(found, order)]
-    head = ("family", "templates", "own tools", "parser", "thoughts", "parallel calls", "rollout", "supervised")
+    head = ("family", "templates", "own tools", "parser", "reasoning", "parallel calls", "rollout", "supervised")
     text = _INTRO + table((*head, "structured"), lines) + _SHOWN
     shown = [(name, *_evidence(name, [row for row in found.values() if row["family"] == name])) for name in order]
     return {"model-families.md": text + table(("family", *COLUMNS), shown) + architectures.section()}
@@ -71,10 +71,14 @@ def _evidence(family: str, rows: list[dict[str, Any]]) -> list[str]:
     cells = [
         (template,),
         (template, vocabulary, tiny, weights),
-        (template,) if any(row["thought"] != "none" for row in rows) else (),
+        (template,) if any(row["reasoning"] != "none" for row in rows) else (),
         (template,) if any(row["parallel_calls"] for row in rows) else (),
         (template, weights),
-        ("tiny weights",) if family in _CONSTRAINED else (template,) if any(row["structured"] for row in rows) else (),
+        ("tiny weights",)
+        if family in _CONSTRAINED
+        else (template,)
+        if any(row["has_structured_output"] for row in rows)
+        else (),
         (tiny, weights),
     ]
     return [", ".join(filter(None, cell)) or "-" for cell in cells]
@@ -90,16 +94,16 @@ def _alike(found: dict[str, dict[str, Any]], order: list[str]) -> list[list[str]
 
 
 def _facts(row: dict[str, Any]) -> list[str]:
-    thought = {"none": "no", "optional": "yes", "opened": "always", "message": "messages"}[row["thought"]]
-    dropped = ", dropped" if row["thought"] != "none" and not row["keeps_thoughts"] else ""
+    reasoning = {"none": "no", "optional": "yes", "opened": "always", "message": "messages"}[row["reasoning"]]
+    dropped = ", dropped" if row["reasoning"] != "none" and not row["keeps_reasoning"] else ""
     return [
         _yes(row["own_tools"]),
         code(row["tool_parser"]) if row["reads_calls"] else "none",
-        thought + dropped,
+        reasoning + dropped,
         _yes(row["parallel_calls"]),
-        "one segment" if row["appends"] else "a turn",
+        "one segment" if row["is_append_only"] else "a turn",
         {0: "no", 1: "one sample"}.get(row["samples"], "a turn"),
-        _yes(row["structured"]),
+        _yes(row["has_structured_output"]),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agent_rft.problems import GROUPS, stops_accepted
+from agent_rft.problems import GROUPS, stops_accepted_job
 from docs.generator.markdown import plain
 
 _INTRO = """# Problem codes
@@ -22,7 +22,7 @@ def pages() -> dict[str, str]:
         text += f"\n## {title}\n"
         for name, code in codes.items():
             shown = re.sub(r"<\w+>", "*", name)
-            text += f"\n### `{shown}`\n\n{plain(code.meaning)}\n\nWhat to do: {plain(code.remedy)}\n"
-            if not stops_accepted(name):
+            text += f"\n### `{shown}`\n\n{plain(code.meaning)}\n\nWhat to do: {plain(code.fix)}\n"
+            if not stops_accepted_job(name):
                 text += "\nA run that is resumed continues with a warning.\n"
     return {"problems.md": text}

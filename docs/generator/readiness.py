@@ -26,5 +26,5 @@ def pages() -> dict[str, str]:
         text += f"\n## {title}\n"
         for reason, entry in REASONS.items():
             if entry.verdict == verdict:
-                text += f"\n### `{reason}`\n\n{plain(entry.meaning)}\n\nWhat to do: {plain(entry.remedy)}\n"
+                text += f"\n### `{reason}`\n\n{plain(entry.meaning)}\n\nWhat to do: {plain(entry.fix)}\n"
     return {"readiness.md": text}

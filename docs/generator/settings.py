@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from agent_rft.cli.reference.schemas import MODELS, schema_of
-from agent_rft.cli.reference.settings import SECTION, Section, Setting, sections
+from agent_rft.cli.reference.schemas import MODELS, editor_schema
+from agent_rft.cli.reference.settings import SECTION, DocumentedSetting, SettingSection, sections
 from docs.generator.markdown import code, plain, table
 
 _INTRO = {
@@ -49,7 +49,7 @@ _KIND = re.compile(r"\[(\w+)\]$")
 def pages() -> dict[str, str]:
     """The page and the schema of each file."""
     texts = {f"{file}.md": _page(file) for file in MODELS}
-    schemas = {f"schemas/{file}.json": json.dumps(schema_of(file), indent=2, ensure_ascii=False) for file in MODELS}
+    schemas = {f"schemas/{file}.json": json.dumps(editor_schema(file), indent=2, ensure_ascii=False) for file in MODELS}
     return texts | schemas
 
 
@@ -66,7 +66,7 @@ def _page(file: str) -> str:
     return _INTRO[file] + editors + "".join(map(_section, others)) + graders
 
 
-def _section(section: Section) -> str:
+def _section(section: SettingSection) -> str:
     is_kind = _KIND.search(section.path) is not None
     heading = _heading(section.path)
     full = "" if is_kind or not section.path or heading == code(section.path) else f"{code(section.path)}: "
@@ -82,7 +82,7 @@ def _heading(path: str) -> str:
     return code(re.sub(r"^method\.(reinforcement\.)?", "", path)) or "Top level"
 
 
-def _row(setting: Setting) -> tuple[str, str, str, str]:
+def _row(setting: DocumentedSetting) -> tuple[str, str, str, str]:
     name = code(setting.path.rpartition(".")[2])
     if SECTION in setting.type:
         path = setting.path + ".NAME" * ("by name" in setting.type)

@@ -67,8 +67,8 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        remedy = f"give another with {option}, and write it into job.yaml"
-        raise OSError(error.errno, f"cannot listen on port {port} of {host}: {error.strerror}; {remedy}") from error
+        fix = f"give another with {option}, and write it into job.yaml"
+        raise OSError(error.errno, f"cannot listen on port {port} of {host}: {error.strerror}; {fix}") from error
     return listener
 
 

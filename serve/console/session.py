@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from agent_rft.serve.http.auth import Reader
-from agent_rft.serve.http.frame import delete_session, session_of, set_session
+from agent_rft.serve.http.frame import delete_session, read_session, set_session
 from agent_rft.serve.http.schemas.keys import ConsoleSession, DeletedSession, SessionKey
 from agent_rft.serve.stores.keys import SESSION_S, ApiKey, SessionStore
 from agent_rft.wire.errors import ApiError
@@ -36,7 +36,7 @@ def make_router(sessions: SessionStore, *, read_only: bool = False) -> APIRouter
     @router.delete("")
     async def delete(request: Request, response: Response, key: Reader) -> DeletedSession:
         """End the session of the request's cookie."""
-        await run_in_threadpool(sessions.close, session_of(request.headers))
+        await run_in_threadpool(sessions.close, read_session(request.headers))
         delete_session(response, request.headers)
         return DeletedSession()
 

@@ -24,7 +24,7 @@ HEADERS = {
 }
 
 
-class Bundle(StaticFiles):
+class ConsoleBundle(StaticFiles):
     """Static files of the bundle."""
 
     def file_response(
@@ -37,7 +37,7 @@ class Bundle(StaticFiles):
 
 def mount(app: FastAPI, folder: Path = BUNDLE) -> None:
     """Serve the page at `/`, and its files under `/console`."""
-    files = Bundle(directory=folder, check_dir=False)
+    files = ConsoleBundle(directory=folder, check_dir=False)
     app.mount("/console", files)
 
     @app.get("/", include_in_schema=False)

@@ -4,6 +4,6 @@
 """
 
 
-def url_of(host: str, port: int) -> str:
+def format_url(host: str, port: int) -> str:
     """Return the URL of a host and port, with brackets around an IPv6 address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -21,9 +21,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from agent_rft.serve.http.auth import network_of
-from agent_rft.serve.http.client_limits import Deadlines, Shares
-from agent_rft.wire.errors import ApiError, body_of
+from agent_rft.serve.http.auth import client_network
+from agent_rft.serve.http.client_limits import Deadlines, OwnerQuota
+from agent_rft.wire.errors import ApiError, error_body
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 100
 MAX_PIPELINED = 8
@@ -33,7 +33,7 @@ MAX_PIPELINED = 8
 class GuardedProtocol(HttpToolsProtocol):
     """A client connection; `connections` limits how many are open, in total and per IP address."""
 
-    def __init__(self, connections: Shares, deadlines: Deadlines, **options: Any) -> None:
+    def __init__(self, connections: OwnerQuota, deadlines: Deadlines, **options: Any) -> None:
         super().__init__(**options)
         self._deadlines = deadlines
         self._all = connections
@@ -49,7 +49,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        address = network_of(self.client[0] if self.client else "")
+        address = client_network(self.client[0] if self.client else "")
         if self._all.take(address):
             self._address = address
             self._set_read_deadline(self._deadlines.headers_s)
@@ -180,7 +180,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(ApiError(400, "The request is not valid HTTP/1.1.", code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        body = json.dumps(body_of(error)).encode()
+        body = json.dumps(error_body(error)).encode()
         head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from agent_rft.errors import UserError
 from agent_rft.serve.host.connections import GuardedProtocol
-from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, Shares
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, OwnerQuota
 from agent_rft.spec.operator.config import ServerLimits
 
 BACKLOG = 2_048
@@ -29,7 +29,7 @@ STOP_S = 20.0
 
 
 @contextmanager
-def reserved_port(host: str, port: int) -> Iterator[int]:
+def reserve_port(host: str, port: int) -> Iterator[int]:
     """Context manager that reserves a port and yields its number.
 
     SO_REUSEPORT lets the API's process listen on the reserved port.
@@ -38,10 +38,10 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
         UserError: The server cannot listen on this host and port.
     """
     try:
-        with bound_socket(host, port, socket.SO_REUSEADDR) as probe:
+        with bind_socket(host, port, socket.SO_REUSEADDR) as probe:
             probe.listen()
             port = probe.getsockname()[1]
-        holder = bound_socket(host, port)
+        holder = bind_socket(host, port)
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
     with holder:
@@ -49,7 +49,7 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
 
 
 @asynccontextmanager
-async def listening(
+async def serve_app(
     app: FastAPI,
     host: str,
     port: int,
@@ -65,12 +65,12 @@ async def listening(
     Raises:
         OSError: The server cannot listen on this host and port.
     """
-    with bound_socket(host, port) as listener:
+    with bind_socket(host, port) as listener:
         # Connections inherit this option, so connections that outlive a killed server do not block the port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(BACKLOG)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        connections = Shares(
+        connections = OwnerQuota(
             min(max_connections, num_files * 3 // 4)
         )  # other file descriptors are for files and the database
         protocol: Any = partial(GuardedProtocol, connections, deadlines)
@@ -94,7 +94,7 @@ async def listening(
             await serving
 
 
-def bound_socket(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
+def bind_socket(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
     """Return a socket with this socket option, bound to a host and port but not yet listening.
 
     Raises:

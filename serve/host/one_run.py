@@ -29,14 +29,14 @@ from agent_rft.events import (
     RolloutsProgressed,
     StepDone,
 )
-from agent_rft.rows.ownership import lasting
+from agent_rft.rows.ownership import strip_owner
 from agent_rft.run_events import RunEvent
 from agent_rft.serve.console import session, static
-from agent_rft.serve.host.listener import listening, reserved_port
+from agent_rft.serve.host.listener import reserve_port, serve_app
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.app import create_app
 from agent_rft.serve.jobs.logs import JobLogs
-from agent_rft.serve.jobs.processes.wire_metrics import message_of, wire_data
+from agent_rft.serve.jobs.processes.wire_metrics import format_metrics, make_wire_data
 from agent_rft.serve.jobs.records import JobRecords
 from agent_rft.serve.jobs.service import JobService
 from agent_rft.serve.routes import fine_tuning, job_now, job_records, job_stream
@@ -44,12 +44,12 @@ from agent_rft.serve.stores.job_states import JobStatus
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import NewJob
 from agent_rft.serve.stores.keys import ApiKey
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 
 HOST, POLL_S = "127.0.0.1", 1.0
 STOP_S = 3.0
 """Seconds until open requests are cut off at the end; short, since pages that follow the run would delay the exit."""
-ENDS: dict[Outcome, JobStatus] = {"done": "succeeded", "failed": "failed", "stopped": "cancelled"}
+STATUS_BY_OUTCOME: dict[Outcome, JobStatus] = {"done": "succeeded", "failed": "failed", "stopped": "cancelled"}
 
 
 class OneTimeKey:
@@ -67,7 +67,7 @@ class OneTimeKey:
         return self._key
 
 
-class Mirror:
+class RunMirror:
     """Copies a run into a job store as a job. Its methods read files: call them in a thread."""
 
     def __init__(self, store: JobStore, runs: Path, run: RunFolder, owner: str, resumed: bool = False) -> None:
@@ -113,7 +113,7 @@ class Mirror:
             self._resumed, self._outcome = False, None
         # The job is still running in the store if the run was not resumed after its JobEnded event.
         if self._outcome is not None and self._store.get(self.id).status == "running":
-            self._store.move(self.id, ENDS[self._outcome])
+            self._store.move(self.id, STATUS_BY_OUTCOME[self._outcome])
 
     def _copy(self, event: RunEvent) -> None:
         self._outcome = event.event.outcome if isinstance(event.event, JobEnded) else None
@@ -122,13 +122,13 @@ class Mirror:
                 metrics = self._read_metrics(event.step)
                 if metrics is None:  # lost because the disk was full
                     return
-                data = wire_data(metrics)
-                self._store.add_event(self.id, "info", message_of(metrics), type="metrics", data=data)
+                data = make_wire_data(metrics)
+                self._store.add_event(self.id, "info", format_metrics(metrics), type="metrics", data=data)
                 return
-            case RolloutDiscarded() | RolloutsProgressed() | PhaseBegan(quiet=True):
+            case RolloutDiscarded() | RolloutsProgressed() | PhaseBegan(is_quiet=True):
                 return
             case CheckpointSaved(path=path):
-                self._store.add_checkpoint(self.id, event.step, str(lasting(Path(path).resolve())), {})
+                self._store.add_checkpoint(self.id, event.step, str(strip_owner(Path(path).resolve())), {})
         self._store.add_event(self.id, event.level, event.message, data={"kind": event.kind, **event.data})
 
     def _read_metrics(self, step: int) -> dict[str, float] | None:
@@ -158,11 +158,11 @@ def _read_lines(path: Path) -> Iterator[bytes | None]:
                 yield None
 
 
-def app_of(state: ServerState, mirror: Mirror, key: ApiKey, token: str) -> FastAPI:
+def make_console_app(state: ServerState, mirror: RunMirror, key: ApiKey, token: str) -> FastAPI:
     """Return the console app for a mirrored run: read-only routes, and sessions opened with `key`."""
     store, runs = JobStore(state.database), state.folder / "runs"
     logs = JobLogs(state.folder)
-    jobs = JobService(store, state.models, state.files, state.secrets, NOTHING_ALLOWED, logs)
+    jobs = JobService(store, state.models, state.files, state.secrets, DEFAULT_CONFIG, logs)
     routers = [
         fine_tuning.make_router(jobs),
         job_records.make_router(JobRecords(store, runs)),
@@ -176,27 +176,27 @@ def app_of(state: ServerState, mirror: Mirror, key: ApiKey, token: str) -> FastA
 
 
 async def serve(
-    run: RunFolder, folder: Path, tell: Callable[[str], None], end: asyncio.Event, *, resumed: bool = False
+    run: RunFolder, folder: Path, on_url: Callable[[str], None], end: asyncio.Event, *, resumed: bool = False
 ) -> None:
     """Serve the console for a run until `end` is set.
 
     Args:
         run: The run to show.
         folder: Folder for the console's database and files.
-        tell: Called with the page's URL.
+        on_url: Called with the page's URL.
         end: Set when the console must stop.
         resumed: Whether the run was resumed.
     """
-    state = ServerState(StateLocations(folder), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(folder), DEFAULT_CONFIG)
     try:
         key, token = state.keys.create("this run", ["read"])
-        with reserved_port(HOST, 0) as port:
+        with reserve_port(HOST, 0) as port:
             while not run.job():
                 if await _wait_for_end(end):
                     return
-            mirror = await asyncio.to_thread(Mirror, JobStore(state.database), folder / "runs", run, key.id, resumed)
-            async with listening(app_of(state, mirror, key, token), HOST, port, stop_s=STOP_S):
-                tell(f"http://{HOST}:{port}/#key={token}")
+            mirror = await asyncio.to_thread(RunMirror, JobStore(state.database), folder / "runs", run, key.id, resumed)
+            async with serve_app(make_console_app(state, mirror, key, token), HOST, port, stop_s=STOP_S):
+                on_url(f"http://{HOST}:{port}/#key={token}")
                 await asyncio.to_thread(mirror.catch_up)
                 while not await _wait_for_end(end):
                     await asyncio.to_thread(mirror.catch_up)

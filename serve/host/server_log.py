@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from agent_rft.cluster.records.redact import REDACTED, plain
+from agent_rft.cluster.records.redact import REDACTED, to_plain_json
 from agent_rft.serve.http.access_log import BoundedLog
 
 FOLDER, PATTERN = "logs", "server-*.log"
@@ -54,7 +54,7 @@ class ServerLog(logging.Handler):
         self._values = sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True)
 
     @classmethod
-    def of_replica(cls, folder: Path, replica: int) -> ServerLog:
+    def for_replica(cls, folder: Path, replica: int) -> ServerLog:
         """Return the log of a replica of the server whose folder is `folder`."""
         return cls(folder / FOLDER / f"server-{replica}.log")
 
@@ -70,7 +70,7 @@ class ServerLog(logging.Handler):
         for value in self._values:
             text = text.replace(value, REDACTED)
         text = _SECRETS.sub(lambda found: f"{found[found.lastgroup or 0]}{REDACTED}", text)
-        text = str(plain(text))
+        text = str(to_plain_json(text))
         if len(text) > MAX_RECORD_CHARS:
             half = MAX_RECORD_CHARS // 2
             text = f"{text[:half]}\n... {len(text) - 2 * half:,} characters omitted ...\n{text[-half:]}"

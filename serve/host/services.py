@@ -14,7 +14,7 @@ from agent_rft.serve.http.client_limits import DEADLINES, Deadlines
 from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.inference.model_server import Hosting, ModelServer, ServedModels
-from agent_rft.serve.jobs.comparisons import Comparisons
+from agent_rft.serve.jobs.comparisons import JobComparisons
 from agent_rft.serve.jobs.logs import JobLogs
 from agent_rft.serve.jobs.manager import JobManager, Launcher, ManagerConfig
 from agent_rft.serve.jobs.records import JobRecords
@@ -33,20 +33,20 @@ from agent_rft.serve.routes import (
     models,
     readiness,
 )
-from agent_rft.serve.routes.job_check import Checker
-from agent_rft.serve.routes.job_stream import Pace
+from agent_rft.serve.routes.job_check import JobChecker
+from agent_rft.serve.routes.job_stream import StreamLimits
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 
 
-def routers_of(
+def make_routers(
     state: ServerState,
-    operator: Operator,
+    operator: OperatorConfig,
     jobs: JobService,
-    checker: Checker,
+    checker: JobChecker,
     served: ModelServer,
     deadlines: Deadlines = DEADLINES,
-    pace: Pace | None = None,
+    pace: StreamLimits | None = None,
 ) -> Sequence[APIRouter]:
     """Return all routers of the API; `pace` limits the job streams."""
     store, trials, runs = jobs.store, Trials(operator), state.folder / "runs"
@@ -56,7 +56,7 @@ def routers_of(
         job_check.make_router(jobs, checker),
         job_now.make_router(store, runs),
         job_records.make_router(JobRecords(store, runs)),
-        comparison.make_router(store, Comparisons(runs)),
+        comparison.make_router(store, JobComparisons(runs)),
         job_tools.make_router(jobs, trials),
         job_stream.make_router(store, runs, pace=pace),
         readiness.make_router(jobs),
@@ -75,7 +75,7 @@ class Services:
     def __init__(
         self,
         state: ServerState,
-        operator: Operator,
+        operator: OperatorConfig,
         launcher: Launcher,
         hosting: Hosting,
         deadlines: Deadlines = DEADLINES,
@@ -86,8 +86,8 @@ class Services:
         self._manager = JobManager(store, launcher, logs, config)
         self._jobs = JobService(store, registry, state.files, state.secrets, operator, logs, wake=self._wake)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._models = ServedModels(registry, hosting, operator.engines, state.models_lock)
-        self.routers = routers_of(state, operator, self._jobs, launcher, self._models, deadlines)
+        self._models = ServedModels(registry, hosting, operator.engines, state.lock_models)
+        self.routers = make_routers(state, operator, self._jobs, launcher, self._models, deadlines)
 
     async def run(self) -> None:
         """Manage jobs and served models until cancelled."""

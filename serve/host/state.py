@@ -25,14 +25,14 @@ from agent_rft.serve.stores.keys import KeyStore, SessionStore
 from agent_rft.serve.stores.migrate import open_database
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.serve.stores.secrets import KEY_FILE, SecretBox
-from agent_rft.spec.keys import variable
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.keys import read_variable
+from agent_rft.spec.operator.config import OperatorConfig
 
 SWEEP_S = 600.0
 FIRST_KEY = "first key"
 FIRST_KEY_LOCK, MODELS_LOCK = 0x6B657973, 0x6D6F6465
 LOCATIONS_FILE = "places.json"
-SIGNS = (KEY_FILE, LOCATIONS_FILE, "state.db")
+FOLDER_MARKERS = (KEY_FILE, LOCATIONS_FILE, "state.db")
 """Files that identify a folder as a server's folder."""
 DATABASE_VARIABLE, FILES_VARIABLE = "AGENT_RFT_DATABASE", "AGENT_RFT_FILES"
 _log = logging.getLogger("agent_rft.serve")
@@ -50,12 +50,12 @@ class StateLocations:
     files: str | None = None
 
     @classmethod
-    def of_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> StateLocations:
+    def load(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> StateLocations:
         """Load the locations from the environment, or else from the folder, where `save` wrote them."""
         path = folder / LOCATIONS_FILE
         saved = json.loads(path.read_text()) if path.exists() else {}
-        database = variable(environment, DATABASE_VARIABLE) or saved.get("database")
-        return cls(folder, database, variable(environment, FILES_VARIABLE) or saved.get("files"))
+        database = read_variable(environment, DATABASE_VARIABLE) or saved.get("database")
+        return cls(folder, database, read_variable(environment, FILES_VARIABLE) or saved.get("files"))
 
     def save(self) -> None:
         """Write the locations to the folder; only the owner can read the file, since a URL may contain a password."""
@@ -69,7 +69,7 @@ class StateLocations:
 class ServerState:
     """The open stores of a server."""
 
-    def __init__(self, locations: StateLocations, operator: Operator) -> None:
+    def __init__(self, locations: StateLocations, operator: OperatorConfig) -> None:
         """Open the stores and create the missing ones.
 
         Raises:
@@ -78,7 +78,7 @@ class ServerState:
         self.folder = folder = locations.folder
         open_store(operator)  # reports a wrong setting now instead of in a job
         try:
-            make_private(folder, SIGNS)
+            make_private(folder, FOLDER_MARKERS)
             self.secrets = SecretBox.of_folder(folder)
             self.database = open_database(folder, locations.database)
             blobs = open_blobs(locations.files, folder / "files")
@@ -90,7 +90,7 @@ class ServerState:
         self.audit = AuditLog(self.database)
         self.models = ModelRegistry(self.database, operator.aliases)
 
-    def first_key(self) -> str | None:
+    def create_first_key(self) -> str | None:
         """Create an admin key and return its token, or return None if the server already has a key.
 
         If several servers start concurrently on one database, only one of them creates the key.
@@ -103,7 +103,7 @@ class ServerState:
             return token
 
     @asynccontextmanager
-    async def models_lock(self) -> AsyncIterator[None]:
+    async def lock_models(self) -> AsyncIterator[None]:
         """Context manager that lets one API replica at a time start and stop served models; do not cancel it."""
         with ExitStack() as stack:
             await asyncio.to_thread(stack.enter_context, self.database.exclusive(MODELS_LOCK))

@@ -18,7 +18,7 @@ MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessLogEntry:
     """A completed request.
 
     `key` is the id of its API key, or None without a valid key; `ms` is the time until the response ended.
@@ -33,7 +33,7 @@ class Access:
     ms: float
 
 
-def now() -> str:
+def format_utc_now() -> str:
     """Return the current UTC time in ISO format, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -44,7 +44,7 @@ class AccessLog:
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._lines = BoundedLog(path, max_bytes)
 
-    def write(self, access: Access) -> None:
+    def write(self, access: AccessLogEntry) -> None:
         self._lines.write(json.dumps(asdict(access)).encode() + b"\n")
 
     def close(self) -> None:

@@ -15,10 +15,10 @@ from fastapi_offline import FastAPIOffline
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.serve.http.access_log import AccessLog
 from agent_rft.serve.http.audit import Auditor
-from agent_rft.serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, RateLimit
+from agent_rft.serve.http.auth import KEY_CACHE_S, Authenticator, KeyFinder, KeyRateLimit
 from agent_rft.serve.http.client_limits import DEADLINES, Deadlines
 from agent_rft.serve.http.errors import PREFIX, base_url, install_handlers
-from agent_rft.serve.http.frame import Frame
+from agent_rft.serve.http.frame import ApiMiddleware
 from agent_rft.serve.http.schemas.base import FAILURES
 from agent_rft.spec.operator.config import ServerLimits
 from agent_rft.wire.errors import ApiError
@@ -30,7 +30,7 @@ Checks = Mapping[str, Callable[[], None]]
 NO_CHECKS: Checks = MappingProxyType({})
 
 
-class Dependencies:
+class DependencyChecks:
     """Runs health checks in threads. Concurrent requests share one run of each check."""
 
     def __init__(self, checks: Checks, timeout_s: float = CHECK_S) -> None:
@@ -38,7 +38,7 @@ class Dependencies:
         self._timeout_s = timeout_s
         self._running: dict[str, asyncio.Task[str]] = {}
 
-    async def missing(self) -> dict[str, str]:
+    async def find_unavailable(self) -> dict[str, str]:
         """Return the unavailable dependencies, each with the error type for the server's log."""
         for name, check in self._checks.items():
             if name not in self._running or self._running[name].done():
@@ -64,7 +64,7 @@ def add_health(app: FastAPI, checks: Checks) -> None:
 
     Neither requires an API key. They are separate because a restart repairs a hanging process, but not a dependency.
     """
-    dependencies = Dependencies(checks)
+    dependencies = DependencyChecks(checks)
 
     @app.get("/health", include_in_schema=False)
     async def health() -> dict[str, str]:
@@ -72,7 +72,7 @@ def add_health(app: FastAPI, checks: Checks) -> None:
 
     @app.get("/health/ready", include_in_schema=False)
     async def ready(request: Request) -> JSONResponse:
-        missing = await dependencies.missing()
+        missing = await dependencies.find_unavailable()
         if not missing:
             return JSONResponse({"status": "ready"})
         cause = ", ".join(f"{name} ({error})" for name, error in missing.items())
@@ -95,7 +95,7 @@ def create_app(
     *,
     limits: ServerLimits = DEFAULT_LIMITS,
     deadlines: Deadlines = DEADLINES,
-    rate: RateLimit | None = None,
+    rate: KeyRateLimit | None = None,
     lifespan: Lifespan = _no_lifespan,
     recorder: Recorder | None = None,
     behind_proxy: bool = False,
@@ -132,10 +132,10 @@ def create_app(
         redoc_url=None,  # it duplicates /docs, and its script loads a logo from another host
         static_url="/docs/files",
     )
-    rate = rate or RateLimit(limits.requests_per_minute)
+    rate = rate or KeyRateLimit(limits.requests_per_minute)
     authenticator = Authenticator(keys, rate, sessions=sessions, cache_s=key_cache_s)
     app.add_middleware(
-        Frame,
+        ApiMiddleware,
         authenticator=authenticator,
         max_body_bytes=limits.max_body_bytes,
         max_in_progress=limits.max_connections,

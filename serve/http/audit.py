@@ -43,21 +43,21 @@ class Auditor(Protocol):
     ) -> None: ...
 
 
-def action_of(scope: Scope) -> str | None:
+def find_action(scope: Scope) -> str | None:
     """Return the action of a request, or None if the audit log does not record it."""
     return ACTIONS.get((scope["method"], str(getattr(scope.get("route"), "path", ""))))
 
 
-def made(request: Request, object_id: str) -> None:
+def set_created_id(request: Request, object_id: str) -> None:
     """Set the id of the object that a request created, for the audit log."""
     request.state.made = object_id
 
 
-def object_of(scope: Scope) -> str | None:
+def find_object_id(scope: Scope) -> str | None:
     """Return the id of the object that a request created, or of the object in its path."""
     found = scope["state"].get("made")
     return found or next(iter(scope.get("path_params", {}).values()), None)
 
 
-def outcome_of(status: int) -> Outcome:
+def outcome_from_status(status: int) -> Outcome:
     return "done" if status < 400 else "refused" if status == 403 else "failed"

@@ -27,7 +27,7 @@ MAX_ADDRESSES = 10_000
 BURST_S = 10.0
 """Seconds of unused rate that a key can save up for a burst."""
 MAX_CACHED_KEYS = 10_000
-UNKNOWN_LOOKUPS = 4
+MAX_UNKNOWN_LOOKUPS = 4
 """Concurrent lookups of keys that are not in the cache."""
 KEY_CACHE_S = 1.0
 """Seconds that a valid key is cached. A revoked key may work for this long."""
@@ -52,7 +52,7 @@ class _Bucket:
     at: float
 
 
-class RateLimit:
+class KeyRateLimit:
     """One token bucket per API key, in this process only."""
 
     def __init__(self, requests_per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class RateLimit:
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
 
-    def wait_s(self, key: ApiKey) -> float:
+    def take(self, key: ApiKey) -> float:
         """Take a token and return 0, or return the seconds until a token is available."""
         rate_per_s = (key.requests_per_minute or self._default) / 60
         capacity, now = max(rate_per_s * BURST_S, 1.0), self._clock()
@@ -87,9 +87,9 @@ class FailedLogins:
         self._all = _Bucket(float(ALL_FAILED_LOGINS), clock())
         self._by_address: dict[str, _Bucket] = {}
 
-    def wait_s(self, client: str) -> float:
+    def record_failure(self, client: str) -> float:
         """Count a failed login and return 0, or return the seconds until the address may fail again."""
-        address, now = network_of(client), self._clock()
+        address, now = client_network(client), self._clock()
         own = self._by_address.pop(address, None) or _Bucket(float(FAILED_LOGINS), now)
         self._by_address[address] = own  # reinserted at the end: the first entry is the least recently used
         if len(self._by_address) > MAX_ADDRESSES:
@@ -112,7 +112,7 @@ class Authenticator:
     def __init__(
         self,
         keys: KeyFinder,
-        rate: RateLimit,
+        rate: KeyRateLimit,
         clock: Callable[[], float] = time.monotonic,
         sessions: KeyFinder | None = None,
         cache_s: float = KEY_CACHE_S,
@@ -124,9 +124,9 @@ class Authenticator:
         self._cache_s = cache_s
         self._failed = FailedLogins(clock)
         self._cache: dict[bytes, tuple[ApiKey, float]] = {}
-        self._unknown = asyncio.Semaphore(UNKNOWN_LOOKUPS)
+        self._unknown = asyncio.Semaphore(MAX_UNKNOWN_LOOKUPS)
 
-    async def key_of(self, authorization: str, client: str = "", session: str = "") -> ApiKey:
+    async def authenticate(self, authorization: str, client: str = "", session: str = "") -> ApiKey:
         """Return the API key of an Authorization header, or of the session if the header is empty.
 
         Args:
@@ -148,7 +148,7 @@ class Authenticator:
         else:
             key = await self._find(token.strip(), self._keys)
         if key is None:
-            wait_s = self._failed.wait_s(client)
+            wait_s = self._failed.record_failure(client)
             if wait_s > 0:
                 message = f"Too many requests with a wrong API key. Try another key in {wait_s:.1f} s."
                 raise _rate_limit_error(message, "too_many_failed_logins", wait_s)
@@ -157,7 +157,7 @@ class Authenticator:
                     "The session has expired, or its API key was revoked. Log in again.", "session_ended"
                 )
             raise _unauthorized_error("The API key is invalid, expired or revoked.", "invalid_api_key")
-        wait_s = self._rate.wait_s(key)
+        wait_s = self._rate.take(key)
         if wait_s > 0:
             message = f"The API key exceeds its rate limit. Try again in {wait_s:.1f} s."
             raise _rate_limit_error(message, "rate_limit_exceeded", wait_s)
@@ -183,7 +183,7 @@ class Authenticator:
         return key
 
 
-def requires(scope: Scope) -> Callable[..., Awaitable[ApiKey]]:
+def require_scope(scope: Scope) -> Callable[..., Awaitable[ApiKey]]:
     """Return a FastAPI dependency that returns the request's key, or raises ApiError 403 if the key lacks `scope`."""
 
     async def check(request: Request, _: Annotated[Any, Security(_bearer)]) -> ApiKey:
@@ -219,7 +219,7 @@ def _rate_limit_error(message: str, code: str, wait_s: float) -> ApiError:
     return ApiError(429, message, code=code, type="rate_limit_error", headers=headers)
 
 
-def network_of(client: str) -> str:
+def client_network(client: str) -> str:
     """Return an IPv4 address, or the /64 network of an IPv6 address, since one client may use the full network."""
     try:
         address = ip_address(client)
@@ -238,6 +238,6 @@ def _unauthorized_error(message: str, code: str) -> ApiError:
 _bearer = HTTPBearer(auto_error=False, description="An API key: sk-rft-...")
 """Documents the scheme on the OpenAPI page; the middleware authenticates."""
 
-Reader = Annotated[ApiKey, Depends(requires("read"))]
-Writer = Annotated[ApiKey, Depends(requires("write"))]
-Admin = Annotated[ApiKey, Depends(requires("admin"))]
+Reader = Annotated[ApiKey, Depends(require_scope("read"))]
+Writer = Annotated[ApiKey, Depends(require_scope("write"))]
+Admin = Annotated[ApiKey, Depends(require_scope("admin"))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agent_rft.wire.errors import ApiError
 
 
-class Shares:
+class OwnerQuota:
     """Capacity of `total` units, of which one owner may hold at most `share`; the default is half, rounded up."""
 
     def __init__(self, total: int, share: int | None = None) -> None:
@@ -33,7 +33,7 @@ class Shares:
             del self._taken[owner]
 
     @contextmanager
-    def of(self, owner: str, refusal: ApiError) -> Iterator[Callable[[int], None]]:
+    def hold(self, owner: str, refusal: ApiError) -> Iterator[Callable[[int], None]]:
         """Context manager that yields a function to take units, which raises `refusal` if there are too few.
 
         On exit, the units are released.

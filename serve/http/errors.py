@@ -14,12 +14,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from agent_rft.actors.runtime.fair_slots import NoSlot
+from agent_rft.actors.runtime.fair_slots import NoFreeSlot
 from agent_rft.errors import InvalidJob, RftError, UserError
-from agent_rft.serve.jobs.problems import for_client
+from agent_rft.serve.jobs.problems import replace_fix
 from agent_rft.serve.stores.database import is_unavailable, reason_of
-from agent_rft.spec.reader import field_name, key_path_of
-from agent_rft.wire.errors import MAX_PARAM_CHARS, ApiError, body_of, cut
+from agent_rft.spec.reader import format_key_path, to_key_path
+from agent_rft.wire.errors import MAX_PARAM_CHARS, ApiError, error_body, truncate
 
 PREFIX = "/v1"
 """Path prefix of the API's routes."""
@@ -35,11 +35,11 @@ _MESSAGES = {
 
 def not_found(what: str, id: str, param: str) -> ApiError:
     """Return the 404 error for an id that does not exist."""
-    return ApiError(404, f"No such {what}: {cut(id, 100)}", param=param, code="not_found")
+    return ApiError(404, f"No such {what}: {truncate(id, 100)}", param=param, code="not_found")
 
 
-def response_of(error: ApiError) -> JSONResponse:
-    return JSONResponse(body_of(error), error.status, error.headers)
+def error_response(error: ApiError) -> JSONResponse:
+    return JSONResponse(error_body(error), error.status, error.headers)
 
 
 def internal_error(cause: str = "") -> ApiError:
@@ -47,7 +47,7 @@ def internal_error(cause: str = "") -> ApiError:
     return ApiError(500, INTERNAL, type="server_error", code="internal_error", cause=cause)
 
 
-def of_unexpected(error: Exception) -> ApiError:
+def from_unexpected(error: Exception) -> ApiError:
     """Return the error for an unexpected exception: 503 if the database is unavailable, otherwise 500."""
     if not is_unavailable(error):
         return internal_error()
@@ -71,24 +71,24 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def _api_error(request: Request, error: ApiError) -> JSONResponse:
         request.state.failure = error
-        return response_of(error)
+        return error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return response_of(_from_validation_errors(error.errors(), error.body))
+        return error_response(_from_validation_errors(error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        return response_of(_from_http_exception(request, error))
+        return error_response(_from_http_exception(request, error))
 
-    @app.exception_handler(NoSlot)
-    async def _no_slot(request: Request, error: NoSlot) -> JSONResponse:
+    @app.exception_handler(NoFreeSlot)
+    async def _no_slot(request: Request, error: NoFreeSlot) -> JSONResponse:
         message = f"Too many trials of graders and tools are running: {error}. Try again in a moment."
-        return response_of(too_many(message, "too_many_trials", 5))
+        return error_response(too_many(message, "too_many_trials", 5))
 
     @app.exception_handler(UserError)
     async def _user_error(request: Request, error: UserError) -> JSONResponse:
-        return response_of(of_user_error(error))
+        return error_response(from_user_error(error))
 
 
 def too_many(message: str, code: str, retry_s: int) -> ApiError:
@@ -102,13 +102,13 @@ def not_ready(error: RftError, retry_s: int) -> ApiError:
     return ApiError(503, message, code="not_ready", type="server_error", headers={"Retry-After": str(retry_s)})
 
 
-def of_user_error(error: UserError, param: str | None = None) -> ApiError:
+def from_user_error(error: UserError, param: str | None = None) -> ApiError:
     """Return the 400 error for a UserError of the layers below; the first problem of an InvalidJob sets `param`."""
     if not isinstance(error, InvalidJob) or not error.problems:
-        return ApiError(400, error.public, param=param, code="invalid_request")
+        return ApiError(400, error.public_message, param=param, code="invalid_request")
     first = error.problems[0]
-    shown = map(for_client, error.problems[:MAX_SHOWN_ERRORS])
-    texts = [f"{problem.field}: {problem.message}; {problem.remedy}" for problem in shown]
+    shown = map(replace_fix, error.problems[:MAX_SHOWN_ERRORS])
+    texts = [f"{problem.field}: {problem.message}; {problem.fix}" for problem in shown]
     return ApiError(400, "\n".join(texts), param=first.field, code=first.code)
 
 
@@ -121,9 +121,9 @@ def _from_validation_errors(errors: Sequence[Mapping[str, Any]], body: Any) -> A
             why = error.get("ctx", {}).get("error", "")
             return ApiError(400, f"The request body is not valid JSON: {why}", code="invalid_json")
         raw = body if origin == "body" else dict.fromkeys(loc)
-        place = key_path_of(loc, raw, missing=bool(loc) and kind == "missing")
+        place = to_key_path(loc, raw, missing=bool(loc) and kind == "missing")
         message = str(error["msg"]).removeprefix("Value error, ")
-        found.append((cut(field_name(place), MAX_PARAM_CHARS) or None, message, kind))
+        found.append((truncate(format_key_path(place), MAX_PARAM_CHARS) or None, message, kind))
     param, _, kind = found[0]
     texts = [f"{place}: {message}" if place else message for place, message, _ in found]
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
@@ -134,9 +134,9 @@ def _from_validation_errors(errors: Sequence[Mapping[str, Any]], body: Any) -> A
 def _from_http_exception(request: Request, error: HTTPException) -> ApiError:
     status = 400 if error.status_code == 422 else error.status_code
     template = _MESSAGES.get(status, str(error.detail))
-    message = template.format(method=request.method, path=cut(request.url.path, 200))
+    message = template.format(method=request.method, path=truncate(request.url.path, 200))
     if status == 404 and _is_route_without_prefix(request):
-        message += f". Set the base URL to {cut(base_url(request), MAX_PARAM_CHARS)}"
+        message += f". Set the base URL to {truncate(base_url(request), MAX_PARAM_CHARS)}"
     code = {404: "unknown_url", 405: "method_not_allowed", 413: "too_large"}.get(status)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return ApiError(status, message, code=code, type=kind, headers=error.headers)

@@ -27,12 +27,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
-from agent_rft.serve.http.access_log import Access, AccessLog, now
-from agent_rft.serve.http.audit import Auditor, action_of, object_of, outcome_of
+from agent_rft.serve.http.access_log import AccessLog, AccessLogEntry, format_utc_now
+from agent_rft.serve.http.audit import Auditor, find_action, find_object_id, outcome_from_status
 from agent_rft.serve.http.auth import Authenticator
-from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, Shares
-from agent_rft.serve.http.errors import of_unexpected, response_of, too_many
-from agent_rft.serve.http.json_body import body_mistake
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, OwnerQuota
+from agent_rft.serve.http.errors import error_response, from_unexpected, too_many
+from agent_rft.serve.http.json_body import find_body_problem
 from agent_rft.serve.stores.database import DatabaseError, is_unavailable, reason_of
 from agent_rft.wire.errors import ApiError
 
@@ -50,7 +50,7 @@ _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _log = logging.getLogger("agent_rft.serve")
 
 
-class Frame:
+class ApiMiddleware:
     """ASGI middleware around the app.
 
     With `behind_proxy`, a proxy writes the request id to the response and cancels requests of disconnected clients.
@@ -73,8 +73,8 @@ class Frame:
         self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
         self._body_s = deadlines.body_s
-        self._in_progress = Shares(max_in_progress)
-        self._body_bytes = Shares(MAX_BODIES * max_body_bytes)
+        self._in_progress = OwnerQuota(max_in_progress)
+        self._body_bytes = OwnerQuota(MAX_BODIES * max_body_bytes)
         self._behind_proxy = behind_proxy
         self._access_log = access_log
         self._audit = audit
@@ -88,7 +88,7 @@ class Frame:
         request_id = client_id if _PLAIN_ID.fullmatch(client_id) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
         start, status, started, ended = time.monotonic(), NO_ANSWER, False, False
-        arrived = now()
+        arrived = format_utc_now()
 
         async def send_with_id(message: Message) -> None:
             nonlocal started, status, ended
@@ -110,14 +110,14 @@ class Frame:
                 await _await_until_disconnect(answer, receive, lambda: ended)
         except ApiError as error:
             scope["state"]["failure"] = error
-            await response_of(error)(scope, receive, send_with_id)
+            await error_response(error)(scope, receive, send_with_id)
         except ClientDisconnect:
             _log.info("%s: the client disconnected", request_id)
         except Exception as error:  # the only handler of unexpected errors; it logs them
             scope["state"]["failure"] = error
             if started:
                 raise
-            await response_of(of_unexpected(error))(scope, receive, send_with_id)
+            await error_response(from_unexpected(error))(scope, receive, send_with_id)
         finally:
             held.close()
             _log_failure(scope, status)
@@ -128,19 +128,19 @@ class Frame:
                 id = None if key is None else key.id
                 ms = round(took_s * 1000, 1)
                 self._access_log.write(
-                    Access(arrived, request_id, id, _method_label(scope), _route_label(scope), status, ms)
+                    AccessLogEntry(arrived, request_id, id, _method_label(scope), _route_label(scope), status, ms)
                 )
             if not started:  # the change may have been made even though no response was sent
                 await self._audit_action(scope, status)
 
     async def _audit_action(self, scope: Scope, status: int) -> None:
-        key, action = scope["state"].get("api_key"), action_of(scope)
+        key, action = scope["state"].get("api_key"), find_action(scope)
         if self._audit is None or key is None or action is None:
             return
-        entry = partial(self._audit.append, key.id, action, object_of(scope))
+        entry = partial(self._audit.append, key.id, action, find_object_id(scope))
         try:
             await run_in_threadpool(
-                entry, request_id=scope["state"]["request_id"], outcome=outcome_of(status), status=status
+                entry, request_id=scope["state"]["request_id"], outcome=outcome_from_status(status), status=status
             )
         except DatabaseError as error:  # the change is not rolled back, and its response is sent
             missing = f"{action} is missing from the audit log"
@@ -166,12 +166,12 @@ class Frame:
             raise ApiError(400, message, code="unexpected_body")
         if not scope["path"].startswith(GUARDED):
             return receive
-        key = scope["state"]["api_key"] = await self._authenticator.key_of(
-            headers.get("authorization", ""), (scope.get("client") or ("",))[0], session_of(headers)
+        key = scope["state"]["api_key"] = await self._authenticator.authenticate(
+            headers.get("authorization", ""), (scope.get("client") or ("",))[0], read_session(headers)
         )
         if not headers.get("authorization") and scope["method"] not in CHANGE_NOTHING:
             check_origin(headers)
-        held.enter_context(self._in_progress.of(key.id, _too_many_error("requests")))(1)
+        held.enter_context(self._in_progress.hold(key.id, _too_many_error("requests")))(1)
         if headers.get("content-encoding", "identity").lower() != "identity":
             message = "Compressed request bodies are not supported. Send the body without Content-Encoding."
             raise ApiError(415, message, code="unsupported_media_type")
@@ -179,7 +179,7 @@ class Frame:
             return receive
         try:
             async with asyncio.timeout(self._body_s):
-                take = held.enter_context(self._body_bytes.of(key.id, _too_many_error("large request bodies")))
+                take = held.enter_context(self._body_bytes.hold(key.id, _too_many_error("large request bodies")))
                 body = await _read_body(receive, self._max_body_bytes, headers.get("content-length", ""), take)
         except TimeoutError:
             message = f"The request body did not arrive within {self._body_s:g} s."
@@ -214,7 +214,7 @@ def _log_failure(scope: Scope, status: int) -> None:
     failure = scope["state"].pop("failure", None)
     request = f"{scope['state']['request_id']}: {scope['method']} {scope['path']}"
     if _is_outage(failure):
-        cause = of_unexpected(failure).cause  # no traceback, since an outage fails many requests
+        cause = from_unexpected(failure).cause  # no traceback, since an outage fails many requests
         _log.error("%s failed: %s%s", request, cause, scope["state"].get("not_audited", ""))
     elif isinstance(failure, ApiError):
         if failure.status >= 500 or failure.cause:
@@ -279,7 +279,7 @@ def _check_json(body: bytes, content_type: str) -> None:
             "The request body must be JSON. Send the header Content-Type: application/json.",
             code="unsupported_media_type",
         )
-    problem = body_mistake(body)
+    problem = find_body_problem(body)
     if problem is not None:
         raise ApiError(400, f"The request body is invalid: {problem}.", code="invalid_json")
 
@@ -305,24 +305,26 @@ PATH = "/v1"
 """Path of the session cookie, so that browsers send it only to the API."""
 
 
-def name_of(headers: Headers) -> str:
+def cookie_name(headers: Headers) -> str:
     port = headers.get("host", "").rpartition(":")[2]
     return f"agent_rft_session_{port}" if port.isascii() and port.isdecimal() else "agent_rft_session"
 
 
-def session_of(headers: Headers) -> str:
+def read_session(headers: Headers) -> str:
     """Return the token of the session cookie, or an empty string if the cookie is missing."""
-    return cookie_parser(headers.get("cookie", "")).get(name_of(headers), "")
+    return cookie_parser(headers.get("cookie", "")).get(cookie_name(headers), "")
 
 
 def set_session(response: Response, headers: Headers, token: str, max_age_s: int) -> None:
     """Set the session cookie. Scripts cannot read it, and browsers do not send it from other sites."""
     secure = headers.get("origin", "").startswith("https:")  # the scheme that the browser uses, even behind a TLS proxy
-    response.set_cookie(name_of(headers), token, max_age_s, path=PATH, secure=secure, httponly=True, samesite="strict")
+    response.set_cookie(
+        cookie_name(headers), token, max_age_s, path=PATH, secure=secure, httponly=True, samesite="strict"
+    )
 
 
 def delete_session(response: Response, headers: Headers) -> None:
-    response.delete_cookie(name_of(headers), path=PATH)
+    response.delete_cookie(cookie_name(headers), path=PATH)
 
 
 def check_origin(headers: Headers) -> None:

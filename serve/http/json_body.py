@@ -22,7 +22,7 @@ class _ValueNotAllowed(ValueError):
     """A value that is valid JSON but not allowed in a body."""
 
 
-def body_mistake(body: bytes) -> str | None:
+def find_body_problem(body: bytes) -> str | None:
     """Return the reason why a body is refused, or None if it is accepted.
 
     A body must be valid JSON with at most MAX_VALUES values, nested at most MAX_DEPTH deep. It must not contain:

@@ -8,9 +8,9 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from agent_rft.serve.http.errors import of_unexpected
-from agent_rft.wire.errors import ApiError, body_of
-from agent_rft.wire.sse import resumable_event, sse_event
+from agent_rft.serve.http.errors import from_unexpected
+from agent_rft.wire.errors import ApiError, error_body
+from agent_rft.wire.sse import format_resumable_event, format_sse_event
 
 NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -33,7 +33,7 @@ def event_stream(
     named: bool = False,
     resumable: bool = False,
     end: str = "",
-    failed: Callable[[ApiError], Mapping[str, Any]] = body_of,
+    failed: Callable[[ApiError], Mapping[str, Any]] = error_body,
 ) -> StreamingResponse:
     """Return a streaming response of `events`.
 
@@ -48,13 +48,13 @@ def event_stream(
     async def encode_events() -> AsyncIterator[str]:
         try:
             async for event in events:
-                yield resumable_event(event) if resumable else sse_event(event, named)
+                yield format_resumable_event(event) if resumable else format_sse_event(event, named)
         except ApiError as error:
             response.failure = error
-            yield sse_event(failed(error), named)
+            yield format_sse_event(failed(error), named)
         except Exception as error:  # noqa: BLE001 - the response has started: its status can no longer report it
             response.failure = error
-            yield sse_event(failed(of_unexpected(error)), named)
+            yield format_sse_event(failed(from_unexpected(error)), named)
         if end:
             yield f"data: {end}\n\n"
 

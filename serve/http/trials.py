@@ -13,31 +13,31 @@ from agent_rft.actors.grading.pool import GraderPool
 from agent_rft.actors.grading.slots import Slot, TrialSlots
 from agent_rft.cluster.preflight.form_check import check_grader
 from agent_rft.serve.stores.keys import ApiKey
-from agent_rft.spec.graders import GraderSpec, grader_for_trial
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.graders import GraderSpec, limit_trial_grader
+from agent_rft.spec.operator.config import OperatorConfig
 
 
 class Trials:
     """Runs graders and tools once for clients, within the operator's limits."""
 
-    def __init__(self, operator: Operator, slots: TrialSlots | None = None) -> None:
-        self.operator = operator.for_trial()
+    def __init__(self, operator: OperatorConfig, slots: TrialSlots | None = None) -> None:
+        self.operator = operator.limit_to_trial()
         self.slots = slots or TrialSlots(operator.limits.max_trial_calls)
 
     def slot(self, key: ApiKey) -> Slot:
-        """Return a function that waits for a slot of the key; it raises NoSlot, which becomes a 429 response."""
-        return partial(self.slots.slot, key.id)
+        """Return a function that waits for a slot of the key; it raises NoFreeSlot, which becomes a 429 response."""
+        return partial(self.slots.hold_slot, key.id)
 
-    async def grader(self, spec: GraderSpec, key: ApiKey) -> GraderPool:
+    async def make_grader(self, spec: GraderSpec, key: ApiKey) -> GraderPool:
         """Return the grader, within the operator's limits; its parts wait for slots.
 
         Raises:
             InvalidJob: The grader is invalid, or the operator does not allow it.
         """
-        await self.check(spec)
-        return GraderPool(grader_for_trial(spec), operator=self.operator, slot=self.slot(key))
+        await self.check_grader(spec)
+        return GraderPool(limit_trial_grader(spec), operator=self.operator, slot=self.slot(key))
 
-    async def check(self, spec: GraderSpec) -> None:
+    async def check_grader(self, spec: GraderSpec) -> None:
         """Check a grader without calling anything.
 
         Raises:

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.pool import GraderPool
-from agent_rft.actors.runtime.calls import outcome_of
+from agent_rft.actors.runtime.calls import return_errors
 from agent_rft.errors import EndpointRefused, InvalidJob, RftError, first_error
-from agent_rft.serve.http.errors import of_user_error
+from agent_rft.serve.http.errors import from_user_error
 from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.stores.keys import ApiKey
 from agent_rft.spec.graders import GraderSpec
@@ -35,13 +35,13 @@ async def read_grader(raw: Mapping[str, Any], trials: Trials, key: ApiKey) -> Gr
     """
     try:
         spec = _GRADER.validate_python(raw)
-        grader = await trials.grader(spec, key)
+        grader = await trials.make_grader(spec, key)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(["grader", *(str(part) for part in first["loc"][1:])])
         raise ApiError(400, f"{place}: {first['msg']}", param=place, code="invalid_grader") from None
     except InvalidJob as error:
-        raise of_user_error(error, "grader") from None
+        raise from_user_error(error, "grader") from None
     return grader
 
 
@@ -54,7 +54,7 @@ async def best_of(
 
     Raises:
         ApiError: No choice could be graded.
-        NoSlot: A grader did not get a slot in time.
+        NoFreeSlot: A grader did not get a slot in time.
     """
     choices = completion["choices"]
     limit = asyncio.Semaphore(MAX_SAMPLES)
@@ -62,7 +62,7 @@ async def best_of(
     async def grade_choice(i: int, choice: Mapping[str, Any]) -> Grade | RftError:
         async with limit:
             sample = _build_sample(choice, wants_json)
-            return await outcome_of(grader.grade(sample, item or {}, f"trace_{completion['id']}_{i}"))
+            return await return_errors(grader.grade(sample, item or {}, f"trace_{completion['id']}_{i}"))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -88,7 +88,7 @@ def _build_sample(choice: Mapping[str, Any], wants_json: bool) -> dict[str, Any]
         for call in message.get("tool_calls") or ()
     )
     text = message["content"] or ""
-    return sample_of(text, (Turn(0, 0, text, calls),), choice["finish_reason"], wants_json)
+    return make_sample(text, (Turn(0, 0, text, calls),), choice["finish_reason"], wants_json)
 
 
 def _no_grade_error(errors: Sequence[RftError]) -> ApiError:

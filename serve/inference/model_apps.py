@@ -26,10 +26,10 @@ from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.sizes import slot_rank
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, metrics_port, start_telemetry
 from agent_rft.chat.serving import ServeSettings
-from agent_rft.cluster.planning.model import max_context, read_config, text_config
+from agent_rft.cluster.planning.model import get_text_config, read_config, read_max_context
 from agent_rft.cluster.planning.model_folder import MAX_AUTO_CONTEXT, find_model
-from agent_rft.cluster.ray_cluster.session import is_local
-from agent_rft.cluster.ray_cluster.usage import MODEL_APPS, ClusterUse, cluster_use, name_model
+from agent_rft.cluster.ray_cluster.session import is_local_address
+from agent_rft.cluster.ray_cluster.usage import MODEL_APPS, ClusterUsage, read_usage, record_model_name
 from agent_rft.errors import EngineFailed, Problem, RftError, UserError
 from agent_rft.serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
 from agent_rft.serve.stores.model_registry import ModelRecord
@@ -56,7 +56,7 @@ class ServedEngine(Protocol):
     """The methods of agent_rft.actors.engine.chat.chat_engine.ChatEngine that a replica needs."""
 
     @property
-    def failed(self) -> bool: ...
+    def has_died(self) -> bool: ...
 
     async def start(self) -> RftError | None: ...
 
@@ -81,7 +81,7 @@ class EngineResources:
     max_adapters: int = EngineLimits().max_adapters
 
     @classmethod
-    def of(cls, limits: EngineLimits, cluster: Mapping[str, float]) -> EngineResources:
+    def from_limits(cls, limits: EngineLimits, cluster: Mapping[str, float]) -> EngineResources:
         gpus = int(cluster.get("GPU", 0) > 0) if limits.gpus is None else limits.gpus
         return cls(limits.cores, gpus, limits.max_num_seqs, limits.max_adapters)
 
@@ -98,7 +98,7 @@ class EngineResources:
 MakeEngine = Callable[[ModelRecord, EngineResources], ServedEngine]
 
 
-def chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
+def make_chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
     """Return the engine of a model, not yet started; for an adapter, it is the engine of the base model.
 
     Raises:
@@ -122,10 +122,10 @@ def engine_config(
     folder, problem = find(record.folder if adapter is None else str(adapter.base))
     if folder is None:
         raise UserError(
-            f"{record.id}: " + (f"{problem.message}; {problem.remedy}" if problem else "the model does not exist")
+            f"{record.id}: " + (f"{problem.message}; {problem.fix}" if problem else "the model does not exist")
         )
     try:
-        limit = max_context(text_config(read_config(folder)))
+        limit = read_max_context(get_text_config(read_config(folder)))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"the model {folder.name} cannot be read") from error
     max_length, context = min(limit or MAX_AUTO_CONTEXT, MAX_AUTO_CONTEXT), record.settings.context_length
@@ -146,7 +146,7 @@ def _adapter_slot_rank(adapter: AdapterFolder) -> int:
     return slot_rank(max(SERVED_RANK, adapter.config.rank))
 
 
-def model_of(record: ModelRecord) -> ServedModel:
+def served_model(record: ModelRecord) -> ServedModel:
     """Return the model of a request in the form that the engine needs."""
     return ServedModel(record.folder if is_adapter(Path(record.folder)) else None, record.settings)
 
@@ -160,7 +160,7 @@ class EngineReplica:
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
         name = record.id if AdapterFolder.read(Path(record.folder)) is None else record.base
-        address = MetricsAddress.of(name, local=is_local(ray.get_runtime_context().gcs_address))
+        address = MetricsAddress.from_environment(name, local=is_local_address(ray.get_runtime_context().gcs_address))
         start_telemetry(address, f"engine-{ray_serve.get_replica_context().rank.rank}")
         self._engine = await asyncio.to_thread(make, record, resources)
         self._calls = 0
@@ -188,7 +188,7 @@ class EngineReplica:
 
     def check_health(self) -> None:
         """Raise EngineFailed if the engine died, so that Ray Serve replaces the replica."""
-        if self._engine.failed:
+        if self._engine.has_died:
             raise EngineFailed("the engine died")
 
     async def __del__(self) -> None:
@@ -205,9 +205,9 @@ class RayServeModels:
         self,
         limits: EngineLimits,
         resources: EngineResources,
-        make: MakeEngine = chat_engine,
+        make: MakeEngine = make_chat_engine,
         grows: bool = False,
-        use: Callable[[], ClusterUse] = cluster_use,
+        use: Callable[[], ClusterUsage] = read_usage,
     ) -> None:
         self._limits = limits
         self._resources = resources
@@ -215,7 +215,7 @@ class RayServeModels:
         self._grows = grows
         self._use = use
 
-    def names_of(self, record: ModelRecord) -> list[str]:
+    def app_names(self, record: ModelRecord) -> list[str]:
         adapter = AdapterFolder.read(Path(record.folder))
         if adapter is None:
             return [self._shared_app_name(record.folder), self._app_name(record.folder, record.settings)]
@@ -257,7 +257,7 @@ class RayServeModels:
             graceful_shutdown_timeout_s=ANSWER_TIMEOUT_S,
             graceful_shutdown_wait_loop_s=0.5,
         )
-        await asyncio.to_thread(name_model, name, record.id)
+        await asyncio.to_thread(record_model_name, name, record.id)
         target = ray_serve.RunTarget(deployment.bind(self._make, record, resources), name, route_prefix=None)
         await asyncio.to_thread(ray_serve.run_many, [target], wait_for_applications_running=False)
 
@@ -277,18 +277,18 @@ class RayServeModels:
         if self._grows:
             return []
         use = await asyncio.to_thread(self._use)
-        return [] if use.has_room(self._resources.bundle) else [*use.waiting, *use.running]
+        return [] if use.can_hold(self._resources.bundle) else [*use.waiting, *use.running]
 
     async def has_waiting_run(self) -> bool:
         return bool((await asyncio.to_thread(self._use)).waiting)
 
     async def apps_to_release(self, idle_s: Mapping[str, float]) -> list[str]:
         use = await asyncio.to_thread(self._use)
-        return [] if use.adds_nodes else use.to_release(self._resources.bundle, idle_s)
+        return [] if use.adds_nodes else use.choose_released(self._resources.bundle, idle_s)
 
     async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         handle = _get_handle(name).options(method_name="answer", stream=True)
-        answers = handle.remote(model_of(record), dict(body), stream)
+        answers = handle.remote(served_model(record), dict(body), stream)
         ended = False
         try:
             async for answer in answers:

@@ -101,7 +101,7 @@ Answers = AsyncGenerator[dict[str, Any] | Refusal | None]
 class Hosting(Protocol):
     """Starts and stops model applications and calls them; `model_apps.RayServeModels` implements it."""
 
-    def names_of(self, record: ModelRecord) -> Sequence[str]:
+    def app_names(self, record: ModelRecord) -> Sequence[str]:
         """Return the names of the applications that can serve a model; blocks for milliseconds.
 
         If no application runs, the last one is started. All aliases of the model share it.
@@ -145,7 +145,7 @@ class Hosting(Protocol):
 
         Raises:
             NotServed: The application does not exist.
-            CannotServe: The model's folder is damaged.
+            DamagedModel: The model's folder is damaged.
             EngineFailed: The engine failed.
         """
 
@@ -225,12 +225,12 @@ class ServedModels:
         except UnknownModel as error:
             raise ApiError(404, error.message, param="model", code="model_not_found") from None
         try:
-            names = await asyncio.to_thread(self.hosting.names_of, record)
+            names = await asyncio.to_thread(self.hosting.app_names, record)
             answers = await self._start_answer(names, record, body, stream)
             async with contextlib.aclosing(answers):
                 yield answers
         except UserError as error:
-            message = f"The model '{record.id}' cannot be served: {error.public}."
+            message = f"The model '{record.id}' cannot be served: {error.public_message}."
             cause = f"{record.id} cannot be served: {error}"
             raise ApiError(400, message, param="model", code="model_damaged", cause=cause) from None
         except NotServed:

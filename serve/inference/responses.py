@@ -13,7 +13,7 @@ from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.inference.best_of import best_of, read_grader
 from agent_rft.serve.inference.model_server import ModelServer
 from agent_rft.serve.stores.secrets import SecretBox
-from agent_rft.wire.responses_chat import chat_body, new_id, response_of
+from agent_rft.wire.responses_chat import build_response, new_id, to_chat_body
 from agent_rft.wire.responses_schema import ResponsesRequest
 from agent_rft.wire.responses_stream import ResponseStream
 
@@ -25,15 +25,15 @@ def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIR
     async def create_response(request: ResponsesRequest, key: Writer) -> ResponseAnswer | Response:
         """Create a response: the model's next turn, which is a message or tool calls."""
         sealer = secrets.sealer("reasoning", key.id)
-        body = chat_body(request, sealer)
+        body = to_chat_body(request, sealer)
         if request.stream:
             chunks = await models.stream(body)
             stream = ResponseStream(request, sealer)
-            return event_stream(stream.events(chunks), named=True, failed=stream.failed)
+            return event_stream(stream.events(chunks), named=True, failed=stream.error_event)
         grader = None if request.grader is None else await read_grader(request.grader, trials, key)
         completion = await models.chat(body)
         if grader is not None:
             completion = await best_of(completion, grader, request.item, request.wants_json)
-        return ResponseAnswer.model_validate(response_of(request, completion, sealer, new_id("resp")))
+        return ResponseAnswer.model_validate(build_response(request, completion, sealer, new_id("resp")))
 
     return router

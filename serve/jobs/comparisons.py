@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.records.redact import to_plain_json
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.comparison.compare import compare_sides, comparison_json
-from agent_rft.cluster.views.comparison.side import Side, read_side
-from agent_rft.cluster.views.comparison.sides import FILES, evaluations_of, file_of_all
+from agent_rft.cluster.views.comparison.compare import compare_evaluations, comparison_json
+from agent_rft.cluster.views.comparison.side import LoadedEvaluation, load_evaluation
+from agent_rft.cluster.views.comparison.sides import FILES, common_file, evaluation_names
 from agent_rft.errors import RftError, UserError
 from agent_rft.types import Evaluation
 
@@ -20,7 +20,7 @@ SHOWN_ROWS = 10
 """Rows shown of those with the largest gains and losses."""
 
 
-class Comparing(RftError):
+class ComparisonBusy(RftError):
     """Another comparison is running; the same request succeeds later."""
 
 
@@ -29,7 +29,7 @@ class NoSuchEvaluation(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ComparisonSide:
     """One side of a comparison: a job and the name of an evaluation.
 
     With `name` None, it is the newest evaluation of a file that all sides have.
@@ -39,13 +39,13 @@ class Wanted:
     name: str | None
 
     @classmethod
-    def of(cls, text: str) -> Wanted:
+    def parse(cls, text: str) -> ComparisonSide:
         """Parse `ftjob-...:test-after`, or a job id alone."""
         job_id, _, name = text.partition(":")
         return cls(job_id, name or None)
 
 
-class Comparisons:
+class JobComparisons:
     """Evaluations and comparisons, read from the run folders in `runs`.
 
     Methods block. One comparison runs at a time, because it reads complete files.
@@ -55,17 +55,17 @@ class Comparisons:
         self._runs = runs
         self._comparing = threading.Lock()
 
-    def evaluations(self, job_id: str) -> list[dict[str, Any]]:
+    def list_evaluations(self, job_id: str) -> list[dict[str, Any]]:
         """Return name, file and metrics of each evaluation of a job: test file first, then oldest first."""
         run = RunFolder(self._runs / job_id)
         known = run.evaluations() | {f"validation-{step:06d}": found for step, found in run.validations()}
         return [
             {"id": name, "file": file, **_figures(known.get(name))}
             for file in FILES
-            for name in evaluations_of(run, file)
+            for name in evaluation_names(run, file)
         ]
 
-    def compare(self, wanted: Sequence[Wanted]) -> dict[str, Any]:
+    def compare(self, wanted: Sequence[ComparisonSide]) -> dict[str, Any]:
         """Return the comparison as JSON (`comparison_json`), with the question of each row.
 
         Raises:
@@ -74,30 +74,30 @@ class Comparisons:
             Comparing: Another comparison is running.
         """
         if not self._comparing.acquire(blocking=False):
-            raise Comparing("another comparison is running")
+            raise ComparisonBusy("another comparison is running")
         try:
-            comparison = compare_sides(self._sides(wanted), SHOWN_ROWS)
+            comparison = compare_evaluations(self._sides(wanted), SHOWN_ROWS)
             found = comparison_json(comparison)
             for row, compared in zip(found["rows"], comparison.rows, strict=True):
                 row["question"] = compared.question
         finally:
             self._comparing.release()
-        public: dict[str, Any] = plain(found)
+        public: dict[str, Any] = to_plain_json(found)
         return public
 
-    def _sides(self, wanted: Sequence[Wanted]) -> list[Side]:
+    def _sides(self, wanted: Sequence[ComparisonSide]) -> list[LoadedEvaluation]:
         runs = [RunFolder(self._runs / side.job_id) for side in wanted]
-        file = file_of_all([side.name for side in wanted], runs)
+        file = common_file([side.name for side in wanted], runs)
         return [_load_side(side, run, file) for side, run in zip(wanted, runs, strict=True)]
 
 
-def _load_side(wanted: Wanted, run: RunFolder, file: str) -> Side:
-    of_file = evaluations_of(run, file)
-    names = [name for one in FILES for name in evaluations_of(run, one)]
+def _load_side(wanted: ComparisonSide, run: RunFolder, file: str) -> LoadedEvaluation:
+    of_file = evaluation_names(run, file)
+    names = [name for one in FILES for name in evaluation_names(run, one)]
     name = wanted.name or (of_file[-1] if of_file else None)
     side = None
     if name is not None and name in names:
-        side = read_side(f"{wanted.job_id}:{name}", wanted.job_id, run, name)
+        side = load_evaluation(f"{wanted.job_id}:{name}", wanted.job_id, run, name)
     if side is None or not side.rows:
         what = f"no complete evaluation {name}" if name else f"no evaluation of its {file}"
         has = (

@@ -31,7 +31,7 @@ class Position:
     step: int = 0
 
     @classmethod
-    def read(cls, text: str) -> Position:
+    def parse(cls, text: str) -> Position:
         """Parse a position; return the start position if `text` is invalid."""
         event, _, step = text.partition(":")
         return cls(event, int(step)) if step.isascii() and step.isdecimal() and len(step) < 10 else cls()
@@ -43,7 +43,7 @@ class Position:
 Change = JobRecord | EventRecord | StepMetrics
 
 
-class Feed:
+class JobChanges:
     """Changes of one job for one client. Calls read the database and the run folder, so make them in a thread.
 
     `runs` holds the run folders by job; with None, metrics are left out.
@@ -59,7 +59,7 @@ class Feed:
         self._read_at = (-1, -1)
         self.position = position
 
-    def changes(self) -> Iterator[Change]:
+    def iter_changes(self) -> Iterator[Change]:
         """Yield the changes since the last call, and advance `position` with each event and step.
 
         Raises:

@@ -17,7 +17,7 @@ from agent_rft.errors import Problem, RftError
 from agent_rft.serve.jobs.logs import VALIDATION, JobLogs
 from agent_rft.serve.jobs.manager import DriverState
 from agent_rft.serve.jobs.processes.check_process import run_check
-from agent_rft.serve.jobs.processes.draft import Draft
+from agent_rft.serve.jobs.processes.draft import CheckRequest
 from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
 from agent_rft.serve.stores.job_tables import JobRecord
 
@@ -49,27 +49,27 @@ class RayLauncher:
         self._connect = connect
         self._client: Any = None
 
-    async def validate(self, job: JobRecord) -> list[Problem]:
+    async def check_job(self, job: JobRecord) -> list[Problem]:
         environment = dict(os.environ) if self._address is None else os.environ | {"RAY_ADDRESS": self._address}
-        output = await asyncio.to_thread(self._logs.begin, job.id, VALIDATION)
+        output = await asyncio.to_thread(self._logs.create_file, job.id, VALIDATION)
         return await run_check(self._command(job), environment, job.id, output)
 
-    async def check(self, draft: Draft) -> list[Problem]:
+    async def check_request(self, draft: CheckRequest) -> list[Problem]:
         command = [*DRAFT, "--settings", str(self._settings_file)]
         return await run_check(command, os.environ, None, Path(os.devnull), draft.as_json().encode())
 
     async def launch(self, job: JobRecord, handle: str) -> None:
         # The output goes to a file instead of Ray, so that it can be read when the cluster is down.
-        output = await asyncio.to_thread(self._logs.begin, job.id, job.attempt)
+        output = await asyncio.to_thread(self._logs.create_file, job.id, job.attempt)
         command = shlex.join([*self._command(job), "--attempt", str(job.attempt)])
         command = f"exec {command} >> {shlex.quote(str(output))} 2>&1"
         try:
             await self._call(lambda client: client.submit_job(entrypoint=command, submission_id=handle))
         except RftError:
-            if (await self.state(handle)).state == "unknown":
+            if (await self.get_state(handle)).state == "unknown":
                 raise  # otherwise an earlier call submitted the driver
 
-    async def state(self, handle: str) -> DriverState:
+    async def get_state(self, handle: str) -> DriverState:
         try:
             info = await self._call(lambda client: client.get_job_info(handle))
         except RftError as error:
@@ -96,4 +96,4 @@ class RayLauncher:
             return ask(self._client)
         except Exception as error:  # Ray raises plain RuntimeErrors and more
             what = "a request to the cluster's job server failed"
-            raise RftError(f"{what}: {' '.join(str(error).split())}", public=what) from error
+            raise RftError(f"{what}: {' '.join(str(error).split())}", public_message=what) from error

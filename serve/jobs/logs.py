@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, SecretStr
 
-from agent_rft.actors.endpoints.network.url import scrub, secrets_of
-from agent_rft.cluster.records.redact import plain
+from agent_rft.actors.endpoints.network.url import list_secrets, scrub
+from agent_rft.cluster.records.redact import to_plain_json
 
 VALIDATION = 0
 """Attempt number of the process that checks a job; drivers are numbered from 1."""
@@ -38,7 +38,7 @@ _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ProcessOutput:
     """End of one process's output; `at` is the time of its last write, in Unix seconds."""
 
     attempt: int
@@ -57,9 +57,9 @@ class JobLogs:
         self._folder = folder / "logs" / "jobs"
         self._clock = clock
 
-    def begin(self, job_id: str, attempt: int) -> Path:
+    def create_file(self, job_id: str, attempt: int) -> Path:
         """Create the output file of a process that is about to start, and delete expired outputs."""
-        path = self.file(job_id, attempt)
+        path = self.file_path(job_id, attempt)
         self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         for folder in self._folder.iterdir():
             if folder.stat().st_mtime < self._clock() - KEEP_S:
@@ -71,17 +71,17 @@ class JobLogs:
             old.unlink(missing_ok=True)
         return path
 
-    def file(self, job_id: str, attempt: int) -> Path:
+    def file_path(self, job_id: str, attempt: int) -> Path:
         return self._folder / job_id / ("validation" if attempt == VALIDATION else f"driver-{attempt}")
 
     def add(self, job_id: str, attempt: int, text: str) -> None:
         """Append a line about the process, such as the cluster's error message."""
-        with self.begin(job_id, attempt).open("a") as file:
+        with self.create_file(job_id, attempt).open("a") as file:
             file.write(f"{text}\n")
 
-    def bound(self, job_id: str, attempt: int) -> None:
+    def truncate(self, job_id: str, attempt: int) -> None:
         """Truncate an output that is too long, while its process continues to append; keep the output from expiring."""
-        path = self.file(job_id, attempt)
+        path = self.file_path(job_id, attempt)
         with suppress(OSError):
             os.utime(path.parent)
             if path.stat().st_size > MAX_BYTES:
@@ -90,13 +90,13 @@ class JobLogs:
                     file.truncate(0)
                     file.write(end)
 
-    def read(self, job_id: str, secrets: tuple[str, ...]) -> list[Output]:
+    def read(self, job_id: str, secrets: tuple[str, ...]) -> list[ProcessOutput]:
         """Return the ends of a job's outputs, oldest first, without `secrets` and strings that look like secrets."""
         found = []
         for attempt, path in self._files(job_id):
             with suppress(FileNotFoundError):
                 text = _CONTROL.sub("", _read_end(path).decode(errors="replace"))
-                found.append(Output(attempt, path.stat().st_mtime, without_secrets(text, secrets)))
+                found.append(ProcessOutput(attempt, path.stat().st_mtime, redact_secrets(text, secrets)))
         return found
 
     def _files(self, job_id: str) -> list[tuple[int, Path]]:
@@ -118,17 +118,17 @@ def _read_end(path: Path) -> bytes:
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
 
-def without_secrets(text: str, secrets: tuple[str, ...]) -> str:
+def redact_secrets(text: str, secrets: tuple[str, ...]) -> str:
     """Return `text` without `secrets`, credentials in URLs and strings that look like keys."""
-    return _LIKELY_SECRET.sub("[redacted]", scrub(str(plain(text)), secrets))
+    return _LIKELY_SECRET.sub("[redacted]", scrub(str(to_plain_json(text)), secrets))
 
 
-def known_secrets(*settings: BaseModel, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def collect_secrets(*settings: BaseModel, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the secrets in a job or the operator's settings, and in the environment, longest first."""
     values = [value for name, value in environment.items() if _SECRET_VARIABLE.fullmatch(name)]
     for part in settings:
         values += _iter_secrets(part)
-    return tuple(secrets_of("", values))
+    return tuple(list_secrets("", values))
 
 
 def _iter_secrets(value: Any) -> Iterator[str]:

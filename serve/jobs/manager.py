@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from agent_rft.errors import Problem, RftError
 from agent_rft.serve.jobs.logs import JobLogs
-from agent_rft.serve.jobs.problems import describe, how_it_ended, see_log, wire_error
-from agent_rft.serve.jobs.processes.draft import Draft
+from agent_rft.serve.jobs.problems import add_log_hint, describe, describe_exit, make_job_error
+from agent_rft.serve.jobs.processes.draft import CheckRequest
 from agent_rft.serve.stores.database import is_unavailable, reason_of
 from agent_rft.serve.stores.job_states import IllegalMove, JobStatus
 from agent_rft.serve.stores.job_store import JobStore
@@ -41,22 +41,22 @@ class DriverState:
 
     state: Literal["alive", "ended", "unknown"]
     exit_code: int | None = None
-    said: str = ""
+    message: str = ""
 
 
 class Launcher(Protocol):
     """Interface that checks jobs and runs their drivers. Each method raises RftError if the cluster does not answer."""
 
-    async def validate(self, job: JobRecord) -> list[Problem]:
+    async def check_job(self, job: JobRecord) -> list[Problem]:
         """Return the problems with a job's files, model and endpoints."""
 
-    async def check(self, draft: Draft) -> list[Problem]:
+    async def check_request(self, draft: CheckRequest) -> list[Problem]:
         """Return the problems with a job that is not created; reads files but calls no endpoint."""
 
     async def launch(self, job: JobRecord, handle: str) -> None:
         """Start driver number `job.attempt` of the job. Idempotent for the same handle."""
 
-    async def state(self, handle: str) -> DriverState: ...
+    async def get_state(self, handle: str) -> DriverState: ...
 
     async def stop(self, handle: str) -> None:
         """Stop a driver. Idempotent."""
@@ -71,28 +71,28 @@ class ManagerConfig:
         max_relaunches: Lost drivers that are replaced after the last checkpoint; one more fails the job.
         poll_s: Time between two reads of the store.
         lease_s: Time until another server takes over the jobs of a server that died.
-        launch_s: Time for which starting a driver is retried before it counts as lost.
-        silent_s: Time without a heartbeat after which a driver is lost if the cluster has no record of it.
-        hung_s: Time without a heartbeat after which a driver is lost if the cluster reports it as alive.
+        launch_timeout_s: Time for which starting a driver is retried before it counts as lost.
+        unknown_timeout_s: Time without a heartbeat after which a driver is lost if the cluster has no record of it.
+        hang_timeout_s: Time without a heartbeat after which a driver is lost if the cluster reports it as alive.
         stop_grace_s: Time for a driver to exit after its job has ended.
         pause_grace_s: Time for a driver to write its checkpoint after its job was paused.
-        validation_s: Timeout of a job check, including the wait for the job's endpoints.
+        check_timeout_s: Timeout of a job check, including the wait for the job's endpoints.
         call_s: Timeout of a call to the cluster.
-        max_validations: Job checks that run concurrently.
+        max_checks: Job checks that run concurrently.
     """
 
     max_running: int = 1
     max_relaunches: int = 2
     poll_s: float = 1.0
     lease_s: float = 20.0
-    launch_s: float = 60.0
-    silent_s: float = 20.0
-    hung_s: float = 300.0
+    launch_timeout_s: float = 60.0
+    unknown_timeout_s: float = 20.0
+    hang_timeout_s: float = 300.0
     stop_grace_s: float = 30.0
     pause_grace_s: float = 900.0
-    validation_s: float = 900.0
+    check_timeout_s: float = 900.0
     call_s: float = 30.0
-    max_validations: int = 2
+    max_checks: int = 2
 
 
 class JobManager:
@@ -157,7 +157,7 @@ class JobManager:
             if await self._lease(job):
                 await self._release(job)
 
-    async def validated(self) -> None:
+    async def wait_for_checks(self) -> None:
         """Wait until all running job checks have ended."""
         await asyncio.gather(*self._validating.values())
 
@@ -169,26 +169,26 @@ class JobManager:
                 del self._validating[job_id]
                 task.result()  # raises if the store failed; the job is then checked again
         for job in await self._call(self._store.with_status, "validating_files"):
-            full = len(self._validating) >= self._config.max_validations
+            full = len(self._validating) >= self._config.max_checks
             if (job.id in self._validating or not full) and await self._lease(job) and job.id not in self._validating:
                 self._validating[job.id] = asyncio.create_task(self._validate_one(job))
 
     async def _validate_one(self, job: JobRecord) -> None:
         await self._add_event(job, "info", f"Validating training file: {job.training_file}")
         try:
-            async with asyncio.timeout(self._config.validation_s):
-                problems = await self._launcher.validate(job)
+            async with asyncio.timeout(self._config.check_timeout_s):
+                problems = await self._launcher.check_job(job)
         except TimeoutError:
-            message = f"the job check did not finish within {self._config.validation_s:g} s"
+            message = f"the job check did not finish within {self._config.check_timeout_s:g} s"
             await self._fail(job, JobError("validation_failed", message))
             return
         except RftError as error:
-            await self._fail(job, JobError("validation_failed", error.public))
+            await self._fail(job, JobError("validation_failed", error.public_message))
             return
         for problem in problems:
             await self._add_event(job, "error", describe(problem))
         if problems:
-            await self._fail(job, wire_error(problems))
+            await self._fail(job, make_job_error(problems))
         elif await self._move(job, "queued"):
             await self._add_event(job, "info", "Files validated, moving job to queued state")
         self.wake()
@@ -224,7 +224,7 @@ class JobManager:
                 await self._launcher.launch(job, handle)
             self._not_started.pop(handle, None)
         except (RftError, TimeoutError) as error:
-            why = error.public if isinstance(error, RftError) else "the cluster does not answer"
+            why = error.public_message if isinstance(error, RftError) else "the cluster does not answer"
             if handle not in self._not_started:
                 await self._call(self._logs.add, job.id, job.attempt, f"not started: {error or why}")
                 await self._add_event(job, "warn", f"the cluster has not started the driver yet: {why}")
@@ -236,7 +236,7 @@ class JobManager:
             return
         silent_s = self._clock() - job.heartbeat_at
         if (why := self._not_started.get(job.handle)) is not None:
-            if silent_s <= self._config.launch_s:
+            if silent_s <= self._config.launch_timeout_s:
                 await self._submit(job, job.handle)
                 return
             del self._not_started[job.handle]
@@ -244,13 +244,13 @@ class JobManager:
             return
         found = await self._state(job.handle)
         if found.state == "ended":
-            if found.said:
-                await self._call(self._logs.add, job.id, job.attempt, found.said)
-            await self._replace_lost_driver(job, how_it_ended(found.exit_code))
-        elif found.state == "alive" and silent_s > self._config.hung_s:
+            if found.message:
+                await self._call(self._logs.add, job.id, job.attempt, found.message)
+            await self._replace_lost_driver(job, describe_exit(found.exit_code))
+        elif found.state == "alive" and silent_s > self._config.hang_timeout_s:
             await self._stop(job.handle)
             await self._replace_lost_driver(job, f"no heartbeat for {silent_s:.0f} s")
-        elif found.state == "unknown" and silent_s > self._config.silent_s:
+        elif found.state == "unknown" and silent_s > self._config.unknown_timeout_s:
             await self._replace_lost_driver(
                 job, f"no heartbeat for {silent_s:.0f} s, and the cluster has no record of it"
             )
@@ -264,10 +264,10 @@ class JobManager:
         failures = job.failures + 1
         if failures > self._config.max_relaunches:
             text = f"the job's driver was lost {failures} times; last reason: {reason}"
-            await self._fail(job, JobError("driver_lost", see_log(text, job.id)))
+            await self._fail(job, JobError("driver_lost", add_log_hint(text, job.id)))
             return
         text = f"the job's driver was lost and is being replaced; reason: {reason}"
-        await self._add_event(job, "warn", see_log(text, job.id))
+        await self._add_event(job, "warn", add_log_hint(text, job.id))
         await self._launch(job, failures)
 
     async def _release(self, job: JobRecord) -> None:
@@ -276,7 +276,7 @@ class JobManager:
         found = await self._state(job.handle)
         since_s = self._clock() - job.moved_at
         silent_s = self._clock() - (job.heartbeat_at or job.moved_at)
-        if found.state == "ended" or (found.state == "unknown" and silent_s > self._config.silent_s):
+        if found.state == "ended" or (found.state == "unknown" and silent_s > self._config.unknown_timeout_s):
             await self._call(self._store.driver_gone, job.id, job.handle)
             self.wake()
         elif since_s > (self._config.pause_grace_s if job.status in PAUSING else self._config.stop_grace_s):
@@ -287,7 +287,7 @@ class JobManager:
     async def _state(self, handle: str) -> DriverState:
         try:
             async with asyncio.timeout(self._config.call_s):
-                return await self._launcher.state(handle)
+                return await self._launcher.get_state(handle)
         except (RftError, TimeoutError):
             return DriverState("unknown")
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from agent_rft.cluster.preflight.limits import NUM_ROWS
-from agent_rft.cluster.records.redact import hide, plain
+from agent_rft.cluster.records.redact import replace_substrings, to_plain_json
 from agent_rft.errors import InvalidJob, Problem, RftError, UserError
 from agent_rft.serve.stores.job_tables import JobError
 from agent_rft.spec.job import FILES
@@ -21,7 +21,7 @@ TEMPLATE = "set model_options.chat_template to the text of a template that rende
 OTHER_MODEL = "use another model (GET /v1/models), or ask the server's operator"
 ASK_OPERATOR = "change the request, or ask the server's operator"
 
-REMEDIES: Mapping[str, str] = {
+FIXES: Mapping[str, str] = {
     "calls_not_read": TEMPLATE,
     "forbidden_address": "use an address that the server may call, or ask its operator to allow this one",
     "invalid_signing_secret": "write whsec_ followed by 24 to 64 random bytes in base64",
@@ -43,12 +43,12 @@ REMEDIES: Mapping[str, str] = {
 """Fixes for API clients by problem code, where the usual fix names local files or commands."""
 
 
-def for_client(problem: Problem) -> Problem:
+def replace_fix(problem: Problem) -> Problem:
     """Return the problem with a fix that is possible through the API."""
-    remedy = REMEDIES.get(problem.code, problem.remedy)
-    if problem.code not in REMEDIES and (problem.line is not None or problem.code in OF_ROWS):
-        remedy = f"{remedy}; {CREATE_AGAIN}"
-    return replace(problem, remedy=remedy)
+    fix = FIXES.get(problem.code, problem.fix)
+    if problem.code not in FIXES and (problem.line is not None or problem.code in OF_ROWS):
+        fix = f"{fix}; {CREATE_AGAIN}"
+    return replace(problem, fix=fix)
 
 
 MAX_MESSAGE_CHARS = 2_000
@@ -56,7 +56,7 @@ OPERATORS = frozenset({"no_sandbox", "corrupt_weights"})
 """Codes of problems that only the operator can fix, as are problems with command-line options."""
 
 
-def wire_error(problems: Sequence[Problem]) -> JobError:
+def make_job_error(problems: Sequence[Problem]) -> JobError:
     """Return the error of a job with these problems: code and param of the first, and the number of other problems.
 
     A wrong number of rows comes last, because the other problems may cause it.
@@ -73,39 +73,39 @@ def wire_error(problems: Sequence[Problem]) -> JobError:
 
 def describe(problem: Problem) -> str:
     """Return a problem as one line: `training_file, line 3: is not valid JSON: ...; write one JSON object per line`."""
-    return str(plain(f"{problem.place}: {problem.message}; {problem.remedy}"))
+    return str(to_plain_json(f"{problem.location}: {problem.message}; {problem.fix}"))
 
 
-def error_of(error: RftError, job_id: str, names: Mapping[str, str]) -> JobError:
+def convert_error(error: RftError, job_id: str, names: Mapping[str, str]) -> JobError:
     """Return the error of a job that failed while it ran; `names` maps paths to the names that clients see."""
     if isinstance(error, InvalidJob) and error.problems:
-        return wire_error([public(problem, job_id, names) for problem in error.problems])
+        return make_job_error([hide_details(problem, job_id, names) for problem in error.problems])
     code = "user_error" if isinstance(error, UserError) else "training_failed"
-    message = str(hide(plain(error.public), names))
-    if error.public == error.message:
+    message = str(replace_substrings(to_plain_json(error.public_message), names))
+    if error.public_message == error.message:
         return JobError(code, message[:MAX_MESSAGE_CHARS])
-    return JobError(code, see_log(message[:MAX_MESSAGE_CHARS], job_id), log=str(plain(error.message)))
+    return JobError(code, add_log_hint(message[:MAX_MESSAGE_CHARS], job_id), log=str(to_plain_json(error.message)))
 
 
-def public(problem: Problem, job_id: str | None, names: Mapping[str, str]) -> Problem:
+def hide_details(problem: Problem, job_id: str | None, names: Mapping[str, str]) -> Problem:
     """Return the problem as clients see it. If only the operator can fix it, clients see only its code.
 
     `names` maps paths to the names that clients see. `job_id` is None if there is no job yet.
     """
     if problem.field.startswith("--") or problem.code in OPERATORS:
         more = "" if job_id is None else f", who sees more with `agent-rft jobs log {job_id}`"
-        remedy = f"ask its operator{more}"
-        return replace(problem, message=f"the server cannot run the job now ({problem.code})", remedy=remedy)
-    problem = for_client(problem)
-    message, remedy = hide(problem.message, names), hide(problem.remedy, names)
-    return replace(problem, message=message, remedy=remedy, file=None)
+        fix = f"ask its operator{more}"
+        return replace(problem, message=f"the server cannot run the job now ({problem.code})", fix=fix)
+    problem = replace_fix(problem)
+    message, fix = replace_substrings(problem.message, names), replace_substrings(problem.fix, names)
+    return replace(problem, message=message, fix=fix, file=None)
 
 
-def see_log(message: str, job_id: str) -> str:
+def add_log_hint(message: str, job_id: str) -> str:
     return f"{message}; an admin of the server sees more with `agent-rft jobs log {job_id}`"
 
 
-def how_it_ended(exit_code: int | None) -> str:
+def describe_exit(exit_code: int | None) -> str:
     """Return a clause about the end of a process. A shell reports signal N as exit code 128 + N."""
     if exit_code is None:
         return "its exit code is unknown"

@@ -12,24 +12,24 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cluster.records.index_tables import Found, shown
-from agent_rft.cluster.records.redact import hide
+from agent_rft.cluster.records.index_tables import IndexedRollout, shorten_names
+from agent_rft.cluster.records.redact import replace_substrings
 from agent_rft.cluster.records.rollout_index import Order, RolloutFile, RolloutIndex, UnknownRollout, is_busy
 from agent_rft.cluster.records.row_rewards import RowOrder, RowRewards, row_rewards, rows_after
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.cluster.views.report.page import write_report
-from agent_rft.cluster.views.tokens import TokenRange, token_range, tokenizer_of
+from agent_rft.cluster.views.tokens import TokenRange, find_tokenizer, token_range
 from agent_rft.errors import RftError
-from agent_rft.rows.rollout_files import OtherFile
-from agent_rft.rows.rollout_json import outcome_as_json
+from agent_rft.rows.rollout_files import RewrittenFile
+from agent_rft.rows.rollout_json import outcome_to_json
 from agent_rft.run_events import RunEvent
-from agent_rft.serve.jobs.processes.sink import public_texts
+from agent_rft.serve.jobs.processes.sink import public_event_fields
 from agent_rft.serve.stores.job_states import UnknownCursor
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRecord
 from agent_rft.spec.job import FILES
-from agent_rft.types import Discarded, Group, GroupRequest, Rollout
+from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 
 INDEX_S = 10.0
 """Seconds that one request may spend on indexing rollouts that a killed driver left."""
@@ -53,12 +53,12 @@ class NotIndexed(RftError):
 class Listing:
     """Page of rollouts. The next page starts after `last`, the last rollout searched, which may not be in `found`."""
 
-    found: list[Found]
+    found: list[IndexedRollout]
     more: bool
     last: str | None
 
 
-WholeRollout = tuple[Found, dict[str, Any], dict[str, Any]]
+WholeRollout = tuple[IndexedRollout, dict[str, Any], dict[str, Any]]
 """Index entry of a rollout, and the group request and the rollout as in the rollout file."""
 
 
@@ -94,7 +94,7 @@ class JobRecords:
         self._keeping = threading.Lock()
         self._searching = threading.BoundedSemaphore(MAX_SEARCHES)
 
-    def summaries(self, job: JobRecord, wanted: Wanted, order: Order, limit: int, after: str | None) -> Listing:
+    def summaries(self, job: JobRecord, wanted: RolloutFilter, order: Order, limit: int, after: str | None) -> Listing:
         """Return a page of rollout summaries.
 
         Raises:
@@ -106,7 +106,7 @@ class JobRecords:
             return self._list_page(index, wanted, order, limit, after)
 
     def rollouts(
-        self, job: JobRecord, wanted: Wanted, order: Order, limit: int, after: str | None
+        self, job: JobRecord, wanted: RolloutFilter, order: Order, limit: int, after: str | None
     ) -> tuple[list[WholeRollout], Listing]:
         """Return a page of complete rollouts, which ends early if they are large. Raises the errors of `summaries`."""
         with self._open_index(job) as index:
@@ -145,14 +145,14 @@ class JobRecords:
             _, _, end = _read_rollout(index, id)
         run = RunFolder(self._runs / job.id)
         folders = [run.job().get("job", {}).get("model", ""), run.checkpoints / "*"]
-        return token_range(end, segment, start, limit, tokenizer_of(map(Path, folders)))
+        return token_range(end, segment, start, limit, find_tokenizer(map(Path, folders)))
 
     def row_rewards(
-        self, job: JobRecord, wanted: Wanted, order: RowOrder, limit: int, after: str | None
+        self, job: JobRecord, wanted: RolloutFilter, order: RowOrder, limit: int, after: str | None
     ) -> tuple[list[RowRewards], bool]:
         """Return the rewards of each row, and whether more rows follow. Raises the errors of `summaries`."""
         with self._open_index(job) as index:
-            found = rows_after(row_rewards(index, index.checked(wanted), order), after)
+            found = rows_after(row_rewards(index, index.check_filter(wanted), order), after)
         return found[:limit], len(found) > limit
 
     def filters(self, job: JobRecord) -> tuple[list[RolloutFile], list[str], list[str]]:
@@ -162,7 +162,7 @@ class JobRecords:
             NotIndexed: As in `summaries`.
         """
         with self._open_index(job) as index:
-            return index.files(), shown(sorted(index.known("tools"))), sorted(index.known("errors"))
+            return index.files(), shorten_names(sorted(index.list_values("tools"))), sorted(index.list_values("errors"))
 
     def metrics(self, job: JobRecord, limit: int, after: int | None) -> tuple[list[tuple[int, dict[str, float]]], bool]:
         """Return the metrics of steps, newest first, and whether more follow.
@@ -205,31 +205,33 @@ class JobRecords:
         with self._open_state(job.id) as kept:
             try:
                 with _try_lock(kept.indexing) as is_locked:
-                    if not (kept.index.catch_up(INDEX_S) if is_locked else kept.index.complete()):
+                    if not (kept.index.catch_up(INDEX_S) if is_locked else kept.index.is_complete()):
                         raise NotIndexed("the rollouts are being indexed")
                 yield kept.index
-            except OtherFile as error:
-                raise NotIndexed(error.public) from error
+            except RewrittenFile as error:
+                raise NotIndexed(error.public_message) from error
             except sqlite3.OperationalError as error:
                 if not is_busy(error):
                     raise
                 raise NotIndexed("the index is being written") from error
 
-    def _list_page(self, index: RolloutIndex, wanted: Wanted, order: Order, limit: int, after: str | None) -> Listing:
-        wanted = index.checked(wanted)
+    def _list_page(
+        self, index: RolloutIndex, wanted: RolloutFilter, order: Order, limit: int, after: str | None
+    ) -> Listing:
+        wanted = index.check_filter(wanted)
         if wanted.text is not None:
             return self._search(index, index.all(wanted, order, after=after), wanted.text, limit)
         found = index.page(wanted, order, limit + 1, after)
         return Listing(found[:limit], len(found) > limit, found[:limit][-1].id if found else None)
 
-    def _search(self, index: RolloutIndex, among: Iterator[Found], text: str, limit: int) -> Listing:
+    def _search(self, index: RolloutIndex, among: Iterator[IndexedRollout], text: str, limit: int) -> Listing:
         """Return a page of the rollouts that contain `text`; it ends early if the search takes too long."""
         if not self._searching.acquire(blocking=False):
             raise NotIndexed("too many other text searches are running")
         try:
-            found: list[Found] = []
+            found: list[IndexedRollout] = []
             deadline = time.monotonic() + self._search_s
-            for one, has_text in index.containing(among, text):
+            for one, has_text in index.search_text(among, text):
                 found += [one] * has_text
                 if len(found) > limit:
                     return Listing(found[:limit], True, found[:limit][-1].id)
@@ -267,17 +269,17 @@ def _try_lock(lock: threading.Lock) -> Iterator[bool]:
             lock.release()
 
 
-def _read_rollout(index: RolloutIndex, id: str) -> tuple[Found, GroupRequest, Rollout | Discarded]:
-    for whole in index.read([index.at(id)]):
+def _read_rollout(index: RolloutIndex, id: str) -> tuple[IndexedRollout, GroupRequest, Rollout | DiscardedRollout]:
+    for whole in index.read([index.find(id)]):
         return whole
     raise UnknownRollout(f"the file of the rollout {id!r} was removed")
 
 
-def _public_json(end: Rollout | Discarded) -> dict[str, Any]:
+def _public_json(end: Rollout | DiscardedRollout) -> dict[str, Any]:
     """Return the rollout as JSON, without messages that may come from endpoints in the server's network."""
-    if isinstance(end, Discarded):
-        return outcome_as_json(replace(end, message="", endpoint=""))
-    return outcome_as_json(replace(end, grade=replace(end.grade, held_out_error="")))
+    if isinstance(end, DiscardedRollout):
+        return outcome_to_json(replace(end, message="", endpoint=""))
+    return outcome_to_json(replace(end, grade=replace(end.grade, held_out_error="")))
 
 
 def _finite(value: dict[str, Any]) -> dict[str, Any]:
@@ -307,7 +309,7 @@ class _OwnersRun(RunFolder):
         return self.path / "report.owner.html"
 
     def job(self) -> dict[str, Any]:
-        hidden: dict[str, Any] = hide(super().job(), self._names)
+        hidden: dict[str, Any] = replace_substrings(super().job(), self._names)
         return hidden
 
     def events(self) -> list[RunEvent]:
@@ -315,7 +317,7 @@ class _OwnersRun(RunFolder):
 
     def _hide_events(self, events: list[RunEvent]) -> Iterator[RunEvent]:
         for event in events:
-            message, data = hide([*public_texts(event)], self._names)
+            message, data = replace_substrings([*public_event_fields(event)], self._names)
             yield replace(event, message=message, data=data)
 
     def read_groups(self, name: str) -> list[Group]:

@@ -18,18 +18,18 @@ from pydantic import BaseModel, BeforeValidator, Field, GetJsonSchemaHandler, St
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from agent_rft.actors.grading.factory import graders_of, size_problems
-from agent_rft.cluster.preflight.form_check import early_stop_problems, endpoint_problems
-from agent_rft.cluster.records.redact import plain, public_job
+from agent_rft.actors.grading.factory import iterate_graders, size_problems
+from agent_rft.cluster.preflight.form_check import check_early_stop, check_endpoints
+from agent_rft.cluster.records.redact import public_job, to_plain_json
 from agent_rft.errors import InvalidJob, Problem, UserError
 from agent_rft.serve.stores.file_store import FileRecord
 from agent_rft.serve.stores.model_registry import ModelCatalog, ModelRecord
-from agent_rft.spec.endpoints import Strict
+from agent_rft.spec.endpoints import StrictModel
 from agent_rft.spec.integrations import Integrations
 from agent_rft.spec.job import FILES, ClusterSpec, JobSpec, Method
 from agent_rft.spec.model_options import ModelOptions
-from agent_rft.spec.operator.config import Operator
-from agent_rft.spec.reader import Lines, ParsedFile, Variables, validate, without_nulls
+from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.reader import LineNumbers, ParsedFile, Variables, drop_nulls, validate
 
 TRAINING_PURPOSES = ("fine-tune",)
 LEGACY = ("batch_size", "n_epochs", "learning_rate_multiplier")
@@ -38,7 +38,7 @@ ShortText = Annotated[StrictStr, Field(max_length=64)]
 FileId = Annotated[StrictStr, Field(min_length=1, max_length=128)]
 
 
-class Described:
+class DescribedAs:
     """Annotation for a dict that is validated elsewhere; the OpenAPI schema shows it as `model`."""
 
     def __init__(self, model: type[BaseModel]) -> None:
@@ -48,7 +48,7 @@ class Described:
         return handler(self._model.__pydantic_core_schema__)
 
 
-class WireJob(Strict):
+class JobRequestBody(StrictModel):
     """The body of POST /fine_tuning/jobs. `test_file`, `cluster` and `model_options` are extensions of OpenAI's API."""
 
     model: Annotated[StrictStr, Field(min_length=1, max_length=255)]
@@ -59,7 +59,7 @@ class WireJob(Strict):
     """Id of a file that is graded before the first step and at intervals; decides which checkpoints are kept."""
     test_file: FileId | None = None
     """Id of a file that is graded before and after training, and not used for any decision."""
-    method: Annotated[dict[str, Any], Described(Method)] | None = None
+    method: Annotated[dict[str, Any], DescribedAs(Method)] | None = None
     """Training method; by default a supervised job with the top-level `hyperparameters`."""
     hyperparameters: dict[str, Any] | None = None
     """Legacy field for a supervised job's `batch_size`, `n_epochs` and `learning_rate_multiplier`."""
@@ -71,15 +71,15 @@ class WireJob(Strict):
         None
     )
     """Up to 16 key-value pairs, returned with the job; keys up to 64 characters, values up to 512."""
-    integrations: Annotated[Integrations, BeforeValidator(without_nulls)] | None = None
+    integrations: Annotated[Integrations, BeforeValidator(drop_nulls)] | None = None
     """Trackers that receive the job's metrics if the operator has set them up; otherwise an event reports it."""
-    cluster: Annotated[dict[str, Any], Described(ClusterSpec)] | None = None
+    cluster: Annotated[dict[str, Any], DescribedAs(ClusterSpec)] | None = None
     """Resources of the job, within the operator's limits."""
-    model_options: Annotated[dict[str, Any], Described(ModelOptions)] | None = None
+    model_options: Annotated[dict[str, Any], DescribedAs(ModelOptions)] | None = None
     """Options for the model's conversation syntax; `chat_template` is the text of a template here, never a path."""
 
 
-class Files(Protocol):
+class FileLookup(Protocol):
     """Part of agent_rft.serve.stores.file_store.FileStore that this module uses."""
 
     def get(self, file_id: str) -> FileRecord:
@@ -98,7 +98,7 @@ class ApiJob:
     `model_options` and `integrations`, which hold no secrets.
     """
 
-    request: WireJob
+    request: JobRequestBody
     spec: JobSpec
     base: str
     secret_spec: str
@@ -108,13 +108,13 @@ class ApiJob:
     digest: str
 
 
-def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Operator) -> ApiJob:
+def parse_api_job(body: Any, models: ModelCatalog, files: FileLookup, operator: OperatorConfig) -> ApiJob:
     """Parse a request body and resolve its model, without reading its files.
 
     Raises:
         InvalidJob: The request is invalid; holds all problems found.
     """
-    request = _validate(WireJob, body)
+    request = _validate(JobRequestBody, body)
     integrations = [integration.model_dump(mode="json") for integration in request.integrations or ()]
     raw: dict[str, Any] = {
         "model": request.model,
@@ -128,12 +128,14 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         "model_options": request.model_options,
         "integrations": integrations,
     }
-    raw = without_nulls(raw)
+    raw = drop_nulls(raw)
     spec = _validate(JobSpec, raw)
     found = [*_find_boolean_problems(raw["method"]), *_find_size_problems(spec)]
     if spec.method.type == "reinforcement":
-        found += early_stop_problems(spec)
-        found += size_problems(list(graders_of(spec.reinforcement))) or endpoint_problems(spec.reinforcement, operator)
+        found += check_early_stop(spec)
+        found += size_problems(list(iterate_graders(spec.reinforcement))) or check_endpoints(
+            spec.reinforcement, operator
+        )
     _raise_problems(found)
     model = _resolve_model(request.model, models)
     _raise_problems([p for name in FILES if (p := _find_file_problem(name, getattr(request, name), files)) is not None])
@@ -143,34 +145,34 @@ def parse_api_job(body: Any, models: ModelCatalog, files: Files, operator: Opera
         spec=spec.model_copy(update={"model": model.folder}),
         base=model.base,
         secret_spec=json.dumps(raw),
-        method=echo_of(spec, raw["method"]),
+        method=make_echo(spec, raw["method"]),
         model_options=spec.model_options.model_dump(mode="json", exclude_unset=True) or None,
         integrations=integrations,
         digest=hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest(),
     )
 
 
-def echo_of(spec: JobSpec, method: Mapping[str, Any]) -> dict[str, Any]:
+def make_echo(spec: JobSpec, method: Mapping[str, Any]) -> dict[str, Any]:
     """Return `method` as the client sent it, with default hyperparameters added and secrets redacted."""
     part = spec.method.type
-    public: dict[str, Any] = plain(public_job(spec, exclude_unset=True))["method"]
+    public: dict[str, Any] = to_plain_json(public_job(spec, exclude_unset=True))["method"]
     shown = public.setdefault(part, {})
     shown["hyperparameters"] = (
         spec.supervised if part == "supervised" else spec.reinforcement
     ).hyperparameters.model_dump(mode="json")
     if "response_format" in shown:  # the spec holds only the schema inside it
-        shown["response_format"] = plain(method[part]["response_format"])
+        shown["response_format"] = to_plain_json(method[part]["response_format"])
     return public
 
 
-def slug(text: str) -> str:
+def to_slug(text: str) -> str:
     """Return `text` as one part of a model id, without the separator `:` and without `/`."""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")
 
 
-def model_name(base: str, organization: str, suffix: str | None, job_id: str, step: int | None = None) -> str:
+def make_model_id(base: str, organization: str, suffix: str | None, job_id: str, step: int | None = None) -> str:
     """Return the id of a tuned model, `ft:{base}:{org}:{suffix}:{id}`, or of a checkpoint, `...:ckpt-step-{step}`."""
-    name = f"ft:{base}:{slug(organization)}:{slug(suffix or '')}:{job_id.partition('-')[2]}"
+    name = f"ft:{base}:{to_slug(organization)}:{to_slug(suffix or '')}:{job_id.partition('-')[2]}"
     return name if step is None else f"{name}:ckpt-step-{step}"
 
 
@@ -181,7 +183,7 @@ def _validate(model: Any, raw: Any) -> Any:
     if not isinstance(raw, dict):
         problem = Problem("invalid_type", "body", "must be a JSON object", "send an object")
         raise InvalidJob("the request is invalid", [problem])
-    value, problems = validate(model, raw, ParsedFile("body", raw, Lines(None)), Variables({}))
+    value, problems = validate(model, raw, ParsedFile("body", raw, LineNumbers(None)), Variables({}))
     _raise_problems([problem for _, problem in problems])
     return value
 
@@ -191,7 +193,7 @@ def _raise_problems(problems: list[Problem]) -> None:
         raise InvalidJob(f"{len(problems)} problem{'s' * (len(problems) != 1)} in the request", problems)
 
 
-def _build_method(request: WireJob) -> dict[str, Any]:
+def _build_method(request: JobRequestBody) -> dict[str, Any]:
     """Return the method. In the legacy schema, without `method` or with `hyperparameters`, the job is supervised."""
     method = dict(request.method or {"type": "supervised"})
     if request.hyperparameters:
@@ -248,11 +250,11 @@ def _resolve_model(name: str, models: ModelCatalog) -> ModelRecord:
     try:
         return models.resolve(name)
     except UserError as error:
-        problem = Problem("model_not_found", "model", str(plain(error.problem)), str(plain(error.remedy)))
+        problem = Problem("model_not_found", "model", str(to_plain_json(error.problem)), str(to_plain_json(error.fix)))
         raise InvalidJob("unknown model", [problem]) from error
 
 
-def _find_file_problem(field: str, file_id: str | None, files: Files) -> Problem | None:
+def _find_file_problem(field: str, file_id: str | None, files: FileLookup) -> Problem | None:
     if file_id is None:
         return None
     try:

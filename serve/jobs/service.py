@@ -9,17 +9,17 @@ from contextlib import suppress
 from typing import Any
 
 from agent_rft.cluster.preflight.static import check_gradable
-from agent_rft.errors import CannotOpen, InvalidJob
-from agent_rft.serve.jobs.logs import JobLogs, Output, known_secrets, without_secrets
-from agent_rft.serve.jobs.processes.draft import Draft
-from agent_rft.serve.jobs.request import Files, parse_api_job
+from agent_rft.errors import InvalidJob, UnsealFailed
+from agent_rft.serve.jobs.logs import JobLogs, ProcessOutput, collect_secrets, redact_secrets
+from agent_rft.serve.jobs.processes.draft import CheckRequest
+from agent_rft.serve.jobs.request import FileLookup, parse_api_job
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRecord, NewJob
 from agent_rft.serve.stores.model_registry import ModelCatalog
 from agent_rft.serve.stores.secrets import SecretBox
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.kept import without_todays_bounds
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.kept import load_legacy_job
+from agent_rft.spec.operator.config import OperatorConfig
 
 RETRY_WINDOW_S = 600.0
 """Seconds that a counted retry matches the first request; OpenAI's clients count retries and time out after them."""
@@ -34,9 +34,9 @@ class JobService:
         self,
         store: JobStore,
         models: ModelCatalog,
-        files: Files,
+        files: FileLookup,
         secrets: SecretBox,
-        operator: Operator,
+        operator: OperatorConfig,
         logs: JobLogs,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -55,12 +55,13 @@ class JobService:
         *,
         idempotency_key: str | None = None,
         retry: int | None = None,
-        look: dict[str, Any] | None = None,
+        readiness: dict[str, Any] | None = None,
     ) -> JobRecord:
         """Create a job, or return the one that this request created before.
 
-        `retry` is the client's retry count, 0 for the first attempt; None if the client does not send it. With `look`,
-        the job gets a readiness check with these options (`Look` in cluster/run/readiness.py) and is not trained.
+        `retry` is the client's retry count, 0 for the first attempt; None if the client does not send it. With
+        `readiness`, the job gets a readiness check with these options (`ReadinessOptions` in cluster/run/readiness.py)
+        and is not trained.
 
         Raises:
             InvalidJob: The request is invalid.
@@ -68,9 +69,9 @@ class JobService:
         """
         found = parse_api_job(body, self._models, self._files, self._operator)
         request, digest = found.request, found.digest
-        if look is not None:
+        if readiness is not None:
             check_gradable(found.spec, "training_file")
-            digest = f"{digest}-{hashlib.blake2b(json.dumps(look).encode(), digest_size=8).hexdigest()}"
+            digest = f"{digest}-{hashlib.blake2b(json.dumps(readiness).encode(), digest_size=8).hexdigest()}"
         new = NewJob(
             owner=owner,
             model=request.model,
@@ -86,7 +87,7 @@ class JobService:
             labels=request.metadata,
             sealed_spec="",
             digest=digest,
-            look=look,
+            look=readiness,
         )
         window_s = UNMARKED_WINDOW_S if retry is None else RETRY_WINDOW_S if retry else 0.0
 
@@ -95,12 +96,12 @@ class JobService:
 
         job, is_new = self.store.create(new, seal=seal, idempotency_key=idempotency_key, retry_window_s=window_s)
         if is_new:
-            what = "fine-tuning job" if look is None else "readiness check"
+            what = "fine-tuning job" if readiness is None else "readiness check"
             self.store.add_event(job.id, "info", f"Created {what}: {job.id}")
         self._wake()
         return job
 
-    def draft(self, body: Any, samples: int | None = None) -> Draft:
+    def prepare_check(self, body: Any, samples: int | None = None) -> CheckRequest:
         """Return the input of a job check for a request; `samples` is the rollouts per row of a readiness check.
 
         Raises:
@@ -109,7 +110,7 @@ class JobService:
         found = parse_api_job(body, self._models, self._files, self._operator)
         if samples is not None:
             check_gradable(found.spec, "training_file")
-        return Draft(found.secret_spec, found.request.model, samples)
+        return CheckRequest(found.secret_spec, found.request.model, samples)
 
     def cancel(self, job_id: str) -> JobRecord:
         """Cancel a job that has not ended; its driver exits immediately.
@@ -142,29 +143,29 @@ class JobService:
         job = self.store.move(job_id, "queued")
         return self._record(job, "The job was resumed and is queued again")
 
-    def log(self, job_id: str) -> tuple[str, list[Output]]:
+    def read_log(self, job_id: str) -> tuple[str, list[ProcessOutput]]:
         """Return the log for admins: the full message of the job's error, and the ends of its processes' outputs.
 
         Raises:
             UnknownJob: The job does not exist.
         """
         job = self.store.get(job_id)
-        secrets = known_secrets(self._operator)
+        secrets = collect_secrets(self._operator)
         # If this server cannot decrypt the job, no driver could either, so its output holds no job secrets.
-        with suppress(CannotOpen, InvalidJob):
-            secrets = known_secrets(self._operator, self.opened(job))
-        error = without_secrets(job.error.log or job.error.message, secrets) if job.error else ""
+        with suppress(UnsealFailed, InvalidJob):
+            secrets = collect_secrets(self._operator, self.decrypt(job))
+        error = redact_secrets(job.error.log or job.error.message, secrets) if job.error else ""
         return error, self._logs.read(job_id, secrets)
 
-    def opened(self, job: JobRecord) -> JobSpec:
+    def decrypt(self, job: JobRecord) -> JobSpec:
         """Return the job with its secrets.
 
         Raises:
-            CannotOpen: The job was sealed with another master secret.
+            UnsealFailed: The job was sealed with another master secret.
             InvalidJob: The job was made by a version that is too old to be read.
         """
         sealed = self._secrets.sealer("job", job.id).open(job.sealed_spec)
-        return without_todays_bounds(json.loads(sealed), "the job")[0]
+        return load_legacy_job(json.loads(sealed), "the job")[0]
 
     def _record(self, job: JobRecord, message: str) -> JobRecord:
         self.store.add_event(job.id, "info", message)

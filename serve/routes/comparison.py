@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query
 
 from agent_rft.errors import UserError
 from agent_rft.serve.http.auth import Reader
-from agent_rft.serve.http.errors import not_ready, of_user_error
+from agent_rft.serve.http.errors import from_user_error, not_ready
 from agent_rft.serve.http.pages import AsciiJson
 from agent_rft.serve.http.schemas.comparison import ComparisonBody, EvaluationList, JobEvaluation
-from agent_rft.serve.jobs.comparisons import Comparing, Comparisons, NoSuchEvaluation, Wanted
-from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors, own_job
+from agent_rft.serve.jobs.comparisons import ComparisonBusy, ComparisonSide, JobComparisons, NoSuchEvaluation
+from agent_rft.serve.routes.fine_tuning import JobIdPath, get_own_job, job_errors
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.wire.errors import ApiError
 
@@ -29,7 +29,7 @@ Sides = Annotated[
 ]
 
 
-def make_router(store: JobStore, comparisons: Comparisons) -> APIRouter:
+def make_router(store: JobStore, comparisons: JobComparisons) -> APIRouter:
     """Return the router. Its routes are plain functions, so they run in threads and may read files."""
     router = APIRouter(prefix="/fine_tuning", tags=["fine-tuning"], default_response_class=AsciiJson)
 
@@ -37,24 +37,24 @@ def make_router(store: JobStore, comparisons: Comparisons) -> APIRouter:
     def list_evaluations(job_id: JobIdPath, key: Reader) -> EvaluationList:
         """List the evaluations of a job, for its owner and admins. Not part of OpenAI's API."""
         with job_errors(job_id):
-            own_job(store, job_id, key)
-        found = comparisons.evaluations(job_id)
+            get_own_job(store, job_id, key)
+        found = comparisons.list_evaluations(job_id)
         return EvaluationList(data=[JobEvaluation(fine_tuning_job_id=job_id, **one) for one in found])
 
     @router.get("/comparison")
     def compare_evaluations(side: Sides, key: Reader) -> ComparisonBody:
         """Compare evaluations row by row, like `agent-rft compare`. Not part of OpenAI's API."""
-        sides = [Wanted.of(text) for text in side]
+        sides = [ComparisonSide.parse(text) for text in side]
         for one in sides:
             with job_errors(one.job_id):
-                own_job(store, one.job_id, key)
+                get_own_job(store, one.job_id, key)
         try:
             return ComparisonBody(**comparisons.compare(sides))
         except NoSuchEvaluation as error:
             raise ApiError(400, error.message, param="side", code="invalid_value") from None
         except UserError as error:
-            raise of_user_error(error, "side") from None
-        except Comparing as error:
+            raise from_user_error(error, "side") from None
+        except ComparisonBusy as error:
             raise not_ready(error, 2) from None
 
     return router

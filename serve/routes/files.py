@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from starlette.concurrency import run_in_threadpool
 
-from agent_rft.serve.http.audit import made
+from agent_rft.serve.http.audit import set_created_id
 from agent_rft.serve.http.auth import Reader, Writer, check_may_change
-from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, Shares
+from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, OwnerQuota
 from agent_rft.serve.http.errors import too_many
 from agent_rft.serve.http.pages import LIMIT, After
 from agent_rft.serve.http.schemas.base import Page, Responses
@@ -58,13 +58,13 @@ def make_router(
     disk.
     """
     router = APIRouter(prefix="/files", tags=["files"])
-    uploads = Shares(max_uploads)
+    uploads = OwnerQuota(max_uploads)
     too_many_uploads = "Too many uploads are in progress, for this API key or in total. Try again in a moment."
 
     @router.post("", openapi_extra=UPLOAD)
     async def upload_file(request: Request, key: Writer) -> FileObject:
         """Upload a file of up to 512 MB, or the limit that the operator sets."""
-        with uploads.of(key.id, too_many(too_many_uploads, "too_many_uploads", 2)) as take:
+        with uploads.hold(key.id, too_many(too_many_uploads, "too_many_uploads", 2)) as take:
             take(1)
             return await receive_upload(request, key)
 
@@ -78,7 +78,7 @@ def make_router(
                 form = await read_form(request.stream(), kind, "file", incoming.write, deadlines)
                 filename, purpose, life_s = _check_form(form, incoming.num_bytes)
                 record = await files.keep(incoming, filename, purpose, life_s, key.id)
-                made(request, record.id)
+                set_created_id(request, record.id)
                 return FileObject.model_validate(record)
 
     @router.get("")

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request
 
-from agent_rft.serve.http.audit import made
+from agent_rft.serve.http.audit import set_created_id
 from agent_rft.serve.http.auth import Admin, Reader, Writer, check_may_change
 from agent_rft.serve.http.errors import not_found
 from agent_rft.serve.http.pages import LIMIT, After, AsciiJson
 from agent_rft.serve.http.schemas.base import Page
 from agent_rft.serve.http.schemas.jobs import Checkpoint, Job, JobEventBody, JobLog, JobOutput, JobProgress
-from agent_rft.serve.jobs.request import Described, WireJob
+from agent_rft.serve.jobs.request import DescribedAs, JobRequestBody
 from agent_rft.serve.jobs.service import JobService
 from agent_rft.serve.stores.job_states import IdempotencyConflict, IllegalMove, UnknownCursor, UnknownJob
 from agent_rft.serve.stores.job_store import JobStore, is_readiness
@@ -26,7 +26,7 @@ from agent_rft.wire.errors import ApiError
 JOBS_PAGE, EVENTS_PAGE, CHECKPOINTS_PAGE, MAX_PAGE = 20, 20, 10, 1_000
 MAX_FILTERS = 16
 
-JobBody = Annotated[dict[str, Any], Body(), Described(WireJob)]
+JobBody = Annotated[dict[str, Any], Body(), DescribedAs(JobRequestBody)]
 """Request body, which the job service validates with the same code as job files."""
 JobIdPath = Annotated[str, Path(max_length=100)]
 IdempotencyKey = Annotated[
@@ -48,7 +48,7 @@ Include = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class JobKind:
     """Kind of object that a path identifies: fine-tuning jobs or readiness checks."""
 
     name: str
@@ -56,8 +56,8 @@ class Kind:
     readiness: bool
 
 
-JOBS = Kind("fine-tuning job", "fine_tuning_job_id", readiness=False)
-READINESS = Kind("readiness check", "readiness_id", readiness=True)
+JOBS = JobKind("fine-tuning job", "fine_tuning_job_id", readiness=False)
+READINESS = JobKind("readiness check", "readiness_id", readiness=True)
 
 
 def make_router(service: JobService) -> APIRouter:
@@ -82,7 +82,7 @@ def make_router(service: JobService) -> APIRouter:
         """Create a fine-tuning job. A retry of the same request does not create a second job."""
         with job_errors():
             job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry)
-        made(request, job.id)
+        set_created_id(request, job.id)
         return Job.model_validate(job)
 
     @router.get("")
@@ -143,7 +143,7 @@ def make_router(service: JobService) -> APIRouter:
     def get_log(job_id: JobIdPath, key: Admin, attempt: Attempt = None) -> JobLog:
         """Return a job's full error and the ends of its processes' outputs, for admins. Not part of OpenAI's API."""
         with job_errors(job_id, READINESS if is_readiness(job_id) else JOBS):
-            error, outputs = service.log(job_id)
+            error, outputs = service.read_log(job_id)
         selected = [JobOutput.model_validate(output) for output in outputs if attempt in (None, output.attempt)]
         return JobLog(job_id=job_id, error=error or None, outputs=selected)
 
@@ -171,7 +171,7 @@ def _read_label_filters(request: Request) -> dict[str, str]:
     return found
 
 
-def own_job(store: JobStore, job_id: str, key: ApiKey) -> JobRecord:
+def get_own_job(store: JobStore, job_id: str, key: ApiKey) -> JobRecord:
     """Return a job if the key is its owner or has `admin`, since other keys must not read rows and answers.
 
     Raises:
@@ -181,7 +181,7 @@ def own_job(store: JobStore, job_id: str, key: ApiKey) -> JobRecord:
 
 
 @contextmanager
-def job_errors(job_id: str = "", kind: Kind = JOBS) -> Iterator[None]:
+def job_errors(job_id: str = "", kind: JobKind = JOBS) -> Iterator[None]:
     """Context manager that converts errors of the job store to API errors; an id of another kind is not found."""
     try:
         if job_id and is_readiness(job_id) != kind.readiness:

@@ -14,29 +14,29 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from agent_rft.actors.endpoints.network.address_guard import Guard
-from agent_rft.actors.endpoints.network.url import endpoint_mistake, safe_url
+from agent_rft.actors.endpoints.network.address_guard import AddressGuard
+from agent_rft.actors.endpoints.network.url import find_endpoint_problem, redact_url
 from agent_rft.actors.graders.base import wire_errors
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.pool import GraderPool
-from agent_rft.actors.runtime.calls import outcome_of
+from agent_rft.actors.runtime.calls import return_errors
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.cluster.records.redact import REDACTED
-from agent_rft.errors import Discard, EndpointRefused, InvalidJob, RftError, UserError
+from agent_rft.errors import DiscardError, EndpointRefused, InvalidJob, RftError, UserError
 from agent_rft.serve.http.auth import Writer
-from agent_rft.serve.http.errors import of_user_error
+from agent_rft.serve.http.errors import from_user_error
 from agent_rft.serve.http.json_body import has_many_values
 from agent_rft.serve.http.schemas.graders import GraderErrors, GraderRun, GraderRunMetadata, ToolOutput, ValidGrader
 from agent_rft.serve.http.trials import Trials
-from agent_rft.spec.endpoints import TRIAL_CALL_S, ToolSpec
+from agent_rft.spec.endpoints import MAX_TRIAL_CALL_S, ToolSpec
 from agent_rft.spec.graders import EndpointGrader, GraderSpec, LabelModelGrader, MultiGrader, ScoreModelGrader
-from agent_rft.spec.operator.config import Operator
-from agent_rft.spec.reader import without_nulls
+from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.reader import drop_nulls
 from agent_rft.types import Grade, ToolCall
 from agent_rft.wire.errors import ApiError
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
-LATE = f". A trial call may take at most {TRIAL_CALL_S:.0f} s; calls of a job may take longer"
+LATE = f". A trial call may take at most {MAX_TRIAL_CALL_S:.0f} s; calls of a job may take longer"
 
 
 class StrictBody(BaseModel):
@@ -48,7 +48,7 @@ class StrictBody(BaseModel):
 class ValidateRequest(StrictBody):
     """A grader to check."""
 
-    grader: Annotated[GraderSpec, BeforeValidator(without_nulls)]
+    grader: Annotated[GraderSpec, BeforeValidator(drop_nulls)]
     """Grader, as in `method.reinforcement.grader` of a job."""
 
 
@@ -97,13 +97,13 @@ def make_router(trials: Trials) -> APIRouter:
     @router.post("/graders/validate")
     async def validate_grader(body: ValidateRequest, key: Writer) -> ValidGrader:
         """Check a grader without running it, and return the parsed grader."""
-        await trials.check(body.grader)
+        await trials.check_grader(body.grader)
         return ValidGrader(grader=shown_grader(body.grader))
 
     @router.post("/graders/run")
     async def run_grader(body: RunRequest, key: Writer) -> GraderRun:
         """Grade `model_sample` once with a grader."""
-        return await _grade_once(body, await trials.grader(body.grader, key))
+        return await _grade_once(body, await trials.make_grader(body.grader, key))
 
     @router.post("/tool/run")
     async def run_tool(body: ToolRequest, key: Writer) -> ToolOutput:
@@ -122,7 +122,7 @@ def shown_grader(spec: GraderSpec) -> dict[str, Any]:
     """Return a grader as the client specified it, with the API's field names and without secrets."""
     shown = spec.model_dump(mode="json", exclude_unset=True, exclude={"graders"})
     if isinstance(spec, EndpointGrader):
-        shown["url"] = safe_url(spec.url)
+        shown["url"] = redact_url(spec.url)
         if "rate_limit_per_s" in shown:
             shown["rate_limit"] = shown.pop("rate_limit_per_s")
         if "headers" in shown:
@@ -140,9 +140,9 @@ async def _grade_once(body: RunRequest, pool: GraderPool) -> GraderRun:
     """
     start = time.monotonic()
     try:
-        sample = sample_of(body.model_sample, (), "answer", wants_json=not has_many_values(body.model_sample))
+        sample = make_sample(body.model_sample, (), "answer", wants_json=not has_many_values(body.model_sample))
         trace_id = body.trace_id or f"trace_{secrets.token_hex(16)}"
-        outcome = await outcome_of(pool.grade(sample, body.item or {}, trace_id))
+        outcome = await return_errors(pool.grade(sample, body.item or {}, trace_id))
     finally:
         await pool.close()
     if isinstance(outcome, UserError):
@@ -176,14 +176,17 @@ def _build_run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-def _parse_tool(body: ToolRequest, operator: Operator) -> ToolSpec:
+def _parse_tool(body: ToolRequest, operator: OperatorConfig) -> ToolSpec:
     headers = body.headers or {}
-    problem = endpoint_mistake(body.server_url, {})
-    if problem is None and (address := Guard(operator.reachable).mistake(body.server_url)) is not None:
-        problem = f"{address.message}; the operator can {address.remedy}"
+    problem = find_endpoint_problem(body.server_url, {})
+    if (
+        problem is None
+        and (address := AddressGuard(operator.allowed_destinations).find_address_problem(body.server_url)) is not None
+    ):
+        problem = f"{address.message}; the operator can {address.fix}"
     if problem is not None:
         raise ApiError(400, f"The tool cannot be called: {problem}.", param="server_url", code="invalid_endpoint")
-    problem = endpoint_mistake(body.server_url, headers)
+    problem = find_endpoint_problem(body.server_url, headers)
     if problem is not None:
         raise ApiError(400, f"The tool cannot be called: {problem}.", param="headers", code="invalid_endpoint")
     return ToolSpec(name=body.name, server_url=body.server_url, headers=headers)
@@ -203,9 +206,9 @@ async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> T
         (result,) = await dispatcher.call_turn(trace_id, body.item or {}, [call])
     except UserError as error:
         raise _endpoint_api_error(error, param) from None
-    except Discard as error:
+    except DiscardError as error:
         late = LATE if error.details.get("kind") == "deadline" else ""
-        raise ApiError(424, error.public + late, param=param, code="tool_failed") from None
+        raise ApiError(424, error.public_message + late, param=param, code="tool_failed") from None
     finally:
         await dispatcher.close()
     return ToolOutput(
@@ -220,5 +223,5 @@ async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> T
 def _endpoint_api_error(error: UserError, param: str) -> ApiError:
     code = "endpoint_refused" if isinstance(error, EndpointRefused) else "invalid_request"
     if isinstance(error, InvalidJob):
-        return of_user_error(error, param)
-    return ApiError(400, error.public, param=param, code=code)
+        return from_user_error(error, param)
+    return ApiError(400, error.public_message, param=param, code=code)

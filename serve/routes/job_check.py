@@ -10,14 +10,14 @@ from starlette.concurrency import run_in_threadpool
 
 from agent_rft.errors import InvalidJob, Problem, RftError
 from agent_rft.serve.http.auth import Writer
-from agent_rft.serve.http.client_limits import Shares
+from agent_rft.serve.http.client_limits import OwnerQuota
 from agent_rft.serve.http.errors import too_many
 from agent_rft.serve.http.schemas.jobs import JobCheck, JobProblem
-from agent_rft.serve.jobs.problems import public
-from agent_rft.serve.jobs.processes.draft import Draft
+from agent_rft.serve.jobs.problems import hide_details
+from agent_rft.serve.jobs.processes.draft import CheckRequest
 from agent_rft.serve.jobs.service import JobService
 from agent_rft.serve.routes.fine_tuning import JobBody
-from agent_rft.serve.routes.readiness import Draws
+from agent_rft.serve.routes.readiness import RolloutsPerRow
 from agent_rft.wire.errors import ApiError
 
 MAX_CHECKS = 2
@@ -26,41 +26,42 @@ CHECK_S = 120.0
 
 Files = Annotated[bool, Query(description="false: check only the schema of the request, which is fast.")]
 Samples = Annotated[
-    Draws | None, Query(description="Check the request for a readiness check with this number of rollouts per row.")
+    RolloutsPerRow | None,
+    Query(description="Check the request for a readiness check with this number of rollouts per row."),
 ]
 
 
-class Checker(Protocol):
+class JobChecker(Protocol):
     """The method of agent_rft.serve.jobs.manager.Launcher that checks a job request."""
 
-    async def check(self, draft: Draft) -> list[Problem]: ...
+    async def check_request(self, draft: CheckRequest) -> list[Problem]: ...
 
 
-def make_router(service: JobService, checker: Checker, check_s: float = CHECK_S) -> APIRouter:
+def make_router(service: JobService, checker: JobChecker, check_s: float = CHECK_S) -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
-    checks = Shares(MAX_CHECKS)
+    checks = OwnerQuota(MAX_CHECKS)
 
     @router.post("/check")
     async def check_job(body: JobBody, key: Writer, files: Files = True, samples: Samples = None) -> JobCheck:
         """Check a job request without creating the job or calling tools and graders."""
         try:
-            draft = await run_in_threadpool(service.draft, body, samples)
+            draft = await run_in_threadpool(service.prepare_check, body, samples)
         except InvalidJob as error:
-            return _build_check([public(problem, None, {}) for problem in error.problems])
+            return _build_check([hide_details(problem, None, {}) for problem in error.problems])
         if not files:
             return _build_check([])
-        with checks.of(key.id, _too_many_checks_error()) as take:
+        with checks.hold(key.id, _too_many_checks_error()) as take:
             take(1)
             try:
                 async with asyncio.timeout(check_s):
-                    return _build_check(await checker.check(draft))
+                    return _build_check(await checker.check_request(draft))
             except TimeoutError:
                 message = (
                     f"The check did not finish within {check_s:g} s. Use fewer or smaller rows, or create the job."
                 )
                 raise ApiError(400, message, code="validation_failed") from None
             except RftError as error:
-                raise ApiError(400, error.public, code="validation_failed") from None
+                raise ApiError(400, error.public_message, code="validation_failed") from None
 
     return router
 

@@ -12,8 +12,8 @@ from fastapi import APIRouter
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.serve.http.auth import Reader
 from agent_rft.serve.http.pages import AsciiJson
-from agent_rft.serve.http.schemas.now import JobNow
-from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors, own_job
+from agent_rft.serve.http.schemas.now import JobLiveStatus
+from agent_rft.serve.routes.fine_tuning import JobIdPath, get_own_job, job_errors
 from agent_rft.serve.stores.job_store import JobStore
 
 
@@ -22,15 +22,15 @@ def make_router(store: JobStore, runs: Path, clock: Callable[[], float] = time.t
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
 
     @router.get("/{job_id}/now", response_class=AsciiJson)
-    def get_live_status(job_id: JobIdPath, key: Reader) -> JobNow:
+    def get_live_status(job_id: JobIdPath, key: Reader) -> JobLiveStatus:
         """Return the live status of a job's processes, for its owner and admins. Not part of OpenAI's API."""
         with job_errors(job_id):
-            job = own_job(store, job_id, key)
+            job = get_own_job(store, job_id, key)
         try:
-            found = json.loads(RunFolder(runs / job_id).now.read_text())
+            found = json.loads(RunFolder(runs / job_id).status_file.read_text())
         except FileNotFoundError:
-            return JobNow(fine_tuning_job_id=job_id, status=job.status, age_s=None)
+            return JobLiveStatus(fine_tuning_job_id=job_id, status=job.status, age_s=None)
         age_s = max(0.0, clock() - found.pop("at"))
-        return JobNow(fine_tuning_job_id=job_id, status=job.status, age_s=age_s, **found)
+        return JobLiveStatus(fine_tuning_job_id=job_id, status=job.status, age_s=age_s, **found)
 
     return router

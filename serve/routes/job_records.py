@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import FileResponse, JSONResponse
 
-from agent_rft.cluster.records.index_tables import Found
+from agent_rft.cluster.records.index_tables import IndexedRollout
 from agent_rft.cluster.records.rollout_index import UnknownRollout, UnknownValue
-from agent_rft.cluster.records.wanted import Ended, Wanted
+from agent_rft.cluster.records.wanted import RecordedFinish, RolloutFilter
 from agent_rft.serve.http.auth import Reader
 from agent_rft.serve.http.errors import not_ready
 from agent_rft.serve.http.pages import LIMIT, After, AsciiJson
@@ -32,7 +32,7 @@ from agent_rft.serve.http.schemas.records import (
     RolloutTokens,
 )
 from agent_rft.serve.jobs.records import JobRecords, NotIndexed, WholeRollout
-from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors, own_job
+from agent_rft.serve.routes.fine_tuning import JobIdPath, get_own_job, job_errors
 from agent_rft.serve.stores.job_states import UnknownCursor
 from agent_rft.wire.errors import ApiError
 
@@ -74,7 +74,9 @@ def _parse_filter(
     max_grade: Annotated[Finite, Query(description="Maximum grade.")] = None,
     min_reward: Annotated[Finite, Query(description="Minimum reward.")] = None,
     max_reward: Annotated[Finite, Query(description="Maximum reward.")] = None,
-    finish: Annotated[Ended | None, Query(description="Return only rollouts that ended for this reason.")] = None,
+    finish: Annotated[
+        RecordedFinish | None, Query(description="Return only rollouts that ended for this reason.")
+    ] = None,
     error: Annotated[
         str | None,
         Query(max_length=200, description="Return only rollouts with this call error or discard reason."),
@@ -83,8 +85,8 @@ def _parse_filter(
         str | None, Query(max_length=200, description="Return only rollouts that called this tool.")
     ] = None,
     text: Annotated[str | None, Query(min_length=1, max_length=200, description=TEXT)] = None,
-) -> Wanted:
-    return Wanted(
+) -> RolloutFilter:
+    return RolloutFilter(
         name=file,
         step=step,
         row=row,
@@ -103,13 +105,13 @@ def _parse_filter(
 def make_router(records: JobRecords) -> APIRouter:
     """Return the router. Its routes are plain functions, so they run in threads and may read files."""
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], default_response_class=AsciiJson)
-    get_own_job = partial(own_job, records.store)
+    get_job = partial(get_own_job, records.store)
 
     @router.get("/{job_id}/rollouts")
     def list_rollouts(
         job_id: JobIdPath,
         key: Reader,
-        rollout_filter: Annotated[Wanted, Depends(_parse_filter)],
+        rollout_filter: Annotated[RolloutFilter, Depends(_parse_filter)],
         order: Annotated[
             Literal["newest", "oldest", "best", "worst"],
             Query(description="Order by age of the file, or by grade; by grade omits rollouts without a grade."),
@@ -123,17 +125,17 @@ def make_router(records: JobRecords) -> APIRouter:
         """List the rollouts of a job, for its owner and admins. Not part of OpenAI's API."""
         with _record_errors(job_id):
             if view == "summary":
-                listing = records.summaries(get_own_job(job_id, key), rollout_filter, order, limit, after)
+                listing = records.summaries(get_job(job_id, key), rollout_filter, order, limit, after)
                 summaries = [_build_summary(one) for one in listing.found]
                 return Page[JobRolloutSummary].from_entries(summaries, listing.more, listing.last)
-            found, listing = records.rollouts(get_own_job(job_id, key), rollout_filter, order, limit, after)
+            found, listing = records.rollouts(get_job(job_id, key), rollout_filter, order, limit, after)
         return Page[JobRollout].from_entries([_build_rollout(job_id, one) for one in found], listing.more, listing.last)
 
     @router.get("/{job_id}/rollouts/{rollout_id}")
     def get_rollout(job_id: JobIdPath, rollout_id: RolloutPath, key: Reader) -> JobRollout:
         """Return a rollout of a job, for the job's owner and admins. Not part of OpenAI's API."""
         with _record_errors(job_id, id_param="rollout_id"):
-            return _build_rollout(job_id, records.rollout(get_own_job(job_id, key), rollout_id))
+            return _build_rollout(job_id, records.rollout(get_job(job_id, key), rollout_id))
 
     @router.get("/{job_id}/rollouts/{rollout_id}/tokens")
     def list_tokens(
@@ -146,7 +148,7 @@ def make_router(records: JobRecords) -> APIRouter:
     ) -> RolloutTokens:
         """List a rollout's tokens with log-probabilities and policy versions. Not part of OpenAI's API."""
         with _record_errors(job_id, id_param="rollout_id"):
-            found = records.tokens(get_own_job(job_id, key), rollout_id, segment, start, limit)
+            found = records.tokens(get_job(job_id, key), rollout_id, segment, start, limit)
         return RolloutTokens(rollout_id=rollout_id, segment=segment, **asdict(found))
 
     @router.get("/{job_id}/row_rewards")
@@ -165,15 +167,15 @@ def make_router(records: JobRecords) -> APIRouter:
     ) -> Page[JobRowRewards]:
         """List the reward distribution of each row. Not part of OpenAI's API."""
         with _record_errors(job_id):
-            rollout_filter = Wanted(name=file, step=step, row=row)
-            found, more = records.row_rewards(get_own_job(job_id, key), rollout_filter, order, limit, after)
+            rollout_filter = RolloutFilter(name=file, step=step, row=row)
+            found, more = records.row_rewards(get_job(job_id, key), rollout_filter, order, limit, after)
         return Page[JobRowRewards].from_entries(found, more)
 
     @router.get("/{job_id}/rollout_filters")
     def list_rollout_filters(job_id: JobIdPath, key: Reader) -> RolloutFilters:
         """Return the files, tools and errors by which rollouts can be filtered. Not part of OpenAI's API."""
         with _record_errors(job_id):
-            files, tools, errors = records.filters(get_own_job(job_id, key))
+            files, tools, errors = records.filters(get_job(job_id, key))
         indexed = [IndexedFile.model_validate(file) for file in files]
         return RolloutFilters(files=indexed, tools=tools, errors=errors)
 
@@ -183,20 +185,20 @@ def make_router(records: JobRecords) -> APIRouter:
     ) -> Page[JobMetrics]:
         """List the metrics of a job's steps, newest first, for its owner and admins. Not part of OpenAI's API."""
         with _record_errors(job_id):
-            found, more = records.metrics(get_own_job(job_id, key), limit, _parse_step(after))
+            found, more = records.metrics(get_job(job_id, key), limit, _parse_step(after))
         return Page[JobMetrics].from_entries([step_metrics(job_id, *one) for one in found], more)
 
     @router.get("/{job_id}/settings", response_class=JSONResponse)
     def get_settings(job_id: JobIdPath, key: Reader) -> JobSettings:
         """Return a job's settings with all defaults, for its owner and admins. Not part of OpenAI's API."""
         with _record_errors(job_id):
-            return JobSettings(fine_tuning_job_id=job_id, **records.settings(get_own_job(job_id, key)))
+            return JobSettings(fine_tuning_job_id=job_id, **records.settings(get_job(job_id, key)))
 
     @router.get("/{job_id}/report", response_class=FileResponse, responses=REPORT)
     def get_report(job_id: JobIdPath, key: Reader) -> FileResponse:
         """Return a job's report as an HTML page, for its owner and admins. Not part of OpenAI's API."""
         with _record_errors(job_id):
-            path = records.report(get_own_job(job_id, key))
+            path = records.report(get_job(job_id, key))
         if path is None:
             message = "The job has no report yet. The report is written after the first step."
             raise ApiError(404, message, param="fine_tuning_job_id", code="not_found")
@@ -218,7 +220,7 @@ def _parse_step(after: str | None) -> int | None:
     return int(number)
 
 
-def _build_summary(one: Found) -> JobRolloutSummary:
+def _build_summary(one: IndexedRollout) -> JobRolloutSummary:
     return JobRolloutSummary(id=one.id, file=one.name, **asdict(one.summary))
 
 

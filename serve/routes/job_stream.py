@@ -13,12 +13,12 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from agent_rft.serve.http.auth import Reader
-from agent_rft.serve.http.client_limits import Shares
+from agent_rft.serve.http.client_limits import OwnerQuota
 from agent_rft.serve.http.errors import too_many
 from agent_rft.serve.http.schemas.base import EVENT, ResponseBody, Responses
 from agent_rft.serve.http.schemas.jobs import Job, JobEventBody
 from agent_rft.serve.http.sse import event_stream
-from agent_rft.serve.jobs.feed import Change, Feed, Position, StepMetrics
+from agent_rft.serve.jobs.feed import Change, JobChanges, Position, StepMetrics
 from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors
 from agent_rft.serve.routes.job_records import step_metrics
 from agent_rft.serve.stores.job_store import JobStore
@@ -35,7 +35,7 @@ LastSeen = Annotated[str, Query(max_length=100, description="Same as Last-Event-
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StreamLimits:
     """Polling interval, length and maximum number of streams."""
 
     poll_s: float = 1.0
@@ -50,11 +50,11 @@ class Pace:
     """Maximum number of concurrent streams per API key."""
 
 
-def make_router(store: JobStore, runs: Path, pace: Pace | None = None) -> APIRouter:
+def make_router(store: JobStore, runs: Path, pace: StreamLimits | None = None) -> APIRouter:
     """Return the router; `runs` contains the run folders by job id."""
-    pace = pace or Pace()
+    pace = pace or StreamLimits()
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
-    streams = Shares(pace.max_streams, pace.max_streams_of_key)
+    streams = OwnerQuota(pace.max_streams, pace.max_streams_of_key)
 
     @router.get("/{job_id}/stream", response_class=StreamingResponse, responses=STREAM)
     async def stream_job(
@@ -71,21 +71,21 @@ def make_router(store: JobStore, runs: Path, pace: Pace | None = None) -> APIRou
         """
         with job_errors(job_id):
             job = await run_in_threadpool(store.get, job_id)
-        take = request.state.held.enter_context(streams.of(key.id, _too_many_streams_error()))
+        take = request.state.held.enter_context(streams.hold(key.id, _too_many_streams_error()))
         take(1)
         sees_metrics = key.may("admin") or job.owner == key.id
-        feed = Feed(store, runs if sees_metrics else None, job_id, Position.read(last_event_id or after))
+        feed = JobChanges(store, runs if sees_metrics else None, job_id, Position.parse(last_event_id or after))
         return event_stream(_poll_changes(feed, job_id, pace), named=True, resumable=True)
 
     return router
 
 
-async def _poll_changes(feed: Feed, job_id: str, pace: Pace) -> AsyncIterator[dict[str, Any]]:
+async def _poll_changes(feed: JobChanges, job_id: str, pace: StreamLimits) -> AsyncIterator[dict[str, Any]]:
     num_unchanged = 0
 
     def read_changes() -> list[dict[str, Any]]:
         with job_errors(job_id):
-            return [_build_event(change, job_id) | {"id": str(feed.position)} for change in feed.changes()]
+            return [_build_event(change, job_id) | {"id": str(feed.position)} for change in feed.iter_changes()]
 
     for check in range(pace.looks):
         if check:

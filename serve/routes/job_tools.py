@@ -6,11 +6,11 @@ import asyncio
 
 from fastapi import APIRouter
 
-from agent_rft.actors.endpoints.signing import signer_of
+from agent_rft.actors.endpoints.signing import create_signer
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.errors import UserError
 from agent_rft.serve.http.auth import Writer, check_may_change
-from agent_rft.serve.http.errors import of_user_error
+from agent_rft.serve.http.errors import from_user_error
 from agent_rft.serve.http.schemas.graders import ToolOutput
 from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.jobs.service import JobService
@@ -32,8 +32,8 @@ def make_router(service: JobService, trials: Trials) -> APIRouter:
         """
         found = await asyncio.to_thread(_load_tool_settings, service, job_id, key)
         async with trials.slot(key)():
-            tools = [tool.for_trial() for tool in found.tools]
-            dispatcher = Dispatcher(tools, trials.operator, signer=signer_of(found))
+            tools = [tool.limit_to_trial() for tool in found.tools]
+            dispatcher = Dispatcher(tools, trials.operator, signer=create_signer(found))
             return await call_once(body, dispatcher, "name")
 
     return router
@@ -49,9 +49,9 @@ def _load_tool_settings(service: JobService, job_id: str, key: ApiKey) -> Reinfo
         job = service.store.get(job_id)
     check_may_change(key, job.owner, "job")
     try:
-        found = service.opened(job).method.reinforcement
+        found = service.decrypt(job).method.reinforcement
     except UserError as error:
-        raise of_user_error(error, "fine_tuning_job_id") from None
+        raise from_user_error(error, "fine_tuning_job_id") from None
     if found is None or not found.tools:
         raise ApiError(400, "The job has no tools, because method.reinforcement.tools is empty.", code="invalid_value")
     return found

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request
 from pydantic import Field
 
 from agent_rft.errors import UserError
-from agent_rft.serve.http.audit import made
+from agent_rft.serve.http.audit import set_created_id
 from agent_rft.serve.http.auth import Admin
 from agent_rft.serve.http.errors import not_found
 from agent_rft.serve.http.schemas.keys import ApiKeyBody, ApiKeyList, NewApiKey
@@ -46,7 +46,7 @@ def make_router(keys: KeyStore) -> APIRouter:
     def create_key(request: Request, body: KeyRequest, key: Admin) -> NewApiKey:
         """Create an API key. Only this response contains the key. Not part of OpenAI's API."""
         new, token = keys.create(body.name, body.scopes, body.requests_per_minute, body.expires_after_s)
-        made(request, new.id)
+        set_created_id(request, new.id)
         return NewApiKey(**asdict(new), is_own=False, key=token)
 
     @router.delete("/{key_id}")

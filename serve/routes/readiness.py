@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from agent_rft.serve.http.audit import made
+from agent_rft.serve.http.audit import set_created_id
 from agent_rft.serve.http.auth import Reader, Writer, check_may_change
 from agent_rft.serve.http.pages import After, AsciiJson
 from agent_rft.serve.http.schemas.base import Page
@@ -30,9 +30,9 @@ from agent_rft.serve.routes.fine_tuning import (
     job_errors,
 )
 
-Draws = Annotated[int, Field(ge=2, le=128)]
+RolloutsPerRow = Annotated[int, Field(ge=2, le=128)]
 Samples = Annotated[
-    Draws,
+    RolloutsPerRow,
     Query(description="Rollouts per row of the training file. The total is limited by `jobs.max_readiness_rollouts`."),
 ]
 Target = Annotated[
@@ -61,8 +61,8 @@ def make_router(service: JobService) -> APIRouter:
         """Start a readiness check of a reinforcement job. The body is the same as for POST /v1/fine_tuning/jobs."""
         look = {"samples": samples, "target_s": target_latency_s}
         with job_errors(kind=READINESS):
-            job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry, look=look)
-        made(request, job.id)
+            job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry, readiness=look)
+        set_created_id(request, job.id)
         return ReadinessBody.model_validate(job)
 
     @router.get("")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from agent_rft.events import VALIDATION, Evaluated, LossEvaluated, kind_of
+from agent_rft.events import VALIDATION, Evaluated, LossEvaluated, event_kind
 from agent_rft.serve.stores.job_tables import EventRow
 
 Split = Literal["train", "validation"]
@@ -37,7 +37,7 @@ def progress_of(session: Session, job_id: str, *, validates: bool) -> Progress |
     Reads at most four rows, each near an end of the job's events, so the cost does not depend on their number.
     """
     steps = EventRow.job_id == job_id, EventRow.type == "metrics"
-    kinds = EventRow.data["kind"].as_string().in_((kind_of(Evaluated), kind_of(LossEvaluated)))
+    kinds = EventRow.data["kind"].as_string().in_((event_kind(Evaluated), event_kind(LossEvaluated)))
     named = EventRow.data["name"].as_string()
     whole = EventRow.job_id == job_id, EventRow.type == "message", kinds, named.is_(None) | (named == VALIDATION)
 

@@ -29,7 +29,7 @@ import agent_rft.serve.stores.audit
 import agent_rft.serve.stores.file_store
 import agent_rft.serve.stores.job_tables
 import agent_rft.serve.stores.keys  # noqa: F401
-from agent_rft.errors import MadeBefore, UserError
+from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.serve.stores.database import Database, DatabaseError, reason_of
 
 FOLDER = Path(__file__).parent / "migrations"
@@ -49,7 +49,7 @@ def migrate(database: Database, revision: str = "head") -> None:
     """Create the tables or upgrade them to a revision. Idempotent; data is preserved.
 
     Raises:
-        MadeBefore: A version before 0.2.0 made the tables.
+        OutdatedFormat: A version before 0.2.0 made the tables.
         NewerDatabase: The revision of the tables does not exist in this version.
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -60,7 +60,7 @@ def migrate(database: Database, revision: str = "head") -> None:
         found = MigrationContext.configure(connection).get_current_revision()
         where = database.engine.url.render_as_string(hide_password=True)
         if found in REVISIONS_BEFORE_0_2_0:
-            raise MadeBefore.of(f"the database {where}")
+            raise OutdatedFormat.for_path(f"the database {where}")
         if found is not None and found not in revisions():
             raise NewerDatabase(
                 f"the database {where} was made by a newer version of agent-rft (revision {found}). "

@@ -19,9 +19,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.errors import UserError
-from agent_rft.rows.ownership import lasting
+from agent_rft.rows.ownership import strip_owner
 from agent_rft.serve.stores.database import Base, Database
-from agent_rft.spec.operator.model_names import named, nearest, with_snapshots
+from agent_rft.spec.operator.model_names import add_snapshots, find_similar_name, match_model_name
 
 BASE_OWNER = "system"
 TUNED_OWNER = "organization"
@@ -79,7 +79,7 @@ class _ModelRow(Base):
     owner: Mapped[str | None] = mapped_column(String(64))
 
     def record(self) -> ModelRecord:
-        settings = ServeSettings.stored(self.settings)
+        settings = ServeSettings.from_stored(self.settings)
         return ModelRecord(self.id, self.folder, self.base, self.job_id, self.created_at, settings, self.owner)
 
 
@@ -94,7 +94,7 @@ class ModelRegistry:
         # Absolute paths, because drivers and engines run in other working directories.
         places = {name: expanduser(at) for name, at in aliases.items()}
         self._aliases = {
-            name: str(lasting(Path(at).resolve())) if Path(at).is_dir() else at for name, at in places.items()
+            name: str(strip_owner(Path(at).resolve())) if Path(at).is_dir() else at for name, at in places.items()
         }
         self._clock = clock
 
@@ -112,7 +112,7 @@ class ModelRegistry:
         Raises:
             ValueError: The id belongs to a base model or to another job.
         """
-        if named(model_id, self._aliases):
+        if match_model_name(model_id, self._aliases):
             raise ValueError(f"{model_id} is the id of a base model")
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
@@ -130,7 +130,7 @@ class ModelRegistry:
         Raises:
             UnknownModel: No model has this id.
         """
-        if named(model_id, self._aliases):
+        if match_model_name(model_id, self._aliases):
             return self._base_model(model_id)
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
@@ -142,7 +142,7 @@ class ModelRegistry:
         """Return all models: base models under their aliases and known dated names, then tuned models, newest first."""
         with self._database.session() as session:
             rows = session.scalars(select(_ModelRow).order_by(_ModelRow.created_at.desc(), _ModelRow.id.desc())).all()
-            return [self._base_model(name) for name in with_snapshots(self._aliases)] + [row.record() for row in rows]
+            return [self._base_model(name) for name in add_snapshots(self._aliases)] + [row.record() for row in rows]
 
     def delete(self, model_id: str) -> None:
         """Delete a tuned model's entry. Its folder stays, because its job may resume from that checkpoint.
@@ -151,7 +151,7 @@ class ModelRegistry:
             UnknownModel: No model has this id.
             ProtectedModel: The model is a base model.
         """
-        if named(model_id, self._aliases):
+        if match_model_name(model_id, self._aliases):
             raise ProtectedModel(f"The model '{model_id}' is a base model of this server and cannot be deleted.")
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
@@ -161,14 +161,14 @@ class ModelRegistry:
 
     def _base_model(self, name: str) -> ModelRecord:
         """Return the model of an alias or of a dated name of an alias, under the requested name."""
-        folder = self._aliases[named(name, self._aliases) or name]
+        folder = self._aliases[match_model_name(name, self._aliases) or name]
         config = Path(folder) / "config.json"
         created = int(config.stat().st_mtime) if config.is_file() else 0  # unknown for a Hugging Face name
         return ModelRecord(name, folder, name, None, created, ServeSettings())
 
     def _unknown(self, model_id: str) -> UnknownModel:
-        near = nearest(model_id, self._aliases)
+        near = find_similar_name(model_id, self._aliases)
         hint = f"did you mean '{near}'? GET /v1/models lists" if near else "GET /v1/models lists"
         problem = f"The model '{model_id}' does not exist"
-        remedy = f"{hint} all models; the operator can add a name under `aliases` in agent-rft.yaml"
-        return UnknownModel(f"{problem}: {remedy}.", problem=problem, remedy=remedy)
+        fix = f"{hint} all models; the operator can add a name under `aliases` in agent-rft.yaml"
+        return UnknownModel(f"{problem}: {fix}.", problem=problem, fix=fix)

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Row, select, update
 from sqlalchemy.orm import Session
 
-from agent_rft.errors import CannotOpen, UserError
+from agent_rft.errors import UnsealFailed, UserError
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_store import exclusive_creation
 from agent_rft.serve.stores.job_tables import JobRow
@@ -121,7 +121,7 @@ class MasterRotation:
             self._secrets.write((new,))
 
     def _open_spec(self, row: Any) -> str | None:
-        with suppress(CannotOpen):
+        with suppress(UnsealFailed):
             return self._box.sealer("job", row.id).open(row.sealed_spec)
         return None
 

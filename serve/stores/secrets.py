@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from agent_rft.errors import CannotOpen, RftError, UserError
+from agent_rft.errors import RftError, UnsealFailed, UserError
 from agent_rft.rows.durable import sync_to_disk
 
 KEY_FILE = "secret.key"
@@ -187,7 +187,7 @@ class Sealer:
         """Return the text that was sealed.
 
         Raises:
-            CannotOpen: The text was sealed with another secret, purpose or context, or was changed since.
+            UnsealFailed: The text was sealed with another secret, purpose or context, or was changed since.
         """
         master = next((master for master in self._secrets.read() if sealed.startswith(head_of(master))), None)
         try:
@@ -198,7 +198,7 @@ class Sealer:
             nonce, text = data[:NONCE_BYTES], data[NONCE_BYTES:]
             return master.cipher(self._purpose).decrypt(nonce, text, self._associated_data(head)).decode()
         except (InvalidTag, ValueError):
-            raise CannotOpen(
+            raise UnsealFailed(
                 "a stored secret cannot be decrypted: it was encrypted with a different key. Restore the server's "
                 f"previous key ({VARIABLE} or {KEY_FILE})."
             ) from None

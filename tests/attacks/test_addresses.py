@@ -11,20 +11,20 @@ from aiohttp import web
 from yarl import URL
 
 from agent_rft.actors.endpoints.client import EndpointClient
-from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
-from agent_rft.actors.endpoints.network.url import endpoint_mistake
+from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
+from agent_rft.actors.endpoints.network.url import find_endpoint_problem
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint
 from agent_rft.spec.operator.allowed import parse_allowed
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
 
 PORT = 8000
 """The allowed port, where a test only asks the guard."""
 
 
-def guard(*entries: str) -> Guard:
-    return Guard([parse_allowed(entry) for entry in entries])
+def guard(*entries: str) -> AddressGuard:
+    return AddressGuard([parse_allowed(entry) for entry in entries])
 
 
 async def post(url: str, *entries: str, names: Names | None = None) -> int:
@@ -94,7 +94,7 @@ async def test_a_name_that_is_rebound_between_check_and_connection_gets_nowhere(
         port = URL(server.url).port or 0
         names = Names(["93.184.215.14"], ["127.0.0.1"])
         (checked,) = await names.resolve("rebound.example", port)
-        Guard().check(ip_address(checked["host"]), port, "rebound.example")  # the check passes
+        AddressGuard().check(ip_address(checked["host"]), port, "rebound.example")  # the check passes
         with pytest.raises(EndpointRefused, match=r"resolves to 127.0.0.1, a loopback address"):
             await post(f"http://rebound.example:{port}/x", entry.replace("{port}", str(port)), names=names)
     assert server.received == []
@@ -119,7 +119,7 @@ async def test_a_name_that_is_rebound_between_check_and_connection_gets_nowhere(
 async def test_an_allowed_host_is_rebound_to_an_address_that_no_tool_has(address: str) -> None:
     with pytest.raises(EndpointRefused) as refused:
         await post(f"http://tools.internal:{PORT}/x", "tools.internal", names=Names([address]))
-    assert "or tools.internal" not in refused.value.remedy, "the remedy is not an entry that does not help"
+    assert "or tools.internal" not in refused.value.fix, "the fix is not an entry that does not help"
 
 
 async def test_a_redirect_to_an_allowed_host_is_not_followed() -> None:
@@ -178,7 +178,7 @@ async def test_a_connector_serves_no_other_host_than_that_of_its_guard() -> None
 )
 @pytest.mark.parametrize("entry", ["10.0.0.5:8000", "[fd00::5]:8000", "tools.internal:8000", "localhost:8000"])
 def test_addresses_in_all_notations_are_refused_on_other_ports(host: str, entry: str) -> None:
-    assert guard(entry).mistake(f"http://{host}:{PORT + 1}/x") is not None
+    assert guard(entry).find_address_problem(f"http://{host}:{PORT + 1}/x") is not None
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_addresses_in_all_notations_are_refused_on_other_ports(host: str, entry:
     ],
 )
 def test_an_entry_with_a_port_is_for_this_port(url: str, allowed: bool) -> None:
-    is_url = endpoint_mistake(url, {}) is None
-    assert (is_url and guard("10.0.0.5:8000").mistake(url) is None) is allowed
+    is_url = find_endpoint_problem(url, {}) is None
+    assert (is_url and guard("10.0.0.5:8000").find_address_problem(url) is None) is allowed
 
 
 @pytest.mark.parametrize("address", ["fe80::1%1", "::1%1", "::ffff:127.0.0.1%1"])
@@ -238,7 +238,7 @@ def test_zone_ids_hide_no_address(address: str) -> None:
 )
 def test_an_entry_that_could_be_misread_is_refused(entry: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Operator(allowed_networks=[entry])
+        OperatorConfig(allowed_networks=[entry])
 
 
 @pytest.mark.parametrize(
@@ -254,6 +254,6 @@ def test_an_entry_that_could_be_misread_is_refused(entry: Any, said: str) -> Non
     ],
 )
 def test_an_entry_is_kept_as_it_was_meant(entry: str, shown: str) -> None:
-    operator = Operator(allowed_networks=[entry])
+    operator = OperatorConfig(allowed_networks=[entry])
     assert [str(entry) for entry in operator.allowed_networks] == [shown]
-    assert Operator.model_validate(operator.model_dump(mode="json")) == operator
+    assert OperatorConfig.model_validate(operator.model_dump(mode="json")) == operator

@@ -18,8 +18,8 @@ import psutil
 import pytest
 from pydantic import BaseModel
 
-from agent_rft.actors.graders.hacks.python_source import TooMuch
-from agent_rft.actors.graders.kinds.code_check import hack_in
+from agent_rft.actors.graders.hacks.python_source import CodeTooLarge
+from agent_rft.actors.graders.kinds.code_check import find_hack
 from agent_rft.actors.graders.kinds.expression import expression_problems
 from agent_rft.actors.graders.kinds.judge import Judge
 from agent_rft.actors.graders.templates import MAX_CHARS, render, template_problems
@@ -31,7 +31,7 @@ from agent_rft.serve.routes import fine_tuning, graders
 from agent_rft.serve.stores.secrets import SecretBox
 from agent_rft.spec.graders import ScoreModelGrader
 from agent_rft.spec.job import ClusterSpec
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
 from tests.support.api import client_of
 from tests.support.budget import budget
 from tests.support.fake_models import FakeModels, turn
@@ -60,13 +60,13 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.slots = TrialSlots(LIMIT)
         self.jobs = StoredJobs(database_with_tables(folder))
-        trials, models = Trials(NOTHING_ALLOWED, self.slots), FakeModels(turn("an answer"))
+        trials, models = Trials(DEFAULT_CONFIG, self.slots), FakeModels(turn("an answer"))
         self._client = client_of(
             [
                 graders.make_router(trials),
                 chat.make_router(models, trials),
                 responses.make_router(models, trials, BOX),
-                fine_tuning.make_router(job_service(self.jobs.store, Operator(), lambda: None)),
+                fine_tuning.make_router(job_service(self.jobs.store, OperatorConfig(), lambda: None)),
             ]
         )
 
@@ -239,11 +239,11 @@ async def test_rendering_a_long_text_many_times_costs_the_api_nothing(server: Se
 
 def test_patterns_of_files_have_a_limit() -> None:
     with budget(cpu_s=2):
-        with pytest.raises(TooMuch, match="patterns"):
-            hack_in("tests_edited", "", "a*," * 300_000)
+        with pytest.raises(CodeTooLarge, match="patterns"):
+            find_hack("tests_edited", "", "a*," * 300_000)
         patch = "".join(f"+++ b/{i}\n" for i in range(70_000))
-        assert "cannot be checked" in str(hack_in("tests_edited", patch, ",".join(f"z{i}*" for i in range(10))))
-        assert hack_in("tests_edited", "+++ " + "a" * 900_000, "*a" * 1_000 + "b") is None
+        assert "cannot be checked" in str(find_hack("tests_edited", patch, ",".join(f"z{i}*" for i in range(10))))
+        assert find_hack("tests_edited", "+++ " + "a" * 900_000, "*a" * 1_000 + "b") is None
 
 
 @pytest.mark.parametrize("text", ["max(" + "1/1," * 480 + "a)", "+".join(["1"] * 900) + "+a", "9^9^9^9^9+a"])
@@ -292,7 +292,7 @@ async def test_grades_that_are_cancelled_together_take_no_place_from_those_that_
     slots, go_on = TrialSlots(1), asyncio.Event()
 
     async def grade() -> None:
-        async with slots.slot("a key"):
+        async with slots.hold_slot("a key"):
             await go_on.wait()
 
     leaves, stays = [asyncio.create_task(grade()) for _ in range(3)], asyncio.create_task(grade())

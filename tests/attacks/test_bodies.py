@@ -18,7 +18,7 @@ import pytest
 
 from agent_rft.serve.http.json_body import MAX_VALUES
 from agent_rft.serve.inference import chat
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, ServerLimits
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, ServerLimits
 from tests.support.api import client_of
 from tests.support.api_process import Server, api_process
 from tests.support.budget import MIB, budget_of
@@ -193,7 +193,7 @@ async def test_a_key_holds_a_share_of_the_requests_and_of_the_memory() -> None:
         await go_on.wait()
         yield b""
 
-    routers = [chat.make_router(FakeModels(turn("1")), NOTHING_ALLOWED)]
+    routers = [chat.make_router(FakeModels(turn("1")), DEFAULT_CONFIG)]
     async with client_of(routers, limits=ServerLimits(max_body_bytes=size, max_connections=200)) as client:
         path = "/v1/chat/completions"
         held = [asyncio.create_task(client.post(path, content=body())) for _ in range(64)]

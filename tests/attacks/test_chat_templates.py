@@ -89,7 +89,7 @@ def test_the_next_render_is_good() -> None:
             message = {"content": "x", "times": times, "loops": loops}
             with budget(cpu_s=1.0, mib=20), pytest.raises(RenderFailed) as caught:
                 template.render([message] * 300, (), generate=True)
-            assert caught.value.kind == kind and caught.value.remedy
+            assert caught.value.kind == kind and caught.value.fix
             good = {"content": "ab", "times": 2, "loops": 3}
             assert template.render([good], (), generate=True) == "abab"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from agent_rft.rows.rollout_files import write_groups
-from agent_rft.serve.jobs.comparisons import Comparisons, Wanted
+from agent_rft.serve.jobs.comparisons import ComparisonSide, JobComparisons
 from agent_rft.types import Group, Segment
 from tests.support.budget import budget
 from tests.support.synthetic import Synthetic
@@ -39,5 +39,5 @@ def test_four_long_evaluations_are_compared_within_64_mib(tmp_path: Path) -> Non
     for name, skill in zip(NAMES, (0.0, 1.0), strict=True):
         write_groups(tmp_path / "ftjob-1" / "rollouts" / f"{name}.jsonl.zst", evaluation(skill))
     with budget(cpu_s=60.0, mib=64.0):
-        found = Comparisons(tmp_path).compare([Wanted("ftjob-1", name) for name in NAMES * 2])
+        found = JobComparisons(tmp_path).compare([ComparisonSide("ftjob-1", name) for name in NAMES * 2])
     assert len(found["rows"]) == ROWS and found["changes"][0]["measures"]["reward"]["change"] == 1.0

@@ -18,7 +18,7 @@ import pytest
 from ray.job_submission import JobStatus
 
 from agent_rft.errors import EngineFailed
-from agent_rft.serve.deployment import app_of
+from agent_rft.serve.deployment import make_app
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.inference.model_server import Answers, AppState
@@ -29,7 +29,7 @@ from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.keys import Scope
 from agent_rft.serve.stores.model_registry import ModelRecord
-from agent_rft.spec.operator.config import Operator, ServerLimits
+from agent_rft.spec.operator.config import OperatorConfig, ServerLimits
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY
 
@@ -72,7 +72,7 @@ class FailingModels:
 
     fails: Exception = EngineFailed(INNER)
 
-    def names_of(self, record: ModelRecord) -> list[str]:
+    def app_names(self, record: ModelRecord) -> list[str]:
         return ["model"]
 
     async def states(self) -> dict[str, AppState]:
@@ -88,7 +88,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.operator = Operator(
+        self.operator = OperatorConfig(
             aliases={"gpt-5": str(folder)}, limits=ServerLimits(requests_per_minute=10**6), jobs={"max_running": 1}
         )
         self.state = ServerState(StateLocations(folder), self.operator)
@@ -96,7 +96,7 @@ class Server:
         self.models: Any = FailingModels()
         self.told: list[str] = []
         services = Services(self.state, self.operator, self.launcher(), self.models)
-        transport = httpx.ASGITransport(app_of(self.state, services, self.operator), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(make_app(self.state, services, self.operator), raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
 
     def launcher(self, check_works: bool = True) -> RayLauncher:
@@ -122,7 +122,7 @@ class Server:
         async with asyncio.timeout(60):
             while store.get(made["id"]).status != "failed":
                 await manager.tick()
-                await manager.validated()
+                await manager.wait_for_checks()
         return str(made["id"])
 
     def check_told(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cli.openai_import.api import LONGEST_WAIT_S
+from agent_rft.cli.openai_import.api import MAX_WAIT_S
 from agent_rft.cli.openai_import.folder import import_job
 from agent_rft.cli.openai_import.source import MAX_BODY_BYTES, FolderSource
 from agent_rft.errors import InvalidJob, RftError, UserError
@@ -70,7 +70,7 @@ def test_an_api_cannot_make_the_import_wait_for_days(api: FakeOpenAI, tmp_path: 
     with pytest.raises(RftError):
         run(api, tmp_path, waits=waits)
 
-    assert waits and max(waits) <= 1.1 * LONGEST_WAIT_S
+    assert waits and max(waits) <= 1.1 * MAX_WAIT_S
 
 
 def test_a_list_that_never_ends_is_cut_off(api: FakeOpenAI, tmp_path: Path) -> None:

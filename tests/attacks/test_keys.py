@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_rft.serve.deployment import app_of
+from agent_rft.serve.deployment import make_app
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.access_log import AccessLog
@@ -19,7 +19,7 @@ from agent_rft.serve.http.auth import ALL_FAILED_LOGINS, FAILED_LOGINS, MAX_ADDR
 from agent_rft.serve.stores.audit import AuditEntry
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.keys import Scope
-from agent_rft.spec.operator.config import Operator, ServerLimits
+from agent_rft.spec.operator.config import OperatorConfig, ServerLimits
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY
 
@@ -35,14 +35,14 @@ class Victim:
     """A whole server in a folder, without a cluster; `keys` are texts of API keys."""
 
     def __init__(self, folder: Path) -> None:
-        operator = Operator(
+        operator = OperatorConfig(
             aliases={"gpt-5": str(folder)}, limits=ServerLimits(requests_per_minute=HUGE), jobs={"max_running": 1}
         )
         self.state = ServerState(StateLocations(folder), operator)
         self.log = folder / "logs" / "access-0.jsonl"
         nothing: Any = None
         services = Services(self.state, operator, nothing, nothing)
-        self._app = app_of(self.state, services, operator, None, AccessLog(self.log))
+        self._app = make_app(self.state, services, operator, None, AccessLog(self.log))
         self.keys = {name: self.key(name, scope) for name, scope in OWNERS.items()}
         self.http = self.client(PROXY)
 
@@ -188,19 +188,19 @@ async def test_guesses_are_told_to_wait_cost_little_and_lock_out_nobody(victim: 
 def test_guesses_from_many_addresses_are_limited_together_in_bounded_memory() -> None:
     now = [0.0]
     failed = FailedLogins(lambda: now[0])
-    waits = [failed.wait_s(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}") for i in range(MAX_ADDRESSES + 5_000)]
+    waits = [failed.record_failure(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}") for i in range(MAX_ADDRESSES + 5_000)]
     assert sum(wait == 0 for wait in waits) == ALL_FAILED_LOGINS
     assert len(failed._by_address) == MAX_ADDRESSES
     now[0] += 60
-    assert failed.wait_s("10.0.0.9") == 0, "a minute later it counts again"
+    assert failed.record_failure("10.0.0.9") == 0, "a minute later it counts again"
 
 
 def test_the_addresses_of_one_ipv6_network_count_as_one() -> None:
     failed = FailedLogins(lambda: 0.0)
-    waits = [failed.wait_s(f"2001:db8:1:2::{i:x}") for i in range(FAILED_LOGINS + 1)]
+    waits = [failed.record_failure(f"2001:db8:1:2::{i:x}") for i in range(FAILED_LOGINS + 1)]
     assert [wait > 0 for wait in waits] == [False] * FAILED_LOGINS + [True]
-    assert failed.wait_s("2001:db8:1:3::1") == 0
-    assert failed.wait_s("not an address") == failed.wait_s("") == 0
+    assert failed.record_failure("2001:db8:1:3::1") == 0
+    assert failed.record_failure("not an address") == failed.record_failure("") == 0
 
 
 # -- the logs ----------------------------------------------------------------------------------------------------------

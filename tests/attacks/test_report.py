@@ -17,7 +17,7 @@ from agent_rft.cluster.views.report.page import write_report
 from agent_rft.cluster.views.traces import print_traces
 from agent_rft.events import Evaluated, Notice
 from agent_rft.trainer.loop.evaluate import summarize
-from agent_rft.types import Discarded, Grade, Group, ToolCall, ToolResult, Turn
+from agent_rft.types import DiscardedRollout, Grade, Group, ToolCall, ToolResult, Turn
 from tests.support.budget import budget
 from tests.support.builders import group_request, rollout, task
 from tests.support.events import run_event
@@ -65,12 +65,12 @@ def attacked(path: Path, text: str) -> RunFolder:
     turn = Turn(2, 5, f"<think>{text}</think>{text}", calls, results)
     grade = Grade(0.0, {text[:60]: 0.5}, reason=text[:1000], guard=text[:60], held_out=0.1)
     tried = replace(rollout(request), answer=text, turns=(turn,), trace_id=f"t{text[:50]}", grade=grade)
-    lost = Discarded("t", request.task.row_id, 2, "tool_failed", text)
+    lost = DiscardedRollout("t", request.task.row_id, 2, "tool_failed", text)
     group = Group(request, (tried, rollout(request, 1)), (lost,))
     run = RunFolder(path)
-    run.groups("test-after", [group])
-    run.event(run_event(Evaluated(name="test-after", evaluation=summarize([group], 2, 1.0))))
-    run.event(run_event(Notice(text=text)))
+    run.handle_groups("test-after", [group])
+    run.handle_event(run_event(Evaluated(name="test-after", evaluation=summarize([group], 2, 1.0))))
+    run.handle_event(run_event(Notice(text=text)))
     run.close()
     return run
 

@@ -10,19 +10,19 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.actors.engine.grammar.structure import build_turn_structure
 from agent_rft.chat.families.gemma4 import GEMMA4
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.families.lfm2 import LFM2
-from agent_rft.cluster.preflight.examples import example_call, example_of
-from agent_rft.cluster.preflight.rows import read_files, rows_of, tool_problems, value_problems
+from agent_rft.cluster.preflight.examples import make_example, make_example_call
+from agent_rft.cluster.preflight.rows import check_template_values, check_tools, list_rows, read_files
 from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.routes.fine_tuning import make_router
 from agent_rft.serve.stores.secrets import SecretBox
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
-from agent_rft.spec.schemas.json_schema import Checker, schema_mistake
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
+from agent_rft.spec.schemas.json_schema import SchemaValidator, find_schema_problem
 from tests.support.api import client_of
 from tests.support.budget import budget
 from tests.support.builders import EXACT
@@ -168,9 +168,9 @@ class Api:
         self.models = FakeModels(turn("1"))
         self.client = client_of(
             [
-                make_router(job_service(self.jobs.store, Operator(), lambda: None)),
-                chat.make_router(self.models, Trials(NOTHING_ALLOWED)),
-                responses.make_router(self.models, Trials(NOTHING_ALLOWED), BOX),
+                make_router(job_service(self.jobs.store, OperatorConfig(), lambda: None)),
+                chat.make_router(self.models, Trials(DEFAULT_CONFIG)),
+                responses.make_router(self.models, Trials(DEFAULT_CONFIG), BOX),
             ]
         )
 
@@ -288,9 +288,9 @@ def check_rows(folder: Path, lines: list[str]) -> list[str]:
     method = {"type": "reinforcement", "reinforcement": {"grader": EXACT, "tools": [tool]}}
     job = JobSpec.model_validate({"model": "m", "training_file": str(folder / "train.jsonl"), "method": method})
     files, problems = read_files(job)
-    rows = rows_of(job, files)
-    problems += tool_problems(job.reinforcement, rows)
-    problems += value_problems(job.reinforcement, rows)
+    rows = list_rows(job, files)
+    problems += check_tools(job.reinforcement, rows)
+    problems += check_template_values(job.reinforcement, rows)
     return [problem.code for problem in problems]
 
 
@@ -330,10 +330,10 @@ def test_of_keys_that_are_there_twice_the_last_counts_everywhere(tmp_path: Path)
 def test_arguments_of_a_call(name: str) -> None:
     """Also with schemas that are refused today: jobs with them that began before go on."""
     with budget(cpu_s=1):
-        checker = Checker(ALL[name])
+        checker = SchemaValidator(ALL[name])
     for value in VALUES:
         with budget(cpu_s=3):
-            mistake = checker.mistake(value)
+            mistake = checker.find_violation(value)
         assert mistake is None or len(mistake) <= 300
 
 
@@ -341,8 +341,8 @@ def test_arguments_of_a_call(name: str) -> None:
 def test_examples(name: str) -> None:
     function = {"name": "x", "parameters": ALL[name]}
     with budget():
-        example_of(ALL[name])
-        assert len(example_call({"type": "function", "function": function}).arguments) < 1 << 20
+        make_example(ALL[name])
+        assert len(make_example_call({"type": "function", "function": function}).arguments) < 1 << 20
 
 
 @params("name", ALL)
@@ -352,7 +352,7 @@ def test_grammars(name: str) -> None:
 
     schema = ALL[name]
     with budget():
-        mistake = schema_mistake(schema, grammar=True)
+        mistake = find_schema_problem(schema, grammar=True)
     assert (mistake is None) is (name in HARMLESS)
     if mistake is None:
         tools = [{"type": "function", "function": {"name": "x", "parameters": schema}}]
@@ -360,4 +360,4 @@ def test_grammars(name: str) -> None:
         compiler = xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
         for family in (HERMES, GEMMA4, LFM2):
             with budget():
-                compiler.compile_structural_tag(turn_structure(tools, schema, family.calls[0]))
+                compiler.compile_structural_tag(build_turn_structure(tools, schema, family.calls[0]))

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from agent_rft.errors import CannotOpen
+from agent_rft.errors import UnsealFailed
 from agent_rft.serve.inference import responses
-from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, Server
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, ServerAccess
 from agent_rft.serve.jobs.service import JobService
 from agent_rft.serve.routes import fine_tuning
 from agent_rft.serve.stores.database import Database
@@ -21,7 +21,7 @@ from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRow
 from agent_rft.serve.stores.migrate import migrate
 from agent_rft.serve.stores.secrets import SecretBox
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.api import client_of
 from tests.support.bad_requests import SECRET
 from tests.support.fake_models import FakeModels, turn
@@ -40,8 +40,8 @@ class Victim:
         self.store = JobStore(self.database)
         self.box = SecretBox.of_folder(folder, {})
         self.models = FakeModels(*[turn("hello", reasoning=THOUGHT)] * 10)
-        jobs = JobService(self.store, KnownModels(), KnownFiles(), self.box, NOTHING_ALLOWED, NO_LOGS)
-        routers = [fine_tuning.make_router(jobs), responses.make_router(self.models, NOTHING_ALLOWED, self.box)]
+        jobs = JobService(self.store, KnownModels(), KnownFiles(), self.box, DEFAULT_CONFIG, NO_LOGS)
+        routers = [fine_tuning.make_router(jobs), responses.make_router(self.models, DEFAULT_CONFIG, self.box)]
         self.http = client_of(routers)
 
     async def job(self, **changes: Any) -> str:
@@ -102,9 +102,9 @@ async def test_the_secrets_of_one_job_do_not_open_in_another(victim: Victim) -> 
     with victim.database.session() as session:
         stolen = victim.store.get(rich).sealed_spec
         session.execute(update(JobRow).where(JobRow.id == poor).values(sealed_spec=stolen))
-    server = Server(DriverSettings(str(victim.folder), victim.database.url))
-    with pytest.raises(CannotOpen):
-        server.spec(victim.store.get(poor))
+    server = ServerAccess(DriverSettings(str(victim.folder), victim.database.url))
+    with pytest.raises(UnsealFailed):
+        server.open_spec(victim.store.get(poor))
     server.close()
 
 
@@ -113,7 +113,7 @@ async def test_a_thought_is_no_job(victim: Victim) -> None:
     thought = await victim.thought("sk-rft-write")
     with victim.database.session() as session:
         session.execute(update(JobRow).where(JobRow.id == job).values(sealed_spec=thought))
-    server = Server(DriverSettings(str(victim.folder), victim.database.url))
-    with pytest.raises(CannotOpen):
-        server.spec(victim.store.get(job))
+    server = ServerAccess(DriverSettings(str(victim.folder), victim.database.url))
+    with pytest.raises(UnsealFailed):
+        server.open_spec(victim.store.get(job))
     server.close()

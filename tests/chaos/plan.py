@@ -53,13 +53,13 @@ class Latency:
 class Burst:
     """A period in which a `share` of requests gets the fault `kind`.
 
-    It starts `from_s` after the first request and lasts `for_s`. A 429 or 503 has a Retry-After of `retry_after_s`, as
-    a date if `as_date`.
+    It starts `from_s` after the first request and lasts `duration_s`. A 429 or 503 has a Retry-After of
+    `retry_after_s`, as a date if `as_date`.
     """
 
     kind: Kind
     from_s: float
-    for_s: float
+    duration_s: float
     share: float = 1.0
     retry_after_s: float | None = None
     as_date: bool = False
@@ -113,7 +113,7 @@ class Plan:
         """The fault of one request `at_s` seconds after the first one, and the burst that it belongs to."""
         faults = self.faults(endpoint)
         for burst in faults.bursts:
-            inside = burst.from_s <= at_s < burst.from_s + burst.for_s
+            inside = burst.from_s <= at_s < burst.from_s + burst.duration_s
             if inside and self.chance("burst", endpoint, key, attempt) < burst.share:
                 return burst.kind, burst
         if DRY_RUN in key:

@@ -17,11 +17,11 @@ from agent_rft.actors.engine.vllm_engine import Completion
 from agent_rft.actors.grading.pool import GraderPool
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.actors.tools.sessions import ToolSessions
 from agent_rft.chat.renderer import Renderer
 from agent_rft.spec.endpoints import SessionSpec, ToolSpec
 from agent_rft.spec.job import RewardSpec, RolloutLimits
-from agent_rft.types import Discarded, Rollout, Task
+from agent_rft.types import DiscardedRollout, Rollout, Task
 from tests.chaos.server import ChaosServer
 from tests.support import builders
 from tests.support.fakes_http import LOCAL
@@ -33,27 +33,27 @@ class Letters:
     """A renderer whose tokens are letters, with the methods that episodes use."""
 
     mark_texts = ("<think>", "</think>")
-    cut_result = Renderer.cut_result
+    cut_result = Renderer.encode_truncated_result
 
-    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
-        return self.plain(messages[-1]["content"])
+    def render_prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+        return self.encode_untrusted(messages[-1]["content"])
 
-    def appends_after(self, *args: Any, **options: Any) -> bool:
+    def can_append(self, *args: Any, **options: Any) -> bool:
         return True
 
-    def bridge(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
-        return [*self.plain(RESULT), *(letter for result in results for letter in result)]
+    def bridge_tokens(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
+        return [*self.encode_untrusted(RESULT), *(letter for result in results for letter in result)]
 
-    def plain(self, text: str) -> list[int]:
+    def encode_untrusted(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
-    def result(self, text: str) -> list[int]:
-        return self.plain(text)
+    def encode_result(self, text: str) -> list[int]:
+        return self.encode_untrusted(text)
 
-    def text(self, token_ids: Sequence[int]) -> str:
+    def decode_turn(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids))
 
-    def thought_length(self, token_ids: Sequence[int]) -> int:
+    def count_reasoning(self, token_ids: Sequence[int]) -> int:
         return 0
 
 
@@ -106,7 +106,7 @@ class ChaosRun:
         self.graders = GraderPool(builders.grader_spec(**grader), operator=LOCAL)
         self.book = None
         if session is not None:
-            self.book = SessionBook(SessionSpec.model_validate({**urls, **session}), operator=LOCAL)
+            self.book = ToolSessions(SessionSpec.model_validate({**urls, **session}), operator=LOCAL)
         self.started = self.graded = self.cancelled = 0
         self.discarded = Counter[str]()
         spec = EpisodeSpec("chaos", RolloutLimits(**limits), RewardSpec(token_penalty=0.0), 8, 4096)
@@ -131,20 +131,20 @@ class ChaosRun:
         await self.dispatcher.close()
         await self.graders.close()
 
-    async def rollout(self, row: Task, sample: int = 0) -> Rollout | Discarded:
+    async def rollout(self, row: Task, sample: int = 0) -> Rollout | DiscardedRollout:
         self.started += 1
         try:
             outcome = await self._runner.run(RolloutRequest(row, 0, sample, 0, 1.0))
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        if isinstance(outcome, Discarded):
+        if isinstance(outcome, DiscardedRollout):
             self.discarded[outcome.reason] += 1
         else:
             self.graded += 1
         return outcome
 
-    async def rollouts(self, rows: Sequence[Task], size: int = 1) -> list[list[Rollout | Discarded]]:
+    async def rollouts(self, rows: Sequence[Task], size: int = 1) -> list[list[Rollout | DiscardedRollout]]:
         """Run `size` rollouts of each row, all concurrently."""
         groups = [asyncio.gather(*(self.rollout(row, sample) for sample in range(size))) for row in rows]
         return [list(group) for group in await asyncio.gather(*groups)]

@@ -13,11 +13,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from agent_rft.actors.rollout.groups import Groups
-from agent_rft.actors.rollout.holdback import Holdback
+from agent_rft.actors.rollout.groups import GroupRunner
+from agent_rft.actors.rollout.holdback import RolloutThrottle
 from agent_rft.spec.job import RolloutLimits
-from agent_rft.trainer.algorithm.advantage import advantages
-from agent_rft.types import Discarded, Rollout
+from agent_rft.trainer.algorithm.advantage import compute_advantages
+from agent_rft.types import DiscardedRollout, Rollout
 from tests.chaos.plan import Burst, Faults, Kind, Latency, Plan
 from tests.chaos.run import ChaosRun, task
 from tests.chaos.server import ChaosServer
@@ -41,10 +41,10 @@ async def test_five_thousand_concurrent_rollouts_are_all_graded_and_no_call_is_m
 
 
 @pytest.mark.parametrize(
-    ("for_s", "as_date"), [(3.0, False), (3.0, True), pytest.param(30.0, False, marks=pytest.mark.nightly)]
+    ("duration_s", "as_date"), [(3.0, False), (3.0, True), pytest.param(30.0, False, marks=pytest.mark.nightly)]
 )
-async def test_seconds_of_429_lose_no_rollout_and_use_up_no_retry(for_s: float, as_date: bool) -> None:
-    burst = Burst("429", from_s=0, for_s=for_s, retry_after_s=1, as_date=as_date)
+async def test_seconds_of_429_lose_no_rollout_and_use_up_no_retry(duration_s: float, as_date: bool) -> None:
+    burst = Burst("429", from_s=0, duration_s=duration_s, retry_after_s=1, as_date=as_date)
     plan = Plan(endpoints={SEARCH: Faults(bursts=(burst,)), GRADE: Faults(bursts=(burst,))})
     async with ChaosServer(plan) as server, ChaosRun(server) as run:
         outcomes = await run.rollouts([task(i) for i in range(300)])
@@ -73,7 +73,7 @@ async def test_a_tool_that_hangs_forever_delays_only_its_own_rollouts() -> None:
 async def test_with_half_of_all_tool_calls_answering_503_advantages_use_graded_rollouts_only() -> None:
     rows, size = [task(i) for i in range(40)], 8
 
-    async def groups(faults: Faults) -> tuple[list[list[Rollout | Discarded]], ChaosRun, ChaosServer]:
+    async def groups(faults: Faults) -> tuple[list[list[Rollout | DiscardedRollout]], ChaosRun, ChaosServer]:
         plan = Plan(seed=3, endpoints={SEARCH: faults}, key_by="content")
         async with ChaosServer(plan) as server, ChaosRun(server, tool={"timeout_s": 5.0}) as run:
             return await run.rollouts(rows, size), run, server
@@ -92,12 +92,12 @@ async def test_with_half_of_all_tool_calls_answering_503_advantages_use_graded_r
             continue
         alone = np.array([outcome.reward for i in kept if isinstance(outcome := of_quiet[i], Rollout)])
         rewards = np.array([outcome.reward for outcome in of_faulty if isinstance(outcome, Rollout)])
-        np.testing.assert_array_equal(advantages("grpo", rewards), advantages("grpo", alone))
+        np.testing.assert_array_equal(compute_advantages("grpo", rewards), compute_advantages("grpo", alone))
         assert rewards.min() > 0  # a failure counted as a grade would be 0
 
 
 async def test_a_grader_that_is_down_for_a_while_costs_no_rollout() -> None:
-    plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, for_s=1),))})
+    plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, duration_s=1),))})
     async with ChaosServer(plan) as server, ChaosRun(server) as run:
         await run.rollouts([task(i, "") for i in range(200)])
     assert (run.graded, run.discarded) == (200, {})
@@ -107,17 +107,17 @@ async def test_a_grader_that_is_down_for_a_while_costs_no_rollout() -> None:
 @pytest.mark.nightly
 async def test_a_grader_that_is_down_for_a_minute_costs_a_few_rollouts_at_most_and_no_group_its_members() -> None:
     """Behind the breaker the others wait; the few that were on their way are tried again under a new trace id."""
-    plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, for_s=60),))})
+    plan = Plan(endpoints={GRADE: Faults(bursts=(Burst("drop", from_s=0, duration_s=60),))})
     async with ChaosServer(plan) as server, ChaosRun(server, rollout_timeout_s=300) as run:
         limits = RolloutLimits(max_rollout_retries=1)
-        holdback = Holdback(limits.max_failure_rate, print)
-        groups = Groups(lambda asked: run.rollout(asked.task, asked.sample), limits, holdback, print)
+        holdback = RolloutThrottle(limits.max_failure_rate, print)
+        groups = GroupRunner(lambda asked: run.rollout(asked.task, asked.sample), limits, holdback, print)
         requests = [group_request(i, task=task(i, "")) for i in range(25)]
         sampled = await asyncio.gather(*(groups.sample(request) for request in requests))
     assert {len(group.rollouts) for group in sampled} == {8}
     assert run.graded == 200
     assert run.discarded.total() <= 20
-    assert groups.account.balances
+    assert groups.account.is_balanced
     assert server.record.of(GRADE).attempts.total() < 600
 
 

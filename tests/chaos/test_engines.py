@@ -18,13 +18,13 @@ import yaml
 
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.grading.pool import GraderPoolActor
-from agent_rft.actors.rollout.assignment import least_loaded
+from agent_rft.actors.rollout.assignment import find_least_loaded
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.actors.rollout.worker import RolloutWorker, WorkerConfig
 from agent_rft.actors.tools.actor import start_dispatchers
-from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.events import Event
 from agent_rft.spec.job_file import load_job
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
@@ -65,20 +65,20 @@ async def test_five_hundred_concurrent_rollouts_survive_a_burst_of_429_and_503s(
         config = WorkerConfig(
             EngineConfig(job.model, "float32", context_length=2048, max_num_seqs=64, seed=0),
             EpisodeSpec("7", r.limits, r.reward, r.max_episode_steps, 2048),
-            UNKNOWN,
+            DEFAULT_DIALECT,
             start_dispatchers(r.tools, LOCAL, TWO_DISPATCHERS),
             graders.remote(r, LOCAL),
         )
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
         events: list[Event] = []
         canary_limit = CANARY_LIMITS["float32"]
-        fleet = Fleet(lambda _: worker.remote(config), 1, least_loaded, canary_limit, r.limits, events.append)
+        fleet = Fleet(lambda _: worker.remote(config), 1, find_least_loaded, canary_limit, r.limits, events.append)
         await fleet.start()
         try:
             tasks = tasks_of(Path(job.training_file))[:63]
             requests = [group_request(i, task=task) for i, task in enumerate(tasks)]
             groups = await asyncio.gather(*(fleet.sample(request) for request in requests))
-            counts = await fleet.counts()
+            counts = await fleet.get_counts()
         finally:
             await fleet.shutdown()
         record = faulty.record()

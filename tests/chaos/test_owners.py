@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.rows.ownership import files_of
+from agent_rft.rows.ownership import current_folder
 from examples.ledger.services import services
 from tests.chaos.jobs import ledger_job, process_tree, read_to_end, read_until, training
 from tests.e2e.command import marked, processes, processes_left
@@ -66,7 +66,7 @@ def test_a_driver_that_wakes_up_after_another_one_took_its_run_over_changes_noth
             [[rollout.reward for rollout in group.rollouts] for group in folder.read_groups(name)] for folder in folders
         )
         assert ours == theirs, name
-    assert files_of(run).resolve().name == "owner-000002"
+    assert current_folder(run).resolve().name == "owner-000002"
 
 
 @pytest.mark.nightly

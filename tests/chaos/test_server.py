@@ -82,8 +82,8 @@ async def test_a_seed_determines_which_calls_fail() -> None:
 
 async def test_a_burst_has_a_period_and_a_retry_after() -> None:
     now = 0.0
-    burst = Burst("429", from_s=1, for_s=30, retry_after_s=7)
-    dated = Burst("503", from_s=31, for_s=1, retry_after_s=7, as_date=True)
+    burst = Burst("429", from_s=1, duration_s=30, retry_after_s=7)
+    dated = Burst("503", from_s=31, duration_s=1, retry_after_s=7, as_date=True)
     plan = Plan(endpoints={SEARCH: Faults(bursts=(burst, dated))})
     async with ChaosServer(plan, clock=lambda: now) as server, aiohttp.ClientSession() as session:
         waits = []

@@ -12,7 +12,7 @@ import pytest
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.events import CheckpointCopied
-from agent_rft.trainer.loop.checkpoint import checkpoints_in, latest_checkpoint
+from agent_rft.trainer.loop.checkpoint import latest_checkpoint, list_checkpoints
 from tests.chaos.jobs import process_tree, read_to_end, read_until, training
 from tests.e2e.command import marked, processes_left
 from tests.support.held_files import plugin
@@ -57,7 +57,7 @@ def test_driver_that_is_suspended_during_an_upload_changes_no_checkpoint_of_its_
         (gate / middle).unlink()
         with training(job, run, environment, *options) as successor:
             wait_for_file(gate, f"{last}.*", successor)
-            assert store.complete("imitated") == NAMES[:3]
+            assert store.list_complete("imitated") == NAMES[:3]
             before = files_in(stored / "imitated")
             for one in reversed(family):
                 one.resume()
@@ -71,7 +71,9 @@ def test_driver_that_is_suspended_during_an_upload_changes_no_checkpoint_of_its_
             assert code == 0, output
     assert processes_left() == []
     local = RunFolder(run).checkpoints
-    assert store.fetch(tmp_path / "late" / "imitated") == [path.name for path, _ in checkpoints_in(local)] == NAMES[1:]
+    assert (
+        store.fetch(tmp_path / "late" / "imitated") == [path.name for path, _ in list_checkpoints(local)] == NAMES[1:]
+    )
     assert files_in(tmp_path / "late" / "imitated" / "checkpoints") == files_in(local)
     assert [path.name for path in (stored / "imitated").glob("owner-*.json")] == ["owner-000002.json"]
     copied = [event.step for event in RunFolder(run).events() if isinstance(event.event, CheckpointCopied)]

@@ -12,7 +12,7 @@ import pytest
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from agent_rft.types import Group, Turn
 from tests.support.api_process import api_process
 from tests.support.browser import WIDE, Watched, chromium
@@ -46,7 +46,7 @@ class Site:
 
 def _site(folder: Path) -> Site:
     """The state of a server that ran two jobs."""
-    state = ServerState(StateLocations(folder), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(folder), DEFAULT_CONFIG)
     key, token = state.keys.create("ann", ["admin"])
     store = JobStore(state.database)
 
@@ -64,7 +64,9 @@ def _site(folder: Path) -> Site:
     request = group_request(0, 1)
     run = RunFolder(folder / "runs" / hostile)
     long = Group(request, (rollout(request, 0, 1.0, turns=(Turn(2, 5, HOSTILE + LONG),)),))
-    run.groups("step-000004", [long, group(group_request(1, 1, task=replace(task(), messages=WITHOUT_IDS)), [1.0])])
+    run.handle_groups(
+        "step-000004", [long, group(group_request(1, 1, task=replace(task(), messages=WITHOUT_IDS)), [1.0])]
+    )
     run.close()
     state.close()
     return Site("", folder, token, plain, hostile)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_rft.serve.host.state import ServerState, StateLocations
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.console.conftest import Site
 from tests.support.browser import PHONE
 
@@ -78,7 +78,7 @@ def test_foreign_text_is_text_on_every_page(opened: Open, site: Site) -> None:
 
 
 def test_a_revoked_key_is_told_and_one_logs_in_again(opened: Open, site: Site) -> None:
-    state = ServerState(StateLocations(site.folder), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(site.folder), DEFAULT_CONFIG)
     key, token = state.keys.create("short", ["read"])
     page = opened("#/models", token=token)
     page.get_by_role("navigation").wait_for()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cluster.readiness.findings import readiness_of
+from agent_rft.cluster.readiness.findings import judge_samples
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.comparison.compare import compare_sides
+from agent_rft.cluster.views.comparison.compare import compare_evaluations
 from agent_rft.cluster.views.comparison.page import write_page as write_comparison
-from agent_rft.cluster.views.comparison.sides import sides_of
+from agent_rft.cluster.views.comparison.sides import load_evaluations
 from agent_rft.cluster.views.readiness.page import write_page as write_readiness
 from agent_rft.cluster.views.report.page import write_report
 from agent_rft.types import Group
@@ -28,7 +28,9 @@ def report(folder: Path) -> Path:
 def comparison(folder: Path) -> Path:
     Synthetic().run(folder / "run", hostile=True)
     sides = [f"{folder}/run:{name}" for name in ("test-before", "test-after")]
-    write_comparison(compare_sides(sides_of(sides, name=None, file=None, evaluate=None), 3), folder / "page.html")
+    write_comparison(
+        compare_evaluations(load_evaluations(sides, name=None, file=None, evaluate=None), 3), folder / "page.html"
+    )
     return folder / "page.html"
 
 
@@ -39,7 +41,7 @@ def readiness(folder: Path) -> Path:
         Group(group_request(number, task=row), tuple(synthetic.rollout(row, i, 0, 0.5, HOSTILE) for i in range(8)))
         for number, row in enumerate(tasks)
     ]
-    found = readiness_of(job(), plan(), tasks, groups, {}, samples=8, again={}, target_s=1.0, rollout_s=0.5)
+    found = judge_samples(job(), plan(), tasks, groups, {}, samples=8, again={}, target_s=1.0, rollout_s=0.5)
     return write_readiness(RunFolder(folder), found, job(suffix=HOSTILE[:64]))
 
 

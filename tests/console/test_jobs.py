@@ -11,7 +11,7 @@ import pytest
 
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.console.conftest import Site
 from tests.console.test_frame import Open
 from tests.support.console_jobs import make_jobs
@@ -21,7 +21,7 @@ from tests.support.jobs import NEW_JOB
 @contextmanager
 def state_of(site: Site) -> Iterator[ServerState]:
     """The server's stores, as another process of it has them."""
-    state = ServerState(StateLocations(site.folder), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(site.folder), DEFAULT_CONFIG)
     yield state
     state.close()
 

@@ -122,12 +122,16 @@ def test_the_fleet_says_who_waits_for_whom(opened: Open, site: Site) -> None:
         "at": time.time(),
         "engines": [{"name": "engine-0", "state": "ready", "rollouts": 3}],
         "actors": [
-            {"name": "engine-0", "doing": [{"trace_id": "trace_1", "stage": "grading", "for_s": 9.0}], "silent_s": 0.0},
+            {
+                "name": "engine-0",
+                "doing": [{"trace_id": "trace_1", "stage": "grading", "duration_s": 9.0}],
+                "silent_s": 0.0,
+            },
             {"name": "learner rank 0", "doing": [], "silent_s": 0.0},
         ],
         "endpoints": [endpoint | recent | {"latency_p50_s": 0.2, "latency_p95_s": None}],
     }
-    RunFolder(site.folder / "runs" / site.job).now.write_text(json.dumps(state))
+    RunFolder(site.folder / "runs" / site.job).status_file.write_text(json.dumps(state))
     page = opened(f"#/fleet?job={site.job}")
     page.get_by_text("The learner waits for the rollouts of the next batch; 3 are in flight.").wait_for()
     for text in ("Rollouts wait for the grader, the longest for 9 s.", "tool 'search' fails", "timeout 3", "200 ms"):

@@ -13,7 +13,7 @@ from typing import Any
 from agent_rft.cluster.observability.alerts import alert
 from agent_rft.cluster.observability.files import DASHBOARDS
 from agent_rft.cluster.observability.promql import samples
-from agent_rft.metrics import METRICS, metric_of
+from agent_rft.metrics import METRICS, find_metric
 from docs.dashboards.draw import filled
 
 MINUTES, START, END = 330, 180, 300
@@ -294,7 +294,7 @@ def _history(changes: Mapping[str, Values], step_s: int) -> dict[str, str]:
     """The samples of each series, in promtool's notation."""
     history: dict[str, str] = {}
     for name, values in changes.items():
-        found = metric_of(name)
+        found = find_metric(name)
         if found is None:
             history[name] = _written(map(values, range(MINUTES)))
             continue

@@ -13,13 +13,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from agent_rft.cli.api_commands.keys import seconds_of
+from agent_rft.cli.api_commands.keys import parse_duration
 from agent_rft.cli.main import app
 from agent_rft.cluster.planning.memory import GIB
 from agent_rft.cluster.planning.model_folder import ModelFolder
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.preflight.prepare import prepare
-from agent_rft.cluster.preflight.space import Free
+from agent_rft.cluster.preflight.prepare import check_job
+from agent_rft.cluster.preflight.space import FreeSpace
 from agent_rft.cluster.ray_cluster.job_status import STOP_WAIT
 from agent_rft.cluster.run import pre_stop
 from agent_rft.spec.job import FILES
@@ -111,7 +111,7 @@ def test_an_object_store_that_is_smaller_than_the_weights_is_warned_of(tmp_path:
     assert plan["fits"]
     assert {warning["code"] for warning in plan["warnings"]} == {"small_object_store", "small_tmp"}
     (warning,) = [warning for warning in plan["warnings"] if warning["code"] == "small_object_store"]
-    assert "learner" in warning["message"] and "--object-store-memory=2" in warning["remedy"]
+    assert "learner" in warning["message"] and "--object-store-memory=2" in warning["fix"]
 
 
 def planned(overlay: str, model: Mapping[str, int] | None, pods: Sequence[RayPod], folder: Path) -> dict[str, Any]:
@@ -175,14 +175,14 @@ async def test_a_job_of_the_api_waits_for_workers_that_have_not_started(
             **dict.fromkeys(FILES, str(rows)),
         }
     )
-    prepared = await prepare(
+    prepared = await check_job(
         job,
         ModelFolder.find(job.model),
         [Node("head", cores=head.cores, memory_bytes=int(quantity(head.limits["memory"])))],
         tmp_path / "runs",
         load_operator(tmp_path / "agent-rft.yaml"),
         dry_run=False,
-        free=Free(disk_bytes=2**42, shm_bytes=quantity(size_limit(head, "shm"))),
+        free_space=FreeSpace(disk_bytes=2**42, shm_bytes=quantity(size_limit(head, "shm"))),
     )
     assert prepared.cluster.fits
     assert prepared.placement.engine_gpus == int(model is not None)
@@ -212,7 +212,7 @@ def test_a_job_is_retried_unless_it_is_invalid_and_its_run_folder_outlives_the_c
         assert spec["submissionMode"] == "HTTPMode"
         *_, given, folder, waits, wait, refused = spec["entrypoint"].split()
         assert (given, waits, refused) == ("--run-folder", "--wait-for-run", "--no-retry-refused")
-        assert seconds_of(wait, waits) >= 60, "as long as a stop of the job before may take"
+        assert parse_duration(wait, waits) >= 60, "as long as a stop of the job before may take"
         head = next(ray_pods(spec["rayClusterSpec"]))
         volumes = {volume["name"]: volume for volume in head.spec["volumes"]}
         (mount,) = [m for m in head.container["volumeMounts"] if Path(folder).is_relative_to(m["mountPath"])]

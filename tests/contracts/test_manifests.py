@@ -24,7 +24,7 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
 
-from agent_rft.actors.runtime.nodes import ELSEWHERE
+from agent_rft.actors.runtime.nodes import AVOID_PYTHON_GRADERS
 from agent_rft.cli.main import app
 from agent_rft.cluster.observability.dashboards.grafana import dashboard_json
 from agent_rft.cluster.observability.files import DASHBOARDS
@@ -332,7 +332,9 @@ def test_the_serve_configuration_builds_the_application(overlay: str, monkeypatc
     built = call_user_app_builder_with_args_if_necessary(import_attr(application.import_path), application.args)
     assert isinstance(built, Application)
     options = built._bound_deployment.ray_actor_options
-    assert options["num_cpus"] > 0 or options["label_selector"] == ELSEWHERE  # not on the nodes of python graders
+    assert (
+        options["num_cpus"] > 0 or options["label_selector"] == AVOID_PYTHON_GRADERS
+    )  # not on the nodes of python graders
     assert config.http_options.port in ports_of(one(overlay, "RayService"))
     assert application.args["folder"] == image_environment()["AGENT_RFT_FOLDER"]
 

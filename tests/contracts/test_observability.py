@@ -18,8 +18,14 @@ import yaml
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, Telemetry
 from agent_rft.cluster.observability.alerts import ALERTS
 from agent_rft.cluster.observability.dashboards.grafana import WIDTH, dashboard_json
-from agent_rft.cluster.observability.files import DASHBOARDS, RAY_DISCOVERY, Cluster, rule_groups, write_pair
-from agent_rft.metrics import METRICS, prometheus_name
+from agent_rft.cluster.observability.files import (
+    DASHBOARDS,
+    RAY_DISCOVERY,
+    ScrapeTargets,
+    rule_groups,
+    write_monitoring,
+)
+from agent_rft.metrics import METRICS, to_prometheus_name
 from tests.contracts.alert_cases import CASES, STEPS_S, promtool_test
 from tests.contracts.manifests import K8S
 from tests.support.fakes_http import unused_port
@@ -27,7 +33,7 @@ from tests.support.paths import ROOT
 from tests.support.prometheus import binary, prometheus
 
 SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "file": ()}
-SAMPLES = {prometheus_name(name) + suffix for name, metric in METRICS.items() for suffix in SUFFIXES[metric.kind]}
+SAMPLES = {to_prometheus_name(name) + suffix for name, metric in METRICS.items() for suffix in SUFFIXES[metric.kind]}
 
 
 def metrics_in(expr: str) -> set[str]:
@@ -116,9 +122,11 @@ def promtool(*arguments: object) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("cluster", [Cluster(["10.0.0.1", "10.0.0.2"]), Cluster(None, "http://10.0.0.1:8265")])
-def test_prometheus_accepts_the_files_of_observe(tmp_path: Path, cluster: Cluster) -> None:
-    write_pair(tmp_path, cluster)
+@pytest.mark.parametrize(
+    "cluster", [ScrapeTargets(["10.0.0.1", "10.0.0.2"]), ScrapeTargets(None, "http://10.0.0.1:8265")]
+)
+def test_prometheus_accepts_the_files_of_observe(tmp_path: Path, cluster: ScrapeTargets) -> None:
+    write_monitoring(tmp_path, cluster)
     promtool("check", "config", tmp_path / "prometheus.yml")
     for path in tmp_path.rglob("*.y*ml"):
         assert yaml.safe_load(path.read_text()), path
@@ -146,7 +154,7 @@ def test_prometheus_discovers_our_port_on_each_node_that_ray_lists(tmp_path: Pat
     telemetry.recorder.record("rollout_wall_s/train", 3.0, "ab" * 16)  # an exemplar, which only OpenMetrics has
     ray = ThreadingHTTPServer(("127.0.0.1", 0), _Ray)
     threading.Thread(target=ray.serve_forever).start()
-    write_pair(tmp_path, Cluster(None, f"http://127.0.0.1:{ray.server_port}", port))
+    write_monitoring(tmp_path, ScrapeTargets(None, f"http://127.0.0.1:{ray.server_port}", port))
     config = tmp_path / "prometheus.yml"
     config.write_text(config.read_text().replace("scrape_interval: 15s", "scrape_interval: 1s"))
     try:
@@ -170,7 +178,7 @@ def test_prometheus_discovers_our_port_on_each_node_that_ray_lists(tmp_path: Pat
 
 @pytest.mark.parametrize("step_s", [pytest.param(STEPS_S[0], marks=pytest.mark.nightly), *STEPS_S[1:]])
 def test_each_alert_fires_in_its_case_only_however_long_steps_are(tmp_path: Path, step_s: int) -> None:
-    write_pair(tmp_path, Cluster(["10.0.0.1"]))
+    write_monitoring(tmp_path, ScrapeTargets(["10.0.0.1"]))
     cases = tmp_path / "cases.yml"
     cases.write_text(json.dumps(promtool_test(step_s)))  # JSON is YAML, and faster to write
     promtool("test", "rules", cases)

@@ -25,16 +25,16 @@ from schemathesis.specs.openapi.checks import (
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import Problem
 from agent_rft.events import StepDone
-from agent_rft.serve.host.services import routers_of
+from agent_rft.serve.host.services import make_routers
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.app import create_app
-from agent_rft.serve.jobs.processes.draft import Draft
+from agent_rft.serve.jobs.processes.draft import CheckRequest
 from agent_rft.serve.jobs.service import JobService
-from agent_rft.serve.routes.job_stream import Pace
+from agent_rft.serve.routes.job_stream import StreamLimits
 from agent_rft.serve.stores.job_states import JobStatus
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.keys import KeyStore
-from agent_rft.spec.operator.config import Operator, ServerLimits
+from agent_rft.spec.operator.config import OperatorConfig, ServerLimits
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.builders import group, group_request
 from tests.support.events import run_event
@@ -57,7 +57,7 @@ CHECKS: list[Any] = [
 
 
 class NothingFound:
-    async def check(self, draft: Draft) -> list[Problem]:
+    async def check_request(self, draft: CheckRequest) -> list[Problem]:
         return []
 
 
@@ -65,13 +65,13 @@ class FullServer:
     """A server with one object of each type that has an id."""
 
     def __init__(self, folder: Path) -> None:
-        operator = Operator(aliases={"gpt-5": "base"})
+        operator = OperatorConfig(aliases={"gpt-5": "base"})
         state = ServerState(StateLocations(folder), operator)
         self.folder, self.database, self.models = folder, state.database, state.models
         self.store = JobStore(state.database)
         fake = FakeModels(turn("I look.", call("call_a", "cat", "{}"), reasoning="hm"))
         service = JobService(self.store, state.models, state.files, state.secrets, operator, NO_LOGS)
-        routers = routers_of(state, operator, service, NothingFound(), fake, pace=Pace(looks=1))
+        routers = make_routers(state, operator, service, NothingFound(), fake, pace=StreamLimits(looks=1))
         self.app = create_app(routers, FakeKeys(), limits=ServerLimits(requests_per_minute=10**6))
         self.schema = schemathesis.openapi.from_asgi("/openapi.json", self.app)
 
@@ -94,10 +94,10 @@ class FullServer:
                 self.store.move(id, status)
         self.models.add(f"ft:{job_id}", "folder", "gpt-5", job_id)
         run = RunFolder(self.folder / "runs" / job_id)
-        run.groups("step-000001", [group(group_request(), [1.0, None])])
+        run.handle_groups("step-000001", [group(group_request(), [1.0, None])])
         for name in ("test-before", "test-after"):
-            run.groups(name, [group(group_request(purpose="test"), [1.0, 0.0])])
-        run.event(run_event(StepDone(step=1, total_steps=9, metrics={"step": 1.0, "total_steps": 9.0})))
+            run.handle_groups(name, [group(group_request(purpose="test"), [1.0, 0.0])])
+        run.handle_event(run_event(StepDone(step=1, total_steps=9, metrics={"step": 1.0, "total_steps": 9.0})))
         run.close()
         key_id = KeyStore(self.database).create("a", ["read"])[0].id
         ids = {"file_id": file_id, "job_id": job_id, "readiness_id": readiness_id, "key_id": key_id}

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import generate_latest
 from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
-from agent_rft.actors.runtime.telemetry.exporter import labelled
+from agent_rft.actors.runtime.telemetry.exporter import add_labels
 from agent_rft.cluster.observability.dashboards.grafana import WINDOWS, dashboard_json
 from agent_rft.cluster.observability.dashboards.job import JOB_DASHBOARD
 from agent_rft.cluster.observability.dashboards.libraries import GPUS as GPU_PANELS
@@ -108,17 +108,17 @@ def exported(folder: Path, start: float) -> Iterator[tuple[float, str]]:
     """The samples of each moment, with its Unix time."""
     now = start
     sink = MetricsSink(None, folder, clock=lambda: now)
-    sink.event(run_event(PhaseBegan(phase="training")))
+    sink.handle_event(run_event(PhaseBegan(phase="training")))
     for second in range(0, HOURS * 3600, SAMPLE_S):
         now = start + second
         if second and second % STEP_S == 0:
             step = second // STEP_S
             request = group_request(step, 8)
             rollouts = tuple(rollout(request, sample, wall_s=60.0 * sample + 1) for sample in range(8))
-            sink.groups(f"step-{step:06d}", [Group(request, rollouts)])
-            sink.event(run_event(CheckpointSaved(step=step, path="p", num_bytes=1)))
-            sink.event(run_event(StepDone(step=step, total_steps=18, metrics=STEP | {"step": float(step)})))
-        text = labelled(generate_latest(sink.recorder.registry).decode(), 'job="ours",process="driver"')
+            sink.handle_groups(f"step-{step:06d}", [Group(request, rollouts)])
+            sink.handle_event(run_event(CheckpointSaved(step=step, path="p", num_bytes=1)))
+            sink.handle_event(run_event(StepDone(step=step, total_steps=18, metrics=STEP | {"step": float(step)})))
+        text = add_labels(generate_latest(sink.recorder.registry).decode(), 'job="ours",process="driver"')
         yield now, "".join(line for line in text.splitlines(keepends=True) if line[0] != "#")
         libraries = OURS % {"s": second} + GPUS
         yield now, libraries
@@ -200,4 +200,7 @@ def test_the_newest_job_is_the_first_to_choose(history: tuple[Prometheus, float]
     found = server.at(query, start + HOURS * 3600 - SAMPLE_S)
     texts = [f'{{job="{series["metric"]["job"]}"}} {series["value"][1]}' for series in found]
     assert [re.search(JOBS.regex.strip("/"), text)[1] for text in texts] == ["ours", "before-ours"]  # type: ignore[index]
-    assert [JOBS.of_one().every, dashboard_json(JOB_DASHBOARD)["templating"]["list"][1]["includeAll"]] == [False, False]
+    assert [JOBS.as_single().every, dashboard_json(JOB_DASHBOARD)["templating"]["list"][1]["includeAll"]] == [
+        False,
+        False,
+    ]

@@ -93,11 +93,11 @@ def _nodes(file: Path, environment: Mapping[str, str]) -> None:
 def _request(file: Path, environment: Mapping[str, str]) -> None:
     """A request is accepted once its files, given as paths, are replaced by ids."""
     from agent_rft.serve.jobs.request import parse_api_job
-    from agent_rft.spec.operator.config import Operator
+    from agent_rft.spec.operator.config import OperatorConfig
 
     body = yaml.safe_load(VARIABLE.sub(lambda match: environment[match[1]], file.read_text()))
     body |= {key: "file-1" for key in body if key.endswith("_file")}
-    parse_api_job(body | {"model": "gpt-5"}, KnownModels(), KnownFiles(), Operator())
+    parse_api_job(body | {"model": "gpt-5"}, KnownModels(), KnownFiles(), OperatorConfig())
 
 
 CHECKS: dict[str, Callable[[Path, Mapping[str, str]], None]] = {

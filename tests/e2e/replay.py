@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.trainer.algorithm.advantage import advantages
+from agent_rft.trainer.algorithm.advantage import compute_advantages
 from agent_rft.trainer.learner.rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
-from agent_rft.trainer.model.batch import pack
+from agent_rft.trainer.model.batch import pack_sequences
 
 
 def main() -> None:
@@ -21,10 +21,10 @@ def main() -> None:
             sequence
             for group in run.read_groups(f"step-{step + 1:06d}")
             if len(group.rollouts) > 1
-            for rollout, advantage in zip(group.rollouts, advantages("grpo", group.rewards), strict=True)
-            for sequence in rollout.train_sequences(float(advantage))
+            for rollout, advantage in zip(group.rollouts, compute_advantages("grpo", group.rewards), strict=True)
+            for sequence in rollout.to_train_segments(float(advantage))
         ]
-        [micro_batches] = pack(sequences, num_ranks=1, budget=8192)
+        [micro_batches] = pack_sequences(sequences, num_ranks=1, budget=8192)
         report = learner.step([micro_batches], version=step)
         print(report.metrics["loss"].hex(), report.metrics["grad_norm"].hex())
     learner.close()

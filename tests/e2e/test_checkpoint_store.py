@@ -32,14 +32,14 @@ def test_a_run_on_a_disk_that_was_lost_is_trained_to_its_end_by_the_same_command
     arguments = ("train", job, "--run-folder", folder, "--config", home / "agent-rft.yaml")
     with subprocess.Popen([AGENT_RFT, *map(str, arguments)], env=marked(os.environ)) as first:
         deadline = time.monotonic() + DEADLINE_S
-        while not store.complete("imitated"):
+        while not store.list_complete("imitated"):
             assert first.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         for process in processes():
             process.kill()
     assert processes_left() == []
     shutil.rmtree(folder)
-    [*_, newest] = store.complete("imitated")
+    [*_, newest] = store.list_complete("imitated")
     step = int(newest.removeprefix("step-"))
     assert step < STEPS
 
@@ -52,5 +52,5 @@ def test_a_run_on_a_disk_that_was_lost_is_trained_to_its_end_by_the_same_command
     assert [metrics["step"] for metrics in again.metrics()] == list(range(step, STEPS + 1))
     copied = [event for event in again.events() if isinstance(event.event, CheckpointCopied)]
     assert copied[-1].step == STEPS
-    assert store.complete("imitated")[-1] == f"step-{STEPS:06d}"
+    assert store.list_complete("imitated")[-1] == f"step-{STEPS:06d}"
     assert processes_left() == []

@@ -27,7 +27,7 @@ import yaml
 from agent_rft.cluster.observability.alerts import ALERTS
 from agent_rft.cluster.observability.files import DASHBOARDS
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.metrics import METRICS, prometheus_name
+from agent_rft.metrics import METRICS, to_prometheus_name
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 from docs.dashboards.draw import MODULES, Shown, bundle, draw, filled
 from tests.chaos.ledger import FaultyLedger, faulty_ledger
@@ -294,7 +294,7 @@ def test_no_actor_is_left_on_the_cluster(observed: Observed, jobs: tuple[RayJobs
 
 
 def test_prometheus_has_each_listed_metric(observed: Observed) -> None:
-    wanted = {name: prometheus_name(name) for name, metric in METRICS.items() if metric.kind != "file"}
+    wanted = {name: to_prometheus_name(name) for name, metric in METRICS.items() if metric.kind != "file"}
     suffix = {"counter": "_total", "histogram": "_count", "gauge": ""}
     names = observed.prometheus.names()
     missing = {name for name, shown in wanted.items() if shown + suffix[METRICS[name].kind] not in names}
@@ -311,7 +311,7 @@ def test_each_panel_shows_data_and_each_alert_has_its_metrics(observed: Observed
             if not has_data and expr not in thresholds:  # those of a job are values of hours ago
                 empty.add(name)
     assert empty == WITHOUT_A_GPU | WITHOUT_TRACKERS
-    elsewhere = {f"{prometheus_name(name)}_total" for name in ELSEWHERE}
+    elsewhere = {f"{to_prometheus_name(name)}_total" for name in ELSEWHERE}
     for alert in ALERTS:
         observed.prometheus.series(alert.expr)
         names = set(re.findall(r"\b(?:agent_rft_|ray_)\w+|\bup\b", alert.expr))

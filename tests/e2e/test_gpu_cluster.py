@@ -17,7 +17,7 @@ from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.worker import WorkerConfig
 from agent_rft.actors.weights.shared_memory import SHM, SharedFile
-from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.cluster.ray_cluster.session import ray_session
 from agent_rft.spec.job import RewardSpec, RolloutLimits
 from benchmarks.gpu_cluster.parts import parts_for
@@ -56,10 +56,10 @@ def test_an_update_that_vllm_s_sender_drives_changes_the_engine(tmp_path: Path) 
         engine = EngineConfig(str(BASE), "float32", 256, max_num_seqs=4, seed=0)
         spec = EpisodeSpec("0", RolloutLimits(), RewardSpec(), 8, 256)
         actor: Any = ray.remote(MeasuredWorker).options(num_cpus=1, max_concurrency=1000)
-        worker = actor.remote(WorkerConfig(engine, spec, UNKNOWN, dispatchers=[], graders=None))
+        worker = actor.remote(WorkerConfig(engine, spec, DEFAULT_DIALECT, dispatchers=[], graders=None))
         assert ray.get(worker.start.remote()) is None
         source: Any = ray.remote(Source).options(num_cpus=1).remote(str(BASE), "float32")
-        before = ray.get(worker.canary.remote(tokens))
+        before = ray.get(worker.canary_logprobs.remote(tokens))
         [layout] = ray.get(source.plan.remote(1 << 30))
         data = np.array(ray.get(ray.get(source.put.remote(0))[0]))
         client = VllmsClient(worker)
@@ -71,7 +71,7 @@ def test_an_update_that_vllm_s_sender_drives_changes_the_engine(tmp_path: Path) 
             client.update_weights({"path": str(file.path), "tensors": json.loads(json.dumps(layout))})
             client.finish_weight_update()
             file.remove()
-            after = ray.get(worker.canary.remote(tokens))
+            after = ray.get(worker.canary_logprobs.remote(tokens))
             assert (np.abs(after - before).mean() < 1e-4) == (factor == 0.5)
             assert ray.get(worker.last_pause_s.remote()) > 0
         ray.get(worker.shutdown.remote())

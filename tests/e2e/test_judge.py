@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from agent_rft.cluster.views.regrade import grade_file
 from agent_rft.errors import GraderFailed
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from agent_rft.types import Grade
 from examples.common.way import listening
 from tests.e2e.command import marked, processes_left
@@ -100,7 +100,7 @@ def graded(folder: Path, grader: dict[str, Any], pairs: Sequence[tuple[str, str]
     lines = [json.dumps({"sample": answer, "item": {"reference": reference}}) for reference, answer in pairs]
     (folder / "answers.jsonl").write_text("\n".join(lines))
     (folder / "grader.json").write_text(json.dumps({**grader, "model": "judge"}))
-    operator = Operator(models={"judge": ModelEndpoint.model_validate(judge)})
+    operator = OperatorConfig(models={"judge": ModelEndpoint.model_validate(judge)})
     _, _, [grades] = asyncio.run(grade_file(folder / "answers.jsonl", folder / "grader.json", operator))
     return grades
 

@@ -108,7 +108,7 @@ class Started:
         if self._command == "train":
             return len(self.run.metrics())
         with suppress(FileNotFoundError):
-            return sum(endpoint["calls"] for endpoint in json.loads(self.run.now.read_text())["endpoints"])
+            return sum(endpoint["calls"] for endpoint in json.loads(self.run.status_file.read_text())["endpoints"])
         return 0
 
     def wait_for_work(self, than: int) -> int:

@@ -276,11 +276,11 @@ class Cluster:
         finally:
             _command(self.means.join.format(node=name))
 
-    def take_api_server_away(self, for_s: float) -> None:
+    def take_api_server_away(self, duration_s: float) -> None:
         """Let the API server not answer for a while."""
         _command(self.means.stop_api)
         try:
-            time.sleep(for_s)
+            time.sleep(duration_s)
         finally:
             _command(self.means.start_api)
 

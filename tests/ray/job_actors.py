@@ -21,11 +21,11 @@ from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.actors.rollout.worker import RolloutWorker, WorkerConfig
 from agent_rft.actors.tools.actor import start_dispatchers
 from agent_rft.actors.weights.sync import WeightSync
-from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.events import Event
 from agent_rft.spec.job import AlgorithmSpec, JobSpec
 from agent_rft.spec.model_options import LoraSpec
-from agent_rft.trainer.algorithm.advantage import advantages
+from agent_rft.trainer.algorithm.advantage import compute_advantages
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.types import Group, Task
 from tests.support.builders import group_request
@@ -59,11 +59,11 @@ class JobActors:
         graders: Any = GraderPoolActor
         self.events: list[Event] = []
         self.workers: dict[int, Any] = {}
-        self.dispatchers = start_dispatchers(reinforcement.tools, LOCAL, 1, options_of=beside)
+        self.dispatchers = start_dispatchers(reinforcement.tools, LOCAL, 1, get_options=beside)
         config = WorkerConfig(
             EngineConfig(job.model, "float32", context_length=1024, max_num_seqs=32, seed=0),
             EpisodeSpec("7", reinforcement.limits, reinforcement.reward, reinforcement.max_episode_steps, 1024),
-            UNKNOWN,
+            DEFAULT_DIALECT,
             self.dispatchers,
             graders.options(**beside("grader-pool")).remote(reinforcement, LOCAL),
             shared=shared,
@@ -108,8 +108,8 @@ class JobActors:
         sequences = [
             sequence
             for group in groups
-            for rollout, advantage in zip(group.rollouts, advantages("centred", group.rewards), strict=True)
-            for sequence in rollout.train_sequences(float(advantage))
+            for rollout, advantage in zip(group.rollouts, compute_advantages("centred", group.rewards), strict=True)
+            for sequence in rollout.to_train_segments(float(advantage))
         ]
         report = await self.learner.step(sequences, version)
         assert report.applied
@@ -117,7 +117,7 @@ class JobActors:
         assert report.metrics["logprob_gap_ratio"] == pytest.approx(1.0, abs=0.02)
 
     async def versions(self) -> list[int]:
-        return [stats["version"] for stats in await self.fleet.stats()]
+        return [stats["version"] for stats in await self.fleet.engine_stats()]
 
     async def close(self) -> None:
         await self.fleet.shutdown()

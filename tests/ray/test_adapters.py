@@ -23,20 +23,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine
-from agent_rft.actors.weights.bucket import checksum
+from agent_rft.actors.weights.bucket import compute_checksum
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.errors import EngineFailed, RftError
 from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.inference import chat, responses
-from agent_rft.serve.inference.model_apps import model_of
+from agent_rft.serve.inference.model_apps import served_model
 from agent_rft.serve.inference.model_server import Answers, AppState, ServedModels
 from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry
 from agent_rft.serve.stores.secrets import SecretBox
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from agent_rft.trainer.learner.adapter import AdapterConfig
-from agent_rft.trainer.learner.checkpoint_weights import as_bytes
-from agent_rft.trainer.learner.layout import Layout, Loaded
+from agent_rft.trainer.learner.checkpoint_weights import concat_bytes
+from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
 from tests.support.adapters import ALPHA, RANK, adapted, change, tensors_of, write_adapter_folder
 from tests.support.api import client_of, openai_of
 from tests.support.jobs import database_with_tables
@@ -102,16 +102,16 @@ def logprobs_of(peft: Any, token_ids: list[int]) -> np.ndarray:
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(token_ids)[1:, None])[:, 0].numpy()
 
 
-async def publish(engine: Engine, peft: Any, *, buckets: int = 2) -> tuple[Loaded, int]:
+async def publish(engine: Engine, peft: Any, *, buckets: int = 2) -> tuple[LoadedWeights, int]:
     """Load the learner's adapter as the next version; what the engine loaded, and the checksum of what it was sent."""
     named, total = list(tensors_of(peft).items()), 0
     for part in np.array_split(np.arange(len(named)), buckets):
         tensors = [named[i] for i in part]
-        data = as_bytes([tensor for _, tensor in tensors])
-        layout: Layout = [(name, "float32", tuple(tensor.shape)) for name, tensor in tensors]
-        engine.stage(data, layout)
-        total += checksum(torch.from_numpy(data))
-    return await engine.swap(engine.version + 1), total & ((1 << 64) - 1)
+        data = concat_bytes([tensor for _, tensor in tensors])
+        layout: BucketLayout = [(name, "float32", tuple(tensor.shape)) for name, tensor in tensors]
+        engine.stage_bucket(data, layout)
+        total += compute_checksum(torch.from_numpy(data))
+    return await engine.load_staged(engine.version + 1), total & ((1 << 64) - 1)
 
 
 async def generate(engine: Engine, seed: int, **options: Any) -> Completion:
@@ -176,7 +176,7 @@ async def test_with_all_slots_in_use_a_version_waits_for_requests_of_an_older_on
         for requests in (oldest, older):
             newest = engine._tenants[""].adapter
             assert newest is not None
-            requests.enter_context(engine.adapters.used(newest))
+            requests.enter_context(engine.adapters.use(newest))
             await publish(engine, peft)
         waiting = asyncio.create_task(publish(engine, peft))
         meanwhile = await generate(engine, 5)
@@ -193,15 +193,15 @@ async def test_a_changed_byte_is_reported_and_a_module_that_the_model_lacks_is_a
     engine: Engine, peft: Any, memory: Path
 ) -> None:
     tensors = tensors_of(peft)
-    data = as_bytes(list(tensors.values()))
-    sent = checksum(torch.from_numpy(data.copy()))
+    data = concat_bytes(list(tensors.values()))
+    sent = compute_checksum(torch.from_numpy(data.copy()))
     data[5] ^= 1
-    engine.stage(data, [(name, "float32", tuple(tensor.shape)) for name, tensor in tensors.items()])
-    assert (await engine.swap(engine.version + 1)).checksums != (sent,)
+    engine.stage_bucket(data, [(name, "float32", tuple(tensor.shape)) for name, tensor in tensors.items()])
+    assert (await engine.load_staged(engine.version + 1)).checksums != (sent,)
     other = [(name.replace("layers.0", "layers.7"), "float32", tuple(tensor.shape)) for name, tensor in tensors.items()]
-    engine.stage(data, other)
+    engine.stage_bucket(data, other)
     with pytest.raises(EngineFailed, match=r"layers\.7"):
-        await engine.swap(engine.version + 1)
+        await engine.load_staged(engine.version + 1)
     assert os.listdir(memory) == []
     await publish(engine, peft)
     assert gap(peft, await generate(engine, 3)) < 1e-4
@@ -242,7 +242,7 @@ class OneEngine:
     def __init__(self, engine: ChatEngine) -> None:
         self._engine = engine
 
-    def names_of(self, record: ModelRecord) -> list[str]:
+    def app_names(self, record: ModelRecord) -> list[str]:
         return ["engine"]
 
     async def states(self) -> dict[str, AppState]:
@@ -250,7 +250,7 @@ class OneEngine:
 
     async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         yield None
-        model = model_of(record)
+        model = served_model(record)
         if not stream:
             yield _unless_error(await self._engine.chat(body, model))
         else:
@@ -274,7 +274,7 @@ async def client(served: ChatEngine, base: Path, models: Any) -> AsyncIterator[o
     for name, path in damaged(folder, base).items():
         registry.add(name, path, BASE, "ftjob-1")
     hosting: Any = OneEngine(served)
-    models, trials, box = ServedModels(registry, hosting), Trials(NOTHING_ALLOWED), SecretBox.of_folder(folder, {})
+    models, trials, box = ServedModels(registry, hosting), Trials(DEFAULT_CONFIG), SecretBox.of_folder(folder, {})
     async with client_of([chat.make_router(models, trials), responses.make_router(models, trials, box)]) as http:
         yield openai_of(http)
     database.close()
@@ -283,7 +283,7 @@ async def client(served: ChatEngine, base: Path, models: Any) -> AsyncIterator[o
 def best(models: Any, base: Path, name: str) -> tuple[int, np.ndarray]:
     """The length of the question's prompt, and the log-probabilities of the likeliest first tokens."""
     tokenizer = AutoTokenizer.from_pretrained(base.parent / name if name in ADAPTERS else base)
-    prompt = Renderer(tokenizer).prompt(QUESTION, ())
+    prompt = Renderer(tokenizer).render_prompt(QUESTION, ())
     with torch.no_grad():
         logits = models[name](torch.tensor([prompt])).logits[0, -1]
     return len(prompt), torch.log_softmax(logits, -1).topk(TOP).values.numpy()

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
-from agent_rft.actors.weights.bucket import MASK, checksum
+from agent_rft.actors.weights.bucket import MASK, compute_checksum
 from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights
 from agent_rft.trainer.learner.host_buffer import HostBuffer
-from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from docs.generator.architectures import AGREES, FOUND
 from tests.support.shapes import ENGINE_SETTINGS, shape_config
@@ -58,9 +58,11 @@ def logprobs(model: PreTrainedModel) -> NDArray[np.float32]:
 def learners(folder: Path, ids: list[int]) -> NDArray[np.float32]:
     """The log-probabilities [T - 1] of a learner that has loaded the folder."""
     weights = (np.arange(len(ids)) > 0).astype(np.float32)
-    [[batch]] = pack([WeightedSequence(np.array(ids, np.int32), weights)], num_ranks=1, budget=1000)
+    [[batch]] = pack_sequences([WeightedSequence(np.array(ids, np.int32), weights)], num_ranks=1, budget=1000)
     with torch.no_grad():
-        found: Tensor = load_policy(folder, torch.float32, 1.0)(DeviceBatch.of(batch, torch.device("cpu")))[0]
+        found: Tensor = load_policy(folder, torch.float32, 1.0)(
+            DeviceBatch.from_micro_batch(batch, torch.device("cpu"))
+        )[0]
     return found.numpy()
 
 
@@ -79,12 +81,12 @@ async def test_an_engine_computes_with_the_published_weights(name: str, tmp_path
         found = [*before, *sampled.logprobs]
         np.testing.assert_allclose(found, learners(tmp_path, [*IDS, *sampled.token_ids]), atol=0.01)
         weights, total = CheckpointWeights(trained(model, 2), torch.float32, lambda _: nullcontext()), 0
-        for part in weights.parts(BUCKET_BYTES):
-            data = weights.bucket(part, HostBuffer())
+        for part in weights.split(BUCKET_BYTES):
+            data = weights.copy_bucket(part, HostBuffer())
             assert data is not None
-            engine.stage(data, weights.describe(part))
-            total = (total + checksum(torch.from_numpy(data))) & MASK
-        loaded = await engine.swap(1)
+            engine.stage_bucket(data, weights.describe(part))
+            total = (total + compute_checksum(torch.from_numpy(data))) & MASK
+        loaded = await engine.load_staged(1)
         assert loaded.checksums == (total,)
         assert [missed for missed in loaded.missed if not missed.endswith(REWRITTEN.get(name, ()))] == []
         after = await engine.prompt_logprobs(IDS)

@@ -13,16 +13,16 @@ import ray
 
 from agent_rft.actors.grading.pool import GraderPoolActor, GraderPoolClient
 from agent_rft.actors.rollout.episode import RolloutRequest
-from agent_rft.actors.rollout.groups import Groups
-from agent_rft.actors.rollout.holdback import Holdback
+from agent_rft.actors.rollout.groups import GroupRunner
+from agent_rft.actors.rollout.holdback import RolloutThrottle
 from agent_rft.actors.runtime.calls import flush_actors
-from agent_rft.actors.runtime.telemetry.tracing import tracer_of
-from agent_rft.actors.tools.actor import DispatcherActor, DispatcherClient, OwnedSessions, start_dispatchers
-from agent_rft.errors import CannotStart, EndpointRefused, GraderFailed, ToolFailed
+from agent_rft.actors.runtime.telemetry.tracing import create_tracer
+from agent_rft.actors.tools.actor import DispatcherActor, DispatcherClient, WorkerSessions, start_dispatchers
+from agent_rft.errors import ActorStartFailed, EndpointRefused, GraderFailed, ToolFailed
 from agent_rft.spec.endpoints import SessionSpec, ToolSpec
 from agent_rft.spec.job import Reinforcement, RolloutLimits
 from agent_rft.spec.operator.config import TraceSettings
-from agent_rft.types import Discarded, Grade, Rollout, ToolCall
+from agent_rft.types import DiscardedRollout, Grade, Rollout, ToolCall
 from tests.support.builders import group_request, rollout
 from tests.support.collector import Collector
 from tests.support.fakes_http import LOCAL, FakeEndpoint, hangs, says, until
@@ -110,7 +110,7 @@ async def test_a_restarted_dispatcher_ends_the_sessions_of_the_dead_one(local_ra
         session = SessionSpec(start_url=server.url, end_url=server.url)
         actor = DispatcherActor.remote(tools(server.url), LOCAL, session, tmp_path / "sessions.jsonl")
         dispatcher = DispatcherClient(actor)
-        sessions = OwnedSessions(dispatcher, "engine-0/1")
+        sessions = WorkerSessions(dispatcher, "engine-0/1")
         await sessions.start("trace_1", {"x": 1})
         await sessions.start("trace_2", {"x": 1})
         assert len(await dispatcher.call_turn("trace_1", {"x": 1}, CALLS)) == 2
@@ -124,7 +124,7 @@ async def test_a_restarted_dispatcher_ends_the_sessions_of_the_dead_one(local_ra
             except ToolFailed as failed:
                 kind = failed.details["kind"]
         await sessions.start("trace_3", {"x": 1})
-        dispatcher.end_sessions_of("engine-0/1", "engine_failed")
+        dispatcher.end_owner_sessions("engine-0/1", "engine_failed")
         # Ray does not keep the order of calls to an async actor.
         await until(lambda: server.received[-1].body.get("reason") == "engine_failed")
         assert await dispatcher.close_sessions("job_stopped") == 0
@@ -141,11 +141,11 @@ async def test_an_actor_that_cannot_restart_ends_the_job(local_ray: None, tmp_pa
     journal.unlink()
     journal.mkdir()
     ray.kill(actor, no_restart=False)
-    with pytest.raises(CannotStart, match="the tool dispatcher cannot start: IsADirectoryError"):
+    with pytest.raises(ActorStartFailed, match="the tool dispatcher cannot start: IsADirectoryError"):
         while True:
             with suppress(ToolFailed):  # the dying process may still answer
                 await dispatcher.call_turn("trace_1", {}, CALLS)
-    with pytest.raises(CannotStart):
+    with pytest.raises(ActorStartFailed):
         await dispatcher.endpoint_stats()
 
 
@@ -155,15 +155,15 @@ async def test_no_rollout_is_lost_with_a_dead_dispatcher(local_ray: None) -> Non
         actor = DispatcherActor.remote(tools(server.url), LOCAL)
         dispatcher = DispatcherClient(actor)
 
-        async def run(request: RolloutRequest) -> Rollout | Discarded:
+        async def run(request: RolloutRequest) -> Rollout | DiscardedRollout:
             try:
                 await dispatcher.call_turn(f"trace_{request.sample}", {}, CALLS)
             except ToolFailed as failed:
-                return Discarded("", request.task.row_id, request.sample, failed.reason, failed.message)
+                return DiscardedRollout("", request.task.row_id, request.sample, failed.reason, failed.message)
             return rollout(asked, request.sample)
 
         asked = group_request()
-        groups = Groups(run, RolloutLimits(max_rollout_retries=1), Holdback(0.5, print), print)
+        groups = GroupRunner(run, RolloutLimits(max_rollout_retries=1), RolloutThrottle(0.5, print), print)
         sampling = asyncio.create_task(groups.sample(asked))
         await until(lambda: server.open_now == first_calls, within_s=60)
         ray.kill(actor, no_restart=False)
@@ -197,8 +197,8 @@ async def test_dispatcher_and_graders_send_the_spans_of_a_rollout_from_their_pro
             GraderPoolActor.remote(Reinforcement.model_validate({"grader": grader}), operator),
         ]
         dispatcher, graders = DispatcherClient(actors[0]), GraderPoolClient(actors[1])
-        engine = tracer_of(traces, "engine-0")
-        with engine.rollout(f"trace_{number}", "invoke_agent"):
+        engine = create_tracer(traces, "engine-0")
+        with engine.rollout_span(f"trace_{number}", "invoke_agent"):
             await dispatcher.call_turn(f"trace_{number}", {}, CALLS)
             await graders.grade({"output_text": "1"}, {}, f"trace_{number}")
         await flush_actors(actors)

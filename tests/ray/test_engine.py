@@ -19,24 +19,24 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine
-from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.chat.parsing import load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.grammar.structure import thought_structure, turn_structure
+from agent_rft.actors.engine.grammar.structure import build_turn_structure, reasoning_format
 from agent_rft.actors.engine.sizes import MIN_BATCHED_TOKENS
 from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
-from agent_rft.actors.weights.bucket import checksum
+from agent_rft.actors.weights.bucket import compute_checksum
 from agent_rft.actors.weights.shared_memory import PREFIX
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.errors import EngineFailed
-from agent_rft.trainer.learner.layout import Layout, Loaded
-from agent_rft.trainer.model.batch import pack
-from agent_rft.trainer.model.grammar import Grammars
+from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
+from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.trainer.model.grammar import GrammarMasks
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
-from agent_rft.types import TrainSequence
+from agent_rft.types import TrainSegment
 from tests.support.adapters import write_adapter_folder
 from tests.support.fakes_http import until
 from tests.support.paths import BASE
@@ -111,7 +111,7 @@ async def engine(served: ChatEngine) -> Engine:
 
 @pytest.fixture(scope="module")
 def prompt(renderer: Renderer) -> list[int]:
-    return renderer.prompt([{"role": "user", "content": "what was revenue of vorzen in 2015?"}], ())
+    return renderer.render_prompt([{"role": "user", "content": "what was revenue of vorzen in 2015?"}], ())
 
 
 def logprobs_of(model: Any, token_ids: list[int], temperature: float = 1.0) -> np.ndarray:
@@ -121,7 +121,7 @@ def logprobs_of(model: Any, token_ids: list[int], temperature: float = 1.0) -> n
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(token_ids)[1:, None])[:, 0].numpy()
 
 
-def scaled(model: Any, factor: float) -> tuple[np.ndarray, Layout]:
+def scaled(model: Any, factor: float) -> tuple[np.ndarray, BucketLayout]:
     """A bucket of all weights scaled by `factor`, also in the model; embeddings twice, since the head is tied."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -170,26 +170,26 @@ async def test_an_unchanged_policy_has_ratio_one_at_any_temperature(
 async def test_under_a_response_format_the_learner_has_the_engines_log_probabilities(
     engine: Engine, renderer: Renderer, base: Path, prompt: list[int], thought: str
 ) -> None:
-    start, end = renderer.thought_marks
-    renderer.thought = thought
-    structure = turn_structure((), NUMBER, None, thought_structure(renderer, THINKING_TOKENS))
+    start, end = renderer.reasoning_token_ids
+    renderer.reasoning_mode = thought
+    structure = build_turn_structure((), NUMBER, None, reasoning_format(renderer, THINKING_TOKENS))
     prompt = [*prompt, start] if thought == "opened" else prompt
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=60, structure=structure, temperature=0.7) for i in range(24))
     )
     whole = [completion.token_ids for completion in completions if completion.stopped]
     assert whole
-    assert all(1000 <= int(renderer.text(_without_thought(ids, end))) <= 9999 for ids in whole)
+    assert all(1000 <= int(renderer.decode_turn(_without_thought(ids, end))) <= 9999 for ids in whole)
     lengths = {ids.index(end) if end in ids else -1 for ids in whole}
     assert max(lengths) <= THINKING_TOKENS + 1
     assert (max(lengths) > 0) == (thought != "none")
-    [[batch]] = pack([trained(prompt, c, structure) for c in completions], num_ranks=1, budget=1 << 20)
-    kept, masks = Grammars(base).constrain(batch)
+    [[batch]] = pack_sequences([trained(prompt, c, structure) for c in completions], num_ranks=1, budget=1 << 20)
+    kept, masks = GrammarMasks(base).constrain(batch)
     assert (kept.weights == 1).all()
     policy = load_policy(base, torch.float32, temperature=0.7)
     with torch.no_grad():
-        learner = policy(DeviceBatch.of(kept, torch.device("cpu"), masks))[0].numpy()
-        unmasked = policy(DeviceBatch.of(kept, torch.device("cpu")))[0].numpy()
+        learner = policy(DeviceBatch.from_micro_batch(kept, torch.device("cpu"), masks))[0].numpy()
+        unmasked = policy(DeviceBatch.from_micro_batch(kept, torch.device("cpu")))[0].numpy()
     assert np.abs(learner - batch.logprobs).mean() < 1e-3
     assert np.exp(learner - batch.logprobs) == pytest.approx(1.0, abs=0.02)
     assert np.abs(unmasked - batch.logprobs).mean() > 0.1
@@ -199,9 +199,9 @@ def _without_thought(token_ids: list[int], end: int) -> list[int]:
     return token_ids[token_ids.index(end) + 1 :] if end in token_ids else token_ids
 
 
-def trained(prompt: Sequence[int], completion: Completion, structure: str) -> TrainSequence:
+def trained(prompt: Sequence[int], completion: Completion, structure: str) -> TrainSegment:
     before, sampled = [0] * len(prompt), len(completion.token_ids)
-    return TrainSequence(
+    return TrainSegment(
         np.array([*prompt, *completion.token_ids], np.int32),
         np.array([*before, *[1] * sampled], np.bool_),
         np.array([*before, *completion.logprobs], np.float32),
@@ -212,7 +212,7 @@ def trained(prompt: Sequence[int], completion: Completion, structure: str) -> Tr
 
 
 async def test_a_served_model_thinks_and_then_answers_in_the_schema(served: ChatEngine, renderer: Renderer) -> None:
-    start, _ = renderer.thought_marks
+    start, _ = renderer.reasoning_token_ids
     body = {
         "messages": [{"role": "user", "content": "what was revenue of vorzen in 2015?"}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}},
@@ -244,7 +244,7 @@ async def test_the_end_token_is_sampled_and_kept(engine: Engine, renderer: Rende
 
 
 async def test_a_thought_is_ended_at_its_limit(engine: Engine, renderer: Renderer, prompt: list[int]) -> None:
-    start, end = renderer.thought_marks
+    start, end = renderer.reasoning_token_ids
     opened = [*prompt, start]
     free = await asyncio.gather(*(generate(engine, opened, i) for i in range(8)))
     assert all(completion.token_ids.index(end) > 3 for completion in free if end in completion.token_ids)
@@ -259,12 +259,12 @@ async def test_requests_in_flight_begin_again_when_the_engine_wakes_up(engine: E
 
     undisturbed = await all_of_them()
     running = asyncio.create_task(all_of_them())
-    await until(lambda: engine.live()["engine_slots_used"] > 0)
-    await engine.sleep()
+    await until(lambda: engine.live_metrics()["engine_slots_used"] > 0)
+    await engine.offload()
     later = asyncio.create_task(generate(engine, prompt, 1))
     await engine.check_health()
     assert not running.done() and not later.done()
-    await engine.wake()
+    await engine.reload()
     assert await running == undisturbed
     assert (await later).token_ids
 
@@ -280,10 +280,10 @@ async def test_requests_in_flight_continue_with_the_new_weights_and_later_ones_u
             if swapped.is_set():
                 break
 
-    engine.stage(*scaled(model, 1.1))  # before: it blocks this loop, and meanwhile all requests would end
+    engine.stage_bucket(*scaled(model, 1.1))  # before: it blocks this loop, and meanwhile all requests would end
     running = [asyncio.create_task(one_after_the_other(i)) for i in range(32)]
     await until(lambda: len(completions) > 0)
-    pause = (await engine.swap(before + 1)).pause_s
+    pause = (await engine.load_staged(before + 1)).pause_s
     swapped.set()
     await asyncio.gather(*running)
     versions = [set(completion.versions.tolist()) for completion in completions]
@@ -328,13 +328,13 @@ async def test_in_bfloat16_one_stale_tensor_is_found_by_its_checksum_and_not_by_
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     assert not torch.equal(named[STALE], old)
 
-    async def load(tensors: dict[str, torch.Tensor]) -> tuple[Loaded, int, float]:
+    async def load(tensors: dict[str, torch.Tensor]) -> tuple[LoadedWeights, int, float]:
         """What the engine says that it loaded, what it was handed, and its gap on a canary."""
         data = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()])
-        engine.stage(data.numpy(), [(name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors.items()])
-        loaded = await engine.swap(engine.version + 1)
+        engine.stage_bucket(data.numpy(), [(name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors.items()])
+        loaded = await engine.load_staged(engine.version + 1)
         gap = np.abs(await engine.prompt_logprobs(tokens) - logprobs_of(model.float(), tokens)).mean()
-        return loaded, checksum(data), float(gap)
+        return loaded, compute_checksum(data), float(gap)
 
     try:
         tokens = (prompt * 40)[:512]
@@ -357,8 +357,8 @@ async def test_no_later_request_reuses_a_cache_block_of_older_weights(
     tokens = (prompt * 40)[:600]  # many full blocks, cached by the first request
     old = await engine.prompt_logprobs(tokens)
     assert old == pytest.approx(logprobs_of(model, tokens), abs=1e-3)
-    engine.stage(*scaled(model, 0.9))
-    await engine.swap(engine.version + 1)
+    engine.stage_bucket(*scaled(model, 0.9))
+    await engine.load_staged(engine.version + 1)
     sampled = await generate(engine, tokens, 3)
     learner = logprobs_of(model, tokens + sampled.token_ids)[len(tokens) - 1 :]
     assert sampled.logprobs == pytest.approx(learner, abs=1e-3)
@@ -374,9 +374,9 @@ async def test_requests_waiting_inside_during_an_update_use_only_the_new_weights
     await engine.prompt_logprobs(tokens)
     running = [asyncio.create_task(generate(engine, prompt, i, max_tokens=200, temperature=2.0)) for i in range(32)]
     waiting = [asyncio.create_task(generate(engine, tokens, i)) for i in range(8)]
-    engine.stage(*scaled(model, 1.1))
+    engine.stage_bucket(*scaled(model, 1.1))
     await asyncio.sleep(0)
-    await engine.swap(engine.version + 1)
+    await engine.load_staged(engine.version + 1)
     completions = await asyncio.gather(*waiting)
     late = [completion for completion in completions if completion.versions[0] == engine.version]
     assert late
@@ -391,14 +391,14 @@ async def test_decoding_is_constrained_to_tool_calls_or_the_schema(
 ) -> None:
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     tools = ({"type": "function", "function": {"name": "cat", "parameters": parameters}},)
-    structure = turn_structure(tools, SCHEMA, HERMES.calls[0])
-    parser = parser_of(HERMES, renderer.tokenizer)
+    structure = build_turn_structure(tools, SCHEMA, HERMES.calls[0])
+    parser = load_parser(HERMES, renderer.tokenizer)
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=100, structure=structure) for i in range(12))
     )
     seen = set()
     for completion in completions:
-        text = renderer.text(completion.token_ids)
+        text = renderer.decode_turn(completion.token_ids)
         parsed = parser(text, tools)
         if completion.stopped and parsed.calls:
             assert all(name == "cat" and "path" in json.loads(arguments) for name, arguments in parsed.calls)
@@ -413,7 +413,9 @@ async def test_calls_to_a_dying_engine_fail_at_once(engine: Engine, prompt: list
     """The last test here: it kills the engine during an update, whose end new requests wait for."""
     (core,) = our_processes("VLLM::EngineCore")
     core.suspend()
-    calls = [asyncio.create_task(call) for call in (engine.update(engine.version + 1, []), generate(engine, prompt, 1))]
+    calls = [
+        asyncio.create_task(call) for call in (engine.load_weights(engine.version + 1, []), generate(engine, prompt, 1))
+    ]
     await asyncio.sleep(0.2)
     core.kill()
     async with asyncio.timeout(10):

@@ -19,19 +19,19 @@ from transformers import AutoTokenizer
 
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine
 from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
-from agent_rft.actors.engine.chat.dialects import answers_only, find_dialect, round_trip
-from agent_rft.actors.engine.chat.parsing import TurnParser, parser_of
+from agent_rft.actors.engine.chat.dialects import find_dialect, run_round_trip, without_tools_renderer
+from agent_rft.actors.engine.chat.parsing import TurnParser, load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.grammar.structure import required_calls
+from agent_rft.actors.engine.grammar.structure import require_calls
 from agent_rft.actors.engine.vllm_engine import Completion, Engine
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
-from agent_rft.chat.conversation import samples_of
-from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.conversation import split_conversation
+from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.spec.job import RewardSpec, RolloutLimits
-from agent_rft.trainer.model.batch import pack
-from agent_rft.trainer.model.grammar import Grammars
+from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.trainer.model.grammar import GrammarMasks
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from agent_rft.types import Grade, Rollout, Task, ToolCall, ToolResult
 from tests.support.builders import task
@@ -82,7 +82,7 @@ async def sample(
 
     async def generate(prompt: Sequence[int], *, structure: str | None, **options: Any) -> Completion:
         completion = await engine.generate(
-            prompt, stop_token_ids=list(renderer.end_tokens), structure=forced or structure, **options
+            prompt, stop_token_ids=list(renderer.stop_tokens), structure=forced or structure, **options
         )
         sampled.turns.append((list(prompt), completion))
         return completion
@@ -111,7 +111,7 @@ def assert_sampled_is_trained(sampled: Sequence[Sampled], renderer: Renderer) ->
             ids = segments[turn.segment].token_ids.tolist()
             assert ids[: turn.start] == prompt
             assert ids[turn.start : turn.stop] == completion.token_ids
-            assert not completion.stopped or completion.token_ids[-1] in renderer.end_tokens
+            assert not completion.stopped or completion.token_ids[-1] in renderer.stop_tokens
             masks[turn.segment][turn.start : turn.stop] = True
         assert all((s.loss_mask == mask).all() for s, mask in zip(segments, masks, strict=True))
 
@@ -125,13 +125,13 @@ def assert_calls_are_those_sampled(sampled: Sequence[Sampled]) -> None:
 
 
 def assert_the_learner_agrees(sampled: Sequence[Sampled], folder: Path, renderer: Renderer) -> None:
-    sequences = [sequence for one in sampled for sequence in one.rollout.train_sequences(1.0)]
-    [[batch]] = pack(sequences, num_ranks=1, budget=1 << 20)
-    kept, masks = Grammars(folder, tuple(renderer.end_tokens)).constrain(batch)
+    sequences = [sequence for one in sampled for sequence in one.rollout.to_train_segments(1.0)]
+    [[batch]] = pack_sequences(sequences, num_ranks=1, budget=1 << 20)
+    kept, masks = GrammarMasks(folder, tuple(renderer.stop_tokens)).constrain(batch)
     assert (kept.weights > 0).all() and (kept.weights == batch.weights).all()
     policy = load_policy(folder, torch.float32, temperature=TEMPERATURE)
     with torch.no_grad():
-        learner = policy(DeviceBatch.of(kept, torch.device("cpu"), masks))[0].numpy()
+        learner = policy(DeviceBatch.from_micro_batch(kept, torch.device("cpu"), masks))[0].numpy()
     assert np.exp(learner - batch.logprobs) == pytest.approx(1.0, abs=0.02)
 
 
@@ -160,14 +160,14 @@ async def served(folder: Path) -> AsyncIterator[ChatEngine]:
 
 @pytest.fixture(scope="module")
 def renderer(folder: Path) -> Renderer:
-    renderer, mistake = find_dialect(AutoTokenizer.from_pretrained(folder), UNKNOWN)
-    assert mistake is None and renderer.dialect.family == "qwen3_coder" and renderer.thought == "opened"
+    renderer, mistake = find_dialect(AutoTokenizer.from_pretrained(folder), DEFAULT_DIALECT)
+    assert mistake is None and renderer.dialect.family == "qwen3_coder" and renderer.reasoning_mode == "opened"
     return renderer
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sampled(served: ChatEngine, renderer: Renderer) -> list[Sampled]:
-    engine, parse = served._engine, parser_of(renderer.family, renderer.tokenizer)
+    engine, parse = served._engine, load_parser(renderer.family, renderer.tokenizer)
     assert engine is not None
     return list(await asyncio.gather(*(sample(engine, renderer, parse, number) for number in range(16))))
 
@@ -267,11 +267,11 @@ async def test_a_model_whose_template_renders_no_calls_is_sampled_trained_and_se
 ) -> None:
     """On the engine of `served`: each turn is reasoning and an answer."""
     model = without_calls(folder, tmp_path / "model")
-    found, mistake = find_dialect(AutoTokenizer.from_pretrained(model), UNKNOWN)
-    renderer, engine = answers_only(found), served._engine
+    found, mistake = find_dialect(AutoTokenizer.from_pretrained(model), DEFAULT_DIALECT)
+    renderer, engine = without_tools_renderer(found), served._engine
     assert mistake is not None and renderer is not None and engine is not None
-    assert (renderer.dialect.tool_parser, renderer.thought) == (None, "opened")
-    parse = parser_of(renderer.family, renderer.tokenizer)
+    assert (renderer.dialect.tool_parser, renderer.reasoning_mode) == (None, "opened")
+    parse = load_parser(renderer.family, renderer.tokenizer)
     without_tools = task("1-a", "Where is my order?")
     sampled = await asyncio.gather(*(sample(engine, renderer, parse, n, task=without_tools) for n in range(4)))
     assert all(len(one.rollout.turns) == 1 for one in sampled)
@@ -394,10 +394,10 @@ async def test_a_gpt_oss_of_the_real_architecture_is_served_in_harmonys_format(t
 
 def forced_turns(renderer: Renderer, parse: TurnParser) -> str:
     """The structure of turns that are a call or an answer as the template writes them; numbers are free."""
-    thought = "" if renderer.thought == "none" else "hm"
-    call = round_trip(renderer, parse, TOOLS, [CALL], thought).text
-    [answer] = samples_of(renderer, [*TASK.messages, {"role": "assistant", "content": "It is there."}], TOOLS)
-    said = renderer.text([token for token, kept in zip(answer.token_ids, answer.mask, strict=True) if kept])
+    thought = "" if renderer.reasoning_mode == "none" else "hm"
+    call = run_round_trip(renderer, parse, TOOLS, [CALL], thought).text
+    [answer] = split_conversation(renderer, [*TASK.messages, {"role": "assistant", "content": "It is there."}], TOOLS)
+    said = renderer.decode_turn([token for token, kept in zip(answer.token_ids, answer.mask, strict=True) if kept])
     elements = [{"type": "sequence", "elements": _pieces(renderer, text)} for text in (call, call, said)]
     return json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": elements}})
 
@@ -421,11 +421,11 @@ def _pieces(renderer: Renderer, text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", TINY)
 async def test_every_family_trains_what_it_sampled(name: str, tmp_path: Path) -> None:
     folder = TINY[name].write(tmp_path / name)
-    renderer, mistake = find_dialect(AutoTokenizer.from_pretrained(folder), UNKNOWN)
+    renderer, mistake = find_dialect(AutoTokenizer.from_pretrained(folder), DEFAULT_DIALECT)
     assert (mistake, renderer.dialect.family) == (None, name)
-    parse = parser_of(renderer.family, renderer.tokenizer)
+    parse = load_parser(renderer.family, renderer.tokenizer)
     marks = renderer.dialect.thought_marks
-    engine = Engine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0, thought_marks=marks))
+    engine = Engine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0, reasoning_delimiters=marks))
     await engine.start()
     try:
         forced = forced_turns(renderer, parse)
@@ -437,18 +437,18 @@ async def test_every_family_trains_what_it_sampled(name: str, tmp_path: Path) ->
     assert_calls_are_those_sampled(sampled)
     assert_the_learner_agrees(sampled, folder, renderer)
     ends = {completion.token_ids[-1] for one in sampled for _, completion in one.turns if completion.stopped}
-    assert len(renderer.end_tokens) == 1 or len(ends) > 1
+    assert len(renderer.stop_tokens) == 1 or len(ends) > 1
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gpt_oss", "kimi_k2", "gemma4", "lfm2", "mistral", "muse_glimmer"])
 async def test_turns_in_forms_of_their_own_follow_a_schema(name: str, tmp_path: Path) -> None:
     folder = TINY[name].write(tmp_path / name)
-    renderer, _ = find_dialect(AutoTokenizer.from_pretrained(folder), UNKNOWN)
-    parse = parser_of(renderer.family, renderer.tokenizer)
-    calls = required_calls(renderer, TOOLS, THINKING_TOKENS, alone=False)
+    renderer, _ = find_dialect(AutoTokenizer.from_pretrained(folder), DEFAULT_DIALECT)
+    parse = load_parser(renderer.family, renderer.tokenizer)
+    calls = require_calls(renderer, TOOLS, THINKING_TOKENS, one_call=False)
     marks = renderer.dialect.thought_marks
-    engine = Engine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0, thought_marks=marks))
+    engine = Engine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0, reasoning_delimiters=marks))
     await engine.start()
     try:
         free = await asyncio.gather(*(sample(engine, renderer, parse, number) for number in range(16)))

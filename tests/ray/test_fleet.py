@@ -16,11 +16,11 @@ import pytest
 import pytest_asyncio
 import ray
 
-from agent_rft.actors.runtime.turns import Turns
-from agent_rft.actors.runtime.watchdog import LOOK_EVERY_S, SILENT_S, Watchdog, Watched
-from agent_rft.actors.tools.actor import watched_dispatchers
+from agent_rft.actors.runtime.turns import GpuLease
+from agent_rft.actors.runtime.watchdog import CHECK_INTERVAL_S, SILENT_S, Watchdog, WatchedActor
+from agent_rft.actors.tools.actor import watch_dispatchers
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
-from agent_rft.actors.weights.sync import Published, WeightSync
+from agent_rft.actors.weights.sync import PublishedWeights, WeightSync
 from agent_rft.errors import LearnerFailed
 from agent_rft.events import ActorSilent, EngineReplaced, Event
 from agent_rft.spec.job import JobSpec
@@ -44,7 +44,7 @@ class ForgetfulSync(WeightSync):
 
     forget = False
 
-    async def deliver(self, published: Published, workers: Any) -> Any:
+    async def deliver(self, published: PublishedWeights, workers: Any) -> Any:
         if not self.forget:
             return await super().deliver(published, workers)
         self.forget = False
@@ -92,7 +92,7 @@ async def test_rollouts_are_balanced_and_trained_on_and_both_engines_get_the_new
 ) -> None:
     groups = await actors.sample(tasks)
     assert all(len(group.rollouts) == 8 for group in groups)
-    tokens = [stats["sampled_tokens"] for stats in await actors.fleet.stats()]
+    tokens = [stats["sampled_tokens"] for stats in await actors.fleet.engine_stats()]
     assert min(tokens) > 0.3 * max(tokens)
 
     await actors.learn(groups, version=0)
@@ -132,7 +132,7 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_and_replaced(actors: Job
     groups = await actors.sample(tasks[:2])
     assert all(len(group.rollouts) == 8 for group in groups)
     async with asyncio.timeout(180):
-        await actors.fleet.all_ready()
+        await actors.fleet.wait_until_all_ready()
     assert await actors.versions() == [2, 2]
     gone = sorted([is_gone(process) for process in engine] for engine in engines)
     # Worker, core, resource tracker and chat template: of the replaced engine none is left.
@@ -144,9 +144,9 @@ async def test_an_engine_that_missed_a_bucket_is_fenced_and_replaced(actors: Job
     assert report.canary_gap < 1e-3
 
 
-async def waiting_for_a_tool(engine: Watched) -> None:
+async def waiting_for_a_tool(engine: WatchedActor) -> None:
     """Wait until a rollout of this engine waits for a tool."""
-    while not any(doing.stage == "tool calls" for doing in await engine.pulse()):  # noqa: ASYNC110 - another process
+    while not any(doing.stage == "tool calls" for doing in await engine.heartbeat()):  # noqa: ASYNC110 - another process
         await asyncio.sleep(0.1)
 
 
@@ -156,8 +156,8 @@ async def test_hung_processes_are_reported_within_a_minute_and_replaced(actors: 
     """First the dispatcher hangs; then, while rollouts of both engines wait for it, one engine's core."""
     actors.events.clear()
 
-    def watched() -> list[Watched]:
-        return [*actors.fleet.watched(), *watched_dispatchers(actors.dispatchers), *actors.learner.watched()]
+    def watched() -> list[WatchedActor]:
+        return [*actors.fleet.watch_targets(), *watch_dispatchers(actors.dispatchers), *actors.learner.watch_targets()]
 
     def silent(name: str) -> bool:
         """Whether an event names it with rollouts that wait for it."""
@@ -174,13 +174,15 @@ async def test_hung_processes_are_reported_within_a_minute_and_replaced(actors: 
             groups += await actors.sample(tasks * 4)
         return groups
 
-    dog = Watchdog(watched, actors.fleet.progress, actors.events.append, give_up_s=SILENT_S + 2 * LOOK_EVERY_S)
+    dog = Watchdog(
+        watched, actors.fleet.count_rollouts, actors.events.append, give_up_s=SILENT_S + 2 * CHECK_INTERVAL_S
+    )
     sampling = asyncio.create_task(sample_until_named())
-    await until(lambda: actors.fleet.progress()[1] > 32, within_s=60)
+    await until(lambda: actors.fleet.count_rollouts()[1] > 32, within_s=60)
     frozen = [freeze("ray::DispatcherActor")]
     async with asyncio.timeout(60):
-        await asyncio.gather(*map(waiting_for_a_tool, actors.fleet.watched()))
-    await dog.look()
+        await asyncio.gather(*map(waiting_for_a_tool, actors.fleet.watch_targets()))
+    await dog.check()
     await asyncio.sleep(1)
     frozen.append(freeze("EngineCore"))
     actor = frozen[-1].parent()
@@ -189,7 +191,7 @@ async def test_hung_processes_are_reported_within_a_minute_and_replaced(actors: 
     groups = await sampling
     assert all(len(group.rollouts) >= 4 for group in groups)
     async with asyncio.timeout(180):
-        await actors.fleet.all_ready()
+        await actors.fleet.wait_until_all_ready()
     (replaced,) = [event for event in actors.events if isinstance(event, EngineReplaced)]
     assert replaced.reason.startswith("it has not answered")
     assert (await actors.fleet.publish(4)).fenced == ()
@@ -214,18 +216,18 @@ async def test_one_broadcast_updates_both_engines(actors: JobActors, tasks: list
 async def test_by_turns_engines_stop_while_the_learner_computes_and_go_on_with_their_requests(
     actors: JobActors, tasks: list[Task]
 ) -> None:
-    turns = Turns(actors.fleet, actors.learner)
-    actors.fleet.share(turns)
-    actors.learner.share(turns)
-    await actors.learner.rest()
+    turns = GpuLease(actors.fleet, actors.learner)
+    actors.fleet.set_gpu_lease(turns)
+    actors.learner.set_gpu_lease(turns)
+    await actors.learner.release_devices()
     running = asyncio.create_task(actors.sample(tasks))
-    await until(lambda: actors.fleet.progress()[1] > 0)
+    await until(lambda: actors.fleet.count_rollouts()[1] > 0)
     await actors.learner.logprobs(np.arange(3, 40, dtype=np.int32))
-    before = [stats["sampled_tokens"] for stats in await actors.fleet.stats()]
-    await actors.learner.check()
-    assert [stats["sampled_tokens"] for stats in await actors.fleet.stats()] == before
+    before = [stats["sampled_tokens"] for stats in await actors.fleet.engine_stats()]
+    await actors.learner.check_alive()
+    assert [stats["sampled_tokens"] for stats in await actors.fleet.engine_stats()] == before
     assert not running.done()
-    await actors.learner.rest()
+    await actors.learner.release_devices()
     groups = await running
     assert all(len(group.rollouts) == 8 for group in groups)
     version = (await actors.versions())[0]
@@ -239,7 +241,7 @@ async def test_by_turns_engines_stop_while_the_learner_computes_and_go_on_with_t
 async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(actors: JobActors, tasks: list[Task]) -> None:
     events: list[Event] = []
     groups = await actors.sample(tasks[:4])
-    dog = Watchdog(actors.learner.watched, None, events.append, give_up_s=SILENT_S)
+    dog = Watchdog(actors.learner.watch_targets, None, events.append, give_up_s=SILENT_S)
     watching = asyncio.create_task(dog.run())
     frozen = freeze("ray::RankProcess")
     with pytest.raises(LearnerFailed, match=r"learner rank \d of 2 failed in step: it has not answered for 30 s"):

@@ -11,14 +11,14 @@ import ray
 from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 
-from agent_rft.cluster.planning.placement import Request, size_of
-from agent_rft.cluster.planning.plan import plan_of
-from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.planning.placement import PlanRequest, total_resources
+from agent_rft.cluster.planning.plan import plan_cluster
+from agent_rft.cluster.preflight.prepare import CheckedJob
 from agent_rft.cluster.ray_cluster.live_nodes import LiveNodes, live_nodes
-from agent_rft.cluster.ray_cluster.seats import Seats
-from agent_rft.cluster.ray_cluster.turn import own_turn
+from agent_rft.cluster.ray_cluster.seats import Reservations
+from agent_rft.cluster.ray_cluster.turn import reservation_lock
 from agent_rft.cluster.run.reservation import reserve
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.ray.job_actors import MARKS
 from tests.support.builders import job, plan
 from tests.support.fakes_http import until
@@ -41,17 +41,17 @@ def nodes() -> Iterator[Cluster]:
         cluster.shutdown()
 
 
-async def reserved(run: str, max_gpus: int | None = None, **given: Any) -> tuple[Seats, float]:
+async def reserved(run: str, max_gpus: int | None = None, **given: Any) -> tuple[Reservations, float]:
     """Plan a job on the nodes as they are, reserve its layout, and return its seats and its number of GPUs."""
-    plan = plan_of(Request(job(cluster=given), tuple(live_nodes()), None, 1024, max_gpus=max_gpus))
+    plan = plan_cluster(PlanRequest(job(cluster=given), tuple(live_nodes()), None, 1024, max_gpus=max_gpus))
     assert plan.fits
-    seats = Seats(plan.placement, run)
-    placed = await seats.ready(print, timeout_s=30)
+    seats = Reservations(plan.placement, run)
+    placed = await seats.wait(print, timeout_s=30)
     assert placed == list(range(plan.placement.engines))
-    return seats, size_of(plan.placement)[0]
+    return seats, total_resources(plan.placement)[0]
 
 
-async def released(*jobs: Seats) -> None:
+async def released(*jobs: Reservations) -> None:
     """Release the reservations, and wait until Ray counts their GPUs as free."""
     for seats in jobs:
         seats.release()
@@ -78,26 +78,26 @@ async def test_an_engine_of_several_gpus_is_placed_next_to_ranks(nodes: Cluster)
 async def test_two_jobs_that_start_together_get_layouts_for_different_gpus(nodes: Cluster) -> None:
     """Both are laid out for six of the eight GPUs that are free."""
     other, _ = await reserved("other", max_gpus=8)
-    request = Request(job(), tuple(live_nodes()), None, 1024, max_gpus=6)
-    prepared = Prepared(request.job, plan(), plan_of(request), 1024, cast(Any, None), [], request=request)
+    request = PlanRequest(job(), tuple(live_nodes()), None, 1024, max_gpus=6)
+    prepared = CheckedJob(request.job, plan(), plan_cluster(request), 1024, cast(Any, None), [], request=request)
     placements = dict.fromkeys(("first", "second"), prepared.placement)
 
-    async def reserve_for(run: str) -> Seats:
-        def lay_out_again(changed: Prepared) -> None:
+    async def reserve_for(run: str) -> Reservations:
+        def lay_out_again(changed: CheckedJob) -> None:
             placements[run] = changed.placement
 
         seats, placed = await reserve(
             prepared,
-            lambda placement: Seats(placement, run),
+            lambda placement: Reservations(placement, run),
             LiveNodes(),
-            NOTHING_ALLOWED,
+            DEFAULT_CONFIG,
             print,
             lay_out_again,
-            own_turn,
+            reservation_lock,
         )
         assert placed == list(range(placements[run].engines))
         return seats
 
     both = await asyncio.gather(*map(reserve_for, placements))
-    assert sorted(size_of(placement)[0] for placement in placements.values()) == [2, 6]
+    assert sorted(total_resources(placement)[0] for placement in placements.values()) == [2, 6]
     await released(other, *both)

@@ -22,20 +22,20 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.actors.engine.grammar.structure import build_turn_structure
 from agent_rft.actors.learner.group import LearnerGroup
-from agent_rft.actors.weights.bucket import checksum
+from agent_rft.actors.weights.bucket import compute_checksum
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
-from agent_rft.errors import Halted, RftError, UserError
-from agent_rft.metrics import metric_of
+from agent_rft.errors import RftError, TrainingHalted, UserError
+from agent_rft.metrics import find_metric
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.learner.layout import num_bytes
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.learner.sizes import snapshot_bytes
 from agent_rft.trainer.model.batch import WeightedSequence
-from agent_rft.types import Converted, LearnerLayout, StepReport, TrainSequence
+from agent_rft.types import LayoutConversion, LearnerLayout, StepReport, TrainSegment
 from tests.support.architectures import ARCHITECTURES
 from tests.support.paths import BASE
 from tests.support.processes import our_processes
@@ -76,7 +76,7 @@ async def groups() -> AsyncIterator[tuple[LearnerGroup, LearnerGroup]]:
     await asyncio.gather(alone.shutdown(), pair.shutdown())
 
 
-def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
+def rollouts(seed: int, version: int = 0) -> list[TrainSegment]:
     """Five rollouts with one prompt; three of them fill a micro-batch of 200 tokens each.
 
     These make one mini-batch, so one of two ranks gets a filler.
@@ -88,7 +88,7 @@ def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
         mask = random.random(length) < 0.4
         mask[: len(prompt)], mask[-1] = False, True
         sequences.append(
-            TrainSequence(
+            TrainSegment(
                 token_ids=np.concatenate([prompt, random.integers(3, 298, length - len(prompt))]).astype(np.int32),
                 loss_mask=mask,
                 logprobs=np.where(mask, random.normal(-6, 1, length), 0).astype(np.float32),
@@ -99,19 +99,23 @@ def rollouts(seed: int, version: int = 0) -> list[TrainSequence]:
     return sequences
 
 
-def constrained(structure: str | None) -> list[TrainSequence]:
+def constrained(structure: str | None) -> list[TrainSegment]:
     """Rollouts whose turns are answers of a response format; the last one is not, as if another version sampled it."""
     renderer = Renderer(AutoTokenizer.from_pretrained(BASE))
     sequences = []
     for answer in ["1234", "56", "7a"]:
-        ids = [*renderer.plain("what was debt of"), *renderer.plain(answer), renderer.tokenizer.eos_token_id]
-        mask = np.arange(len(ids)) >= len(renderer.plain("what was debt of"))
+        ids = [
+            *renderer.encode_untrusted("what was debt of"),
+            *renderer.encode_untrusted(answer),
+            renderer.tokenizer.eos_token_id,
+        ]
+        mask = np.arange(len(ids)) >= len(renderer.encode_untrusted("what was debt of"))
         logprobs, versions = np.where(mask, -1, 0).astype(np.float32), np.where(mask, 0, -1).astype(np.int32)
-        sequences.append(TrainSequence(np.array(ids, np.int32), mask, logprobs, versions, 1.0, structure))
+        sequences.append(TrainSegment(np.array(ids, np.int32), mask, logprobs, versions, 1.0, structure))
     return sequences
 
 
-def broken_rollouts() -> list[TrainSequence]:
+def broken_rollouts() -> list[TrainSegment]:
     """They give a gradient that is not finite, on one rank only."""
     return [*rollouts(0)[1:], replace(rollouts(0)[0], advantage=float("nan"))]
 
@@ -125,7 +129,7 @@ def conversations() -> list[WeightedSequence]:
 
 async def save(group: LearnerGroup, folder: Path) -> None:
     await group.snapshot()
-    await group.write(folder)
+    await group.write_snapshot(folder)
 
 
 async def two_steps(group: LearnerGroup, config: LearnerConfig) -> tuple[list[StepReport], NDArray[np.float32]]:
@@ -142,7 +146,7 @@ async def test_an_update_does_not_depend_on_ranks_and_zero_stage(
     config = replace(TWICE, lora=lora)
     expected, expected_logprobs = await two_steps(alone, config)
     assert [report.applied for report in expected] == [True, True]
-    assert all(metric_of(name) for report in expected for name in report.metrics)
+    assert all(find_metric(name) for report in expected for name in report.metrics)
     # One rank computes the prompt of two rollouts once; two ranks have one of them each.
     assert [report.metrics["computed_tokens"] for report in expected] == [605 - 25] * 2
     for stage in range(4):
@@ -159,7 +163,7 @@ async def test_the_policy_under_a_response_format_is_trained_the_same_on_all_ran
 ) -> None:
     """Also the proximal and the start policy's probabilities are masked: before an update their gaps are 0."""
     alone, pair = groups
-    structure = turn_structure((), {"type": "integer"}, HERMES.calls)
+    structure = build_turn_structure((), {"type": "integer"}, HERMES.calls)
     config = replace(CONFIG, algorithm=AlgorithmSpec(updates_per_batch=1, kl_coef=0.1))
     metrics = {}
     for name, group, stage, which in (
@@ -225,7 +229,7 @@ async def test_training_resumes_bitwise_equally_from_a_snapshot_written_while_it
     group, config = groups[ranks - 1], replace(TWICE, zero_stage=stage, lr_schedule="linear", lora=lora)
     await two_steps(group, config)
     await group.snapshot()
-    writing = asyncio.create_task(group.write(tmp_path))
+    writing = asyncio.create_task(group.write_snapshot(tmp_path))
     wanted = await two_more(group)
     await writing
     await group.build(config)
@@ -272,7 +276,7 @@ async def test_a_checkpoint_of_one_layout_loads_into_any_other(
         assert copied == snapshot_bytes(parameters, rank=0, ranks=1, stage=0, in_bfloat16=False)
     for i in range(1, len(way)):
         await at[i].build(configs[i])
-        assert await at[i].load(tmp_path / str(i - 1)) == Converted(layouts[i - 1], layouts[i])
+        assert await at[i].load(tmp_path / str(i - 1)) == LayoutConversion(layouts[i - 1], layouts[i])
         await save(at[i], new(tmp_path / str(i)))
         converted = saved_state(tmp_path / str(i))
         assert converted.pop("step") == 2
@@ -310,16 +314,16 @@ async def test_saved_weights_equal_those_of_engines_and_load_in_transformers(
     _, logprobs = await two_steps(pair, replace(CONFIG, zero_stage=3))
     await save(pair, tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
-    plan = await pair.bucket_plan(max_bytes=300_000)
+    plan = await pair.bucket_layouts(max_bytes=300_000)
     assert len(plan) > 2
     assert "lm_head.weight" not in saved  # tied
     assert [name for bucket in plan for name, *_ in bucket] == list(
         AutoModelForCausalLM.from_pretrained(BASE).state_dict()
     )[: len(saved)]
     for index, bucket in enumerate(plan):
-        reference, number = await pair.gather_bucket(index)
+        reference, number = await pair.publish_bucket(index)
         data, start = await await_ref(reference), 0
-        assert number == checksum(torch.tensor(data))
+        assert number == compute_checksum(torch.tensor(data))
         for name, dtype, shape in bucket:
             size = 4 * int(np.prod(shape))
             assert dtype == "float32"
@@ -345,8 +349,8 @@ async def test_ranks_that_read_their_parts_publish_what_the_files_have(
     saved = load_file(tmp_path / "model.safetensors")
     await pair.build(replace(CONFIG, model=tmp_path, zero_stage=3))
     published = {}
-    for index, bucket in enumerate(await pair.bucket_plan(max_bytes=100_000)):
-        reference, _ = await pair.gather_bucket(index)
+    for index, bucket in enumerate(await pair.bucket_layouts(max_bytes=100_000)):
+        reference, _ = await pair.publish_bucket(index)
         data = await await_ref(reference)
         for tensor, start in zip(bucket, np.cumsum([0, *(num_bytes([each]) for each in bucket)]), strict=False):
             published[tensor[0]] = data[start : start + num_bytes([tensor])].tobytes()
@@ -395,11 +399,11 @@ async def test_an_adapter_is_published_and_saved_under_pefts_names_and_trained_o
     _, trained = await two_steps(pair, config)
     await save(pair, new(tmp_path / "adapter"))
     saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    [bucket] = await pair.bucket_plan(max_bytes=1 << 30)
+    [bucket] = await pair.bucket_layouts(max_bytes=1 << 30)
     assert {name: (dtype, shape) for name, dtype, shape in bucket} == {
         name: ("float32", tuple(tensor.shape)) for name, tensor in saved.items()
     }
-    data = await await_ref((await pair.gather_bucket(0))[0])
+    data = await await_ref((await pair.publish_bucket(0))[0])
     assert data.tobytes() == b"".join(saved[name].numpy().tobytes() for name, *_ in bucket)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), str(tmp_path / "adapter"))
     with torch.no_grad():
@@ -458,7 +462,7 @@ async def test_a_non_finite_gradient_skips_the_update_on_all_ranks_and_three_hal
         assert (await group.step(rollouts(0), version=0)).applied
         assert not (await group.step(broken, version=0)).applied
     await alone.step(broken, version=0)
-    with pytest.raises(Halted, match="3 updates in a row"):
+    with pytest.raises(TrainingHalted, match="3 updates in a row"):
         await alone.step(broken, version=0)
 
 
@@ -483,15 +487,15 @@ async def test_a_lost_group_starts_again_from_its_checkpoint_bitwise_equally(
 ) -> None:
     _, pair = groups
     await two_steps(pair, TWICE)
-    plan = await pair.bucket_plan(1 << 30)
+    plan = await pair.bucket_layouts(1 << 30)
     await save(pair, tmp_path)
     wanted, before = await two_more(pair), set(rank_processes())
-    await pair.watched()[1].give_up("it is silent")
+    await pair.watch_targets()[1].give_up("it is silent")
     with pytest.raises(RftError, match=r"learner rank 1 of 2 failed in step: it is silent"):
         await pair.step(rollouts(0), version=0)
     await pair.restart()
-    assert [len(before & set(rank_processes())), len(rank_processes()), len(pair.watched())] == [1, 3, 2]
-    assert await pair.bucket_plan(1 << 30) == plan
+    assert [len(before & set(rank_processes())), len(rank_processes()), len(pair.watch_targets())] == [1, 3, 2]
+    assert await pair.bucket_layouts(1 << 30) == plan
     await pair.load(tmp_path)
     assert await two_more(pair) == wanted
 

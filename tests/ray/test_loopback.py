@@ -59,7 +59,7 @@ async def test_a_user_s_own_modules_are_not_imported_in_place_of_ours() -> None:
 
 async def test_a_local_run_listens_on_the_loopback_address_only() -> None:
     (dispatcher,) = start_dispatchers([], LOCAL, 1)
-    channel = await asyncio.wait_for(dispatcher.address.remote(), 60)  # it listens from now on
+    channel = await asyncio.wait_for(dispatcher.get_channel_address.remote(), 60)  # it listens from now on
     ranks = await asyncio.wait_for(LearnerGroup.start(CONFIG, [{"num_cpus": 1}] * 2), 120)
     await asyncio.wait_for(ranks.build(CONFIG), 120)
     places = list(listening())

@@ -21,11 +21,11 @@ from agent_rft.actors.weights.sync import WeightsLost, WeightSync
 from agent_rft.errors import LearnerFailed
 from agent_rft.events import LearnerRestarted
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
-from agent_rft.trainer.learner.layout import Layout, Loaded, num_bytes
+from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights, num_bytes
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 from agent_rft.trainer.loop.journal import Journal
-from agent_rft.trainer.loop.reinforcement import Loop, LoopConfig
+from agent_rft.trainer.loop.reinforcement import LoopConfig, ReinforcementLoop
 from agent_rft.types import Group, GroupRequest, SyncReport
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeRollouts, FakeSink
@@ -82,8 +82,8 @@ class Recorded(FakeRollouts):
             victim.send_signal(signal.SIGKILL)
             victim.wait()
         digest = hashlib.blake2b(digest_size=16)
-        for index, _ in enumerate(await self._learner.bucket_plan(1 << 20)):
-            reference, _ = await self._learner.gather_bucket(index)
+        for index, _ in enumerate(await self._learner.bucket_layouts(1 << 20)):
+            reference, _ = await self._learner.publish_bucket(index)
             bucket: np.ndarray[tuple[int], np.dtype[np.uint8]] = await reference
             digest.update(bucket.tobytes())
         assert self.weights.setdefault(version, digest.hexdigest()) == digest.hexdigest(), "a replay differs"
@@ -101,7 +101,9 @@ async def trained(folder: Path, learner: LearnerGroup, kill_at: int | None = Non
     )
     tasks = [task(str(i)) for i in range(8)]
     checkpoints, journal = Checkpoints(folder / "checkpoints"), Journal(folder / "journal")
-    loop = Loop(config, tasks, [], rollouts, learner, checkpoints, journal, sink, sleep=lambda _: asyncio.sleep(0))
+    loop = ReinforcementLoop(
+        config, tasks, [], rollouts, learner, checkpoints, journal, sink, sleep=lambda _: asyncio.sleep(0)
+    )
     await loop.run()
     return rollouts, sink
 
@@ -125,11 +127,11 @@ async def test_a_killed_rank_changes_no_bit_of_the_weights(
 class Worker:
     """An engine's actor as weight sync sees it."""
 
-    def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
+    def stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout) -> None:
         assert len(data) == num_bytes(layout)
 
-    def swap(self, version: int) -> Loaded:
-        return Loaded(0.0, ())
+    def load_staged(self, version: int) -> LoadedWeights:
+        return LoadedWeights(0.0, ())
 
 
 async def test_a_rank_that_is_lost_while_only_a_checkpoint_is_written_is_lost_for_all(
@@ -139,14 +141,14 @@ async def test_a_rank_that_is_lost_while_only_a_checkpoint_is_written_is_lost_fo
     worker: Any = Worker.remote()
     sync = WeightSync(learner)
     published = await sync.collect(1)
-    assert await sync.catch_up(published, worker) == 0.0
+    assert await sync.load_into(published, worker) == 0.0
     await learner.snapshot()
     our_processes("RankProcess")[0].kill()
-    for call in (learner.write(tmp_path), learner.snapshot(), learner.check()):
+    for call in (learner.write_snapshot(tmp_path), learner.snapshot(), learner.check_alive()):
         with pytest.raises(LearnerFailed, match="failed in write"):
             await call
     with pytest.raises(WeightsLost, match="version 1 were lost with learner rank 0"):
         async with asyncio.timeout(30):
             while True:  # Ray takes a moment to notice that the owner of the buckets is gone
-                await sync.catch_up(published, worker)
+                await sync.load_into(published, worker)
     assert sync.is_lost

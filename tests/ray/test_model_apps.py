@@ -18,8 +18,8 @@ from ray import serve as ray_serve
 from agent_rft.actors.engine.chat.chat_engine import ServedModel
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.ray_cluster.seats import Seats
-from agent_rft.cluster.ray_cluster.usage import cluster_use
+from agent_rft.cluster.ray_cluster.seats import Reservations
+from agent_rft.cluster.ray_cluster.usage import read_usage
 from agent_rft.errors import RftError, UserError
 from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine
 from agent_rft.serve.inference.model_server import ServedModels
@@ -116,7 +116,7 @@ def models(tmp_path: Path) -> Folder:
 @pytest_asyncio.fixture(loop_scope="module")
 async def served(models: Folder) -> AsyncIterator[ServedModels]:
     limits = EngineLimits(max_models=1, idle_s=3.0, first_call_wait_s=240.0)
-    hosting = RayServeModels(limits, EngineResources.of(limits, {}), fake_engine)
+    hosting = RayServeModels(limits, EngineResources.from_limits(limits, {}), fake_engine)
     served = ServedModels(models, hosting, limits)
     yield served
     for name in await hosting.states():
@@ -185,8 +185,8 @@ async def test_a_model_that_cannot_start_is_an_error_at_once_and_is_removed(serv
 async def test_idle_model_gives_its_core_to_a_job_that_waits(served: ServedModels, models: Folder) -> None:
     served.release_idle_s = 1.0
     await served.chat({"model": "a"})
-    seats, news = Seats(TWO_CORES, "ftjob-1"), list[str]()
-    placed = asyncio.create_task(seats.ready(news.append, timeout_s=120))
+    seats, news = Reservations(TWO_CORES, "ftjob-1"), list[str]()
+    placed = asyncio.create_task(seats.wait(news.append, timeout_s=120))
     await until(lambda: bool(news), within_s=60)
     assert news[0].endswith("not placed: learner rank 0; in use by the served model a")
     serving = asyncio.create_task(served.run())
@@ -203,7 +203,7 @@ async def test_idle_model_gives_its_core_to_a_job_that_waits(served: ServedModel
 
 async def until_free() -> None:
     """Wait until Ray counts no run's resources any more."""
-    await until(lambda: not cluster_use().running, within_s=60)
+    await until(lambda: not read_usage().running, within_s=60)
 
 
 async def test_an_idle_model_is_unloaded_and_loaded_again_on_demand(served: ServedModels, models: Folder) -> None:

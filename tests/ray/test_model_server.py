@@ -15,7 +15,7 @@ import ray
 from ray import serve as ray_serve
 from transformers import AutoTokenizer
 
-from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.chat.parsing import load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
@@ -32,7 +32,7 @@ from agent_rft.serve.routes import models
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.serve.stores.secrets import SecretBox
 from agent_rft.spec.job import RewardSpec, RolloutLimits
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, EngineLimits
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, EngineLimits
 from agent_rft.types import Grade, Rollout, Task, ToolCall, ToolResult
 from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
@@ -84,7 +84,7 @@ async def rollouts() -> list[tuple[Task, Rollout]]:
         return Grade(0.0)
 
     spec = EpisodeSpec("job", LIMITS, RewardSpec(), max_steps=32, context_length=CONTEXT)
-    runner = EpisodeRunner(spec, Renderer(tokenizer), parser_of(HERMES, tokenizer), generate, call_tools, grade)
+    runner = EpisodeRunner(spec, Renderer(tokenizer), load_parser(HERMES, tokenizer), generate, call_tools, grade)
     tasks = tasks_of(LEDGER / "data" / "test.jsonl")[:16]
     done = await asyncio.gather(*(runner.run(RolloutRequest(task, 0, 0, 0, 0.0)) for task in tasks))
     engine.shutdown()
@@ -107,12 +107,12 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     ray_serve.start(proxy_location="Disabled")
     limits = EngineLimits(max_num_seqs=8, first_call_wait_s=280)
-    hosting = RayServeModels(limits, EngineResources.of(limits, ray.cluster_resources()))
+    hosting = RayServeModels(limits, EngineResources.from_limits(limits, ray.cluster_resources()))
     served = ServedModels(registry, hosting, limits)
     box = SecretBox.of_folder(folder, {})
     routers = [
-        chat.make_router(served, Trials(NOTHING_ALLOWED)),
-        responses.make_router(served, Trials(NOTHING_ALLOWED), box),
+        chat.make_router(served, Trials(DEFAULT_CONFIG)),
+        responses.make_router(served, Trials(DEFAULT_CONFIG), box),
         models.make_router(registry),
     ]
     async with client_of(routers) as http:

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
 from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
-from agent_rft.cluster.ray_cluster.seats import Seats
+from agent_rft.cluster.ray_cluster.seats import Reservations
 from agent_rft.cluster.run.pre_stop import stop_runs
 from agent_rft.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
 from agent_rft.spec.job import JobSpec
@@ -70,16 +70,16 @@ def tasks(job: JobSpec) -> list[Task]:
 async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
     """A job with two engines and one learner rank, which starts once a missing node has joined."""
     plan, news = plan_placement(job, live_nodes(), None, 1024), list[str]()
-    assert plan.lacking[0].message.startswith("the job needs 3 cores (engines 2 x 1, learner ranks 1 x 1)")
-    seats = Seats(plan.placement, "run")
-    waiting = asyncio.create_task(seats.ready(news.append, wait_for_nodes_s=60))
+    assert plan.resource_problems[0].message.startswith("the job needs 3 cores (engines 2 x 1, learner ranks 1 x 1)")
+    seats = Reservations(plan.placement, "run")
+    waiting = asyncio.create_task(seats.wait(news.append, wait_for_nodes_s=60))
     await until(lambda: bool(news), within_s=20)
     assert news == ["2 cores, 0 GPUs required, 1 cores, 0 GPUs free; not placed: learner rank 0"]
     nodes.add_node(num_cpus=1)
     at_start = await asyncio.wait_for(waiting, 30)
     assert at_start == [0]
-    made = JobActors(job, seats.engine, seats.beside, placed=seats.engine_placed)
-    await made.start([seats.rank(0)], at_start)
+    made = JobActors(job, seats.engine_options, seats.helper_options, placed=seats.wait_for_engine)
+    await made.start([seats.rank_options(0)], at_start)
     yield made
     await made.close()
     seats.release()
@@ -88,7 +88,7 @@ async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
 DRIVER = """
 import asyncio, sys, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from agent_rft.cluster.run.signals import Signals
+from agent_rft.cluster.run.signals import StopSignals
 
 @ray.remote(num_cpus=0)
 class Rank:
@@ -96,7 +96,7 @@ class Rank:
 
 async def main(address, node):
     stop = asyncio.Event()
-    with Signals() as signals, signals.graceful(stop.set):
+    with StopSignals() as signals, signals.on_first(stop.set):
         ray.init(address, log_to_driver=False)
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         rank = Rank.options(name="run:learner-rank-0", scheduling_strategy=there).remote()
@@ -156,7 +156,7 @@ async def test_an_engine_joins_during_the_run_with_the_current_weights(
     await run.fleet.publish(version + 1)
     nodes.add_node(num_cpus=1)
     async with asyncio.timeout(180):
-        await run.fleet.all_ready()
+        await run.fleet.wait_until_all_ready()
     assert await run.versions() == [version + 1, version + 1]
     assert run.events[-1] == EngineJoined(engine="engine-1")
     assert node_of(run.workers[1]) not in {node_of(run.workers[0]), node_of(run.learner._actors[0])}
@@ -181,7 +181,7 @@ async def test_an_engine_on_a_dead_node_is_replaced_on_another(
     groups = await running
     assert all(len(group.rollouts) == 8 for group in groups)
     async with asyncio.timeout(180):
-        await run.fleet.all_ready()
+        await run.fleet.wait_until_all_ready()
     assert await run.versions() == versions
     assert node_of(run.workers[1]) != dying.node_id
     about_it = [event for event in run.events if getattr(event, "engine", "") == "engine-1"]

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.ray_cluster.seats import NEWS_S, Seats
+from agent_rft.cluster.ray_cluster.seats import REPORT_INTERVAL_S, Reservations
 from agent_rft.errors import InvalidJob
 from tests.support.fakes_http import until
 
@@ -32,31 +32,31 @@ def local_ray() -> Iterator[None]:
 
 
 async def test_a_job_waits_for_its_resources_and_reports_which(local_ray: None) -> None:
-    first, news = Seats(BOTH_CORES, "first"), list[str]()
-    assert await first.ready(news.append) == [0]
+    first, news = Reservations(BOTH_CORES, "first"), list[str]()
+    assert await first.wait(news.append) == [0]
     assert news == []
 
-    second = Seats(BOTH_CORES, "second")
-    waiting = asyncio.create_task(second.ready(news.append, timeout_s=60))
-    await until(lambda: bool(news), within_s=3 * NEWS_S)
+    second = Reservations(BOTH_CORES, "second")
+    waiting = asyncio.create_task(second.wait(news.append, timeout_s=60))
+    await until(lambda: bool(news), within_s=3 * REPORT_INTERVAL_S)
     missing = "2 cores, 0 GPUs required, 0 cores, 1 GPUs free; not placed: engine 0, learner rank 0"
     assert news == [f"{missing}; in use by the run first"]
     first.release()
     await waiting
 
-    third = Seats(BOTH_CORES, "third")
+    third = Reservations(BOTH_CORES, "third")
     with pytest.raises(InvalidJob, match=r"after 0.1 s: 2 cores, 0 GPUs required, 0 cores.* \[no_free_resources\]"):
-        await third.ready(news.append, timeout_s=0.1)
+        await third.wait(news.append, timeout_s=0.1)
     second.release()
     third.release()
 
 
 async def test_an_engine_without_resources_joins_when_another_job_ends(local_ray: None) -> None:
-    small = Seats(replace(BOTH_CORES, learner_ranks=0), "small")
-    await small.ready(print)
-    large = Seats(replace(BOTH_CORES, engines=2, learner_ranks=0), "large")
-    assert await large.ready(print) == [0]
-    joining = asyncio.create_task(large.engine_placed(1))
+    small = Reservations(replace(BOTH_CORES, learner_ranks=0), "small")
+    await small.wait(print)
+    large = Reservations(replace(BOTH_CORES, engines=2, learner_ranks=0), "large")
+    assert await large.wait(print) == [0]
+    joining = asyncio.create_task(large.wait_for_engine(1))
     assert not (await asyncio.wait({joining}, timeout=0.1))[0]
     small.release()
     await asyncio.wait_for(joining, 30)
@@ -64,26 +64,26 @@ async def test_an_engine_without_resources_joins_when_another_job_ends(local_ray
 
 
 async def test_an_engine_and_a_rank_that_share_a_gpu_see_the_same_one(local_ray: None) -> None:
-    seats = Seats(replace(BOTH_CORES, engine_gpus=1, rank_gpus=1, colocated=True), "shared")
-    await seats.ready(print)
+    seats = Reservations(replace(BOTH_CORES, engine_gpus=1, rank_gpus=1, colocated=True), "shared")
+    await seats.wait(print)
     actor = ray.remote(Visible)
-    both = [actor.options(**options).remote() for options in (seats.engine(0), seats.rank(0))]
+    both = [actor.options(**options).remote() for options in (seats.engine_options(0), seats.rank_options(0))]
     assert await asyncio.gather(*(each.gpus.remote() for each in both)) == [["0"], ["0"]]
     seats.release()
 
 
 async def test_a_job_does_not_wait_for_resources_beyond_any_single_node(local_ray: None) -> None:
-    large = Seats(replace(BOTH_CORES, engine_cores=7), "large")
-    async with asyncio.timeout(NEWS_S):
+    large = Reservations(replace(BOTH_CORES, engine_cores=7), "large")
+    async with asyncio.timeout(REPORT_INTERVAL_S):
         with pytest.raises(InvalidJob, match="engine 0 requires 7 cores, 0 GPUs, more than any node has"):
-            await large.ready(print)
+            await large.wait(print)
     large.release()
 
 
 async def test_in_an_autoscaled_cluster_a_job_waits_and_reports_the_node_that_must_join(local_ray: None) -> None:
-    large, news = Seats(replace(BOTH_CORES, engine_cores=7), "large"), list[str]()
+    large, news = Reservations(replace(BOTH_CORES, engine_cores=7), "large"), list[str]()
     with pytest.raises(
         InvalidJob, match=r"after 0.2 s: 8 cores.*engine 0 requires 7 cores.*: waiting for a larger node to join"
     ):
-        await large.ready(news.append, timeout_s=0.1, wait_for_nodes_s=0.2)
+        await large.wait(news.append, timeout_s=0.1, wait_for_nodes_s=0.2)
     large.release()

@@ -24,7 +24,7 @@ from agent_rft.actors.tools.actor import DispatcherActor, DispatcherClient
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from tests.support.fakes_http import until
 
 pytestmark = [
@@ -33,7 +33,7 @@ pytestmark = [
 ]
 SECRET = "sk-very-secret-4711"
 IN_RUNTIME_ENV = "sk-of-the-runtime-env-0815"
-OPERATOR = Operator.model_validate(
+OPERATOR = OperatorConfig.model_validate(
     {"python_grader_nodes": True, "models": {"judge": {"base_url": "http://127.0.0.1:1/v1", "api_key": SECRET}}}
 )
 SOURCE = """
@@ -92,7 +92,7 @@ async def test_a_grader_runs_there_without_secrets_and_everything_else_elsewhere
 
 
 async def test_its_death_fails_the_grades_in_flight_and_it_restarts(cluster: Cluster) -> None:
-    pool = GraderPool.of(reinforcement(), OPERATOR)
+    pool = GraderPool.for_job(reinforcement(), OPERATOR)
     before = set(nodes_of("PythonGraderActor"))
     assert (await pool.grade(*RIGHT)).value == 1.0
     (pid,) = set(nodes_of("PythonGraderActor")) - before
@@ -111,7 +111,7 @@ async def test_its_death_fails_the_grades_in_flight_and_it_restarts(cluster: Clu
 
 async def test_a_trial_leaves_nothing_behind_in_its_slot(cluster: Cluster) -> None:
     slots = TrialSlots(1)
-    pool = GraderPool(GRADER, operator=OPERATOR, slot=partial(slots.slot, "key"))
+    pool = GraderPool(GRADER, operator=OPERATOR, slot=partial(slots.hold_slot, "key"))
     before = set(nodes_of("PythonGraderActor"))
     grades = await asyncio.gather(*(pool.grade(*RIGHT) for _ in range(3)))
     assert [grade.value for grade in grades] == [1.0, 1.0, 1.0]

@@ -22,7 +22,7 @@ from agent_rft.errors import EngineFailed
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.job_file import load_job
 from agent_rft.trainer.learner.adapter import AdapterConfig
-from agent_rft.trainer.learner.checkpoint_weights import as_bytes
+from agent_rft.trainer.learner.checkpoint_weights import concat_bytes
 from examples.ledger.services import services
 from tests.ray.job_actors import MARKS, JobActors
 from tests.support.adapters import ALPHA, RANK, adapted, tensors_of
@@ -49,7 +49,7 @@ def job() -> Iterator[JobSpec]:
 @pytest.fixture(scope="module")
 def shared(job: JobSpec) -> SharedConfig:
     own = EngineConfig(job.model, "float32", context_length=1024, max_num_seqs=32, seed=0)
-    config = SharedConfig.of(own, AdapterConfig(RANK, ALPHA), cores=1, index=0)
+    config = SharedConfig.for_job(own, AdapterConfig(RANK, ALPHA), cores=1, index=0)
     return replace(config, engine=replace(config.engine, adapter_slots=NUM_JOBS + 1), tick_s=TICK_S)
 
 
@@ -89,8 +89,8 @@ class Job:
 async def publish(client: EngineClient, peft: Any, version: int) -> None:
     named = tensors_of(peft)
     layout = [(name, "float32", tuple(tensor.shape)) for name, tensor in named.items()]
-    await asyncio.to_thread(client.stage, as_bytes(list(named.values())), layout)
-    await client.swap(version)
+    await asyncio.to_thread(client.stage_bucket, concat_bytes(list(named.values())), layout)
+    await client.load_staged(version)
 
 
 def logprobs_of(peft: Any, token_ids: list[int]) -> np.ndarray:
@@ -139,9 +139,11 @@ async def test_an_adapter_of_one_job_that_is_damaged_or_infinite_hurts_no_other(
     await publish(second, models["diverged"], 8)
     await asyncio.gather(*(sample(second, seed) for seed in range(8)), return_exceptions=True)
     data = np.zeros(8, np.uint8)
-    await asyncio.to_thread(second.stage, data, [("base_model.model.model.nothing.lora_A.weight", "float32", (2,))])
+    await asyncio.to_thread(
+        second.stage_bucket, data, [("base_model.model.model.nothing.lora_A.weight", "float32", (2,))]
+    )
     with pytest.raises(EngineFailed):
-        await second.swap(9)
+        await second.load_staged(9)
     completions = await asyncio.gather(*(sample(first, seed) for seed in range(8)))
     assert await gap(models["first"], *completions) < 1e-4
     await publish(second, models["second"], 10)
@@ -159,7 +161,7 @@ async def test_a_further_job_waits_until_one_has_left_or_has_been_killed(
     further = EngineClient(shared)
     await further.start()
     assert (await sample(further, 1)).versions[0] == 0
-    await further.leave()
+    await further.end_lease()
     with pytest.raises(EngineFailed, match="did not renew its lease"):
         await sample(further, 1)
 
@@ -168,7 +170,7 @@ async def test_a_further_job_waits_until_one_has_left_or_has_been_killed(
 async def test_two_jobs_train_adapters_at_once_on_the_same_engine(
     clients: list[EngineClient], shared: SharedConfig, job: JobSpec
 ) -> None:
-    await clients.pop().leave()
+    await clients.pop().end_lease()
     jobs = [JobActors(job, lambda index: {"num_cpus": 0}, shared=shared) for _ in range(2)]
     await asyncio.gather(*(one.start([CORE]) for one in jobs))
     tasks = tasks_of(Path(job.training_file))[:3]
@@ -187,7 +189,7 @@ async def test_two_jobs_train_adapters_at_once_on_the_same_engine(
 
 
 async def test_the_engine_ends_after_its_last_job(clients: list[EngineClient], shared: SharedConfig) -> None:
-    await asyncio.gather(*(client.leave() for client in clients))
+    await asyncio.gather(*(client.end_lease() for client in clients))
 
     def is_gone() -> bool:
         try:

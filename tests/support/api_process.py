@@ -22,17 +22,17 @@ from typing import Any
 import httpx
 
 from agent_rft.errors import Problem
-from agent_rft.serve.deployment import app_of
-from agent_rft.serve.host.listener import reserved_port
+from agent_rft.serve.deployment import make_app
+from agent_rft.serve.host.listener import reserve_port
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.client_limits import Deadlines
 from agent_rft.serve.inference.model_server import AppState
 from agent_rft.serve.jobs.launcher import RayLauncher
-from agent_rft.serve.jobs.processes.draft import Draft
+from agent_rft.serve.jobs.processes.draft import CheckRequest
 from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
 from agent_rft.serve.stores.model_registry import ModelRecord
-from agent_rft.spec.operator.config import Operator, ServerLimits
+from agent_rft.spec.operator.config import OperatorConfig, ServerLimits
 from tests.support.fake_models import USAGE, turn
 
 PIECE = "x" * 16_384
@@ -41,7 +41,7 @@ PIECE = "x" * 16_384
 class Ready:
     """A Hosting whose models always run."""
 
-    def names_of(self, record: ModelRecord) -> list[str]:
+    def app_names(self, record: ModelRecord) -> list[str]:
         return [record.id]
 
     async def states(self) -> dict[str, AppState]:
@@ -69,8 +69,8 @@ class OnlyChecks:
     def __init__(self, settings: DriverSettings) -> None:
         self._launcher = RayLauncher(settings, "")
 
-    async def check(self, draft: Draft) -> list[Problem]:
-        return await self._launcher.check(draft)
+    async def check_request(self, draft: CheckRequest) -> list[Problem]:
+        return await self._launcher.check_request(draft)
 
 
 class Unmanaged(Services):
@@ -109,19 +109,19 @@ def api_process(folder: Path, deadlines: Mapping[str, float], **limits: int) -> 
 
 async def serve(folder: Path, port: int, deadlines: Deadlines, **more: int) -> None:
     limits = ServerLimits(requests_per_minute=10**6, **more)
-    operator = Operator(aliases={"gpt-5": str(folder)}, limits=limits)
+    operator = OperatorConfig(aliases={"gpt-5": str(folder)}, limits=limits)
     state = ServerState(StateLocations(folder), operator)
     tokens = [state.keys.create(name, ["write"])[1] for name in ("a", "b")]
     hosting: Any = Ready()
     launcher: Any = OnlyChecks(DriverSettings(str(folder), state.database.url))
     services = Unmanaged(state, operator, launcher, hosting, deadlines)
-    app = app_of(state, services, operator, listen=("127.0.0.1", port), deadlines=deadlines)
+    app = make_app(state, services, operator, listen=("127.0.0.1", port), deadlines=deadlines)
     async with app.router.lifespan_context(app):
         print(json.dumps({"port": port, "tokens": tokens}), flush=True)
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    with reserved_port("127.0.0.1", 0) as port:
+    with reserve_port("127.0.0.1", 0) as port:
         given = json.loads(sys.argv[2])
         asyncio.run(serve(Path(sys.argv[1]), port, Deadlines(**given.pop("deadlines")), **given))

@@ -13,9 +13,9 @@ from pydantic import TypeAdapter
 from agent_rft.rows.rows import read_tasks
 from agent_rft.spec.graders import GraderSpec
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.plan import Plan
+from agent_rft.spec.plan import StepPlan
 from agent_rft.types import (
-    Discarded,
+    DiscardedRollout,
     Grade,
     Group,
     GroupRequest,
@@ -84,12 +84,14 @@ def rollout(
 
 def group(request: GroupRequest, grades: Sequence[float | None], version: int = 0, **changes: Any) -> Group:
     """One rollout per grade; None discards it."""
-    lost = [Discarded("t", request.task.row_id, i, "tool_failed", "down") for i, g in enumerate(grades) if g is None]
+    lost = [
+        DiscardedRollout("t", request.task.row_id, i, "tool_failed", "down") for i, g in enumerate(grades) if g is None
+    ]
     graded = [rollout(request, i, g, version) for i, g in enumerate(grades) if g is not None]
     return replace(Group(request, tuple(graded), tuple(lost)), **changes)
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes: Any) -> StepPlan:
     values = {
         "num_rows": 6,
         "batch_size": 2,
@@ -102,7 +104,7 @@ def plan(**changes: Any) -> Plan:
         "learning_rate": 1e-3,
         "max_thinking_tokens": None,
     }
-    return Plan(**(values | changes))
+    return StepPlan(**(values | changes))
 
 
 def grader_spec(**values: Any) -> GraderSpec:

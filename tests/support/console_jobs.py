@@ -13,7 +13,7 @@ from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.run.sinks.stream import EventStream
 from agent_rft.events import EngineReplaced, PhaseBegan
 from agent_rft.serve.jobs.processes.sink import StoreSink
-from agent_rft.serve.jobs.processes.wire_metrics import checkpoint_metrics, wire_data
+from agent_rft.serve.jobs.processes.wire_metrics import checkpoint_metrics, make_wire_data
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_states import JobStatus
 from agent_rft.serve.stores.job_store import JobStore
@@ -110,4 +110,4 @@ def _drive(folder: Path, store: JobStore, models: ModelRegistry, job_id: str, ma
     steps = {int(metrics["step"]): metrics for metrics in run.metrics()}
     for step in sorted(steps)[3::4][-4:]:
         models.add(name(step), run.path, "gpt-5", job_id)
-        store.add_checkpoint(job_id, step, name(step), checkpoint_metrics(wire_data(steps[step])))
+        store.add_checkpoint(job_id, step, name(step), checkpoint_metrics(make_wire_data(steps[step])))

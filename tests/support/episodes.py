@@ -41,8 +41,8 @@ def parse(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
     try:
         found = tuple((c["name"], json.dumps(c["arguments"])) for c in map(json.loads, parts))
     except ValueError:
-        return ParsedTurn("", malformed=True, thought=thought)
-    return ParsedTurn(text.partition("<tool_call>")[0], found, thought=thought)
+        return ParsedTurn("", is_malformed=True, reasoning=thought)
+    return ParsedTurn(text.partition("<tool_call>")[0], found, reasoning=thought)
 
 
 class ScriptedEpisode:

@@ -19,7 +19,7 @@ class Recording:
     def __init__(self) -> None:
         self.events: list[RunEvent] = []
 
-    def event(self, event: RunEvent) -> None:
+    def handle_event(self, event: RunEvent) -> None:
         self.events.append(event)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from tests.support.fakes_http import LOCAL, FakeEndpoint, until
 
 
@@ -32,6 +32,6 @@ def verdict(score: float) -> dict[str, Any]:
     return {"choices": [{"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}]}
 
 
-def judged_by(judge: FakeEndpoint) -> Operator:
+def judged_by(judge: FakeEndpoint) -> OperatorConfig:
     """An operator whose model `judge` is this endpoint."""
     return LOCAL.model_copy(update={"models": {"judge": ModelEndpoint(base_url=judge.url)}})

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from agent_rft.actors.rollout.episode import RolloutRequest
 from agent_rft.actors.runtime.calls import LOST
 from agent_rft.errors import EngineFailed, RftError
-from agent_rft.rows.rollout_json import outcome_as_json, task_from_json
-from agent_rft.trainer.learner.layout import Layout, Loaded
-from agent_rft.types import Discarded
+from agent_rft.rows.rollout_json import outcome_to_json, task_from_json
+from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
+from agent_rft.types import DiscardedRollout
 from tests.support.builders import group_request, rollout
 
 BUCKET, CHECKSUM = np.arange(8, dtype=np.uint8), 28
@@ -59,11 +59,14 @@ class FakeWorker:
         self.version = 0
         self.busy_s: float | None = 0.0
         """Seconds for which its engine had requests; None if the engine does not answer."""
-        self.canary_logprobs: NDArray[np.float32] | None = np.zeros(4, dtype=np.float32)
+        self.canary_values: NDArray[np.float32] | None = np.zeros(4, dtype=np.float32)
         self.requests: list[RolloutRequest] = []
         self._running: dict[tuple[str, int], asyncio.Future[None]] = {}
         self._discards: dict[tuple[str, int], str] = {}
-        names = "start init_transport address sleep wake stage swap shutdown canary call pulse stats"
+        names = (
+            "start init_transport get_channel_address offload reload stage_bucket load_staged shutdown "
+            "canary_logprobs call heartbeat engine_stats"
+        )
         for name in names.split():
             setattr(self, name, Method(getattr(self, f"_{name}")))
 
@@ -93,29 +96,29 @@ class FakeWorker:
     async def _init_transport(self, info: dict[str, Any]) -> None:
         pass
 
-    async def _address(self) -> None:
+    async def _get_channel_address(self) -> None:
         return None
 
-    async def _pulse(self) -> None:
+    async def _heartbeat(self) -> None:
         pass
 
-    async def _stats(self) -> dict[str, Any]:
+    async def _engine_stats(self) -> dict[str, Any]:
         if self.busy_s is None:
             raise EngineFailed("it does not answer")
         return {"version": self.version, "sampled_tokens": 0, "busy_s": self.busy_s}
 
-    async def _sleep(self) -> None:
+    async def _offload(self) -> None:
         if self.cannot_sleep:
             raise EngineFailed("its process ended")
         self.asleep = True
 
-    async def _wake(self) -> None:
+    async def _reload(self) -> None:
         self.asleep = False
 
-    async def _stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
+    async def _stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout) -> None:
         pass
 
-    async def _swap(self, version: int) -> Loaded:
+    async def _load_staged(self, version: int) -> LoadedWeights:
         assert not self.asleep
         self.is_loading = True
         await self.may_load.wait()
@@ -123,13 +126,13 @@ class FakeWorker:
         if self.cannot_load:
             raise EngineFailed("it cannot load weights")
         self.version = version
-        return Loaded(0.1, (CHECKSUM,))
+        return LoadedWeights(0.1, (CHECKSUM,))
 
-    async def _canary(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        if self.canary_logprobs is None:
+    async def _canary_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        if self.canary_values is None:
             raise EngineFailed("it does not answer")
-        assert len(token_ids) == len(self.canary_logprobs) + 1
-        return self.canary_logprobs
+        assert len(token_ids) == len(self.canary_values) + 1
+        return self.canary_values
 
     async def _shutdown(self) -> None:
         pass
@@ -147,5 +150,5 @@ class FakeWorker:
         finally:
             del self._running[key]
         if reason := self._discards.pop(key):
-            return outcome_as_json(Discarded("", request.task.row_id, sample, reason, "as the test says"))
-        return outcome_as_json(rollout(group_request(task=request.task), sample))
+            return outcome_to_json(DiscardedRollout("", request.task.row_id, sample, reason, "as the test says"))
+        return outcome_to_json(rollout(group_request(task=request.task), sample))

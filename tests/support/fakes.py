@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from agent_rft.errors import LearnerFailed
 from agent_rft.events import Event, StepDone
-from agent_rft.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
+from agent_rft.types import Group, GroupRequest, StepReport, SyncReport, TrainSegment
 from tests.support.builders import group
 
 E = TypeVar("E", bound=Event)
@@ -42,7 +42,7 @@ class FakeRollouts:
             self.in_flight -= 1
         return group(request, self._grades(request), version)
 
-    async def counts(self) -> dict[str, float]:
+    async def get_counts(self) -> dict[str, float]:
         return {"account/started": float(len(self.requests))}
 
     async def publish(self, version: int) -> SyncReport:
@@ -59,7 +59,7 @@ class FakeLearner:
     """
 
     def __init__(self, report: Callable[[int], StepReport] | None = None) -> None:
-        self.batches: list[tuple[int, list[TrainSequence]]] = []
+        self.batches: list[tuple[int, list[TrainSegment]]] = []
         self.weights: list[tuple[int, list[list[int]]]] = []
         self.saved: list[Path] = []
         self.loaded: list[Path] = []
@@ -67,7 +67,7 @@ class FakeLearner:
         self._lost: LearnerFailed | None = None
         self._report = report or (lambda step: StepReport({"loss": 0.1, "trained_tokens": 10.0}, applied=True))
 
-    async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
+    async def step(self, sequences: Sequence[TrainSegment], version: int) -> StepReport:
         self.alive()
         self.batches.append((version, list(sequences)))
         for _ in range(5):
@@ -80,17 +80,17 @@ class FakeLearner:
         self.weights.append((version, [s.token_ids.tolist() for s in sequences]))
         return report
 
-    async def check(self) -> None:
+    async def check_alive(self) -> None:
         self.alive()
 
-    async def rest(self) -> None:
+    async def release_devices(self) -> None:
         self.alive()
 
     async def snapshot(self) -> None:
         self.alive()
         self._snapshot = list(self.weights)
 
-    async def write(self, folder: Path) -> None:
+    async def write_snapshot(self, folder: Path) -> None:
         self.alive()
         (folder / "model.safetensors").write_text("weights")
         (folder / "state").mkdir(exist_ok=True)
@@ -132,5 +132,5 @@ class FakeSink:
     def emit(self, event: Event) -> None:
         self.events.append(event)
 
-    def groups(self, name: str, groups: Sequence[Group]) -> None:
+    def emit_groups(self, name: str, groups: Sequence[Group]) -> None:
         self.kept[name] = list(groups)

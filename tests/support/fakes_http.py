@@ -16,9 +16,9 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from agent_rft.actors.runtime.timing import Timing
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 
-LOCAL = Operator(allowed_networks=["127.0.0.0/8"])
+LOCAL = OperatorConfig(allowed_networks=["127.0.0.0/8"])
 """Allows clients to call the servers below."""
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.graders.kinds.python import PythonRunner
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 
-Make = Callable[..., PythonGrade]
+Make = Callable[..., PythonRunner]
 RUNTIME, SERVER = "python_grader_runtime_error", "python_grader_server_error"
 
 
@@ -25,9 +25,9 @@ async def python_graders(timeout_s: float) -> AsyncIterator[Make]:
 
     def grader(
         source: str, timeout_s: float = default_s, range: tuple[float, float] | None = None, **more: Any
-    ) -> PythonGrade:
+    ) -> PythonRunner:
         spec = PythonGrader(type="python", source=source, timeout_s=timeout_s, range=range)
-        made.append(PythonGrade(spec, "mine", Operator(), **{"way": "namespaces", "num_workers": 1, **more}))
+        made.append(PythonRunner(spec, "mine", OperatorConfig(), **{"way": "namespaces", "num_workers": 1, **more}))
         return made[-1]
 
     yield grader
@@ -35,7 +35,7 @@ async def python_graders(timeout_s: float) -> AsyncIterator[Make]:
         await one.close()
 
 
-async def failure(grader: PythonGrade, item: dict[str, Any] | None = None) -> GraderFailed:
+async def failure(grader: PythonRunner, item: dict[str, Any] | None = None) -> GraderFailed:
     with pytest.raises(GraderFailed) as caught:
         await grader.grade({}, item or {}, "trace_1")
     return caught.value

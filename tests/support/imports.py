@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cli.openai_import.api import MAX_FILE_BYTES, ApiSource, client_of
+from agent_rft.cli.openai_import.api import MAX_FILE_BYTES, ApiSource, make_openai_client
 from agent_rft.cli.openai_import.folder import import_job
-from agent_rft.cluster.preflight.rows import read_files, rows_of
-from agent_rft.cluster.preflight.static import method_problems
+from agent_rft.cluster.preflight.rows import list_rows, read_files
+from agent_rft.cluster.preflight.static import check_method
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.job_file import load_job
 from agent_rft.spec.operator.config_file import load_operator
@@ -34,7 +34,7 @@ def run(
 
     The waits before further attempts take no time and are put into `waits`, what is told about them into `told`.
     """
-    client, key = client_of(None, {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": api.url})
+    client, key = make_openai_client(None, {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": api.url})
     with client:
         sleep, tell = ([] if waits is None else waits).append, ([] if told is None else told).append
         source = ApiSource(client, key, JOB_ID, sleep, max_file_bytes, tell)
@@ -63,5 +63,5 @@ def checked(folder: Path) -> JobSpec:
     files, problems = read_files(job)
     assert not problems and len(files["training_file"]) == 12
     if job.method.type == "reinforcement":
-        assert method_problems(job.reinforcement, rows_of(job, files), operator) == []
+        assert check_method(job.reinforcement, list_rows(job, files), operator) == []
     return job

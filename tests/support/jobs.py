@@ -18,7 +18,7 @@ from agent_rft.serve.jobs.service import JobService
 from agent_rft.serve.stores.database import Base, Database
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRecord, NewJob
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
 from tests.support.bad_requests import SECRET
 from tests.support.builders import raw_job
 
@@ -61,8 +61,8 @@ class KnownModels:
 
     def resolve(self, model_id: str) -> SimpleNamespace:
         if model_id not in MODELS:
-            problem, remedy = f"The model '{model_id}' does not exist", "use another one"
-            raise UserError(f"{problem}: {remedy}.", problem=problem, remedy=remedy)
+            problem, fix = f"The model '{model_id}' does not exist", "use another one"
+            raise UserError(f"{problem}: {fix}.", problem=problem, fix=fix)
         return MODELS[model_id]
 
 
@@ -90,7 +90,7 @@ class ReversingBox:
 
 def job_service(
     store: JobStore,
-    operator: Operator = NOTHING_ALLOWED,
+    operator: OperatorConfig = DEFAULT_CONFIG,
     wake: Callable[[], None] = lambda: None,
     logs: JobLogs = NO_LOGS,
 ) -> JobService:

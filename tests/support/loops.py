@@ -15,7 +15,7 @@ import numpy as np
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 from agent_rft.trainer.loop.journal import Journal
-from agent_rft.trainer.loop.reinforcement import Loop, LoopConfig
+from agent_rft.trainer.loop.reinforcement import LoopConfig, ReinforcementLoop
 from agent_rft.types import Group, GroupRequest, StepReport
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeLearner, FakeRollouts, FakeSink
@@ -38,7 +38,7 @@ class Made:
         early_stop = changes.pop("early_stop", None)
         algorithm = AlgorithmSpec(max_staleness=staleness, eval_temperature=changes.pop("eval_temperature", None))
         config = LoopConfig(plan(**changes), algorithm, 7, 1.0, interval, early_stop)
-        self.loop = Loop(
+        self.loop = ReinforcementLoop(
             config,
             self.tasks,
             validation,

@@ -8,8 +8,8 @@ from typing import Any
 from agent_rft.cluster.planning.layout import ClusterPlan
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import RecordedLayout, Request
-from agent_rft.cluster.planning.plan import plan_of
+from agent_rft.cluster.planning.placement import PlanRequest, RecordedLayout
+from agent_rft.cluster.planning.plan import plan_cluster
 from agent_rft.spec.job import JobSpec
 
 
@@ -28,4 +28,6 @@ def plan_placement(
     Without a `model`, memory is not checked. Without `learner`, the run only grades. `recorded` is the layout of the
     run that is resumed; `others` are further fields of the Request.
     """
-    return plan_of(Request(job, tuple(nodes), model, context_length, learner, recorded or RecordedLayout(), **others))
+    return plan_cluster(
+        PlanRequest(job, tuple(nodes), model, context_length, learner, recorded or RecordedLayout(), **others)
+    )

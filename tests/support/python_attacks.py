@@ -21,12 +21,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.graders.kinds.python import PythonRunner
 from agent_rft.actors.sandbox import launcher, seccomp
 from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from tests.support.fakes_http import until
 from tests.support.paths import ROOT
 from tests.support.sandboxes import COST
@@ -48,7 +48,7 @@ HOSTILE = Path(__file__).with_name("hostile_grader.py").read_text()
 Outcome = dict[str, Any]
 
 
-async def outcome(grader: PythonGrade, attack: str, item: dict[str, Any]) -> Outcome:
+async def outcome(grader: PythonRunner, attack: str, item: dict[str, Any]) -> Outcome:
     try:
         grade = await grader.grade({"output_text": ""}, {**item, "attack": attack}, "trace")
     except GraderFailed as error:
@@ -65,16 +65,16 @@ async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, O
     spec = PythonGrader(type="python", source=HOSTILE)
     hurried = PythonGrader(type="python", source=HOSTILE, timeout_s=1.0)
     found: dict[str, Outcome] = {}
-    patient_pool, hurried_pool = (PythonGrade(one, "g", Operator(), way=way, limits=LIMITS, num_workers=2)
+    patient_pool, hurried_pool = (PythonRunner(one, "g", OperatorConfig(), way=way, limits=LIMITS, num_workers=2)
                                   for one in (spec, hurried))  # fmt: skip
 
-    async def attack(pool: PythonGrade, name: str) -> None:
+    async def attack(pool: PythonRunner, name: str) -> None:
         calm = (patient_pool if pool is hurried_pool else pool, "is_honest", item)
         found[name], beside = await asyncio.gather(outcome(pool, name, item), outcome(*calm))
         after = await outcome(*calm)
         found[name]["beside"] = [beside.get("value", beside), after.get("value", after)]
 
-    async def one_by_one(pool: PythonGrade, names: list[str]) -> None:
+    async def one_by_one(pool: PythonRunner, names: list[str]) -> None:
         for name in names:
             await attack(pool, name)
 

@@ -20,17 +20,17 @@ from fastapi.routing import APIRoute
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import Problem
-from agent_rft.serve.host.services import routers_of
+from agent_rft.serve.host.services import make_routers
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.app import create_app
 from agent_rft.serve.jobs.logs import JobLogs
-from agent_rft.serve.jobs.processes.draft import Draft
+from agent_rft.serve.jobs.processes.draft import CheckRequest
 from agent_rft.serve.jobs.service import JobService
-from agent_rft.serve.routes.job_stream import Pace
+from agent_rft.serve.routes.job_stream import StreamLimits
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobError
 from agent_rft.serve.stores.keys import KeyStore
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.types import Grade, Group
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.builders import EXACT, group_request, raw_job, rollout
@@ -48,7 +48,7 @@ HALF = "half \ud83d, caf\u00e9 \u2028"
 """Half of a surrogate pair, which UTF-8 cannot encode, and letters that ASCII cannot."""
 FINDINGS = {
     "verdict": "fix_first",
-    "reasons": [{"code": "too_easy", "decides": True, "message": "caf\u00e9", "remedy": "r"}],
+    "reasons": [{"code": "too_easy", "decides": True, "message": "caf\u00e9", "fix": "r"}],
     "rows": 3,
     "share": 1e-7,
 }
@@ -56,7 +56,7 @@ STATE = {
     "at": 1_000.0,
     "engines": [{"name": "engine-0", "state": "ready", "rollouts": 3}],
     "actors": [
-        {"name": "learner-0", "doing": [{"trace_id": "", "stage": HALF, "for_s": 1e-05}], "silent_s": 0.0},
+        {"name": "learner-0", "doing": [{"trace_id": "", "stage": HALF, "duration_s": 1e-05}], "silent_s": 0.0},
     ],
     "endpoints": [
         {
@@ -82,7 +82,7 @@ _EXPIRY = re.compile(r"expires=[^;]+ GMT")
 
 
 class FindsProblem:
-    async def check(self, draft: Draft) -> list[Problem]:
+    async def check_request(self, draft: CheckRequest) -> list[Problem]:
         problem = Problem("too_few_rows", "training_file", "caf\u00e9", "add rows", line=3, rows="1-7, 9")
         return [] if draft.samples else [problem]
 
@@ -91,13 +91,13 @@ class RecordedServer:
     """A server with jobs in different states; one of them has a run."""
 
     def __init__(self, folder: Path) -> None:
-        operator = Operator(aliases={"gpt-5": "base"}, allowed_networks=["127.0.0.0/8"])
+        operator = OperatorConfig(aliases={"gpt-5": "base"}, allowed_networks=["127.0.0.0/8"])
         self.state = ServerState(StateLocations(folder), operator)
         self.runs, self.logs, self.store = folder / "runs", JobLogs(folder), JobStore(self.state.database)
         calls = turn("I look.", call("call_a", "cat", "{}"), reasoning="hm caf\u00e9")
         models = FakeModels(*[calls, turn("caf\u00e9", finish="length")] * 8)
         jobs = JobService(self.store, self.state.models, self.state.files, self.state.secrets, operator, self.logs)
-        routers = routers_of(self.state, operator, jobs, FindsProblem(), models, pace=Pace(looks=1))
+        routers = make_routers(self.state, operator, jobs, FindsProblem(), models, pace=StreamLimits(looks=1))
         self.app = create_app(routers, FakeKeys(), sessions=self.state.sessions)
         self.found: dict[str, list[dict[str, Any]]] = {}
         self._names: dict[str, str] = {}
@@ -216,9 +216,9 @@ class RecordedServer:
         special = replace(rollout(request, 0, 1e-07, answer=HALF), grade=Grade(1e-07, {"exact": float("nan")}))
         whole = rollout(request, 1, answer="caf\u00e9")
         folder = RunFolder(run.path)
-        folder.groups("step-000009", [Group(request, (special, whole))])
+        folder.handle_groups("step-000009", [Group(request, (special, whole))])
         folder.close()
-        run.now.write_text(json.dumps(STATE))
+        run.status_file.write_text(json.dumps(STATE))
 
     async def records(self, job: str) -> None:
         evaluations = [f"{job}:test-before", f"{job}:test-after"]

@@ -27,9 +27,9 @@ from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from agent_rft.trainer.loop.journal import Journal
-from agent_rft.trainer.loop.reinforcement import Loop, LoopConfig
-from agent_rft.trainer.model.batch import pack
-from agent_rft.types import Group, GroupRequest, Segment, StepReport, SyncReport, TrainSequence
+from agent_rft.trainer.loop.reinforcement import LoopConfig, ReinforcementLoop
+from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.types import Group, GroupRequest, Segment, StepReport, SyncReport, TrainSegment
 from tests.support.builders import group, plan, rollout, task
 
 Phase = Literal["write-ahead", "update", "sync", "snapshot", "write", "rename", "sample"]
@@ -47,7 +47,7 @@ def live(folder: Path, model: Path, reports: Connection) -> None:
 
 async def _live(folder: Path, model: Path, reports: Connection) -> None:
     run = RunFolder(folder)
-    resumed = run.resumes
+    resumed = run.can_resume
     did = _Did(folder / "did.jsonl", reports)
     # Every other rollout file would be written by another thread, at another time in each run.
     stream = EventStream("recorded", [run], [run])
@@ -59,7 +59,7 @@ async def _live(folder: Path, model: Path, reports: Connection) -> None:
         checkpoint_interval=CheckpointInterval(minutes=None, steps=3),
     )
     learner = _Learner(model, did)
-    loop = Loop(
+    loop = ReinforcementLoop(
         config,
         [task(str(i)) for i in range(ROWS)],
         [],
@@ -107,28 +107,28 @@ class _Learner:
         self._rank = LearnerRank(LearnerConfig(model=model, steps=STEPS, learning_rate=1e-3, lr_schedule="linear"))
         self._did = did
 
-    async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
+    async def step(self, sequences: Sequence[TrainSegment], version: int) -> StepReport:
         with self._did.within("update"):
-            [micro_batches] = pack(sequences, num_ranks=1, budget=512)
+            [micro_batches] = pack_sequences(sequences, num_ranks=1, budget=512)
             report = self._rank.step([micro_batches], version)
         trained = hashlib.blake2b(b"".join(s.token_ids.tobytes() for s in sequences), digest_size=8).hexdigest()
         loss, norm = report.metrics["loss"].hex(), report.metrics["grad_norm"].hex()
         self._did.note("update", version=version, trained=trained, loss=loss, norm=norm)
         return report
 
-    async def rest(self) -> None:
+    async def release_devices(self) -> None:
         pass
 
-    async def check(self) -> None:
+    async def check_alive(self) -> None:
         """It is this process."""
 
     async def snapshot(self) -> None:
         with self._did.within("snapshot"):
             self._rank.snapshot()
 
-    async def write(self, folder: Path) -> None:
+    async def write_snapshot(self, folder: Path) -> None:
         with self._did.within("write"):
-            await asyncio.to_thread(self._rank.write, folder)
+            await asyncio.to_thread(self._rank.write_snapshot, folder)
         self._did.enter("rename")
 
     async def load(self, folder: Path) -> None:
@@ -159,7 +159,7 @@ class _Recorded:
         await asyncio.sleep(0.002 * (request.index * 7 % 5))
         return recorded(request)
 
-    async def counts(self) -> dict[str, float]:
+    async def get_counts(self) -> dict[str, float]:
         return {}
 
     async def publish(self, version: int) -> SyncReport:

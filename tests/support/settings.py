@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_rft.serve.jobs.request import WireJob
-from agent_rft.spec.endpoints import Strict
+from agent_rft.serve.jobs.request import JobRequestBody
+from agent_rft.spec.endpoints import StrictModel
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.nodes import NodesFile
-from agent_rft.spec.operator.config import Operator
-from agent_rft.spec.plan import Plan
+from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.plan import StepPlan
 
-FILES = (JobSpec, Plan, Operator, NodesFile, WireJob)
+FILES = (JobSpec, StepPlan, OperatorConfig, NodesFile, JobRequestBody)
 
 
-def all_models() -> list[type[Strict]]:
-    found = list(dict.fromkeys(_below(Strict)))
+def all_models() -> list[type[StrictModel]]:
+    found = list(dict.fromkeys(_below(StrictModel)))
     assert set(FILES) <= set(found)
     return found
 
 
-def _below(base: type[Strict]) -> Iterator[type[Strict]]:
+def _below(base: type[StrictModel]) -> Iterator[type[StrictModel]]:
     for model in base.__subclasses__():
         yield model
         yield from _below(model)

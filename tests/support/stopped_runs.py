@@ -26,25 +26,25 @@ from typing import Any, Literal, NoReturn, cast
 import typer
 from rich.console import Console
 
-from agent_rft.actors.rollout.board import Board
+from agent_rft.actors.rollout.board import RolloutProgress
 from agent_rft.cli.main import common, main
 from agent_rft.cluster.planning.layout import ClusterPlan
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.preflight.prepare import Prepared
+from agent_rft.cluster.preflight.prepare import CheckedJob
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.run.driver import claim_run
 from agent_rft.cluster.run.job_run import JobRun
-from agent_rft.cluster.run.readiness import Look
-from agent_rft.cluster.run.run_end import ended_well
+from agent_rft.cluster.run.readiness import ReadinessOptions
+from agent_rft.cluster.run.run_end import record_run_end
 from agent_rft.cluster.run.run_outputs import RunOutputs
-from agent_rft.cluster.run.signals import STOPPED, Signals, wait_for_signal
+from agent_rft.cluster.run.signals import STOPPED_EXIT_CODE, StopSignals, wait_for_signal
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
 from agent_rft.cluster.views.live import LiveView
 from agent_rft.events import JobEnded
 from agent_rft.spec.offload import Offload
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from agent_rft.trainer.loop.checkpoint import Checkpoints
-from agent_rft.types import Group, GroupRequest, StepReport, TrainSequence
+from agent_rft.types import Group, GroupRequest, StepReport, TrainSegment
 from tests.support.builders import job, plan, task
 from tests.support.fakes import FakeLearner, FakeRollouts
 
@@ -91,7 +91,7 @@ class FakeActors:
 class _Rollouts(FakeRollouts):
     def __init__(self, steps: int, notify: Callable[[], None] | None = None) -> None:
         super().__init__()
-        self.board = Board()
+        self.board = RolloutProgress()
         self._steps = steps
         self._notify = notify
 
@@ -107,26 +107,28 @@ class _Learner(FakeLearner):
         super().__init__()
         self._notify = notify
 
-    async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
+    async def step(self, sequences: Sequence[TrainSegment], version: int) -> StepReport:
         if len(self.batches) == SIGNAL_AFTER:
             self._notify()
         await asyncio.sleep(STEP_S)
         return await super().step(sequences, version)
 
 
-def prepared(folder: Path, steps: int) -> Prepared:
+def prepared(folder: Path, steps: int) -> CheckedJob:
     """A job with rows for each command, as the check would return it."""
     rows = [task(str(i)) for i in range(6)]
     spec = job({}, training_file=str(folder / "train.jsonl"))
     placement = Placement(1, 1, 0, 1, 1, 0, "float32", 8, 0, cast(Offload, "none"), 4096)
     cluster = ClusterPlan(placement, (), (), (), (), (), (), (), (), ())
-    return Prepared(spec, plan(steps=steps, n_epochs=steps, eval_interval=steps), cluster, 4096, cast(Any, None), rows)
+    return CheckedJob(
+        spec, plan(steps=steps, n_epochs=steps, eval_interval=steps), cluster, 4096, cast(Any, None), rows
+    )
 
 
 async def run_command(command: Command, folder: Path, steps: int, notify: Callable[[], None]) -> int:
     """Do the work of a command, which has this many steps, and return its exit code."""
     if command == "stuck":
-        with Signals() as signals, signals.graceful(lambda: None):
+        with StopSignals() as signals, signals.on_first(lambda: None):
             notify()
             await asyncio.sleep(GIVE_UP_S)
         return 0
@@ -140,21 +142,21 @@ async def run_command(command: Command, folder: Path, steps: int, notify: Callab
         await wait_for_signal(ready)
         return 0
     console, path = Console(), folder / "run"
-    with Signals() as signals, claim_run(path, 0.0, print) as claimed:
-        view, metrics, kept = LiveView(steps, console), MetricsSink(None, path), RunFolder(path, at=claimed.at)
+    with StopSignals() as signals, claim_run(path, 0.0, print) as claimed:
+        view, metrics, kept = LiveView(steps, console), MetricsSink(None, path), RunFolder(path, at=claimed.folder)
         actors: Any = lambda *given: FakeActors(command, steps, notify)  # noqa: E731
         made = prepared(folder, steps)
-        outputs = RunOutputs(made, NOTHING_ALLOWED, None, kept, view, metrics, console, None, reports=False)
-        run = JobRun(made, NOTHING_ALLOWED, outputs, signals, False, ["job.yaml"], actors=actors)
-        async with ended_well(run, signals, claimed):
+        outputs = RunOutputs(made, DEFAULT_CONFIG, None, kept, view, metrics, console, None, reports=False)
+        run = JobRun(made, DEFAULT_CONFIG, outputs, signals, False, ["job.yaml"], actors=actors)
+        async with record_run_end(run, signals, claimed):
             match command:
                 case "train":
                     await run.train()
                 case "eval" | "closing":
-                    await run.evaluation("training_file", 2)
+                    await run.evaluate_file("training_file", 2)
                 case "ready":
-                    await run.look(Look(samples=2))
-    return STOPPED if run.outcome == "stopped" else 0
+                    await run.run_readiness_check(ReadinessOptions(samples=2))
+    return STOPPED_EXIT_CODE if run.outcome == "stopped" else 0
 
 
 def _give_up() -> NoReturn:

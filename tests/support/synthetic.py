@@ -8,11 +8,11 @@ import numpy as np
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.events import CheckpointSaved, Evaluated, StepDone
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.plan import resolve
+from agent_rft.spec.plan import resolve_plan
 from agent_rft.trainer.loop.evaluate import summarize
 from agent_rft.trainer.loop.measure import rollout_metrics
 from agent_rft.types import (
-    Discarded,
+    DiscardedRollout,
     Grade,
     Group,
     GroupRequest,
@@ -94,7 +94,7 @@ class Synthetic:
             lost = ()
             if number == 1 and size > 1:
                 gone = rollouts.pop()
-                lost = (Discarded(gone.trace_id, task.row_id, size - 1, "tool_failed", "search answered 503"),)
+                lost = (DiscardedRollout(gone.trace_id, task.row_id, size - 1, "tool_failed", "search answered 503"),)
             request = GroupRequest(task, 0, number, size, purpose, 1.0)
             found.append(Group(request, tuple(rollouts), lost))
         return found
@@ -128,7 +128,7 @@ class Synthetic:
         """Report what a driver and a loop report, in order; with `folder` a test file is graded too."""
         if folder is not None:
             job = self.job(suffix="ledger")
-            folder.write_job(job, resolve(job, 480, 10**9)[0], {"context_length": 2048})
+            folder.write_job(job, resolve_plan(job, 480, 10**9)[0], {"context_length": 2048})
         if test and folder is not None:
             self.evaluate(sink, "test-before", self.groups(rows, 1, "test", 0, 0.0, hostile), 0)
         if validation_every:
@@ -136,7 +136,7 @@ class Synthetic:
         for step in range(1, steps + 1):
             skill = step / total
             groups = self.groups(6, 4, "train", step - 1, skill)
-            sink.groups(f"step-{step:06d}", groups)
+            sink.emit_groups(f"step-{step:06d}", groups)
             metrics = self.metrics(step, total, groups)
             if validation_every and step % validation_every == 0:
                 metrics |= self.validate(sink, step, skill) | {"time_eval_s": 3.0}
@@ -151,7 +151,7 @@ class Synthetic:
 
     def evaluate(self, sink, name, groups, step):
         evaluation = summarize(groups, groups[0].request.size, 1.0)
-        sink.groups(f"{name}-{step:06d}" if name == "validation" else name, groups)
+        sink.emit_groups(f"{name}-{step:06d}" if name == "validation" else name, groups)
         sink.emit(Evaluated(step=step, name=name, evaluation=evaluation, training_groups_in_flight=2))
         return evaluation
 

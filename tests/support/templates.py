@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from agent_rft.actors.engine.chat.dialects import find_dialect
-from agent_rft.chat.dialect import UNKNOWN
-from agent_rft.chat.prelude import tools_as_text
+from agent_rft.chat.dialect import DEFAULT_DIALECT
+from agent_rft.chat.prelude import add_tools_prelude
 from agent_rft.chat.renderer import Renderer
-from agent_rft.chat.template import template_of
-from agent_rft.cluster.preflight.doctor import Examined, examine
+from agent_rft.chat.template import load_chat_template
+from agent_rft.cluster.preflight.doctor import ModelFeatures, examine_renderer
 from docs.generator.models import FOUND
 
 WITH_TOOLS = (
@@ -93,20 +93,20 @@ def real_qwen(name: str) -> tuple[Renderer, str | None]:
     """The renderer of a template with Qwen's vocabulary, and why no parser reads its calls."""
     fast = PreTrainedTokenizerFast(tokenizer_object=qwen_vocabulary(), eos_token="<|im_end|>")
     fast.chat_template = template(name)
-    return find_dialect(fast, UNKNOWN)
+    return find_dialect(fast, DEFAULT_DIALECT)
 
 
 @cache
 def found(name: str) -> tuple[Renderer, str | None]:
     """The renderer in a template's dialect, and why no parser reads its calls; with the prelude if it needs one."""
     tokenizer = tokenizer_for(template(name), *_NOT_IN_THE_TEMPLATE.get(name, ()))
-    text = tools_as_text(template_of(tokenizer)) if name in WITHOUT_TOOLS else None
-    return find_dialect(tokenizer, replace(UNKNOWN, chat_template=text))
+    text = add_tools_prelude(load_chat_template(tokenizer)) if name in WITHOUT_TOOLS else None
+    return find_dialect(tokenizer, replace(DEFAULT_DIALECT, chat_template=text))
 
 
-def examined(name: str) -> Examined:
+def examined(name: str) -> ModelFeatures:
     renderer, mistake = found(name)
-    return examine(renderer, reads_calls=mistake is None)
+    return examine_renderer(renderer, reads_calls=mistake is None)
 
 
 def row(name: str) -> dict[str, Any]:

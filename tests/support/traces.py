@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_rft.cluster.records.rollout_index import Order
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.cluster.views.traces import Trace, find_traces, newest_file
 
 
@@ -26,8 +26,8 @@ def select_traces(
     Raises:
         UserError: There are no rollouts, or none of this name, row or trace.
     """
-    wanted = Wanted(name=name, row=row, trace=trace)
-    if wanted == Wanted():
-        wanted = Wanted(name=newest_file(run))
+    wanted = RolloutFilter(name=name, row=row, trace=trace)
+    if wanted == RolloutFilter():
+        wanted = RolloutFilter(name=newest_file(run))
     order: Order = "oldest" if worst is None and best is None else "worst" if best is None else "best"
     return list(find_traces(run, wanted, order, worst if best is None else best))

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.cluster.records.redact import public_job
-from agent_rft.cluster.run.sinks.integrations import load_integrations
+from agent_rft.cluster.run.sinks.integrations import load_trackers
 from agent_rft.cluster.run.sinks.plugins import RunInfo
 from agent_rft.cluster.run.sinks.stream import EventStream
 from agent_rft.events import IntegrationFailed, JobEnded, StepDone
-from agent_rft.spec.integrations import IntegrationAccess
+from agent_rft.spec.integrations import TrackerAccess
 from tests.support.builders import job
 from tests.support.events import Recording
 
@@ -40,9 +40,7 @@ def main(folder: Path, how: str) -> None:
     tracked = job(integrations=TRACKERS)
     sink = Recording()
     info = RunInfo("run-1", folder, public_job(tracked))
-    plugins = load_integrations(
-        tracked.integrations, IntegrationAccess.model_validate(access), info, close_timeout_s=240
-    )
+    plugins = load_trackers(tracked.integrations, TrackerAccess.model_validate(access), info, close_timeout_s=240)
     stream = EventStream("run-1", [sink], plugins=plugins)
     for step in range(4, 7) if how == "again" else range(1, 4):
         stream.emit(StepDone(step=step, total_steps=6, metrics={"step": float(step), "train_mean_reward": step / 10}))

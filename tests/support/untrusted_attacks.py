@@ -18,11 +18,11 @@ from typing import Any, cast
 
 import psutil
 
-from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.graders.kinds.python import PythonRunner
 from agent_rft.actors.sandbox import seccomp
 from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from tests.support.fakes_http import until
 from tests.support.python_attacks import become_plain, outcome
 from tests.support.sandboxes import CODE, COST
@@ -63,8 +63,8 @@ HOSTILE = Path(__file__).with_name("untrusted_code.py").read_text()
 
 async def run(way: Way, attacks: list[str], task: dict[str, Any]) -> dict[str, Any]:
     """The grade of each attack, and how many processes it has left."""
-    grader = PythonGrade(
-        PythonGrader(type="python", source=SOURCE), "g", Operator(), way=way,
+    grader = PythonRunner(
+        PythonGrader(type="python", source=SOURCE), "g", OperatorConfig(), way=way,
         limits=SandboxLimits(memory_bytes=512 << 20), num_workers=1,
     )  # fmt: skip
     me, found = psutil.Process(), {}

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from agent_rft.spec.job import Advantage
 
 Rewards = NDArray[np.float64]
-NoSignal = Literal["all_right", "all_wrong", "equal"]
+ZeroVarianceKind = Literal["all_right", "all_wrong", "equal"]
 
 EQUAL_WITHIN = 1e-6
 """Numbers that differ by less count as equal, because of rounding errors."""
-LEAST_DIFFERENCE = 1e-3
+MIN_DIFFERENCE = 1e-3
 """Minimum difference that penalties must make between equal grades; smaller differences would only train on noise."""
 
 
-def centred(rewards: Rewards) -> Rewards:
+def center_rewards(rewards: Rewards) -> Rewards:
     """A_i = r_i - mean(r).
 
     Not divided by the standard deviation, which would give more weight to tasks that are almost always or almost never
@@ -43,7 +43,7 @@ def grpo(rewards: Rewards) -> Rewards:
     Source: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, section 4.1.2. The floor is ours: a difference of 1e-6
     would otherwise count as much as a difference of 1.
     """
-    return centred(rewards) / max(float(rewards.std(ddof=1)), LEAST_DIFFERENCE)
+    return center_rewards(rewards) / max(float(rewards.std(ddof=1)), MIN_DIFFERENCE)
 
 
 def rloo(rewards: Rewards) -> Rewards:
@@ -51,13 +51,13 @@ def rloo(rewards: Rewards) -> Rewards:
 
     Source: Ahmadian et al. 2024, "Back to Basics", arXiv 2402.14740, section 3.3.
     """
-    return centred(rewards) * (len(rewards) / (len(rewards) - 1))
+    return center_rewards(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-_ALGORITHMS: dict[Advantage, Callable[[Rewards], Rewards]] = {"centred": centred, "grpo": grpo, "rloo": rloo}
+_ALGORITHMS: dict[Advantage, Callable[[Rewards], Rewards]] = {"centred": center_rewards, "grpo": grpo, "rloo": rloo}
 
 
-def advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:
+def compute_advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:
     """Return the advantages [n] of one group's rewards [n].
 
     Raises:
@@ -70,13 +70,15 @@ def advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:
     return _ALGORITHMS[algorithm](rewards)
 
 
-def signal_of(rewards: Rewards, grades: Sequence[float], pass_threshold: float) -> NoSignal | None:
+def classify_group_variance(
+    rewards: Rewards, grades: Sequence[float], pass_threshold: float
+) -> ZeroVarianceKind | None:
     """Return the kind of a zero-variance group, or None if its rewards differ, by grade or clearly by penalties.
 
     In "all_right" groups every grade is at least `pass_threshold`. In "all_wrong" groups every grade is 0 or less. All
     other zero-variance groups are "equal".
     """
-    if np.ptp(rewards) >= (EQUAL_WITHIN if np.ptp(grades) >= EQUAL_WITHIN else LEAST_DIFFERENCE):
+    if np.ptp(rewards) >= (EQUAL_WITHIN if np.ptp(grades) >= EQUAL_WITHIN else MIN_DIFFERENCE):
         return None
     if all(grade >= pass_threshold for grade in grades):
         return "all_right"

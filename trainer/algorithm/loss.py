@@ -50,10 +50,10 @@ def is_clipped(logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low:
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
 
 
-def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, most: float) -> Tensor:
-    """Return [M] bool, True where p differs from the engine's p by more than `most` and the surrogate would add to it.
+def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, max_difference: float) -> Tensor:
+    """Return [M] bool, True where the surrogate would add to a difference from the engine's p above `max_difference`.
 
-    These tokens get no surrogate. With `most` 0.2 and the probability 0.5 in the engine:
+    These tokens get no surrogate. With `max_difference` 0.2 and the probability 0.5 in the engine:
 
         A > 0    p = 0.8    True     the probability has risen enough
         A > 0    p = 0.1    False    the update leads back
@@ -68,29 +68,29 @@ def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, most: floa
     uses the mask instead of clipping and truncation; this code uses all three.
     """
     difference = logprobs.detach().exp() - engine.exp()
-    return ((advantages > 0) & (difference > most)) | ((advantages < 0) & (difference < -most))
+    return ((advantages > 0) & (difference > max_difference)) | ((advantages < 0) & (difference < -max_difference))
 
 
-def kl_to_start(logprobs: Tensor, start: Tensor) -> Tensor:
+def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Return the k3 estimator exp(d) - d - 1 [M] of the KL divergence to the reference model; d = start - logprobs.
 
-    `start` are log-probabilities of the reference model. The estimator is never negative, and its mean over the
+    `reference` are log-probabilities of the reference model. The estimator is never negative, and its mean over the
     learner's own samples is KL(learner || reference). Use it for metrics only: as a loss, its gradient would be the
     gradient of KL(reference || learner). Source: Schulman 2020, "Approximating KL divergence",
     joschu.net/blog/kl-approx.html.
     """
-    difference = start - logprobs
+    difference = reference - logprobs
     return difference.exp() - difference - 1
 
 
-def kl_penalty(logprobs: Tensor, start: Tensor) -> Tensor:
-    """Return (logprobs - start)^2 / 2 [M], where `start` are log-probabilities of the reference model.
+def kl_penalty(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return (logprobs - start)^2 / 2 [M], where `reference` are log-probabilities of the reference model.
 
     On the learner's own samples, the mean gradient equals the gradient of KL(learner || reference). Tokens that another
     policy sampled need `importance_weights`. Source: Tang and Munos 2025, "On a few
     pitfalls in KL divergence gradient estimation for RL", arXiv 2506.09477.
     """
-    return (logprobs - start.detach()).square() / 2
+    return (logprobs - reference.detach()).square() / 2
 
 
 def cross_entropy(logprobs: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ Sums = dict[str, Tensor]
 """Scalar sums by name, which are added up over micro-batches, updates and ranks."""
 
 
-class Algorithm(Protocol):
+class AlgorithmSettings(Protocol):
     """Settings of `agent_rft.spec.job.AlgorithmSpec` that the loss uses; a protocol, since pydantic may be missing."""
 
     @property
@@ -33,21 +33,21 @@ class Algorithm(Protocol):
     def kl_coef(self) -> float: ...
 
 
-def reinforcement(
+def rl_loss(
     batch: DeviceBatch,
     logprobs: Tensor,
     proximal: Tensor,
-    start: Tensor | None,
-    algorithm: Algorithm,
+    reference: Tensor | None,
+    algorithm: AlgorithmSettings,
     denominator: float,
 ) -> tuple[Tensor, Sums]:
-    """Return the RL loss and its sums: clipped surrogate, plus the KL penalty if `start` is not None.
+    """Return the RL loss and its sums: clipped surrogate, plus the KL penalty if `reference` is not None.
 
     Both terms have truncated importance weights. Tokens that diverged from the engine have no surrogate, but keep the
     penalty and count in the denominator.
 
-    `logprobs`, `proximal` and `start` are [M] as in `agent_rft.trainer.algorithm.loss`; only `logprobs` has a gradient.
-    See `loss.token_mean` for `denominator`.
+    `logprobs`, `proximal` and `reference` are [M] as in `agent_rft.trainer.algorithm.loss`; only `logprobs` has a
+    gradient. See `loss.token_mean` for `denominator`.
     """
     clip = (algorithm.clip_low, algorithm.clip_high)
     weights = loss.importance_weights(proximal, batch.logprobs, algorithm.importance_cap)
@@ -63,14 +63,14 @@ def reinforcement(
         diverged = loss.is_diverged(logprobs, batch.logprobs, batch.advantages, algorithm.max_divergence)
         losses = losses.masked_fill(diverged, 0.0)
         sums["diverged"] = diverged.sum()
-    if start is not None:
+    if reference is not None:
         weights = loss.importance_weights(logprobs, batch.logprobs, algorithm.importance_cap)
-        losses = losses + algorithm.kl_coef * weights * loss.kl_penalty(logprobs, start)
-        sums["kl_start"] = loss.kl_to_start(logprobs.detach(), start).sum()
+        losses = losses + algorithm.kl_coef * weights * loss.kl_penalty(logprobs, reference)
+        sums["kl_start"] = loss.kl_to_reference(logprobs.detach(), reference).sum()
     return loss.token_mean(losses, batch.weights, denominator), sums
 
 
-def supervised(batch: DeviceBatch, logprobs: Tensor, denominator: float) -> tuple[Tensor, Sums]:
+def sft_loss(batch: DeviceBatch, logprobs: Tensor, denominator: float) -> tuple[Tensor, Sums]:
     """Return the weighted cross-entropy, and no sums."""
     return loss.token_mean(loss.cross_entropy(logprobs), batch.weights, denominator), {}
 
@@ -89,7 +89,7 @@ def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
     }
 
 
-def means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
+def step_means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
     """Return a step's metrics, by their names in `agent_rft.metrics`, from sums over `num_tokens` trained tokens."""
     names = {
         "importance_ratio": "importance_ratio_mean",

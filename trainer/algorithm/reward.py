@@ -9,7 +9,9 @@ KEPT_SHARE = 0.1
 """Share of a positive grade that penalties cannot remove."""
 
 
-def reward_of(spec: RewardSpec, grade: Grade, num_calls: int, num_turns: int, num_sampled: int, busy_s: float) -> float:
+def compute_reward(
+    spec: RewardSpec, grade: Grade, num_calls: int, num_turns: int, num_sampled: int, busy_s: float
+) -> float:
     """Return the reward of one rollout: the guard's value if a guard was triggered, else the grade minus penalties.
 
         penalties = tool_call_penalty x max(0, num_calls - tool_call_budget) + turn_penalty x max(0, num_turns - 1)

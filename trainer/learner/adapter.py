@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # planning uses AdapterConfig too, and must not load torch
 
 ALL_LINEAR = "all-linear"
 """PEFT's name for all linear layers except the output head."""
-REMEDY = "use plain LoRA of PEFT, or merge the adapter into its base model with PEFT and use the merged folder"
-MERGE_REMEDY = "set `lora` to this rank and alpha, or merge the adapter first: agent-rft models merge FOLDER OUT"
+FIX = "use plain LoRA of PEFT, or merge the adapter into its base model with PEFT and use the merged folder"
+MERGE_FIX = "set `lora` to this rank and alpha, or merge the adapter first: agent-rft models merge FOLDER OUT"
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -34,7 +34,7 @@ class AdapterConfig:
     alpha: float
     targets: tuple[str, ...] = (ALL_LINEAR,)
 
-    def as_lora(self) -> LoraSpec | None:
+    def to_lora_spec(self) -> LoraSpec | None:
         """Return the `lora` setting that continues this adapter; None if no setting can express its targets."""
         targets = ALL_LINEAR if self.targets == (ALL_LINEAR,) else self.targets
         try:
@@ -42,7 +42,7 @@ class AdapterConfig:
         except ValidationError:
             return None
 
-    def config(self, base: str) -> dict[str, Any]:
+    def to_peft_config(self, base: str) -> dict[str, Any]:
         """Return PEFT's adapter_config.json; `base` is the folder or name of the base model."""
         return {
             "peft_type": "LORA",
@@ -58,7 +58,7 @@ class AdapterConfig:
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write an adapter: its tensors, by their names in PEFT's files, and the result of `AdapterConfig.config`.
+    """Write an adapter: its tensors, by their names in PEFT's files, and the result of `AdapterConfig.to_peft_config`.
 
     Raises:
         OSError: The disk is full or read-only.
@@ -98,12 +98,12 @@ class AdapterFolder:
             first = error.errors(include_url=False, include_input=False)[0]
             why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             problem, public = f"{path}: {why}", f"its {CONFIG_FILE}: {why}"
-            raise UserError(f"{problem}; {REMEDY}", problem=problem, remedy=REMEDY, public=public) from None
+            raise UserError(f"{problem}; {FIX}", problem=problem, fix=FIX, public_message=public) from None
         targets = config.target_modules
         shape = AdapterConfig(config.r, config.lora_alpha, (targets,) if isinstance(targets, str) else tuple(targets))
         return cls(folder, Path(config.base_model_name_or_path), shape)
 
-    def refuse_unless(self, lora: LoraSpec | None) -> None:
+    def check_compatible(self, lora: LoraSpec | None) -> None:
         """Check that a job with `lora` can continue this adapter. The shapes of its tensors are checked later.
 
         Raises:
@@ -116,9 +116,9 @@ class AdapterFolder:
             "the job trains all weights" if lora is None else f"`lora` sets rank {lora.rank} and alpha {lora.alpha:g}"
         )
         problem = f"{is_one}, but {requested}"
-        raise UserError(f"{problem}; {MERGE_REMEDY}", problem=problem, remedy=MERGE_REMEDY)
+        raise UserError(f"{problem}; {MERGE_FIX}", problem=problem, fix=MERGE_FIX)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def load_tensors(self) -> dict[str, Tensor]:
         """Load the adapter's tensors onto the CPU, by their names in PEFT's files."""
         from safetensors.torch import load_file
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from agent_rft.trainer.learner.host_buffer import HostBuffer, copy_bytes
 
-ROOM_TIMEOUT_S = 60.0
+FREE_MEMORY_TIMEOUT_S = 60.0
 """Timeout on reload for enough free GPU memory. After a process is killed, the driver needs a while to free it."""
-ROOM_POLL_S = 0.5
+FREE_MEMORY_POLL_S = 0.5
 
 FreeBytes = Callable[[], int]
 
@@ -26,8 +26,8 @@ def _free_gpu_bytes() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-class Asleep:
-    """Offloads this process's tensors from `device`. They cannot be used between `leave` and `come_back`.
+class CpuOffload:
+    """Offloads this process's tensors from `device`. They cannot be used between `leave` and `reload`.
 
     `buffer` holds their contents in that time, and must not be used for anything else.
     """
@@ -50,13 +50,13 @@ class Asleep:
         """Number of offloaded bytes."""
         return sum(copy.nbytes for _, copy in self._offloaded)
 
-    def leave(self) -> None:
+    def offload(self) -> None:
         """Copy all storages on the device to host memory, and free their device memory."""
         gc.collect()  # frees unused tensors instead of copying them
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # other streams may still use them
         storages = _find_storages(self._device)
-        copies = self._buffer.slices([storage.nbytes() for storage in storages])
+        copies = self._buffer.allocate_slices([storage.nbytes() for storage in storages])
         self._offloaded = list(zip(storages, copies, strict=True))
         copy_bytes((_view_bytes(storage), copy) for storage, copy in self._offloaded)
         for storage in storages:
@@ -64,15 +64,15 @@ class Asleep:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def come_back(self) -> None:
+    def reload(self) -> None:
         """Allocate the storages on the device again, and restore their contents.
 
         Raises:
             torch.OutOfMemoryError: The device has too little free memory, even after ROOM_TIMEOUT_S.
         """
-        polls, needed = int(ROOM_TIMEOUT_S / ROOM_POLL_S), self.num_bytes
+        polls, needed = int(FREE_MEMORY_TIMEOUT_S / FREE_MEMORY_POLL_S), self.num_bytes
         while polls and self._free_bytes() < needed:
-            self._wait(ROOM_POLL_S)
+            self._wait(FREE_MEMORY_POLL_S)
             polls -= 1
         for storage, copy in self._offloaded:
             storage.resize_(copy.nbytes)

@@ -67,7 +67,7 @@ class CheckpointWeights:
         first_names = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
         self._tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if first_names[id(t)] == name}
 
-    def parts(self, max_bytes: int) -> list[ParameterNames]:
+    def split(self, max_bytes: int) -> list[ParameterNames]:
         """Split all weights, in order, into parts of at most `max_bytes`; a larger weight is a separate part."""
         parts: list[ParameterNames] = []
         free = 0
@@ -89,7 +89,7 @@ class CheckpointWeights:
             infos += [(key, dtype, tuple(t.shape)) for key, t in self._convert({name: shape}).items()]
         return infos
 
-    def bucket(self, part: ParameterNames, memory: HostBuffer | None) -> NDArray[np.uint8] | None:
+    def copy_bucket(self, part: ParameterNames, memory: HostBuffer | None) -> NDArray[np.uint8] | None:
         """Return the concatenated bytes of a part, in the order of `describe`; valid until `memory` is used again.
 
         All ranks must call this together. Ranks that do not need the result pass None, and get None.
@@ -98,15 +98,15 @@ class CheckpointWeights:
             self._copy(part, None)
             return None
         sizes = _sizes(self.describe(part))
-        [bucket] = memory.slices([sum(sizes)])
+        [bucket] = memory.allocate_slices([sum(sizes)])
         self._copy(part, torch.split(bucket, sizes))
         return bucket.numpy()
 
-    def copies(self, memory: HostBuffer | None, shard_bytes: int = SHARD_BYTES) -> list[dict[str, Tensor]]:
+    def copy_all(self, memory: HostBuffer | None, shard_bytes: int = SHARD_BYTES) -> list[dict[str, Tensor]]:
         """Copy all weights to the CPU, in shards; see `bucket` for `memory`."""
-        parts = self.parts(shard_bytes)
+        parts = self.split(shard_bytes)
         layouts = [[] if memory is None else self.describe(part) for part in parts]
-        slices = [] if memory is None else memory.slices(_sizes(chain(*layouts)))
+        slices = [] if memory is None else memory.allocate_slices(_sizes(chain(*layouts)))
         shards: list[dict[str, Tensor]] = []
         for part, layout in zip(parts, layouts, strict=True):
             targets, slices = slices[: len(layout)], slices[len(layout) :]
@@ -134,7 +134,7 @@ class CheckpointWeights:
         return self._dtype if tensor.dtype == self._model.dtype else tensor.dtype
 
 
-def names_in(model: PreTrainedModel) -> Callable[[str], str]:
+def map_to_model_names(model: PreTrainedModel) -> Callable[[str], str]:
     """Return a function from a tensor's name in the model's files, which may be an older one, to its current name."""
     names = dict.fromkeys(model.state_dict(keep_vars=True), True)
     transforms: list[WeightTransform] = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(
@@ -146,20 +146,20 @@ def names_in(model: PreTrainedModel) -> Callable[[str], str]:
     return lambda key: str(rename_source_key(key, renamings, converters, prefix, names)[0])
 
 
-def other_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, Tensor]]:
+def read_unused_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, Tensor]]:
     """Return the tensors in the model folder `source` that the model does not use, by file, as views of the files.
 
     An example is the vision tower when only the language model is trained. Engines load the full folder and need it.
     """
-    names, name_of = model.state_dict(keep_vars=True).keys(), names_in(model)
+    names, name_of = model.state_dict(keep_vars=True).keys(), map_to_model_names(model)
     others = []
-    for path in files_that_transformers_reads(source):
+    for path in list_weight_files(source):
         with safe_open(path, "pt") as file:
             others.append({key: file.get_tensor(key) for key in file.keys() if name_of(key) not in names})  # noqa: SIM118
     return [tensors for tensors in others if tensors]
 
 
-def files_that_transformers_reads(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """Return a folder's weight files. Other files may hold the same weights under another library's names."""
     if (index := folder / INDEX).exists():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
@@ -167,7 +167,7 @@ def files_that_transformers_reads(folder: Path) -> list[Path]:
 
 
 def write_model(shards: Sequence[Mapping[str, Tensor]], folder: Path, source: Path, dtype: torch.dtype) -> None:
-    """Write `CheckpointWeights.copies` and `other_tensors` as a model folder for transformers and vLLM.
+    """Write `CheckpointWeights.copy_all` and `read_unused_tensors` as a model folder for transformers and vLLM.
 
     Config, tokenizer, chat template and generation config are copied from `source`, the folder of the base model.
 
@@ -183,7 +183,7 @@ def write_model(shards: Sequence[Mapping[str, Tensor]], folder: Path, source: Pa
         total = sum(tensor.nbytes for tensors in shards for tensor in tensors.values())
         table = {"metadata": {"total_size": total}, "weight_map": index}
         (folder / INDEX).write_text(json.dumps(table, indent=2))
-    copy_companions(source, folder, dtype)
+    copy_non_weight_files(source, folder, dtype)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -201,7 +201,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     path.chmod(0o644)  # safetensors sets 0600, but an engine may run as another user
 
 
-def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
+def concat_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
     """Return the concatenated bytes of CPU tensors, in the order of `describe`."""
     buffer = np.empty(sum(tensor.nbytes for tensor in tensors), dtype=np.uint8)
     start = 0
@@ -211,7 +211,7 @@ def as_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
     return buffer
 
 
-def copy_companions(source: Path, folder: Path, dtype: torch.dtype) -> None:
+def copy_non_weight_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
     """Copy all files of a model folder except the weights, and set `dtype` in the config."""
     for file in source.iterdir():
         if file.is_file() and not set(file.suffixes) & WEIGHT_FILES:

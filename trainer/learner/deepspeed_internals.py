@@ -28,7 +28,7 @@ def log_errors_only(deepspeed: Any) -> None:
     deepspeed.utils.set_log_level_from_string("error")
 
 
-def build_no_operations(deepspeed: Any) -> None:
+def disable_operation_builds(deepspeed: Any) -> None:
     """Keep DeepSpeed from compiling operations, and from searching for compilers.
 
     Uses: `deepspeed.ops.__compatible_ops__`, the table of operations that it may build.
@@ -107,15 +107,15 @@ class ClippedAdamW(torch.optim.AdamW):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """`size` elements of a parameter from `start` on, stored at `offset` in `held`, a tensor that Adam updates."""
+    """`size` elements of a parameter from `start` on, stored at `offset` in `storage`, a tensor that Adam updates."""
 
     name: str
     start: int
     size: int
-    held: Tensor
+    storage: Tensor
     offset: int
 
-    def of(self, flat: Tensor) -> Tensor:
+    def view_of(self, flat: Tensor) -> Tensor:
         """Return this fragment [size] as a view of `flat`, which is `held` or one of its moments."""
         return flat.detach().view(-1).narrow(0, self.offset, self.size)
 
@@ -158,7 +158,7 @@ def _trained(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 def adam_state(engine: Any) -> Any:
-    """Return Adam's state: a dictionary from `Fragment.held` to its moments.
+    """Return Adam's state: a dictionary from `Fragment.storage` to its moments.
 
     Uses: `DeepSpeedEngine.basic_optimizer`.
     Why: ZeRO's optimizers wrap ours, and do not expose all of its state.

@@ -39,7 +39,7 @@ class HostBuffer:
         self._slack = slack
         self._memory = np.empty(0, np.uint8)
 
-    def slices(self, sizes: Sequence[int]) -> list[Tensor]:
+    def allocate_slices(self, sizes: Sequence[int]) -> list[Tensor]:
         """Return tensors of these sizes in bytes (uint8), at aligned addresses, that do not overlap.
 
         They reuse the memory of all earlier slices, whose contents are lost.
@@ -48,9 +48,9 @@ class HostBuffer:
         self._reserve(starts.pop())
         return [torch.from_numpy(self._memory[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
 
-    def copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def copy_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copy tensors from any device into slices, and return the copies."""
-        slices = self.slices([tensor.nbytes for tensor in tensors.values()])
+        slices = self.allocate_slices([tensor.nbytes for tensor in tensors.values()])
         copy_bytes(zip(tensors.values(), slices, strict=True))
         named = zip(tensors.items(), slices, strict=True)
         return {name: copy.view(tensor.dtype).view(tensor.shape) for (name, tensor), copy in named}
@@ -60,7 +60,7 @@ class HostBuffer:
             return
         self._memory = np.empty(0, np.uint8)  # frees the old memory before there is new memory
         # torch would round pinned memory up to a power of two. numpy would request huge pages: in fragmented memory,
-        # the first snapshot took up to six times as long. `Asleep` skips this memory, since it cannot be resized.
+        # the first snapshot took up to six times as long. `CpuOffload` skips this memory, since it cannot be resized.
         pages = mmap(-1, int(num_bytes * (1 + self._slack)), flags=MAP_PRIVATE | MAP_ANONYMOUS)
         self._memory = np.frombuffer(pages, np.uint8)
         if self._lock_pages is None:

@@ -16,12 +16,12 @@ ITEMSIZES = {
 
 TensorInfo = tuple[str, str, tuple[int, ...]]
 """Name, dtype (such as "bfloat16") and shape."""
-Layout = list[TensorInfo]
+BucketLayout = list[TensorInfo]
 """Bucket layout: the tensors of a bucket in the order of their bytes, without gaps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedWeights:
     """Result of loading one version's buckets into an engine.
 
     `checksums` has one entry per worker process of the engine: the sum of the checksums of all buckets that it loaded.

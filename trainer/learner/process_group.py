@@ -13,12 +13,12 @@ from torch import Tensor
 from torch import distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
-from agent_rft.trainer.learner.deepspeed_internals import build_no_operations, log_errors_only
+from agent_rft.trainer.learner.deepspeed_internals import disable_operation_builds, log_errors_only
 
 
-def join(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: str | None) -> Any:
+def join_rank_group(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: str | None) -> Any:
     """Connect to the other ranks; return the deepspeed module, imported for this device, with its logs silenced."""
-    host, port = (address or f"127.0.0.1:{free_port()}").rsplit(":", 1)
+    host, port = (address or f"127.0.0.1:{find_free_port()}").rsplit(":", 1)
     os.environ |= {
         "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
         "RANK": str(rank),
@@ -33,7 +33,7 @@ def join(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: st
     # Under ZeRO-3, DeepSpeed 0.19 calls two collectives in every pass by names that torch 2.13 deprecates.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     disable_progress_bar()
-    build_no_operations(deepspeed)
+    disable_operation_builds(deepspeed)
     backend, timeout = "nccl" if on_gpu else "gloo", timedelta(seconds=timeout_s)
     if host.startswith("127.") and not dist.is_initialized():
         _init_loopback_group(backend, timeout, host, int(port), rank, world_size)
@@ -46,7 +46,7 @@ def join(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: st
 def _init_loopback_group(backend: str, timeout: timedelta, host: str, port: int, rank: int, world_size: int) -> None:
     dist.init_process_group(
         backend,
-        store=meeting_store(host, port, rank, world_size, timeout),
+        store=create_rendezvous_store(host, port, rank, world_size, timeout),
         rank=rank,
         world_size=world_size,
         timeout=timeout,
@@ -54,12 +54,12 @@ def _init_loopback_group(backend: str, timeout: timedelta, host: str, port: int,
     )
 
 
-def meeting_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> Any:
+def create_rendezvous_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> Any:
     """Return the rendezvous store of a group, which rank 0 serves.
 
     On a loopback address it listens on our own socket, since torch's socket would listen on all addresses.
     """
-    listener = loopback_socket(host, port) if rank == 0 else None
+    listener = create_loopback_socket(host, port) if rank == 0 else None
     return dist.TCPStore(  # type: ignore[attr-defined]  # public, but missing in torch's stubs
         host,
         port,
@@ -74,13 +74,13 @@ def meeting_store(host: str, port: int, rank: int, world_size: int, timeout: tim
 # -- ports -------------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
-def loopback_socket(host: str, port: int) -> socket.socket | None:
+def create_loopback_socket(host: str, port: int) -> socket.socket | None:
     """Return a socket that listens only on `host`, if `host` is a loopback address; else None.
 
     For other hosts, a server has to listen on all addresses: Ray's address of a node may not be one of its interfaces.
@@ -91,13 +91,13 @@ def loopback_socket(host: str, port: int) -> socket.socket | None:
 # -- broadcast ---------------------------------------------------------------------------------------------------------
 
 
-TIMEOUT_S = 120.0
+BROADCAST_TIMEOUT_S = 120.0
 """Timeout for forming the group, and for sending one bucket. It expires if a member is lost: then gloo raises an
 error, and NCCL ends the process."""
 SENDER = 0
 
 
-class Broadcast:
+class BroadcastGroup:
     """Member `rank` of a group of `size` processes."""
 
     def __init__(self, address: str, rank: int, size: int, device: torch.device) -> None:
@@ -107,11 +107,11 @@ class Broadcast:
         """
         host, port = address.rsplit(":", 1)
         self._device = device
-        timeout = timedelta(seconds=TIMEOUT_S)
-        store = meeting_store(host, int(port), rank, size, timeout)
+        timeout = timedelta(seconds=BROADCAST_TIMEOUT_S)
+        store = create_rendezvous_store(host, int(port), rank, size, timeout)
         self._group: Any
         if device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]  # as in `meeting_store`
+            options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]  # as in `create_rendezvous_store`
             options._timeout = timeout
             self._group = dist.ProcessGroupNCCL(store, rank, size, options)  # type: ignore[attr-defined]
         else:

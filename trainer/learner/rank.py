@@ -17,28 +17,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
 
-from agent_rft.errors import EngineFailed, Halted
+from agent_rft.errors import EngineFailed, TrainingHalted
 from agent_rft.trainer.algorithm import objective
 from agent_rft.trainer.algorithm.objective import Sums
 from agent_rft.trainer.algorithm.schedule import learning_rate
-from agent_rft.trainer.learner.asleep import Asleep
+from agent_rft.trainer.learner.asleep import CpuOffload
 from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights, ParameterNames
 from agent_rft.trainer.learner.host_buffer import HostBuffer, lock_pages_for_cuda
 from agent_rft.trainer.learner.layout import TensorInfo, num_bytes
-from agent_rft.trainer.learner.process_group import SENDER, Broadcast, join
+from agent_rft.trainer.learner.process_group import SENDER, BroadcastGroup, join_rank_group
 from agent_rft.trainer.learner.rank_config import LearnerConfig, start_engine
-from agent_rft.trainer.learner.sizes import ASLEEP_SLACK
-from agent_rft.trainer.learner.start_model import StartModel, sharded
+from agent_rft.trainer.learner.sizes import OFFLOAD_SLACK
+from agent_rft.trainer.learner.start_model import TrainingModel, partition_on_read
 from agent_rft.trainer.learner.state import RankState, SnapshotMemory
-from agent_rft.trainer.model.batch import MicroBatch, TokenMasks, WeightedSequence, pack
-from agent_rft.trainer.model.grammar import Grammars
-from agent_rft.trainer.model.lora import adapter_tensors, as_start
+from agent_rft.trainer.model.batch import MicroBatch, TokenMasks, WeightedSequence, pack_sequences
+from agent_rft.trainer.model.grammar import GrammarMasks
+from agent_rft.trainer.model.lora import as_reference, get_adapter_tensors
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
-from agent_rft.trainer.model.probe import refuse_if_wrong, shares_prefixes
-from agent_rft.trainer.model.products import use_faster_products
-from agent_rft.types import Converted, LearnerLayout, StepReport
+from agent_rft.trainer.model.probe import can_share_prefixes, check_model
+from agent_rft.trainer.model.products import enable_onednn_matmul
+from agent_rft.types import LayoutConversion, LearnerLayout, StepReport
 
-SKIPS_ALLOWED = 2
+MAX_SKIPPED_UPDATES = 2
 """Consecutive updates that may be skipped for a non-finite gradient. In bfloat16 one may be chance; three are a bug."""
 PEERS_TIMEOUT_S = 86_400.0
 """Timeout for other ranks. It is long because the group detects a hang earlier, from the expected time of a step."""
@@ -50,36 +50,36 @@ class LearnerRank:
     def __init__(self, config: LearnerConfig, rank: int = 0, world_size: int = 1, address: str | None = None) -> None:
         torch.set_num_threads(config.rank_cores)
         if not config.on_gpu:
-            use_faster_products()
+            enable_onednn_matmul()
         self._config = config
         self._rank = rank
         self._world_size = world_size
-        self._deepspeed = join(config.on_gpu, PEERS_TIMEOUT_S, rank, world_size, address)
+        self._deepspeed = join_rank_group(config.on_gpu, PEERS_TIMEOUT_S, rank, world_size, address)
         self._device = torch.device("cuda" if config.on_gpu else "cpu")
         self._dtype: torch.dtype = getattr(torch, config.dtype)
-        self._model = StartModel.of(config.model, self._dtype, config.lora)
-        sharding = sharded(self._deepspeed, self._dtype, self._device) if config.stage == 3 else self._device
+        self._model = TrainingModel.from_folder(config.model, self._dtype, config.lora)
+        sharding = partition_on_read(self._deepspeed, self._dtype, self._device) if config.stage == 3 else self._device
         policy = self._load_policy(sharding)
         if config.on_gpu:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._engine = start_engine(config, policy, self._deepspeed)
-        refuse_if_wrong(self.policy, self._device)
+        check_model(self.policy, self._device)
         # The GPU kernels for packed sequences do not support prefix trees.
-        self._shares = not config.on_gpu and shares_prefixes(self.policy, self._device)
+        self._shares = not config.on_gpu and can_share_prefixes(self.policy, self._device)
         keeps_start = config.algorithm.kl_coef > 0 and config.lora is None
         self._start = self._load_policy(self._device).requires_grad_(False).eval() if keeps_start else None
         gather = self._deepspeed.zero.GatheredParameters if config.stage == 3 else lambda _: nullcontext()
-        adapter = None if config.lora is None else adapter_tensors(policy)
+        adapter = None if config.lora is None else get_adapter_tensors(policy)
         self._weights = CheckpointWeights(policy.model, self._dtype, gather, adapter)
         self._parts: list[ParameterNames] = []
-        self._broadcast: Broadcast | None = None
-        self._grammars = Grammars(config.model, config.end_token_ids, config.rank_cores)
+        self._broadcast: BroadcastGroup | None = None
+        self._grammars = GrammarMasks(config.model, config.stop_token_ids, config.rank_cores)
         lock_pages = lock_pages_for_cuda if config.on_gpu else None
         self._bucket = HostBuffer(lock_pages)
         layout = LearnerLayout(world_size, config.stage, config.dtype)
         memory = SnapshotMemory(lock_pages)
         self._state = RankState(self._engine, rank, layout, self._weights, self._model, config.files, memory)
-        self._cpu_offload = Asleep(self._device, HostBuffer(lock_pages, ASLEEP_SLACK))
+        self._cpu_offload = CpuOffload(self._device, HostBuffer(lock_pages, OFFLOAD_SLACK))
         self._step = 0
         self._skipped = 0
 
@@ -126,7 +126,7 @@ class LearnerRank:
         return StepReport(metrics, applied > 0)
 
     def _on_device(self, batch: MicroBatch, masks: TokenMasks | None = None) -> DeviceBatch:
-        return DeviceBatch.of(batch, self._device, masks, share=self._shares)
+        return DeviceBatch.from_micro_batch(batch, self._device, masks, share=self._shares)
 
     def _loss(
         self, batch: DeviceBatch, proximal: Tensor | None, denominator: float, version: int
@@ -135,10 +135,10 @@ class LearnerRank:
         with self._offload_activations():
             logprobs, entropies = self._engine(batch=batch)
         if self._config.method == "supervised":
-            loss, sums = objective.supervised(batch, logprobs, denominator)
+            loss, sums = objective.sft_loss(batch, logprobs, denominator)
         else:
             proximal = logprobs.detach() if proximal is None else proximal
-            loss, sums = objective.reinforcement(batch, logprobs, proximal, start, self._config.algorithm, denominator)
+            loss, sums = objective.rl_loss(batch, logprobs, proximal, start, self._config.algorithm, denominator)
             sums |= objective.logprob_gap(batch, proximal, version)
         return loss, sums | {"loss": loss.detach(), "entropy": entropies.sum()}
 
@@ -152,7 +152,7 @@ class LearnerRank:
         if self._config.method == "supervised" or self._config.algorithm.kl_coef == 0:
             return None
         if self._start is None:  # LoRA: the policy contains the reference model
-            with as_start(self.policy):
+            with as_reference(self.policy):
                 return self._logprobs(batch)
         with torch.no_grad():
             logprobs: Tensor = self._start(batch)[0]
@@ -173,8 +173,8 @@ class LearnerRank:
     def _was_applied(self) -> bool:
         applied = bool(self._engine.was_step_applied())
         self._skipped = 0 if applied else self._skipped + 1
-        if self._skipped > SKIPS_ALLOWED:
-            raise Halted(f"{self._skipped} updates in a row had a gradient that is not finite")
+        if self._skipped > MAX_SKIPPED_UPDATES:
+            raise TrainingHalted(f"{self._skipped} updates in a row had a gradient that is not finite")
         return applied
 
     def _metrics(
@@ -190,7 +190,7 @@ class LearnerRank:
         totals = self._add_up([*counts, *(float(sums[name]) for name in names)])
         trained, packed, useful, computed = totals[: len(counts)]
         total = dict(zip(names, totals[len(counts) :], strict=True))
-        return objective.means(total, trained) | {
+        return objective.step_means(total, trained) | {
             "loss": total["loss"] / num_updates,
             "trained_tokens": trained,
             "computed_tokens": computed,
@@ -212,11 +212,13 @@ class LearnerRank:
         Engines compute the same values for prompts.
         """
         sequence = WeightedSequence(token_ids, (np.arange(len(token_ids)) > 0).astype(np.float32))
-        [[micro_batch]] = pack([sequence], num_ranks=1, budget=self._config.micro_batch_tokens)
+        [[micro_batch]] = pack_sequences([sequence], num_ranks=1, budget=self._config.micro_batch_tokens)
         head = self.policy.model.get_output_embeddings()
         sampling, head.temperature = head.temperature, 1.0
         try:
-            logprobs: NDArray[np.float32] = self._logprobs(DeviceBatch.of(micro_batch, self._device)).cpu().numpy()
+            logprobs: NDArray[np.float32] = (
+                self._logprobs(DeviceBatch.from_micro_batch(micro_batch, self._device)).cpu().numpy()
+            )
         finally:
             head.temperature = sampling
         return logprobs
@@ -224,7 +226,7 @@ class LearnerRank:
     def supervised_loss(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Return the weighted mean cross-entropy of all ranks' micro-batches, without training on them."""
         batches = [self._on_device(batch) for batch in micro_batches]
-        losses = [float(objective.supervised(batch, self._logprobs(batch), 1.0)[0]) for batch in batches]
+        losses = [float(objective.sft_loss(batch, self._logprobs(batch), 1.0)[0]) for batch in batches]
         loss, weight = self._add_up([sum(losses), sum(batch.total_weight for batch in micro_batches)])
         return loss / weight
 
@@ -236,10 +238,10 @@ class LearnerRank:
         Names are the names in the model's checkpoint, with tied weights once. A bucket holds at most `max_bytes`, or a
         single larger parameter.
         """
-        self._parts = self._weights.parts(max_bytes)
+        self._parts = self._weights.split(max_bytes)
         plan = [self._weights.describe(part) for part in self._parts]
         if self._rank == 0:
-            self._bucket.slices([max(map(num_bytes, plan))])  # allocates it for all buckets
+            self._bucket.allocate_slices([max(map(num_bytes, plan))])  # allocates it for all buckets
         return plan
 
     def gather_bucket(self, index: int) -> NDArray[np.uint8] | None:
@@ -247,7 +249,7 @@ class LearnerRank:
 
         All buckets are gathered into the same memory, so the next call overwrites these bytes.
         """
-        return self._weights.bucket(self._parts[index], self._bucket if self._rank == 0 else None)
+        return self._weights.copy_bucket(self._parts[index], self._bucket if self._rank == 0 else None)
 
     def open_broadcast(self, address: str, size: int) -> None:
         """Become the sender of a group of engines, which replaces the previous group.
@@ -259,10 +261,10 @@ class LearnerRank:
             if (previous := self._broadcast) is not None:
                 self._broadcast = None
                 previous.close()
-            self._broadcast = Broadcast(address, SENDER, size, self._device)
+            self._broadcast = BroadcastGroup(address, SENDER, size, self._device)
         except RuntimeError as error:  # torch's errors of stores and groups derive from it
             what = "cannot open a broadcast to the engines"
-            raise EngineFailed(f"{what}: {error}", public=what) from error
+            raise EngineFailed(f"{what}: {error}", public_message=what) from error
 
     def send(self, bucket: NDArray[np.uint8]) -> None:
         """Broadcast a bucket of `gather_bucket`.
@@ -275,16 +277,16 @@ class LearnerRank:
             self._broadcast.send(torch.tensor(bucket))
         except RuntimeError as error:
             what = "a broadcast to the engines failed"
-            raise EngineFailed(f"{what}: {error}", public=what) from error
+            raise EngineFailed(f"{what}: {error}", public_message=what) from error
 
     def snapshot(self) -> None:
         """Copy model and training state to host memory, replacing the previous snapshot. Then training can continue.
 
         Waits until the previous snapshot is no longer being written.
         """
-        self._state.take(self._step, self._skipped)
+        self._state.take_snapshot(self._step, self._skipped)
 
-    def write(self, folder: Path) -> None:
+    def write_snapshot(self, folder: Path) -> None:
         """Write the snapshot, once: the model for transformers and vLLM, and the training state for `load`.
 
         May run in another thread, concurrently with the other methods.
@@ -294,7 +296,7 @@ class LearnerRank:
         """
         self._state.write(folder)
 
-    def load(self, folder: Path) -> Converted | None:
+    def load(self, folder: Path) -> LayoutConversion | None:
         """Restore weights, optimizer and schedule as of `snapshot`; the learner has no random state.
 
         Returns the conversion if another layout wrote the folder. With the same layout, training continues bitwise
@@ -306,19 +308,19 @@ class LearnerRank:
         self._step, self._skipped, converted = self._state.load(folder)
         return converted
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """Free the GPU memory. Methods that compute cannot be called until `wake`."""
         if self._config.on_gpu:
-            self._cpu_offload.leave()
+            self._cpu_offload.offload()
 
-    def wake(self) -> None:
+    def reload(self) -> None:
         """Allocate the GPU memory again, and restore its contents.
 
         Raises:
             torch.OutOfMemoryError: Another process did not free the memory in time.
         """
         if self._config.on_gpu:
-            self._cpu_offload.come_back()
+            self._cpu_offload.reload()
 
     @property
     def policy(self) -> Policy:
@@ -331,4 +333,4 @@ class LearnerRank:
 
     def _load_policy(self, reading: AbstractContextManager[object]) -> Policy:
         kl_coef, temperature = self._config.algorithm.kl_coef, self._config.algorithm.temperature
-        return self._model.load(temperature, self._config.seed, reading, keeps_start=kl_coef > 0)
+        return self._model.load(temperature, self._config.seed, reading, keeps_reference=kl_coef > 0)

@@ -14,7 +14,7 @@ from agent_rft.spec.job import AlgorithmSpec, Schedule
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
 from agent_rft.trainer.learner.deepspeed_internals import ClippedAdamW, full_size
-from agent_rft.trainer.learner.sizes import BUCKET_ELEMENTS, ranks_stage
+from agent_rft.trainer.learner.sizes import BUCKET_ELEMENTS, effective_zero_stage
 from agent_rft.trainer.model.policy import Policy
 
 GRADIENT_NORM = 1.0
@@ -34,7 +34,7 @@ class LearnerConfig:
             and the time of earlier steps.
         assumed_token_s: Seconds per token in the plan; 0: unknown.
         files: Files to write in addition to the base model's files; None: no additional files.
-        end_token_ids: The engine's stop tokens, for masks of constrained decoding; empty: the tokenizer's end token.
+        stop_token_ids: The engine's stop tokens, for masks of constrained decoding; empty: the tokenizer's end token.
         offload: State to hold in host memory instead of GPU memory.
         seed: Random seed of a new adapter.
     """
@@ -54,14 +54,14 @@ class LearnerConfig:
     collective_timeout_s: float = 1800.0
     assumed_token_s: float = 0.0
     files: ModelFiles | None = None
-    end_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     offload: Offload = "none"
     lora: LoraSpec | None = None
     seed: int = 0
 
     @property
     def stage(self) -> int:
-        return ranks_stage(self.dtype == "bfloat16", self.zero_stage, self.offload != "none")
+        return effective_zero_stage(self.dtype == "bfloat16", self.zero_stage, self.offload != "none")
 
 
 def start_engine(config: LearnerConfig, policy: Policy, deepspeed: Any) -> Any:
@@ -90,7 +90,7 @@ def start_engine(config: LearnerConfig, policy: Policy, deepspeed: Any) -> Any:
         settings["zero_force_ds_cpu_optimizer"] = False  # DeepSpeed's Adam needs a compiler; torch's is fused, too
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.on_gpu}
     if stage == 3:
-        refuse_partitions(policy)
+        check_zero3_support(policy)
         # Weights from the files were partitioned while they were read. This partitions the others.
         deepspeed.zero.Init(module=policy, config_dict_or_path=settings, dtype=getattr(torch, config.dtype))
     options: dict[str, Any] = {"lr": 0.0, "betas": BETAS, "weight_decay": 0.0, "fused": True}
@@ -100,7 +100,7 @@ def start_engine(config: LearnerConfig, policy: Policy, deepspeed: Any) -> Any:
     return engine
 
 
-def refuse_partitions(policy: Policy) -> None:
+def check_zero3_support(policy: Policy) -> None:
     """Refuse ZeRO stage 3 for layers that run per sequence.
 
     Ranks would gather the weights of these layers a different number of times.

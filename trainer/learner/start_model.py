@@ -15,17 +15,17 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder, write_adapter
-from agent_rft.trainer.learner.checkpoint_weights import copy_companions, other_tensors, write_model
+from agent_rft.trainer.learner.checkpoint_weights import copy_non_weight_files, read_unused_tensors, write_model
 from agent_rft.trainer.learner.deepspeed_internals import partition
-from agent_rft.trainer.model.lora import add_adapter, targets_of
+from agent_rft.trainer.model.lora import add_adapter, expand_targets
 from agent_rft.trainer.model.policy import Policy, load_policy
 
-ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
+NO_ASYNC_LOAD = "HF_DEACTIVATE_ASYNC_LOAD"
 """Transformers' environment variable. Without it, loader threads convert tensors before they are needed."""
 
 
 @dataclass(frozen=True, slots=True)
-class StartModel:
+class TrainingModel:
     """The model in `folder`, to train in full or, with `lora`, with an adapter; an existing `adapter` is continued."""
 
     folder: Path
@@ -34,7 +34,7 @@ class StartModel:
     adapter: AdapterFolder | None
 
     @classmethod
-    def of(cls, folder: Path, dtype: torch.dtype, lora: LoraSpec | None) -> StartModel:
+    def from_folder(cls, folder: Path, dtype: torch.dtype, lora: LoraSpec | None) -> TrainingModel:
         """Read whether a folder contains a full model or an adapter.
 
         Raises:
@@ -42,7 +42,7 @@ class StartModel:
         """
         adapter = AdapterFolder.read(folder)
         if adapter is not None:
-            adapter.refuse_unless(lora)
+            adapter.check_compatible(lora)
         return cls(folder, dtype, lora, adapter)
 
     @property
@@ -50,14 +50,16 @@ class StartModel:
         return self.folder if self.adapter is None else self.adapter.base
 
     @property
-    def trained(self) -> str:
+    def trained_weights(self) -> str:
         """Human-readable name of the trained weights. A checkpoint loads only if its name is the same."""
         return "all weights" if self.lora is None else f"LoRA of {self.lora}"
 
     def load(
-        self, temperature: float, seed: int, reading: AbstractContextManager[object], *, keeps_start: bool
+        self, temperature: float, seed: int, reading: AbstractContextManager[object], *, keeps_reference: bool
     ) -> Policy:
-        """Load the policy; its weights are read inside `reading`. With LoRA and `keeps_start`, it supports `as_start`.
+        """Load the policy, whose weights are read inside `reading`.
+
+        With LoRA and `keeps_reference`, it supports `as_reference`.
 
         Raises:
             UserError: The learner does not support this model, or the adapter does not fit it.
@@ -65,27 +67,27 @@ class StartModel:
         with reading:
             policy = load_policy(self.base, self.dtype, temperature)
         if self.lora is not None:
-            start = None if self.adapter is None else self.adapter.tensors()
-            add_adapter(policy, self.lora, seed, start, keeps_start=keeps_start)
+            start = None if self.adapter is None else self.adapter.load_tensors()
+            add_adapter(policy, self.lora, seed, start, keeps_reference=keeps_reference)
         return policy
 
     def write(self, policy: Policy, shards: Sequence[Mapping[str, Tensor]], folder: Path) -> None:
-        """Write `CheckpointWeights.copies` as a folder that transformers and vLLM can load.
+        """Write `CheckpointWeights.copy_all` as a folder that transformers and vLLM can load.
 
         Raises:
             OSError: The disk is full or read-only.
         """
         if self.lora is None:
-            write_model([*shards, *other_tensors(policy.model, self.folder)], folder, self.folder, self.dtype)
+            write_model([*shards, *read_unused_tensors(policy.model, self.folder)], folder, self.folder, self.dtype)
             return
-        copy_companions(self.folder, folder, self.dtype)
-        shape = AdapterConfig(self.lora.rank, self.lora.alpha, targets_of(policy, self.lora))
+        copy_non_weight_files(self.folder, folder, self.dtype)
+        shape = AdapterConfig(self.lora.rank, self.lora.alpha, expand_targets(policy, self.lora))
         tensors = {name: tensor for shard in shards for name, tensor in shard.items()}
-        write_adapter(folder, tensors, shape.config(str(self.base.absolute())))
+        write_adapter(folder, tensors, shape.to_peft_config(str(self.base.absolute())))
 
 
 @contextmanager
-def sharded(deepspeed: Any, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+def partition_on_read(deepspeed: Any, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Context manager in which weights that transformers reads are partitioned for ZeRO 3, one at a time.
 
     Transformers renames, converts and merges weights before it sets them in the model. Weights that need no conversion
@@ -100,9 +102,9 @@ def sharded(deepspeed: Any, dtype: torch.dtype, device: torch.device) -> Iterato
             partition(init, parameter, device)
 
     hook = register_module_parameter_registration_hook(partition_if_read)
-    os.environ[ONE_BY_ONE] = "1"
+    os.environ[NO_ASYNC_LOAD] = "1"
     try:
         yield
     finally:
-        del os.environ[ONE_BY_ONE]
+        del os.environ[NO_ASYNC_LOAD]
         hook.remove()

@@ -33,11 +33,11 @@ from agent_rft.trainer.learner.deepspeed_internals import (
     trained_sizes,
 )
 from agent_rft.trainer.learner.host_buffer import HostBuffer, LockPages
-from agent_rft.trainer.learner.start_model import StartModel
+from agent_rft.trainer.learner.start_model import TrainingModel
 from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
-from agent_rft.types import Converted, LearnerLayout
+from agent_rft.types import LayoutConversion, LearnerLayout
 
-PROGRESS = "learner.json"
+LEARNER_STATE_FILE = "learner.json"
 WEIGHT, MOMENTS, STEP = "weight", ("exp_avg", "exp_avg_sq"), "step"
 
 
@@ -71,7 +71,7 @@ class SnapshotMemory:
             self._snapshot = copy(self._shards, self._state)
 
     @contextmanager
-    def writing(self) -> Iterator[Snapshot]:
+    def lock_for_writing(self) -> Iterator[Snapshot]:
         """Context manager that protects the snapshot while it is written, and then drops it."""
         with self._in_use:
             assert self._snapshot is not None
@@ -92,7 +92,7 @@ class RankState:
         rank: int,
         layout: LearnerLayout,
         weights: CheckpointWeights,
-        model: StartModel,
+        model: TrainingModel,
         files: ModelFiles | None,
         memory: SnapshotMemory,
     ) -> None:
@@ -104,12 +104,12 @@ class RankState:
         self._files = files
         self._memory = memory
 
-    def take(self, step: int, skipped: int) -> None:
+    def take_snapshot(self, step: int, skipped: int) -> None:
         """Take a snapshot after `step` steps, the last `skipped` updates of which were skipped."""
-        progress = asdict(self._layout) | {"trained": self._model.trained, "step": step, "skipped": skipped}
+        progress = asdict(self._layout) | {"trained": self._model.trained_weights, "step": step, "skipped": skipped}
 
         def copy(shards: HostBuffer, state: HostBuffer) -> Snapshot:
-            weights = self._weights.copies(shards if self._rank == 0 else None)
+            weights = self._weights.copy_all(shards if self._rank == 0 else None)
             return Snapshot(weights, copy_state(self._engine, self._layout.zero_stage, state), progress)
 
         self._memory.take(copy)
@@ -120,7 +120,7 @@ class RankState:
         Raises:
             OSError: The disk is full or read-only. The snapshot can be written again.
         """
-        with self._memory.writing() as snapshot:
+        with self._memory.lock_for_writing() as snapshot:
             if snapshot.state:
                 state = folder / TRAINING_STATE
                 state.mkdir(exist_ok=True)
@@ -129,25 +129,26 @@ class RankState:
                 self._model.write(self._engine.module, snapshot.shards, folder)
                 if self._files is not None:
                     self._files.write(folder)
-                (folder / PROGRESS).write_text(json.dumps(snapshot.progress))
+                (folder / LEARNER_STATE_FILE).write_text(json.dumps(snapshot.progress))
 
-    def load(self, folder: Path) -> tuple[int, int, Converted | None]:
+    def load(self, folder: Path) -> tuple[int, int, LayoutConversion | None]:
         """Restore weights and moments; return the steps, the skipped updates, and the layouts if they differ.
 
         Raises:
             UserError: The folder is incomplete, or it was trained with another `lora` setting.
         """
-        progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
-        if (trained := progress["trained"]) != self._model.trained:
+        progress: dict[str, Any] = json.loads((folder / LEARNER_STATE_FILE).read_text())
+        if (trained := progress["trained"]) != self._model.trained_weights:
             raise UserError(
-                f"{folder} was trained with {trained}, not with {self._model.trained}; resume with the same `lora`"
+                f"{folder} was trained with {trained}, not with {self._model.trained_weights}; resume with the "
+                "same `lora`"
             )
         before = LearnerLayout(progress["ranks"], progress["zero_stage"], progress["dtype"])
         load_state(self._engine, self._layout.zero_stage, folder / TRAINING_STATE)
         return (
             progress["step"],
             progress["skipped"],
-            None if before == self._layout else Converted(before, self._layout),
+            None if before == self._layout else LayoutConversion(before, self._layout),
         )
 
 
@@ -158,12 +159,12 @@ def copy_state(engine: Any, stage: int, memory: HostBuffer) -> dict[str, Tensor]
     state: dict[str, Tensor] = {}
     adam = adam_state(engine)
     for fragment in fragments(engine, stage):
-        moments = adam.get(fragment.held, {})  # empty before the first update
+        moments = adam.get(fragment.storage, {})  # empty before the first update
         if moments:
             state[STEP] = moments[STEP]
-        for kind, flat in {WEIGHT: fragment.held, **{kind: moments[kind] for kind in MOMENTS if moments}}.items():
-            state[f"{kind}:{fragment.start}:{fragment.name}"] = fragment.of(flat)
-    return memory.copies(state)
+        for kind, flat in {WEIGHT: fragment.storage, **{kind: moments[kind] for kind in MOMENTS if moments}}.items():
+            state[f"{kind}:{fragment.start}:{fragment.name}"] = fragment.view_of(flat)
+    return memory.copy_tensors(state)
 
 
 def load_state(engine: Any, stage: int, folder: Path) -> None:
@@ -181,15 +182,15 @@ def load_state(engine: Any, stage: int, folder: Path) -> None:
         begin_state_update(engine, stage)
         adam.clear()
         for fragment in fragments(engine, stage):
-            saved.read(WEIGHT, fragment, fragment.of(fragment.held))
+            saved.read(WEIGHT, fragment, fragment.view_of(fragment.storage))
             if saved.step is None:
                 continue
-            moments = adam[fragment.held]
+            moments = adam[fragment.storage]
             if not moments:
-                moments[STEP] = saved.step.to(fragment.held.device, copy=True)
-                moments |= {kind: torch.zeros_like(fragment.held, requires_grad=False) for kind in MOMENTS}
+                moments[STEP] = saved.step.to(fragment.storage.device, copy=True)
+                moments |= {kind: torch.zeros_like(fragment.storage, requires_grad=False) for kind in MOMENTS}
             for kind in MOMENTS:
-                saved.read(kind, fragment, fragment.of(moments[kind]))
+                saved.read(kind, fragment, fragment.view_of(moments[kind]))
     finish_state_update(engine, stage)
 
 

@@ -33,7 +33,7 @@ SIZES: dict[str, Callable[[Rollout], float]] = {
 }
 
 
-class Alarms:
+class RewardHackingAlarms:
     """Checks the steps of a job with `total_steps` steps. Each rule raises at most one alarm per metric."""
 
     def __init__(self, total_steps: int) -> None:
@@ -42,7 +42,7 @@ class Alarms:
         self._parts = defaultdict[str, list[tuple[float, float]]](list)
         self._raised: set[tuple[str, str]] = set()
 
-    def look(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> list[AlarmRaised]:
+    def check_step(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> list[AlarmRaised]:
         """Return new alarms at a step, given its metrics and graded rollouts."""
         if not rollouts:
             return []

@@ -19,15 +19,15 @@ class Batch:
     `skipped` pairs a group with its kind of zero variance, or with None if too few of its rollouts were graded.
     """
 
-    trained: list[Group] = field(default_factory=list)
+    to_train: list[Group] = field(default_factory=list)
     skipped: list[tuple[Group, str | None]] = field(default_factory=list)
 
     @property
     def all_groups(self) -> list[Group]:
-        return [*self.trained, *(group for group, _ in self.skipped)]
+        return [*self.to_train, *(group for group, _ in self.skipped)]
 
     @property
-    def without_signal(self) -> Counter[str]:
+    def zero_variance(self) -> Counter[str]:
         return Counter(kind for _, kind in self.skipped if kind is not None)
 
     @property
@@ -35,7 +35,7 @@ class Batch:
         return sum(kind is None for _, kind in self.skipped)
 
 
-class Buffer:
+class GroupBuffer:
     """Holds groups between engines and learner, and bounds the staleness of trained groups.
 
     A group is outstanding if it is admitted but not yet part of published weights. At most (max_staleness + 1) x
@@ -85,7 +85,7 @@ class Buffer:
         return self._admitted - self._batch_start + self._unpublished
 
     @property
-    def forming(self) -> tuple[int, list[int]]:
+    def next_batch_progress(self) -> tuple[int, list[int]]:
         """Progress of the next batch: the number of its finished groups, and the indexes of the unfinished groups."""
         candidates = [i for i in range(self._next, self._admitted) if i not in self._done or self._done[i][1] == TRAIN]
         candidates = candidates[: self.batch_size - self._taken]
@@ -116,24 +116,24 @@ class Buffer:
     async def next_batch(self) -> Batch:
         """Wait for the next batch of groups in admission order, and return it."""
         batch = Batch()
-        while len(batch.trained) + max(0, len(batch.skipped) - self._max_skipped) < self.batch_size:
+        while len(batch.to_train) + max(0, len(batch.skipped) - self._max_skipped) < self.batch_size:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._next in self._done)
                 group, kind = self._done.pop(self._next)
                 self._next += 1
                 if kind == TRAIN:
-                    batch.trained.append(group)
+                    batch.to_train.append(group)
                     self._taken += 1
                 else:
                     batch.skipped.append((group, kind))
         async with self._changed:
             self._batch_start, self._taken = self._next, 0
             self._skipped -= len(batch.skipped)
-            self._unpublished = self.batch_size if batch.trained else 0
+            self._unpublished = self.batch_size if batch.to_train else 0
             self._changed.notify_all()
         return batch
 
-    async def published(self) -> None:
+    async def free_published(self) -> None:
         """Free the slots of the last batch. Call it when the weights trained on the batch are published."""
         async with self._changed:
             self._unpublished = 0

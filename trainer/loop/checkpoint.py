@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
-from agent_rft.errors import MadeBefore, UserError
+from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.rows.durable import sync_to_disk, write_durably
 
 KEEP_BEST = 3
@@ -25,7 +25,7 @@ FORMAT = 2
 """Version of the checkpoint format, unchanged since 0.2.0. Raise it to keep older programs from resuming."""
 TRAINING_STATE = "state"
 """Subfolder with the state that only training needs. Only the latest checkpoint has one; older ones are just models."""
-STATE = "loop.json"
+LOOP_STATE_FILE = "loop.json"
 """File with the state of the loop. It distinguishes a checkpoint from an earlier one of the same step."""
 
 
@@ -73,11 +73,11 @@ class LoopState:
         return replace(self, metrics=metrics, valid_reward=reward, offered=True, valid_rewards=rewards)
 
 
-START = LoopState(0, 0, 0, [], 0, None)
+INITIAL_STATE = LoopState(0, 0, 0, [], 0, None)
 """State of a run that has not trained yet."""
 
 
-def checkpoints_in(folder: Path) -> list[tuple[Path, LoopState]]:
+def list_checkpoints(folder: Path) -> list[tuple[Path, LoopState]]:
     """Return all complete checkpoints in a run's `checkpoints` folder, oldest first; empty if it does not exist.
 
     Only reads, so it is safe while another thread or process saves a checkpoint.
@@ -93,27 +93,27 @@ def checkpoints_in(folder: Path) -> list[tuple[Path, LoopState]]:
 
 
 def latest_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
-    """Return the last checkpoint of `checkpoints_in`, or None."""
-    return next(reversed(checkpoints_in(folder)), None)
+    """Return the last checkpoint of `list_checkpoints`, or None."""
+    return next(reversed(list_checkpoints(folder)), None)
 
 
 def best_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
     """Return the checkpoint with the highest validation reward of the ones offered as models; the earliest on ties.
 
-    If no checkpoint has a reward, returns the last one. Raises the errors of `checkpoints_in`.
+    If no checkpoint has a reward, returns the last one. Raises the errors of `list_checkpoints`.
     """
-    offered = [(path, state) for path, state in checkpoints_in(folder) if state.offered]
+    offered = [(path, state) for path, state in list_checkpoints(folder) if state.offered]
     ranked = [entry for entry in offered if math.isfinite(_ranking_reward(entry[1]))]
     return max(ranked, key=lambda entry: _ranking_reward(entry[1])) if ranked else next(reversed(offered), None)
 
 
-class Copies(Protocol):
+class CheckpointUploads(Protocol):
     """Uploads checkpoints in the background."""
 
     def add(self, checkpoint: Path, prune: Callable[[], None]) -> None:
         """Schedule the upload of a complete checkpoint; call `prune` when its folder is no longer needed."""
 
-    def needs(self, checkpoint: Path) -> bool:
+    def is_uploading(self, checkpoint: Path) -> bool:
         """Whether the checkpoint is being uploaded, and so cannot be removed."""
 
 
@@ -123,7 +123,7 @@ class Checkpoints:
     `shown` is the folder's path in results; None: the same path.
     """
 
-    def __init__(self, folder: Path, copies: Copies | None = None, shown: Path | None = None) -> None:
+    def __init__(self, folder: Path, copies: CheckpointUploads | None = None, shown: Path | None = None) -> None:
         self._folder = folder
         self._shown = shown or folder
         self._copies = copies
@@ -145,8 +145,8 @@ class Checkpoints:
         temporary.mkdir()
         try:
             await write(temporary)
-            (temporary / STATE).write_bytes(_serialize(state))
-            await asyncio.to_thread(complete, temporary)
+            (temporary / LOOP_STATE_FILE).write_bytes(_serialize(state))
+            await asyncio.to_thread(publish_folder, temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -160,13 +160,13 @@ class Checkpoints:
             OSError: The disk is full or read-only; the checkpoint is unaffected.
         """
         path = self._path(state)
-        await asyncio.to_thread(write_durably, path / STATE, _serialize(state))
+        await asyncio.to_thread(write_durably, path / LOOP_STATE_FILE, _serialize(state))
         await self._finish_save(path)
         return self._shown / path.name
 
     def all(self) -> list[tuple[Path, LoopState]]:
-        """Return all complete checkpoints, oldest first; see `checkpoints_in`."""
-        return checkpoints_in(self._folder)
+        """Return all complete checkpoints, oldest first; see `list_checkpoints`."""
+        return list_checkpoints(self._folder)
 
     def latest(self) -> tuple[Path, LoopState] | None:
         return latest_checkpoint(self._folder)
@@ -193,7 +193,7 @@ class Checkpoints:
         offered = [(path, state) for path, state in checkpoints if state.offered]
         best = {path for path, _ in sorted(offered, key=lambda entry: _sort_key(entry[1]))[-KEEP_BEST:]}
         for path, _ in checkpoints[:-1]:
-            if self._copies is not None and self._copies.needs(path):
+            if self._copies is not None and self._copies.is_uploading(path):
                 continue
             if path not in best:
                 _remove(path)
@@ -201,7 +201,7 @@ class Checkpoints:
                 _remove(path / TRAINING_STATE)
 
 
-def complete(temporary: Path) -> Path:
+def publish_folder(temporary: Path) -> Path:
     """Sync all files of `step-N.tmp` to disk, then rename it to `step-N`, and return the new path."""
     for path in sorted(temporary.rglob("*"), reverse=True):
         sync_to_disk(path)
@@ -235,19 +235,19 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}-removed.tmp")))
 
 
-def num_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """Return the size of a checkpoint on disk."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _read_state(checkpoint: Path) -> LoopState:
     try:
-        saved = json.loads((checkpoint / STATE).read_text())
+        saved = json.loads((checkpoint / LOOP_STATE_FILE).read_text())
         if saved.get("format", 0) < FORMAT:
-            raise MadeBefore.of(str(checkpoint))
+            raise OutdatedFormat.for_path(str(checkpoint))
         if saved["format"] > FORMAT:
             raise UserError(f"{checkpoint} was written by a newer version of agent-rft; continue with that version")
         return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
     except (ValueError, TypeError, AttributeError) as error:
-        what = f"{checkpoint} is damaged ({STATE}: {error})"
+        what = f"{checkpoint} is damaged ({LOOP_STATE_FILE}: {error})"
         raise UserError(f"{what}; restore it, or start a new run with `model` set to an earlier checkpoint") from None

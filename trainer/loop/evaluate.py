@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from agent_rft.errors import first_error
-from agent_rft.metrics.intervals import bootstrap_mean
+from agent_rft.metrics.intervals import bootstrap_interval
 from agent_rft.metrics.pass_at_k import pass_at_k
 from agent_rft.protocols import Rollouts
 from agent_rft.trainer.loop.measure import rollout_metrics
-from agent_rft.types import Discarded, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
+from agent_rft.types import DiscardedRollout, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
 
-GROUPS_AT_ONCE = 512
+MAX_CONCURRENT_GROUPS = 512
 """Maximum number of concurrent groups. It bounds the engines' queues; the engines limit the rollouts that run."""
 
 
@@ -22,7 +22,7 @@ async def evaluate(
     rollouts: Rollouts, tasks: Sequence[Task], purpose: Purpose, samples: int, temperature: float, pass_threshold: float
 ) -> tuple[Evaluation, list[Group]]:
     """Sample and grade each task `samples` times. Seeds depend only on row and sample, not on epoch or attempt."""
-    slots = asyncio.Semaphore(GROUPS_AT_ONCE)
+    slots = asyncio.Semaphore(MAX_CONCURRENT_GROUPS)
 
     async def sample_task(index: int, task: Task) -> Group:
         async with slots:
@@ -44,7 +44,7 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
     means over rollouts.
     """
     graded: list[Rollout] = [rollout for group in groups for rollout in group.rollouts]
-    discarded: list[Discarded] = [d for group in groups for d in group.discarded]
+    discarded: list[DiscardedRollout] = [d for group in groups for d in group.discarded]
     metrics = rollout_metrics(graded, discarded)
     rows = [group.rollouts for group in groups if group.rollouts]
     row_grades = [fmean(r.grade.value for r in row) for row in rows]
@@ -55,10 +55,10 @@ def summarize(groups: Sequence[Group], samples: int, pass_threshold: float) -> E
 
     at_k = [pass_at_k(len(row), count_passed(row), samples) for row in rows]
     found = {
-        "grade": bootstrap_mean(row_grades),
-        "pass_rate": bootstrap_mean([count_passed(row) / len(row) for row in rows]),
-        "pass_at_k": bootstrap_mean(at_k),
-        "held_out": bootstrap_mean([fmean(grades) for grades in held_out if grades]),
+        "grade": bootstrap_interval(row_grades),
+        "pass_rate": bootstrap_interval([count_passed(row) / len(row) for row in rows]),
+        "pass_at_k": bootstrap_interval(at_k),
+        "held_out": bootstrap_interval([fmean(grades) for grades in held_out if grades]),
     }
 
     def mean(name: str) -> float:

@@ -10,31 +10,31 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from agent_rft.errors import Halted
+from agent_rft.errors import TrainingHalted
 from agent_rft.events import BatchStarved, EngineLearnerGap, NoToolCalls
-from agent_rft.problems.zero_variance import Cause, Diagnosis, how_many
+from agent_rft.problems.zero_variance import Cause, Diagnosis, summarize_groups
 from agent_rft.protocols import EventSink
-from agent_rft.trainer.loop.alarms import Alarms
+from agent_rft.trainer.loop.alarms import RewardHackingAlarms
 from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.types import Group, Rollout, ToolResult
 
-STARVED_BATCHES_ALLOWED = 3
+MAX_ZERO_VARIANCE_BATCHES = 3
 GAP_WARNS_AT, GAP_HALTS_AT = 0.1, 0.5
 """Mean absolute log-probability difference, in nats, between engine and learner with equal weights. float32 gives
 1e-6 and bfloat16 about 0.02. Above 0.1 there is an error somewhere; at 0.5 importance weights are meaningless."""
 RATIO_HALTS_AT = 4.0
 
 
-class Health:
+class StepChecks:
     """Checks the steps of a job with `total_steps` steps."""
 
     def __init__(self, total_steps: int, sink: EventSink) -> None:
-        self._alarms = Alarms(total_steps)
+        self._alarms = RewardHackingAlarms(total_steps)
         self._sink = sink
         self._starved = 0
         self._calls_no_tools = False
 
-    def starved(self, batch: Batch, step: int) -> bool:
+    def report_zero_variance(self, batch: Batch, step: int) -> bool:
         """Report a batch without any group to train on; `step` is the last completed step.
 
         Returns:
@@ -47,13 +47,13 @@ class Health:
         self._starved += 1
         discarded = Counter(d.reason for group in batch.all_groups for d in group.discarded)
         found = diagnose(batch)
-        self._sink.groups(f"starved-{step + 1:06d}-{self._starved}", batch.all_groups)
+        self._sink.emit_groups(f"starved-{step + 1:06d}-{self._starved}", batch.all_groups)
         self._sink.emit(
             BatchStarved(
                 step=step,
                 times=self._starved,
                 num_lost=batch.num_lost,
-                without_signal={kind: float(n) for kind, n in batch.without_signal.items()},
+                without_signal={kind: float(n) for kind, n in batch.zero_variance.items()},
                 discarded={reason: float(n) for reason, n in discarded.items()},
                 cause=found.cause,
                 name=found.name,
@@ -61,12 +61,12 @@ class Health:
             )
         )
         self._check_calls(batch, step + 1)
-        if self._starved < STARVED_BATCHES_ALLOWED:
+        if self._starved < MAX_ZERO_VARIANCE_BATCHES:
             return False
         if found.cause != "all_right" or step == 0:
-            counts = how_many(batch.without_signal, batch.num_lost)
+            counts = summarize_groups(batch.zero_variance, batch.num_lost)
             what = f"{self._starved} batches in a row had no group with a signal to learn from (the last one: {counts})"
-            raise Halted(f"{what}: {found}", public=f"{what}: {replace(found, error='')}")
+            raise TrainingHalted(f"{what}: {found}", public_message=f"{what}: {replace(found, error='')}")
         return True
 
     def check(self, batch: Batch, step: int, metrics: dict[str, float]) -> None:
@@ -79,13 +79,13 @@ class Health:
         gap = max(metrics.get("logprob_gap", 0.0), metrics.get("canary_gap", 0.0))
         ratio = metrics.get("logprob_gap_ratio", 1.0)
         if gap >= GAP_HALTS_AT or not 1 / RATIO_HALTS_AT < ratio < RATIO_HALTS_AT:
-            raise Halted(
+            raise TrainingHalted(
                 f"engine and learner disagree on the same weights: mean |difference| {gap:.3f} nats, ratio {ratio:.3f}"
             )
         if gap >= GAP_WARNS_AT:
             self._sink.emit(EngineLearnerGap(step=step, gap_nats=gap))
         self._check_calls(batch, step)
-        for alarm in self._alarms.look(metrics, [r for group in batch.all_groups for r in group.rollouts]):
+        for alarm in self._alarms.check_step(metrics, [r for group in batch.all_groups for r in group.rollouts]):
             self._sink.emit(alarm)
 
     def _check_calls(self, batch: Batch, step: int) -> None:
@@ -110,7 +110,7 @@ def diagnose(batch: Batch) -> Diagnosis:
     """Return the first cause that explains nearly all rollouts of a zero-variance batch."""
     groups = batch.all_groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    kinds = batch.without_signal
+    kinds = batch.zero_variance
     if not rollouts or batch.num_lost > kinds.total():
         return Diagnosis(
             "discarded", _most_common([d.endpoint or d.reason for group in groups for d in group.discarded])

@@ -35,13 +35,13 @@ class BatchRecord:
     """A batch as admission numbers of its groups; `skipped` pairs numbers with reasons, as in `Batch`."""
 
     first: int
-    trained: tuple[int, ...]
+    to_train: tuple[int, ...]
     skipped: tuple[tuple[int, str | None], ...]
 
     @property
     def end(self) -> int:
         """Number of the first group after this batch."""
-        return self.first + len(self.trained) + len(self.skipped)
+        return self.first + len(self.to_train) + len(self.skipped)
 
 
 class Journal:
@@ -60,11 +60,11 @@ class Journal:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def started(self) -> int:
+    def count_start(self) -> int:
         """Count a start of the run; return the number of earlier starts."""
         return self._count(1)
 
-    def restored(self) -> None:
+    def count_restore(self) -> None:
         """Add an upper bound of the starts after this journal was copied, so that no attempt number repeats."""
         if (self._folder / "starts.json").exists():
             self._count(UNKNOWN_STARTS)
@@ -95,7 +95,7 @@ class Journal:
     async def add_batch(self, batch: Batch) -> None:
         """Record a batch, before its update begins. All of its groups must already be recorded."""
         skipped = tuple((group.request.index, kind) for group, kind in batch.skipped)
-        trained = tuple(group.request.index for group in batch.trained)
+        trained = tuple(group.request.index for group in batch.to_train)
         record = BatchRecord(min((*trained, *(index for index, _ in skipped))), trained, skipped)
         content = json.dumps({"format": FORMAT} | asdict(record)).encode()
         await asyncio.to_thread(write_durably, self._batch_path(record.first), content)
@@ -105,7 +105,7 @@ class Journal:
         content = json.dumps({"reward": validated.valid_reward, "metrics": validated.metrics}).encode()
         await asyncio.to_thread(write_durably, self._validation_path(validated.step), content)
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until no group is being written. A write continues when its caller is cancelled."""
         if self._writing:
             await asyncio.wait(set(self._writing))
@@ -116,7 +116,7 @@ class Journal:
         The later groups come from the same engines, and could become too stale when other groups are trained first.
         """
         first = self._dropped = min(group.request.index for group in batch.all_groups)
-        await self.settled()
+        await self.wait_settled()
         for path in sorted(self._folder.iterdir()):  # batches first: a batch must never lack a group
             kind, number = _parse_name(path)
             if kind in ("batch", "group") and number >= first:
@@ -136,7 +136,7 @@ class Journal:
     def has_batches(self) -> bool:
         return any(self._folder.glob("batch-*"))
 
-    def batches(self, next_group: int) -> list[BatchRecord]:
+    def read_batches(self, next_group: int) -> list[BatchRecord]:
         """Return the batches since a checkpoint, in order; `next_group` is the first group after the checkpoint.
 
         If the batches do not follow the checkpoint, because a user went back to an earlier one, removes all records.
@@ -152,15 +152,17 @@ class Journal:
             return []
         return records
 
-    def batch(self, record: BatchRecord) -> Batch:
+    def read_batch(self, record: BatchRecord) -> Batch:
         """Load the batch of a record; its groups are bitwise equal to the recorded ones."""
-        return Batch([self.group(i) for i in record.trained], [(self.group(i), kind) for i, kind in record.skipped])
+        return Batch(
+            [self.read_group(i) for i in record.to_train], [(self.read_group(i), kind) for i, kind in record.skipped]
+        )
 
-    def group(self, index: int) -> Group:
+    def read_group(self, index: int) -> Group:
         [group] = read_groups(self._group_path(index))
         return group
 
-    def finished(self, next_group: int) -> Iterator[Group]:
+    def read_finished_groups(self, next_group: int) -> Iterator[Group]:
         """Yield the recorded groups from number `next_group` on, which are in no batch yet."""
         for path in sorted(self._folder.glob("group-*")):
             if _parse_name(path)[1] >= next_group:
@@ -197,4 +199,4 @@ def _read_batch(path: Path) -> BatchRecord:
     if saved.pop("format") > FORMAT:
         raise UserError(f"{path} was written by a newer version of agent-rft; continue with that version")
     skipped = tuple((index, kind) for index, kind in saved["skipped"])
-    return BatchRecord(saved["first"], tuple(saved["trained"]), skipped)
+    return BatchRecord(saved["first"], tuple(saved["to_train"]), skipped)

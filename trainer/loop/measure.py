@@ -12,7 +12,7 @@ import numpy as np
 
 from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.checkpoint import LoopState
-from agent_rft.types import Discarded, Grade, Group, Rollout, SyncReport
+from agent_rft.types import DiscardedRollout, Grade, Group, Rollout, SyncReport
 
 
 def step_metrics(
@@ -21,19 +21,19 @@ def step_metrics(
     """Return metrics (`agent_rft.metrics`) of the step that led to `state`, trained from policy `trained_version`."""
     groups = batch.all_groups
     metrics = rollout_metrics([r for g in groups for r in g.rollouts], [d for g in groups for d in g.discarded])
-    staleness = [trained_version - group.oldest_version for group in batch.trained]
+    staleness = [trained_version - group.oldest_version for group in batch.to_train]
     metrics |= {
         "step": float(state.step),
         "total_steps": float(total_steps),
         "version": float(state.version),
-        "groups_trained": float(len(batch.trained)),
+        "groups_trained": float(len(batch.to_train)),
         "groups_lost": float(batch.num_lost),
         "staleness_mean": sum(staleness) / len(staleness),
         "staleness_max": float(max(staleness)),
     }
     if not math.isnan(ratio := slow_rows_ratio(groups)):
         metrics["slow_rows_ratio"] = ratio
-    metrics |= {f"groups_without_signal/{kind}": float(n) for kind, n in batch.without_signal.items()}
+    metrics |= {f"groups_without_signal/{kind}": float(n) for kind, n in batch.zero_variance.items()}
     if sync is not None:
         metrics |= {
             "sync_pause_s": sync.pause_s,
@@ -50,7 +50,7 @@ def step_times(started: float, run_started: float) -> dict[str, float]:
     return {"time_step_s": now - started, "elapsed_s": now - run_started}
 
 
-def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[Discarded] = ()) -> dict[str, float]:
+def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[DiscardedRollout] = ()) -> dict[str, float]:
     """Return means and counts over rollouts; only counts if no rollout was graded."""
     metrics: dict[str, float] = {f"discarded/{k}": float(n) for k, n in Counter(d.reason for d in discarded).items()}
     total = len(rollouts) + len(discarded)

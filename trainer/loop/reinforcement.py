@@ -1,6 +1,7 @@
 """The asynchronous RL loop: tasks -> graded groups -> advantages -> update -> new weights.
 
-Generation for later steps continues while the learner trains; `Buffer` bounds the staleness. Depends on protocols only.
+Generation for later steps continues while the learner trains; `GroupBuffer` bounds the staleness. Depends on protocols
+only.
 
     admit --> sample --> buffer --> batch --> learner step --> publish --> checks, validation, checkpoint
       ^                                                           |
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from agent_rft.errors import Halted, first_error
+from agent_rft.errors import TrainingHalted, first_error
 from agent_rft.events import (
     EarlyStopped,
     NothingLeftToLearn,
@@ -29,17 +30,17 @@ from agent_rft.events import (
 from agent_rft.protocols import EventSink, Learner, Rollouts
 from agent_rft.rows.rows import RowOrder
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval, EarlyStop
-from agent_rft.spec.plan import Plan
-from agent_rft.trainer.algorithm.advantage import advantages, signal_of
-from agent_rft.trainer.loop.buffer import TRAIN, Batch, Buffer
+from agent_rft.spec.plan import StepPlan
+from agent_rft.trainer.algorithm.advantage import classify_group_variance, compute_advantages
+from agent_rft.trainer.loop.buffer import TRAIN, Batch, GroupBuffer
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
-from agent_rft.trainer.loop.health import Health
+from agent_rft.trainer.loop.health import StepChecks
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.trainer.loop.measure import step_metrics, step_times
-from agent_rft.trainer.loop.restarts import Restarts
-from agent_rft.trainer.loop.saving import Disk, Progress
-from agent_rft.trainer.loop.validation import Validation, is_over, validation_metrics
-from agent_rft.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSequence
+from agent_rft.trainer.loop.restarts import LearnerRestarts
+from agent_rft.trainer.loop.saving import CheckpointSaver, FullDiskRetry
+from agent_rft.trainer.loop.validation import Validation, should_stop, validation_metrics
+from agent_rft.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSegment
 
 T = TypeVar("T")
 CHECK_LEARNER_EVERY_S = 30.0
@@ -47,7 +48,7 @@ CHECK_LEARNER_EVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LoopConfig:
-    plan: Plan
+    plan: StepPlan
     algorithm: AlgorithmSpec
     seed: int
     pass_threshold: float
@@ -55,7 +56,7 @@ class LoopConfig:
     early_stop: EarlyStop | None = None
 
 
-class Loop:
+class ReinforcementLoop:
     """RL training of one job. `run` may be called once."""
 
     def __init__(
@@ -80,16 +81,16 @@ class Loop:
         self._sink = sink
         self._check_every_s = check_every_s
         self._journal = journal
-        self._disk = Disk(sink, sleep)
-        self._restarts = Restarts(sink, self._recover, lambda: self._progress.step, sleep)
-        self._progress = Progress(
+        self._disk = FullDiskRetry(sink, sleep)
+        self._restarts = LearnerRestarts(sink, self._recover, lambda: self._progress.step, sleep)
+        self._progress = CheckpointSaver(
             learner, checkpoints, journal, config.checkpoint_interval, sink, self._disk, plan.steps, clock
         )
-        self._health = Health(plan.steps, sink)
+        self._health = StepChecks(plan.steps, sink)
         self._validation = Validation(
-            rollouts, validation, plan.eval_samples, algorithm.temperature_of_evaluations, config.pass_threshold, sink
+            rollouts, validation, plan.eval_samples, algorithm.evaluation_temperature, config.pass_threshold, sink
         )
-        self._buffer = Buffer(plan.batch_size, algorithm.max_staleness, plan.batch_size, self._classify)
+        self._buffer = GroupBuffer(plan.batch_size, algorithm.max_staleness, plan.batch_size, self._classify)
         self._admitting = asyncio.Event()
         self._stopping = asyncio.Event()
         self._started = time.monotonic()
@@ -99,17 +100,17 @@ class Loop:
         self._unreported: list[_UpdateResult] = []
         self._nothing_left = False
 
-    async def resume(self, reported: Container[int] = ()) -> None:
+    async def resume(self, reported_steps: Container[int] = ()) -> None:
         """Continue from the latest checkpoint: restore learner, state and engines, and replay later batches.
 
-        `reported`: steps whose StepDone was already emitted; it is emitted for the other completed steps.
+        `reported_steps`: steps whose StepDone was already emitted; it is emitted for the other completed steps.
         """
-        self._reported, started = reported, time.monotonic()
-        before = await self._restarts.retry(lambda: self._progress.resume(reported))
+        self._reported, started = reported_steps, time.monotonic()
+        before = await self._restarts.retry(lambda: self._progress.resume(reported_steps))
         self._sink.emit(PhaseBegan(phase="replay", step=before.step))
         await self._restarts.retry(lambda: self._replay(self._progress.state))
         state = self._progress.state
-        for group in await asyncio.to_thread(lambda: list(self._journal.finished(state.next_group))):
+        for group in await asyncio.to_thread(lambda: list(self._journal.read_finished_groups(state.next_group))):
             if group.newest_version <= state.version:  # otherwise the user went back to an older checkpoint
                 self._finished[group.request.index] = group
         self._buffer.start_at(state.next_group)
@@ -124,9 +125,9 @@ class Loop:
         )
 
     @property
-    def forming(self) -> tuple[int, list[int]]:
-        """Progress of the next batch; see `Buffer.forming`."""
-        return self._buffer.forming
+    def next_batch_progress(self) -> tuple[int, list[int]]:
+        """Progress of the next batch; see `GroupBuffer.next_batch_progress`."""
+        return self._buffer.next_batch_progress
 
     def stop(self) -> None:
         """Stop after the update in progress and save a checkpoint; a running evaluation is cancelled."""
@@ -142,7 +143,7 @@ class Loop:
             LearnerFailed: A rank was lost repeatedly.
         """
         plan = self._config.plan
-        self._attempt = await asyncio.to_thread(self._journal.started)
+        self._attempt = await asyncio.to_thread(self._journal.count_start)
         if self._progress.step == 0:
             await self._validate_start()
         self._admitting.set()
@@ -156,10 +157,10 @@ class Loop:
             if failed is not None:
                 raise first_error(failed) from errors
         finally:
-            await self._progress.settled()
-            await self._journal.settled()
+            await self._progress.wait_settled()
+            await self._journal.wait_settled()
         await self._restarts.retry(self._progress.save_last)
-        if self.stopped_early and (best := self._progress.best()) is not None:
+        if self.has_stopped_early and (best := self._progress.best()) is not None:
             self._sink.emit(
                 EarlyStopped(
                     step=self._progress.step, best_step=best.step, best_reward=best.valid_reward, total_steps=plan.steps
@@ -170,13 +171,13 @@ class Loop:
         return self._progress.state
 
     @property
-    def stopped_early(self) -> bool:
+    def has_stopped_early(self) -> bool:
         """Whether early stopping has ended the run."""
         return self._should_stop and self._progress.has_steps_left and not self._stopping.is_set()
 
     @property
     def _should_stop(self) -> bool:
-        return is_over(self._config.early_stop, self._progress.state.valid_rewards)
+        return should_stop(self._config.early_stop, self._progress.state.valid_rewards)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -192,29 +193,29 @@ class Loop:
             if batch is None:
                 return
             times = {"time_wait_s": time.monotonic() - started}
-            await self._disk.written(partial(self._journal.add_batch, batch))
+            await self._disk.retry_while_full(partial(self._journal.add_batch, batch))
             times["time_write_ahead_s"] = time.monotonic() - started - times["time_wait_s"]
-            if batch.trained:
+            if batch.to_train:
                 await self._run_step(batch, started, times)
             else:
                 self._progress.state = _mark_rows_done(self._progress.state, batch)
                 async with self._drop_if_halted(batch):
-                    self._nothing_left = self._health.starved(batch, self._progress.step)
+                    self._nothing_left = self._health.report_zero_variance(batch, self._progress.step)
 
     async def _next_batch(self) -> Batch:
-        return await self.watched(self._buffer.next_batch())
+        return await self.run_watched(self._buffer.next_batch())
 
-    async def watched(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_watched(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which waits for engines; restart the learner if it is lost in that time.
 
         Engines lost with the learner wait for weights, which only a new learner can send.
         """
         working = asyncio.create_task(work)
         try:
-            await self._restarts.retry(self._learner.rest)
+            await self._restarts.retry(self._learner.release_devices)
             while not (await asyncio.wait({working}, timeout=self._check_every_s))[0]:
-                await self._restarts.retry(self._learner.check)
-                await self._restarts.retry(self._learner.rest)
+                await self._restarts.retry(self._learner.check_alive)
+                await self._restarts.retry(self._learner.release_devices)
             return working.result()
         finally:
             if working.cancel():
@@ -230,7 +231,7 @@ class Loop:
             publishing = time.monotonic()
             sync = await self._restarts.retry(lambda: self._rollouts.publish(state.version))
             times["time_sync_s"] = time.monotonic() - publishing
-        await self._buffer.published()
+        await self._buffer.free_published()
         await self._finish(learned, started, times, sync)
 
     async def _update(self, batch: Batch, state: LoopState) -> _UpdateResult:
@@ -249,9 +250,9 @@ class Loop:
         plan, state, batch, report = self._config.plan, learned.state, learned.batch, learned.report
         if not report.applied:
             self._sink.emit(UpdateSkipped(step=state.step))
-        self._sink.groups(f"step-{state.step:06d}", batch.all_groups)
+        self._sink.emit_groups(f"step-{state.step:06d}", batch.all_groups)
         metrics = step_metrics(batch, state, plan.steps, state.version - report.applied, sync)
-        metrics |= await self._rollouts.counts()
+        metrics |= await self._rollouts.get_counts()
         metrics |= report.metrics | times | {"update_applied": float(report.applied)}
         async with self._drop_if_halted(batch):
             self._health.check(batch, state.step, metrics)
@@ -284,7 +285,7 @@ class Loop:
     async def _record_validation(self, validated: LoopState) -> LoopState:
         """Record a validation before it takes effect, unless `stop` has cancelled it."""
         if not self._stopping.is_set():
-            await self._disk.written(partial(self._journal.add_validation, validated))
+            await self._disk.retry_while_full(partial(self._journal.add_validation, validated))
             self._progress.state = replace(self._progress.state, valid_rewards=validated.valid_rewards)
         return validated
 
@@ -293,26 +294,26 @@ class Loop:
         """Context manager that drops a batch if it raises Halted, since a resumed run must not learn from the batch."""
         try:
             yield
-        except Halted:
+        except TrainingHalted:
             await self._journal.drop(batch)
             raise
 
     async def _save(self, state: LoopState) -> dict[str, float]:
         return await self._restarts.retry(partial(self._progress.save, state))
 
-    def _sequences(self, batch: Batch) -> list[TrainSequence]:
-        sequences: list[TrainSequence] = []
-        for group in batch.trained:
-            values = advantages(self._config.algorithm.advantage, group.rewards)
+    def _sequences(self, batch: Batch) -> list[TrainSegment]:
+        sequences: list[TrainSegment] = []
+        for group in batch.to_train:
+            values = compute_advantages(self._config.algorithm.advantage, group.rewards)
             for rollout, advantage in zip(group.rollouts, values, strict=True):
-                sequences += rollout.train_sequences(float(advantage))
+                sequences += rollout.to_train_segments(float(advantage))
         return sequences
 
     # -- a lost learner ------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
         """Restart a lost learner, and replay updates up to the latest step."""
-        await self._progress.settled()
+        await self._progress.wait_settled()
         await self._learner.restart()
         await self._replay(await self._progress.load_latest(), self._progress.step)
         if version := self._progress.state.version:
@@ -324,11 +325,11 @@ class Loop:
             state = replace(state, valid_rewards=validated.valid_rewards)
         if last_step is None:
             self._progress.state = state
-        for record in await asyncio.to_thread(self._journal.batches, state.next_group):
+        for record in await asyncio.to_thread(self._journal.read_batches, state.next_group):
             if last_step is not None and state.step >= last_step:
                 break
-            batch = await asyncio.to_thread(self._journal.batch, record)
-            learned = await self._update(batch, state) if batch.trained else None
+            batch = await asyncio.to_thread(self._journal.read_batch, record)
+            learned = await self._update(batch, state) if batch.to_train else None
             state = _mark_rows_done(state, batch) if learned is None else learned.state
             validated = None if learned is None else self._journal.with_validation(state)
             if validated is not None:
@@ -345,7 +346,7 @@ class Loop:
         self._admitting.clear()
         validation = self._validation.run(self._progress.step, self._buffer.outstanding)
         try:
-            return await self._run_unless_stopped(self.watched(validation))
+            return await self._run_unless_stopped(self.run_watched(validation))
         finally:
             self._admitting.set()
 
@@ -382,13 +383,16 @@ class Loop:
         group = self._finished.pop(request.index, None)
         if group is None or group.request.task.row_id != request.task.row_id:
             group = await self._rollouts.sample(request)
-            await self._disk.written(partial(self._journal.add_group, group))
+            await self._disk.retry_while_full(partial(self._journal.add_group, group))
         await self._buffer.put(group)
 
     def _classify(self, group: Group) -> str | None:
         if len(group.rollouts) < 2:
             return None
-        return signal_of(group.rewards, [r.grade.value for r in group.rollouts], self._config.pass_threshold) or TRAIN
+        return (
+            classify_group_variance(group.rewards, [r.grade.value for r in group.rollouts], self._config.pass_threshold)
+            or TRAIN
+        )
 
 
 @dataclass(frozen=True, slots=True)

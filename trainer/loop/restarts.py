@@ -15,7 +15,7 @@ PAUSES_S = (1.0, 10.0, 60.0)
 """Pause before each allowed restart at one step. Replacing a lost node may take a minute."""
 
 
-class Restarts:
+class LearnerRestarts:
     """Restart budget of one loop.
 
     `recover` starts the learner again and restores its state. `step` returns the number of completed steps. `sleep`
@@ -61,6 +61,6 @@ class Restarts:
         first, times = self._failures[0], len(self._failures)
         if times > len(PAUSES_S):
             what = f"the learner failed {times} times after step {step}; the first time:"
-            raise LearnerFailed(f"{what} {first.message}", public=f"{what} {first.public}") from first
+            raise LearnerFailed(f"{what} {first.message}", public_message=f"{what} {first.public_message}") from first
         self._sink.emit(LearnerRestarted(cause=failure.message, times=times, error_type=type(failure).__name__))
         await self._sleep(PAUSES_S[times - 1])

@@ -29,11 +29,11 @@ from agent_rft.events import (
 )
 from agent_rft.protocols import Checkpointable, EventSink
 from agent_rft.spec.job import CheckpointInterval
-from agent_rft.trainer.loop.checkpoint import START, TRAINING_STATE, Checkpoints, LoopState, num_bytes
+from agent_rft.trainer.loop.checkpoint import INITIAL_STATE, TRAINING_STATE, Checkpoints, LoopState, folder_bytes
 from agent_rft.trainer.loop.journal import Journal
 
 
-class Progress:
+class CheckpointSaver:
     """State of one loop, and its checkpoints. Each checkpoint removes the records that it covers from `journal`."""
 
     def __init__(
@@ -43,11 +43,11 @@ class Progress:
         journal: Journal | None,
         interval: CheckpointInterval,
         sink: EventSink,
-        disk: Disk,
+        disk: FullDiskRetry,
         total_steps: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.state = START
+        self.state = INITIAL_STATE
         self._learner = learner
         self._checkpoints = checkpoints
         self._journal = journal
@@ -57,7 +57,7 @@ class Progress:
         self._disk = disk
         self._total_steps = total_steps
         self._clock = clock
-        self._saved, self._saved_at = START, clock()
+        self._saved, self._saved_at = INITIAL_STATE, clock()
         self._writing: asyncio.Task[None] | None = None
 
     @property
@@ -76,7 +76,7 @@ class Progress:
         """
         steps = self.step - self._saved.step
         seconds = 0.0 if self._is_writing else self._clock() - self._saved_at
-        return steps > 0 and self._current_interval.has_passed(seconds, steps)
+        return steps > 0 and self._current_interval.is_due(seconds, steps)
 
     @property
     def _is_writing(self) -> bool:
@@ -96,7 +96,7 @@ class Progress:
         """Load the latest checkpoint, if there is one, into the learner; return the loop's state."""
         latest = self._checkpoints.latest()
         if latest is None:
-            return START
+            return INITIAL_STATE
         folder, state = latest
         if not (folder / TRAINING_STATE).exists():
             what = f"{folder} has no training state, since only the latest checkpoint of a run can be resumed"
@@ -128,7 +128,7 @@ class Progress:
             LearnerFailed: A rank was lost; `state` is in no checkpoint.
         """
         started, waits = time.monotonic(), self._is_writing
-        await self.written()
+        await self.wait_written()
         if state == self._saved:
             return {}
         if waits:
@@ -147,9 +147,9 @@ class Progress:
         """Save the latest step as an offered model, unless it is one, and wait for it. Raises the errors of `save`."""
         if not self.is_offered:
             await self.save(replace(self.state, valid_reward=None, metrics={}, offered=True))
-        await self.written()
+        await self.wait_written()
 
-    async def written(self) -> None:
+    async def wait_written(self) -> None:
         """Wait until the current checkpoint is written. Raises the errors of `save`."""
         if self._writing is not None:
             try:
@@ -157,10 +157,10 @@ class Progress:
             finally:
                 self._writing = None
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until the current checkpoint is written or has failed."""
         with suppress(OSError, RftError):
-            await self.written()
+            await self.wait_written()
 
     def _report_wait(self, steps: int, seconds: float) -> None:
         interval = self._interval.steps
@@ -170,7 +170,7 @@ class Progress:
 
     def _fit_interval(self, write_s: float) -> None:
         """Adapt the minutes between checkpoints to the time of a write; they are at least the job's setting."""
-        fitting, was = self._interval.for_writes(write_s), self._current_interval.minutes
+        fitting, was = self._interval.extend_for_writes(write_s), self._current_interval.minutes
         if fitting.minutes is None or was is None:
             return
         too_short, too_long = write_s > 60 * was, 4 * write_s < 60 * was and fitting.minutes < was
@@ -184,12 +184,14 @@ class Progress:
         async def write() -> Path:
             nonlocal write_s
             attempt = self._clock()
-            path = await (checkpoints.save(state, self._learner.write) if is_new else checkpoints.update(state))
+            path = await (
+                checkpoints.save(state, self._learner.write_snapshot) if is_new else checkpoints.update(state)
+            )
             write_s = self._clock() - attempt  # excludes the time while the disk was full
             return path
 
         try:
-            path = await self._disk.written(write)
+            path = await self._disk.retry_while_full(write)
         except (OSError, RftError):
             self._saved = before
             raise
@@ -198,7 +200,7 @@ class Progress:
         saved = CheckpointSaved(
             step=state.step,
             path=str(path),
-            num_bytes=await asyncio.to_thread(num_bytes, path),
+            num_bytes=await asyncio.to_thread(folder_bytes, path),
             valid_reward=state.valid_reward,
             offered=state.offered,
             write_s=self._clock() - started,
@@ -213,11 +215,11 @@ class Progress:
 
 T = TypeVar("T")
 FULL = {errno.ENOSPC, errno.EDQUOT}
-LOOK_EVERY_S = 10.0
-PATIENCE_S = 24 * 3600.0
+DISK_RETRY_INTERVAL_S = 10.0
+MAX_DISK_WAIT_S = 24 * 3600.0
 
 
-class Disk:
+class FullDiskRetry:
     """Repeats writes to a run folder while its disk is full. `sleep` takes seconds."""
 
     def __init__(self, sink: EventSink, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -230,7 +232,7 @@ class Disk:
         """Stop waiting for a full disk: writes then fail."""
         self._stopping = True
 
-    async def written(self, write: Callable[[], Awaitable[T]]) -> T:
+    async def retry_while_full(self, write: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `write`, which is called again while the disk is full.
 
         Raises:
@@ -241,12 +243,12 @@ class Disk:
             try:
                 result = await write()
             except OSError as error:
-                if error.errno not in FULL or self._stopping or waited_s >= PATIENCE_S:
+                if error.errno not in FULL or self._stopping or waited_s >= MAX_DISK_WAIT_S:
                     raise
                 if not waited_s:
                     self._on_full()
-                await self._sleep(LOOK_EVERY_S)
-                waited_s += LOOK_EVERY_S
+                await self._sleep(DISK_RETRY_INTERVAL_S)
+                waited_s += DISK_RETRY_INTERVAL_S
             else:
                 if waited_s:
                     self._on_freed()

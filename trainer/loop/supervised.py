@@ -11,16 +11,16 @@ from typing import Protocol
 
 import numpy as np
 
-from agent_rft.chat.conversation import Samples
+from agent_rft.chat.conversation import ConversationSampler
 from agent_rft.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped
 from agent_rft.protocols import Checkpointable, EventSink
 from agent_rft.rows.rows import RowOrder
 from agent_rft.spec.job import CheckpointInterval
-from agent_rft.spec.plan import Plan
+from agent_rft.spec.plan import StepPlan
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from agent_rft.trainer.loop.measure import step_times
-from agent_rft.trainer.loop.restarts import Restarts
-from agent_rft.trainer.loop.saving import Disk, Progress
+from agent_rft.trainer.loop.restarts import LearnerRestarts
+from agent_rft.trainer.loop.saving import CheckpointSaver, FullDiskRetry
 from agent_rft.trainer.model.batch import WeightedSequence
 from agent_rft.types import StepReport, Task
 
@@ -42,11 +42,11 @@ class SupervisedLoop:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: StepPlan,
         seed: int,
         tasks: Sequence[Task],
         validation: Sequence[Task],
-        samples: Samples,
+        samples: ConversationSampler,
         learner: SupervisedLearner,
         checkpoints: Checkpoints,
         interval: CheckpointInterval,
@@ -60,18 +60,18 @@ class SupervisedLoop:
         self._samples = samples
         self._learner = learner
         self._sink = sink
-        self._disk = Disk(sink, sleep)
-        self._restarts = Restarts(sink, self._recover, lambda: self._progress.step, sleep)
-        self._progress = Progress(learner, checkpoints, None, interval, sink, self._disk, plan.steps)
+        self._disk = FullDiskRetry(sink, sleep)
+        self._restarts = LearnerRestarts(sink, self._recover, lambda: self._progress.step, sleep)
+        self._progress = CheckpointSaver(learner, checkpoints, None, interval, sink, self._disk, plan.steps)
         self._stopping = False
         self._started = time.monotonic()
 
-    async def resume(self, reported: Container[int] = ()) -> None:
+    async def resume(self, reported_steps: Container[int] = ()) -> None:
         """Continue from the latest checkpoint; later steps are repeated, with equal losses.
 
-        `reported`: steps whose StepDone was already emitted.
+        `reported_steps`: steps whose StepDone was already emitted.
         """
-        await self._with_learner(lambda: self._progress.resume(reported))
+        await self._with_learner(lambda: self._progress.resume(reported_steps))
 
     def stop(self) -> None:
         """Stop after the update in progress and save a checkpoint."""
@@ -93,11 +93,11 @@ class SupervisedLoop:
         try:
             await self._restarts.retry(work)
         finally:
-            await self._progress.settled()
+            await self._progress.wait_settled()
 
     async def _recover(self) -> None:
         """Restart a lost learner from the latest checkpoint."""
-        await self._progress.settled()
+        await self._progress.wait_settled()
         await self._learner.restart()
         self._progress.state = await self._progress.load_latest()
 

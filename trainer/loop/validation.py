@@ -42,7 +42,7 @@ class Validation:
         evaluation, groups = await evaluate(
             self._rollouts, self._tasks, "validation", self._samples, self._temperature, self._pass_threshold
         )
-        self._sink.groups(f"validation-{step:06d}", groups)
+        self._sink.emit_groups(f"validation-{step:06d}", groups)
         self._sink.emit(
             Evaluated(step=step, name=VALIDATION, evaluation=evaluation, training_groups_in_flight=groups_in_flight)
         )
@@ -73,6 +73,6 @@ def num_without_gain(rewards: Sequence[float], min_gain: float) -> int:
     return count
 
 
-def is_over(settings: EarlyStop | None, rewards: Sequence[float]) -> bool:
+def should_stop(settings: EarlyStop | None, rewards: Sequence[float]) -> bool:
     """Whether early stopping by `settings` ends a job whose validations had these `rewards`."""
     return settings is not None and num_without_gain(rewards, settings.min_gain) >= settings.patience

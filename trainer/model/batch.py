@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.types import TrainSequence
+from agent_rft.types import TrainSegment
 
-ATTENTION_EQUALS_LINEAR_AT = 24_576
+ATTENTION_BREAK_EVEN_LENGTH = 24_576
 """Sequence length at which causal attention costs as much as a layer's matmuls.
 
 About 12 x the hidden size, which is 2,048 here, as in a 1.5B model. Only the balance between micro-batches depends on
@@ -31,7 +31,7 @@ class WeightedSequence:
     weights: NDArray[np.float32]
 
 
-AnySequence = TrainSequence | WeightedSequence
+AnySequence = TrainSegment | WeightedSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class MicroBatch:
         logits_indices: [M] int64, the indices in N whose logits predict the trained tokens.
         targets: [M] int64, the trained tokens.
         weights: [M] float32, their weights in the loss.
-        advantages: [M] float32, as in `TrainSequence`.
-        logprobs: [M] float32, as in `TrainSequence`.
-        versions: [M] int32, as in `TrainSequence`.
-        structures: S values, as in `TrainSequence`.
+        advantages: [M] float32, as in `TrainSegment`.
+        logprobs: [M] float32, as in `TrainSegment`.
+        versions: [M] int32, as in `TrainSegment`.
+        structures: S values, as in `TrainSegment`.
         num_useful: Number of tokens that are not filler, which is N or 0.
-        experts: [N, L, k], as in `TrainSequence`; -1 in sequences without experts. None if no sequence has experts.
+        experts: [N, L, k], as in `TrainSegment`; -1 in sequences without experts. None if no sequence has experts.
     """
 
     token_ids: NDArray[np.int64]
@@ -95,11 +95,11 @@ class TokenMasks:
 
     Attributes:
         allowed: [K, ceil(V / 32)] int32, one bit per token, lowest bit first; mask 0 allows all tokens.
-        which: [M] int64, the index in K of each target's mask.
+        mask_index: [M] int64, the index in K of each target's mask.
     """
 
     allowed: NDArray[np.int32]
-    which: NDArray[np.int64]
+    mask_index: NDArray[np.int64]
 
 
 def split_updates(sequences: Sequence[AnySequence], num_updates: int) -> list[list[AnySequence]]:
@@ -111,14 +111,14 @@ def split_updates(sequences: Sequence[AnySequence], num_updates: int) -> list[li
     """
     rollouts: list[list[AnySequence]] = []
     for sequence in sequences:
-        if isinstance(sequence, TrainSequence) and sequence.segment > 0:
+        if isinstance(sequence, TrainSegment) and sequence.segment > 0:
             rollouts[-1].append(sequence)
         else:
             rollouts.append([sequence])
     return [list(chain(*rollouts[first::num_updates])) for first in range(min(num_updates, len(rollouts)))]
 
 
-def pack(sequences: Sequence[AnySequence], *, num_ranks: int, budget: int) -> list[list[MicroBatch]]:
+def pack_sequences(sequences: Sequence[AnySequence], *, num_ranks: int, budget: int) -> list[list[MicroBatch]]:
     """Pack sequences into micro-batches [num_ranks][K], with the same K for every rank.
 
     A micro-batch has at most `budget` tokens; a longer sequence gets a separate micro-batch. Ranks with fewer than K
@@ -145,7 +145,7 @@ def pack(sequences: Sequence[AnySequence], *, num_ranks: int, budget: int) -> li
 
 def _cost(length: int) -> float:
     """Return the relative cost of a sequence: linear for matmuls, quadratic for attention."""
-    return length * (1 + length / ATTENTION_EQUALS_LINEAR_AT)
+    return length * (1 + length / ATTENTION_BREAK_EVEN_LENGTH)
 
 
 def _fill_bins(lengths: Sequence[int], num_ranks: int, budget: int) -> list[list[int]]:
@@ -193,7 +193,7 @@ def _deal_bins(bins: Sequence[list[int]], lengths: Sequence[int], num_ranks: int
 
 @dataclass(frozen=True, slots=True)
 class _PackedRow:
-    """A TrainSequence or WeightedSequence as arrays [T]."""
+    """A TrainSegment or WeightedSequence as arrays [T]."""
 
     token_ids: NDArray[np.int32]
     weights: NDArray[np.float32]
@@ -209,7 +209,7 @@ class _PackedRow:
 
 
 def _pack_row(sequence: AnySequence) -> _PackedRow:
-    if isinstance(sequence, TrainSequence):
+    if isinstance(sequence, TrainSegment):
         weights = sequence.loss_mask.astype(np.float32)
         s = sequence
         return _PackedRow(s.token_ids, weights, s.advantage, s.logprobs, s.versions, s.structure, s.experts)

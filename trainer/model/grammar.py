@@ -22,7 +22,7 @@ CACHE_BYTES = 256 << 20
 """Size of the cache of compiled grammars. Each row may have different tools, and thus another grammar."""
 
 
-class Grammars:
+class GrammarMasks:
     """Computes token masks for the model in a local folder. Loads its tokenizer when the first grammar is needed.
 
     `end_token_ids` are the engine's stop tokens; if empty, the tokenizer's end token is used.

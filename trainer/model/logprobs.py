@@ -20,14 +20,14 @@ _BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class LogitChange:
+class LogitTransform:
     """Transformation of the head's logits z: `scale` z, then softcap tanh(z / softcap) if a softcap is set."""
 
     scale: float = 1.0
     softcap: float | None = None
 
     @classmethod
-    def of(cls, config: Any) -> LogitChange:
+    def from_config(cls, config: Any) -> LogitTransform:
         """Read the transformation from a language model's config: Cohere's and Granite's scales, Gemma's softcap."""
         scale = getattr(config, "logit_scale", None) or 1.0
         scale *= getattr(config, "lm_head_multiplier", None) or 1.0
@@ -48,14 +48,14 @@ class TokenLogProbs(nn.Module):
         temperature: float = 1.0,
         chunk_bytes: int | None = None,
         bias: nn.Parameter | None = None,
-        change: LogitChange | None = None,
+        change: LogitTransform | None = None,
     ) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
         self.temperature = temperature
         self._chunk_bytes = chunk_bytes
-        self._change = change or LogitChange()
+        self._change = change or LogitTransform()
 
     def forward(
         self, hidden: Tensor, targets: Tensor | None = None, masks: tuple[Tensor, Tensor] | None = None
@@ -81,7 +81,7 @@ class TokenLogProbs(nn.Module):
 class _Head:
     """Computes scores from hidden states, `chunk` rows at a time. Scores are the logits used for sampling."""
 
-    change: LogitChange
+    change: LogitTransform
     temperature: float
     masks: tuple[Tensor, Tensor] | None
     chunk: int

@@ -19,7 +19,7 @@ from agent_rft.errors import UserError
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.model.policy import Policy
 
-TRAINED, START = "default", "start"
+TRAINED, REFERENCE = "default", "start"
 PREFIX = "base_model.model."
 """Prefix of module names in PEFT's files."""
 LinearShapes = Mapping[str, tuple[int, int]]
@@ -27,18 +27,23 @@ LinearShapes = Mapping[str, tuple[int, int]]
 
 
 def add_adapter(
-    policy: Policy, lora: LoraSpec, seed: int, start: Mapping[str, Tensor] | None = None, *, keeps_start: bool = False
+    policy: Policy,
+    lora: LoraSpec,
+    seed: int,
+    start: Mapping[str, Tensor] | None = None,
+    *,
+    keeps_reference: bool = False,
 ) -> None:
     """Freeze the policy's weights and add an adapter to train: `start`, or a new one that changes nothing yet.
 
-    A new adapter is initialized from `seed`, identically on all ranks. With `keeps_start`, a second, frozen copy of
-    `start` is added for `as_start`.
+    A new adapter is initialized from `seed`, identically on all ranks. With `keeps_reference`, a second, frozen copy of
+    `start` is added for `as_reference`.
 
     Raises:
         UserError: A target matches no linear layer, or `start` does not fit the model.
     """
-    modules = adapted_modules(policy.model, lora)
-    names = [TRAINED, START] if start is not None and keeps_start else [TRAINED]
+    modules = find_adapted_layers(policy.model, lora)
+    names = [TRAINED, REFERENCE] if start is not None and keeps_reference else [TRAINED]
     # Full names, because the policy has no transformers config. With a config, PEFT would adapt fused experts instead
     # of the dense layers that are named like parts of the experts.
     targets = [f"model.{name}" for name in modules]
@@ -52,7 +57,7 @@ def add_adapter(
     for layer in _layers(policy):
         layer.set_adapter(names)
     for name in names:
-        tensors = adapter_tensors(policy, name)
+        tensors = get_adapter_tensors(policy, name)
         if start is not None:
             _fill(tensors, start)
         for tensor in tensors.values():
@@ -61,7 +66,7 @@ def add_adapter(
     _compute_with(policy, TRAINED)
 
 
-def adapted_modules(model: PreTrainedModel, lora: LoraSpec) -> dict[str, nn.Linear]:
+def find_adapted_layers(model: PreTrainedModel, lora: LoraSpec) -> dict[str, nn.Linear]:
     """Return the layers that `lora` adapts, by name. The model may be on the meta device.
 
     Raises:
@@ -75,11 +80,11 @@ def adapted_modules(model: PreTrainedModel, lora: LoraSpec) -> dict[str, nn.Line
     for target in lora.targets:
         matching = {name: m for name, m in linear.items() if name == target or name.endswith(f".{target}")}
         if not matching:
-            problem, remedy = (
+            problem, fix = (
                 f"no linear layer of the model is named {target!r}",
                 f"use {', '.join(_last_parts(linear))}",
             )
-            raise UserError(f"{problem}; {remedy}", problem=problem, remedy=remedy)
+            raise UserError(f"{problem}; {fix}", problem=problem, fix=fix)
         found |= matching
     return found
 
@@ -95,7 +100,7 @@ def _adaptable_layers(model: PreTrainedModel) -> set[nn.Linear]:
     return {m for m in decoder.modules() if type(m) is nn.Linear and m is not head} - kernel_layers
 
 
-def linear_shapes(config: PreTrainedConfig, lora: LoraSpec) -> LinearShapes:
+def find_linear_shapes(config: PreTrainedConfig, lora: LoraSpec) -> LinearShapes:
     """Return inputs and outputs of each layer that `lora` adapts, from the model's config alone.
 
     Raises:
@@ -103,7 +108,7 @@ def linear_shapes(config: PreTrainedConfig, lora: LoraSpec) -> LinearShapes:
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return {name: (m.in_features, m.out_features) for name, m in adapted_modules(model, lora).items()}
+    return {name: (m.in_features, m.out_features) for name, m in find_adapted_layers(model, lora).items()}
 
 
 def tensor_shapes(layers: LinearShapes, rank: int) -> dict[str, tuple[int, int]]:
@@ -114,7 +119,7 @@ def tensor_shapes(layers: LinearShapes, rank: int) -> dict[str, tuple[int, int]]
     return shapes
 
 
-def targets_of(policy: Policy, lora: LoraSpec) -> tuple[str, ...]:
+def expand_targets(policy: Policy, lora: LoraSpec) -> tuple[str, ...]:
     """Return the layer names for PEFT's `target_modules`.
 
     Expands "all-linear", because PEFT's own expansion depends on the model's head.
@@ -124,7 +129,7 @@ def targets_of(policy: Policy, lora: LoraSpec) -> tuple[str, ...]:
     return tuple(_last_parts(name for name, module in policy.model.named_modules() if isinstance(module, LoraLayer)))
 
 
-def adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Parameter]:
+def get_adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Parameter]:
     """Return the adapter's parameters, by their names in PEFT's files."""
     marker = f".{name}.weight"
     return {
@@ -135,13 +140,13 @@ def adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Paramet
 
 
 @contextmanager
-def as_start(policy: Policy) -> Iterator[None]:
+def as_reference(policy: Policy) -> Iterator[None]:
     """Context manager in which the policy computes as the reference model, without the trained adapter.
 
     The trained adapter still runs but is scaled by 0, so that ZeRO-3 sees the same layers in each pass and no parameter
     changes `requires_grad`.
     """
-    _compute_with(policy, START)
+    _compute_with(policy, REFERENCE)
     try:
         yield
     finally:

@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from agent_rft.errors import UserError
 from agent_rft.trainer.model.shared_prefix import NO_PARENT
 
-NAME = "packed"
+ATTENTION_NAME = "packed"
 """Value of transformers' `attn_implementation`."""
 
 
@@ -47,7 +47,7 @@ class Packing:
     chunks: dict[int, Packing] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(
+    def from_lengths(
         cls,
         lengths: Sequence[int],
         device: torch.device,
@@ -57,17 +57,17 @@ class Packing:
         starts = torch.tensor([0, *lengths]).cumsum(0)
         return cls(tuple(lengths), starts.to(device, torch.int32), experts, parents)
 
-    def chunked(self, size: int) -> Packing:
+    def split_chunks(self, size: int) -> Packing:
         """Return a packing in which each chunk of `size` tokens is a separate sequence."""
         if size not in self.chunks:
             lengths = [min(size, length - start) for length in self.lengths for start in range(0, length, size)]
-            self.chunks[size] = Packing.of(lengths, self.cu_seqlens.device)
+            self.chunks[size] = Packing.from_lengths(lengths, self.cu_seqlens.device)
         return self.chunks[size]
 
 
 _FLASH_SUPPORTS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """True from torch 2.12 on."""
-FLASH_HEAD_SIZE = 256
+MAX_FLASH_HEAD_SIZE = 256
 """Largest head size of the flash kernel. The full attention of Gemma 4 has larger heads."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Packing, float | None, int | None], Tensor]
@@ -108,7 +108,7 @@ def packed_attention(
             "use a model with a supported architecture"
         )
     if (size := _chunk_size(module)) is not None:
-        packing = packing.chunked(size)
+        packing = packing.split_chunks(size)
     if softcap is not None or s_aux is not None:
         return loop_attention(query, key, value, packing, scaling, sliding_window, softcap, s_aux), None
     if packing.parents is not None:
@@ -127,7 +127,7 @@ def _chunk_size(module: nn.Module) -> int | None:
 
 def choose_attention(device: str, dtype: torch.dtype, head_size: int = 0) -> Attend:
     """Return the fastest exact implementation, as measured with packed rollouts in benchmarks/RESULTS.md."""
-    flash = device == "cuda" and dtype in (torch.bfloat16, torch.float16) and head_size <= FLASH_HEAD_SIZE
+    flash = device == "cuda" and dtype in (torch.bfloat16, torch.float16) and head_size <= MAX_FLASH_HEAD_SIZE
     return varlen_attention if flash else loop_attention
 
 
@@ -264,4 +264,4 @@ def _visible_keys(length: int, num_keys: int, window: int, device: torch.device)
     return visible.tril_(before).triu_(before + 1 - window)
 
 
-AttentionInterface.register(NAME, packed_attention)
+AttentionInterface.register(ATTENTION_NAME, packed_attention)

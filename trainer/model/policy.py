@@ -23,7 +23,7 @@ from transformers import (
 from agent_rft.errors import UserError
 from agent_rft.trainer.model import packed_attention
 from agent_rft.trainer.model.batch import MicroBatch, TokenMasks
-from agent_rft.trainer.model.logprobs import LogitChange, TokenLogProbs
+from agent_rft.trainer.model.logprobs import LogitTransform, TokenLogProbs
 from agent_rft.trainer.model.packed_attention import Packing
 from agent_rft.trainer.model.per_sequence import separate_sequences
 from agent_rft.trainer.model.router_replay import replay_routers
@@ -59,7 +59,7 @@ class DeviceBatch:
     masks: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(
+    def from_micro_batch(
         cls, batch: MicroBatch, device: torch.device, masks: TokenMasks | None = None, *, share: bool = False
     ) -> DeviceBatch:
         def move(array: Any) -> Tensor:
@@ -67,13 +67,13 @@ class DeviceBatch:
 
         token_ids, positions, logits_indices = batch.token_ids, batch.positions, batch.logits_indices
         experts = None if batch.experts is None else move(batch.experts.astype(np.int64))
-        packing = Packing.of(batch.lengths, device, experts)
+        packing = Packing.from_lengths(batch.lengths, device, experts)
         # With experts nothing is shared: in another rollout, the engine may have sent the token to other experts.
-        tree = PrefixTree.if_it_pays(token_ids, batch.lengths) if share and experts is None else None
+        tree = PrefixTree.from_tokens_if_smaller(token_ids, batch.lengths) if share and experts is None else None
         if tree is not None:
-            token_ids, positions = token_ids[tree.kept], positions[tree.kept]
+            token_ids, positions = token_ids[tree.computed], positions[tree.computed]
             logits_indices = tree.places[logits_indices]
-            packing = Packing.of(tree.lengths, device, parents=tree.parents)
+            packing = Packing.from_lengths(tree.lengths, device, parents=tree.parents)
         return cls(
             token_ids=move(token_ids),
             positions=move(positions),
@@ -84,7 +84,7 @@ class DeviceBatch:
             advantages=move(batch.advantages),
             logprobs=move(batch.logprobs),
             versions=move(batch.versions),
-            masks=None if masks is None else (torch.tensor(masks.allowed), torch.tensor(masks.which)),
+            masks=None if masks is None else (torch.tensor(masks.allowed), torch.tensor(masks.mask_index)),
         )
 
 
@@ -98,7 +98,7 @@ class Policy(nn.Module):
 
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:
         super().__init__()
-        head, change = model.get_output_embeddings(), LogitChange.of(model.config.get_text_config())
+        head, change = model.get_output_embeddings(), LogitTransform.from_config(model.config.get_text_config())
         bias = getattr(head, "bias", None)
         model.set_output_embeddings(TokenLogProbs(head.weight, temperature, bias=bias, change=change))
         for module in model.modules():
@@ -141,9 +141,9 @@ def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
     Raises:
         UserError: The learner does not support the model's layers, or the folder lacks some of the model's weights.
     """
-    refuse_unsupported(AutoConfig.from_pretrained(folder))
+    check_layer_support(AutoConfig.from_pretrained(folder))
     model, found = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=packed_attention.NAME, output_loading_info=True
+        folder, dtype=dtype, attn_implementation=packed_attention.ATTENTION_NAME, output_loading_info=True
     )
     if lacking := found["missing_keys"]:
         what = f"the files in {folder} lack {len(lacking)} weights of the model, such as {min(lacking)}"
@@ -151,7 +151,7 @@ def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
     return Policy(model, temperature)
 
 
-def refuse_unsupported(config: PreTrainedConfig) -> None:
+def check_layer_support(config: PreTrainedConfig) -> None:
     """Check by its config that the learner supports a model; `agent_rft.trainer.model.probe` tests the loaded model.
 
     Raises:

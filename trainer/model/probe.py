@@ -1,6 +1,6 @@
 """Tests of a loaded model on a few tokens: packed sequences stay separate, and the head gives the model's own logits.
 
-An architecture that passes can be trained, whatever its name. `shares_prefixes` tests whether sequences can share a
+An architecture that passes can be trained, whatever its name. `can_share_prefixes` tests whether sequences can share a
 common prefix.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agent_rft.errors import UserError
-from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
 
 LENGTH = 9
@@ -25,10 +25,10 @@ LEAK = {torch.float32: 0.001, torch.bfloat16: 0.05}
 of the same sequence. Ideally 0, but experts that get additional tokens may round differently."""
 LOGIT_ERROR = {torch.float32: 0.001, torch.bfloat16: 0.5}
 """Largest accepted difference between log-probabilities from the head and from the model's own, rounded logits."""
-REMEDY = "use a model with an architecture that the manual lists"
+FIX = "use a model with an architecture that the manual lists"
 
 
-def refuse_if_wrong(policy: Policy, device: torch.device) -> None:
+def check_model(policy: Policy, device: torch.device) -> None:
     """Test the policy with four passes of about 16 tokens. Under ZeRO 3, all ranks take part.
 
     Raises:
@@ -41,7 +41,7 @@ def refuse_if_wrong(policy: Policy, device: torch.device) -> None:
             leak, error = _leak(policy, device), _logit_error(policy, device)
     except (AttributeError, KeyError, TypeError) as failure:  # the model does not pass an argument to its layers
         what = f"{name} does not support packed sequences ({type(failure).__name__}: {failure})"
-        raise UserError(f"{what}; {REMEDY}") from failure
+        raise UserError(f"{what}; {FIX}") from failure
     finally:
         policy.train(training)
     dtype = policy.model.get_output_embeddings().weight.dtype
@@ -50,14 +50,14 @@ def refuse_if_wrong(policy: Policy, device: torch.device) -> None:
             f"{name} lets packed rollouts see each other: the effect of one on another "
             f"is {leak:.2g} of its effect on itself"
         )
-        raise UserError(f"{what}; {REMEDY}")
+        raise UserError(f"{what}; {FIX}")
     if not error <= LOGIT_ERROR[dtype]:
         raise UserError(
-            f"{name} changes its logits by {error:.2g} after the head, which the learner does not support; {REMEDY}"
+            f"{name} changes its logits by {error:.2g} after the head, which the learner does not support; {FIX}"
         )
 
 
-def shares_prefixes(policy: Policy, device: torch.device) -> bool:
+def can_share_prefixes(policy: Policy, device: torch.device) -> bool:
     """Whether the common prefix of two sequences can be computed once, with float32 precision.
 
     Makes two passes of about 50 tokens. Under ZeRO 3, all ranks take part.
@@ -104,8 +104,8 @@ def _logit_error(policy: Policy, device: torch.device) -> float:
 
 def _batch(sequences: Sequence[NDArray[np.int32]], device: torch.device, share: bool = False) -> DeviceBatch:
     rows = [WeightedSequence(s, (np.arange(len(s)) > 0).astype(np.float32)) for s in sequences]
-    [[batch]] = pack(rows, num_ranks=1, budget=sum(map(len, sequences)))
-    return DeviceBatch.of(batch, device, share=share)
+    [[batch]] = pack_sequences(rows, num_ranks=1, budget=sum(map(len, sequences)))
+    return DeviceBatch.from_micro_batch(batch, device, share=share)
 
 
 def _sequences(policy: Policy) -> NDArray[np.int32]:

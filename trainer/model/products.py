@@ -19,10 +19,10 @@ ERROR: Final = 2e-6
 """Largest accepted relative error. float32 matmul has about 4e-7; bfloat16 inputs give 2e-3."""
 
 
-def use_faster_products(product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> bool:
+def enable_onednn_matmul(matmul: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> bool:
     """Use oneDNN for this process's float32 matmuls if it keeps full precision; return whether it is used."""
     torch.set_float32_matmul_precision("medium")
-    exact = all(_error(product, *size) < ERROR for size in SIZES)
+    exact = all(_error(matmul, *size) < ERROR for size in SIZES)
     if not exact:
         torch.set_float32_matmul_precision("highest")
     return exact

@@ -19,7 +19,7 @@ MIN_SHARED: Final = 16
 """Minimum number of shared tokens that is worth a separate attention call."""
 MIN_SAVING: Final = 0.1
 """Minimum share of saved tokens. Attention to a shared prefix needs a mask, and computes the masked scores, too."""
-MAX_LENGTH: Final = 2048
+MAX_SHARED_LENGTH: Final = 2048
 """Maximum sequence length for sharing; a mask of this length takes 16 MiB in float32."""
 NO_PARENT: Final = -1
 
@@ -36,27 +36,29 @@ class PrefixTree:
         parents  -1, 0, 0
 
     Attributes:
-        kept: [T] int64, the index in N of each computed token.
+        computed: [T] int64, the index in N of each computed token.
         places: [N] int64, the index in T of each token's state.
         lengths: Tokens of each segment, in the order of T.
         parents: The earlier segment that each segment continues, or NO_PARENT.
     """
 
-    kept: NDArray[np.int64]
+    computed: NDArray[np.int64]
     places: NDArray[np.int64]
     lengths: tuple[int, ...]
     parents: tuple[int, ...]
 
     @classmethod
-    def if_it_pays(cls, token_ids: NDArray[np.int64], lengths: Sequence[int]) -> PrefixTree | None:
+    def from_tokens_if_smaller(cls, token_ids: NDArray[np.int64], lengths: Sequence[int]) -> PrefixTree | None:
         """Build the tree; return None if sharing saves too few tokens or a sequence is too long."""
-        if max(lengths) > MAX_LENGTH:
+        if max(lengths) > MAX_SHARED_LENGTH:
             return None
-        tree = cls.of(token_ids, lengths)
-        return tree if len(tree.kept) <= (1 - MIN_SAVING) * len(token_ids) else None
+        tree = cls.from_tokens(token_ids, lengths)
+        return tree if len(tree.computed) <= (1 - MIN_SAVING) * len(token_ids) else None
 
     @classmethod
-    def of(cls, token_ids: NDArray[np.int64], lengths: Sequence[int], min_shared: int = MIN_SHARED) -> PrefixTree:
+    def from_tokens(
+        cls, token_ids: NDArray[np.int64], lengths: Sequence[int], min_shared: int = MIN_SHARED
+    ) -> PrefixTree:
         """Build the tree of token_ids [N] with these sequence lengths; share at least `min_shared` tokens."""
         starts = np.cumsum([0, *lengths[:-1]])
         rows = np.split(token_ids, starts[1:])

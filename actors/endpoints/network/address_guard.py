@@ -18,14 +18,14 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from agent_rft.spec.operator.allowed import Allowed
+from agent_rft.spec.operator.allowed import AllowedDestination
 
 IPAddress = IPv4Address | IPv6Address
 
 WHERE = "allowed_networks in the operator's configuration (agent-rft.yaml, --config or AGENT_RFT_CONFIG)"
 
 
-class Kind(StrEnum):
+class AddressKind(StrEnum):
     """Kind of forbidden address."""
 
     METADATA = "a cloud metadata address"
@@ -38,21 +38,23 @@ class Kind(StrEnum):
     MULTICAST = "a multicast address"
 
 
-NEVER_BY_NAME = frozenset({Kind.METADATA, Kind.UNSPECIFIED, Kind.LINK_LOCAL, Kind.MULTICAST})
+NOT_ALLOWED_BY_HOST = frozenset(
+    {AddressKind.METADATA, AddressKind.UNSPECIFIED, AddressKind.LINK_LOCAL, AddressKind.MULTICAST}
+)
 """Kinds that only a network entry can allow, not a host entry.
 
 No tool has such an address, and a host entry would let the owner of the name redirect requests to it."""
 _FORBIDDEN = {
-    ip_network("168.63.129.16/32"): Kind.METADATA,
-    ip_network("169.254.169.254/32"): Kind.METADATA,
-    ip_network("169.254.170.0/24"): Kind.METADATA,
-    ip_network("100.100.100.200/32"): Kind.METADATA,
-    ip_network("fd00:ec2::254/128"): Kind.METADATA,
-    ip_network("fd20:ce::254/128"): Kind.METADATA,
-    ip_network("100.64.0.0/10"): Kind.CARRIER,
-    ip_network("192.0.0.0/24"): Kind.RESERVED,
-    ip_network("192.88.99.0/24"): Kind.RESERVED,
-    ip_network("fec0::/10"): Kind.PRIVATE,
+    ip_network("168.63.129.16/32"): AddressKind.METADATA,
+    ip_network("169.254.169.254/32"): AddressKind.METADATA,
+    ip_network("169.254.170.0/24"): AddressKind.METADATA,
+    ip_network("100.100.100.200/32"): AddressKind.METADATA,
+    ip_network("fd00:ec2::254/128"): AddressKind.METADATA,
+    ip_network("fd20:ce::254/128"): AddressKind.METADATA,
+    ip_network("100.64.0.0/10"): AddressKind.CARRIER,
+    ip_network("192.0.0.0/24"): AddressKind.RESERVED,
+    ip_network("192.88.99.0/24"): AddressKind.RESERVED,
+    ip_network("fec0::/10"): AddressKind.PRIVATE,
 }
 """Networks that `ipaddress` considers global or classifies less precisely."""
 _LOCAL = tuple(map(ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")))
@@ -66,30 +68,30 @@ _EMBEDDED_IPV4 = {  # IPv6 network -> left shift of the embedded IPv4 address in
 
 
 class ForbiddenAddress(OSError):
-    """The guard forbids `address`; `why` describes its kind, and `remedy` names the entry that would allow it.
+    """The guard forbids `address`; `why` describes its kind, and `fix` names the entry that would allow it.
 
     All instances have the same message: asyncio raises the first of several errors unchanged only if their messages are
     equal.
     """
 
-    def __init__(self, address: str, why: str, remedy: str) -> None:
+    def __init__(self, address: str, why: str, fix: str) -> None:
         super().__init__(errno.EACCES, "forbidden address")
         self.address = address
         self.why = why
-        self.remedy = remedy
+        self.fix = fix
 
 
-class AddressMistake(NamedTuple):
+class AddressProblem(NamedTuple):
     """Problem with the address in a URL, and its fix."""
 
     message: str
-    remedy: str
+    fix: str
 
 
-class Guard:
+class AddressGuard:
     """Guard that permits connections to public addresses and to `allowed` ones only."""
 
-    def __init__(self, allowed: Sequence[Allowed] = ()) -> None:
+    def __init__(self, allowed: Sequence[AllowedDestination] = ()) -> None:
         self._allowed = tuple(allowed)
 
     def check(self, address: IPAddress, port: int, host: str = "") -> None:
@@ -102,7 +104,7 @@ class Guard:
         if self._allows(address, port) or (embedded and all(self._allows(candidate, port) for candidate in embedded)):
             return
         kinds = [kind for candidate in (*embedded, address) if (kind := _classify(candidate)) is not None]
-        if not kinds or (NEVER_BY_NAME.isdisjoint(kinds) and self._allows_host(host, port)):
+        if not kinds or (NOT_ALLOWED_BY_HOST.isdisjoint(kinds) and self._allows_host(host, port)):
             return
         if is_local(address) and self._allows_host(host, port, is_local_only=True):
             return
@@ -110,9 +112,9 @@ class Guard:
             entry.port is not None and _contains_any(entry, (address, *embedded)) for entry in self._allowed
         )
         why = f"{kinds[0]}, which is allowed on other ports only" if other_ports else kinds[0].value
-        raise ForbiddenAddress(str(address), why, _remedy(kinds, address, port, host))
+        raise ForbiddenAddress(str(address), why, _fix(kinds, address, port, host))
 
-    def mistake(self, url: str) -> AddressMistake | None:
+    def find_address_problem(self, url: str) -> AddressProblem | None:
         """Return the problem with a URL whose host is a forbidden numeric address, else None.
 
         Host names are checked when a connection is made.
@@ -124,7 +126,7 @@ class Guard:
         try:
             self.check(address, parsed.port or 0, parsed.raw_host or "")
         except ForbiddenAddress as error:
-            return AddressMistake(f"its URL points to {error.address}, {error.why}", error.remedy)
+            return AddressProblem(f"its URL points to {error.address}, {error.why}", error.fix)
         return None
 
     def make_socket(self, host: str, info: tuple[Any, ...]) -> socket.socket:
@@ -168,7 +170,7 @@ class _SingleHostConnector(aiohttp.TCPConnector):
 def is_local(address: IPAddress) -> bool:
     """Whether the address is a loopback or private address, and not a cloud metadata address."""
     candidate = (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
-    return _classify(candidate) is not Kind.METADATA and any(candidate in network for network in _LOCAL)
+    return _classify(candidate) is not AddressKind.METADATA and any(candidate in network for network in _LOCAL)
 
 
 def is_public(address: IPAddress) -> bool:
@@ -176,34 +178,34 @@ def is_public(address: IPAddress) -> bool:
     return all(_classify(candidate) is None for candidate in (*_extract_ipv4(address), address))
 
 
-def _contains_any(entry: Allowed, addresses: tuple[IPAddress, ...]) -> bool:
+def _contains_any(entry: AllowedDestination, addresses: tuple[IPAddress, ...]) -> bool:
     return entry.network is not None and any(address in entry.network for address in addresses)
 
 
-def _remedy(kinds: Sequence[Kind], address: IPAddress, port: int, host: str) -> str:
-    if Kind.METADATA in kinds:
+def _fix(kinds: Sequence[AddressKind], address: IPAddress, port: int, host: str) -> str:
+    if AddressKind.METADATA in kinds:
         return "set the URL of the endpoint: this address returns the node's cloud credentials"
     entry = f"[{address}]:{port}" if isinstance(address, IPv6Address) else f"{address}:{port}"
-    if not host or parse_address(host) is not None or not NEVER_BY_NAME.isdisjoint(kinds):
+    if not host or parse_address(host) is not None or not NOT_ALLOWED_BY_HOST.isdisjoint(kinds):
         return f"add {entry} to {WHERE}"
     return f"add {entry} to {WHERE}, or {host}:{port} if you trust the owner of that name"
 
 
-def _classify(address: IPAddress) -> Kind | None:
+def _classify(address: IPAddress) -> AddressKind | None:
     for network, kind in _FORBIDDEN.items():
         if address in network:
             return kind
     if address.is_unspecified:
-        return Kind.UNSPECIFIED
+        return AddressKind.UNSPECIFIED
     if address.is_loopback:
-        return Kind.LOOPBACK
+        return AddressKind.LOOPBACK
     if address.is_link_local:
-        return Kind.LINK_LOCAL
+        return AddressKind.LINK_LOCAL
     if address.is_multicast:
-        return Kind.MULTICAST
+        return AddressKind.MULTICAST
     if address.is_private:
-        return Kind.PRIVATE
-    return None if address.is_global else Kind.RESERVED
+        return AddressKind.PRIVATE
+    return None if address.is_global else AddressKind.RESERVED
 
 
 def _extract_ipv4(address: IPAddress) -> tuple[IPv4Address, ...]:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import httpx
 
-from agent_rft.actors.endpoints.network.proxies import Proxy, proxy_for
-from agent_rft.actors.endpoints.network.url import base_url_mistake, safe_url
+from agent_rft.actors.endpoints.network.proxies import Proxy, find_proxy
+from agent_rft.actors.endpoints.network.url import find_base_url_problem, redact_url
 from agent_rft.errors import UserError
-from agent_rft.spec.keys import KEY_REMEDY, key_mistake
+from agent_rft.spec.keys import KEY_FIX, find_key_problem
 
 
-class Setting(NamedTuple):
+class SourcedSetting(NamedTuple):
     """Value of a setting, and its source: an option, an environment variable or a file."""
 
     value: str
@@ -41,25 +41,25 @@ class BlockingClient(httpx.Client):
         self.proxy = proxy
 
 
-def client_at(
-    url: Setting,
-    key: Setting,
+def create_blocking_client(
+    url: SourcedSetting,
+    key: SourcedSetting,
     environment: Mapping[str, str],
     timeout: httpx.Timeout,
-    headers: Mapping[str, Setting] | None = None,
+    headers: Mapping[str, SourcedSetting] | None = None,
 ) -> BlockingClient:
     """Return a client that sends `key` and `headers` to the server at `url`.
 
     Raises:
         UserError: The URL, the key, a header or the proxy for the URL is invalid.
     """
-    if mistake := base_url_mistake(url.value):
+    if mistake := find_base_url_problem(url.value):
         raise UserError(f"{url.source} {mistake}: set a URL such as https://host/v1")
     for setting in (key, *(headers or {}).values()):
-        if mistake := key_mistake(setting.value):
-            raise UserError(f"{setting.source} {mistake}: {KEY_REMEDY}")
+        if mistake := find_key_problem(setting.value):
+            raise UserError(f"{setting.source} {mistake}: {KEY_FIX}")
     sent = {"Authorization": f"Bearer {key.value}"} | {name: setting.value for name, setting in (headers or {}).items()}
-    return BlockingClient(url.value, sent, timeout, proxy_for(url.value, environment))
+    return BlockingClient(url.value, sent, timeout, find_proxy(url.value, environment))
 
 
 class Unreachable(Exception):
@@ -71,7 +71,7 @@ class Unreachable(Exception):
 
 
 @contextmanager
-def in_our_words(client: httpx.Client) -> Iterator[None]:
+def translate_errors(client: httpx.Client) -> Iterator[None]:
     """Context manager that translates httpx errors while a request is sent and its response is read.
 
     Raises:
@@ -83,12 +83,14 @@ def in_our_words(client: httpx.Client) -> Iterator[None]:
     except httpx.RequestError as error:
         proxy = client.proxy if isinstance(client, BlockingClient) else None
         through = "" if proxy is None else f" through {proxy}"
-        raise Unreachable(f"{safe_url(str(client.base_url))} does not answer{through}: {reason(error)}") from None
+        raise Unreachable(
+            f"{redact_url(str(client.base_url))} does not answer{through}: {describe_error(error)}"
+        ) from None
     except (httpx.InvalidURL, UnicodeError):
         raise UserError("a name or id contains characters that are invalid in a URL: check its spelling") from None
 
 
-def reason(error: httpx.RequestError) -> str:
+def describe_error(error: httpx.RequestError) -> str:
     """Return the reason why a request failed, without text from httpx."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:

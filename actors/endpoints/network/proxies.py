@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from yarl import URL
 
-from agent_rft.actors.endpoints.network.url import safe_url, url_mistake
+from agent_rft.actors.endpoints.network.url import find_url_problem, redact_url
 from agent_rft.errors import UserError
-from agent_rft.spec.keys import variable
+from agent_rft.spec.keys import read_variable
 
 
 class Proxy(NamedTuple):
@@ -26,10 +26,10 @@ class Proxy(NamedTuple):
     variable: str
 
     def __str__(self) -> str:
-        return f"the proxy {safe_url(self.url)} ({self.variable})"
+        return f"the proxy {redact_url(self.url)} ({self.variable})"
 
 
-def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
+def find_proxy(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
     """Return the proxy for a URL; None if no proxy is set, or for loopback addresses and hosts in NO_PROXY.
 
     Raises:
@@ -45,10 +45,10 @@ def proxy_for(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | 
     return None
 
 
-def proxy_mistake(url: str, environment: Mapping[str, str] = os.environ) -> str | None:
+def find_proxy_problem(url: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the problem with the proxy for a URL; None if there is no problem."""
     try:
-        proxy_for(url, environment)
+        find_proxy(url, environment)
     except UserError as error:
         return error.message
     return None
@@ -56,7 +56,7 @@ def proxy_mistake(url: str, environment: Mapping[str, str] = os.environ) -> str 
 
 def _read_variable(environment: Mapping[str, str], name: str) -> tuple[str, str | None]:
     """Return the name and value of a variable: in lower case or, if that is not set, in upper case, as curl does."""
-    lower, upper = variable(environment, name), variable(environment, name.upper())
+    lower, upper = read_variable(environment, name), read_variable(environment, name.upper())
     return (name.upper(), upper) if lower is None else (name, lower)
 
 
@@ -78,9 +78,9 @@ def _is_direct(host: str, port: int | None, no_proxy: str | None) -> bool:
 
 def _parse_proxy(value: str, name: str, target: URL) -> Proxy:
     url = value if "://" in value else f"http://{value}"
-    if url_mistake(url) is None:
+    if find_url_problem(url) is None:
         return Proxy(url, name)
     scheme = url.partition("://")[0]
     what = f"a {scheme}:// proxy, which is not supported" if scheme.startswith("socks") else "not the URL of a proxy"
-    remedy = f"set it to an HTTP proxy, such as http://proxy:3128, or add {target.host} to NO_PROXY"
-    raise UserError(f"{name} is {what}: {remedy}")
+    fix = f"set it to an HTTP proxy, such as http://proxy:3128, or add {target.host} to NO_PROXY"
+    raise UserError(f"{name} is {what}: {fix}")

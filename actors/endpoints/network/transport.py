@@ -11,8 +11,8 @@ from aiohttp.abc import AbstractResolver
 from multidict import CIMultiDict
 from yarl import URL
 
-from agent_rft.actors.endpoints.answer import status_text
-from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.answer import format_status
+from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
 from agent_rft.actors.endpoints.network.proxies import Proxy
 from agent_rft.actors.runtime.keep_alive import set_keep_alive
 from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES
@@ -62,7 +62,7 @@ class Transport:
         self,
         url: str,
         headers: Mapping[str, str],
-        guard: Guard,
+        guard: AddressGuard,
         resolver: AbstractResolver | None,
         proxy: Proxy | None = None,
     ) -> None:
@@ -148,7 +148,7 @@ async def _read_body(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, b
 def describe(error: Exception) -> str:
     """Return the reason of an error, without the text of aiohttp, which may contain the full URL with its query."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
-        return f"the connection was refused ({status_text(error.status)})"
+        return f"the connection was refused ({format_status(error.status)})"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its TLS certificate is not trusted"
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
         Headers,  # imports pydantic, which makes commands that call a server slow
     )
 
-OUR_HEADERS = frozenset({"content-length", "transfer-encoding", "idempotency-key"})
+RESERVED_HEADERS = frozenset({"content-length", "transfer-encoding", "idempotency-key"})
 MIN_SECRET_CHARS = 6
 """Minimum length of a secret; shorter parts of header values, such as a scheme or a version, are not redacted."""
 
 
-def endpoint_mistake(url: str, headers: Headers, name: str = "URL") -> str | None:
+def find_endpoint_problem(url: str, headers: Headers, name: str = "URL") -> str | None:
     """Return the problem with a URL (called `name`) or its headers, without secrets; None if both are valid."""
-    if (mistake := url_mistake(url)) is not None:
+    if (mistake := find_url_problem(url)) is not None:
         return f"its {name} {mistake}"
     parsed = URL(url)
     names = {name.lower() for name in headers}
-    if names & OUR_HEADERS:
-        return f"these headers are set by agent-rft; remove them: {', '.join(sorted(names & OUR_HEADERS))}"
+    if names & RESERVED_HEADERS:
+        return f"these headers are set by agent-rft; remove them: {', '.join(sorted(names & RESERVED_HEADERS))}"
     if "authorization" in names and parsed.user is not None:
         return f"its {name} contains a user name and its headers contain Authorization; remove one of them"
     for name, value in headers.items():
@@ -38,7 +38,7 @@ def endpoint_mistake(url: str, headers: Headers, name: str = "URL") -> str | Non
     return None
 
 
-def url_mistake(url: str) -> str | None:
+def find_url_problem(url: str) -> str | None:
     """Return the problem with a URL as a predicate ("is invalid; ..."); None if the URL is valid."""
     try:
         parsed = URL(url)
@@ -52,17 +52,17 @@ def url_mistake(url: str) -> str | None:
     return None
 
 
-def base_url_mistake(url: str) -> str | None:
+def find_base_url_problem(url: str) -> str | None:
     """Return the problem with a base URL, which must also contain no white space; None if it is valid."""
-    return "contains white space" if re.search(r"[\s\x00-\x1f\x7f]", url) else url_mistake(url)
+    return "contains white space" if re.search(r"[\s\x00-\x1f\x7f]", url) else find_url_problem(url)
 
 
-def safe_url(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return the URL without user, password, query and fragment, for messages."""
     return str(URL(url).with_user(None).with_query(None).with_fragment(None))
 
 
-def secrets_of(url: str, header_values: Iterable[str]) -> list[str]:
+def list_secrets(url: str, header_values: Iterable[str]) -> list[str]:
     """Return the strings to redact, longest first: header values, their words, the password and query values."""
     parsed = URL(url)
     texts = {parsed.password or "", *parsed.query.values()}

@@ -15,8 +15,8 @@ from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.failures import EngineDied
 from agent_rft.actors.engine.vllm_engine import Engine
-from agent_rft.actors.runtime.calls import outcome_of
-from agent_rft.actors.weights.adapter_fit import misfit
+from agent_rft.actors.runtime.calls import return_errors
+from agent_rft.actors.weights.adapter_fit import find_misfit_reason
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.errors import EngineFailed, RftError, UserError
 
@@ -29,7 +29,7 @@ class ServedModel:
     settings: ServeSettings
 
 
-class CannotServe(UserError):
+class DamagedModel(UserError):
     """One model's folder is damaged; the engine and its other models still work."""
 
 
@@ -50,7 +50,7 @@ class ChatEngine:
 
     async def start(self) -> RftError | None:
         """Load the model, which takes tens of seconds."""
-        return await outcome_of(self._start_engine())
+        return await return_errors(self._start_engine())
 
     async def _start_engine(self) -> None:
         # The parsers log a traceback for each malformed call, which is the model's error and not ours.
@@ -61,8 +61,8 @@ class ChatEngine:
         except UserError:
             if self._config.lora is None:
                 raise  # with LoRA, the adapters may have a chat template instead
-        self._marks = None if own is None else own.thought_marks
-        self._engine = Engine(replace(self._config, thought_marks=self._marks))
+        self._marks = None if own is None else own.reasoning_delimiters
+        self._engine = Engine(replace(self._config, reasoning_delimiters=self._marks))
         await self._engine.start()
         if own is not None:
             own.connect(self._engine.client, self._marks)
@@ -72,7 +72,7 @@ class ChatEngine:
         self, body: Mapping[str, Any], model: ServedModel | None = None
     ) -> dict[str, Any] | Refusal | RftError:
         """Return the response to a request without `stream`, by default from the engine's own model."""
-        return await outcome_of(self._chat(body, model or self._own_model))
+        return await return_errors(self._chat(body, model or self._own_model))
 
     async def _chat(self, body: Mapping[str, Any], model: ServedModel) -> dict[str, Any] | Refusal:
         async with self._prepare(model) as (served, lora):
@@ -93,7 +93,7 @@ class ChatEngine:
             yield error
 
     @property
-    def failed(self) -> bool:
+    def has_died(self) -> bool:
         """Whether the engine has started and then died."""
         return self._engine is not None and bool(self._engine.client.errored)
 
@@ -113,7 +113,7 @@ class ChatEngine:
             yield served, None
             return
         adapter = await self._load_adapter(self._engine, Path(model.folder))
-        with self._engine.adapters.used(adapter) as lora:
+        with self._engine.adapters.use(adapter) as lora:
             yield served, lora
 
     async def _get_chat_model(self, model: ServedModel) -> ChatModel:
@@ -138,7 +138,7 @@ class ChatEngine:
 
     async def _load_adapter(self, engine: Engine, folder: Path) -> Adapter:
         try:
-            if (why := await asyncio.to_thread(misfit, folder, Path(self._config.model))) is not None:
+            if (why := await asyncio.to_thread(find_misfit_reason, folder, Path(self._config.model))) is not None:
                 raise ValueError(why)
             return await engine.adapters.load(str(folder), folder)
         except EngineDied as error:
@@ -149,5 +149,5 @@ class ChatEngine:
             ) from None
 
 
-def _damaged_folder(folder: str, why: str, error: Exception) -> CannotServe:
-    return CannotServe(f"{folder}: {why}: {type(error).__name__}: {error}", public=why)
+def _damaged_folder(folder: str, why: str, error: Exception) -> DamagedModel:
+    return DamagedModel(f"{folder}: {why}: {type(error).__name__}: {error}", public_message=why)

@@ -14,33 +14,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rft.actors.engine.chat.dialects import answers_only, find_dialect
-from agent_rft.actors.engine.chat.parsing import without_references
+from agent_rft.actors.engine.chat.dialects import find_dialect, without_tools_renderer
+from agent_rft.actors.engine.chat.parsing import resolve_references
 from agent_rft.actors.engine.chat.tokenizer import engine_tokenizer
-from agent_rft.actors.engine.grammar.structure import NoGrammar, no_calls, required_calls, structure_of
+from agent_rft.actors.engine.grammar.structure import GrammarUnavailable, build_structure, forbid_calls, require_calls
 from agent_rft.actors.engine.vllm_internals import (
     chat_request_class,
-    error_in,
-    error_of,
+    find_error,
     serve_adapter,
     serving_chat,
+    to_error_fields,
 )
-from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.chat.model_card import read_card
 from agent_rft.chat.renderer import Renderer, Tokenizer
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.chat.template import RenderFailed
 from agent_rft.errors import EngineFailed
-from agent_rft.spec.plan import THINKING_TOKENS
+from agent_rft.spec.plan import REASONING_TOKENS
 from agent_rft.types import Message
 
-PASSED_ON = (
+FORWARDED_FIELDS = (
     *("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "n", "parallel_tool_calls"),
     *("presence_penalty", "response_format", "seed", "stop", "stream", "temperature", "tool_choice", "tools"),
     *("top_logprobs", "top_p", "min_p", "top_k"),
 )
 """Request fields passed on to vLLM. Clients may not set its other fields (templates, extra arguments, token reuse)."""
-EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+NEAREST_EFFORT = {"none": "low", "minimal": "low", "xhigh": "high"}
 """Maps reasoning efforts that training does not have to the nearest one that it has."""
 NO_TOOLS = "This model does not support tools, because no parser reads the tool calls of its chat template"
 VLLM_CALL_ID = "chatcmpl-tool-"
@@ -53,8 +53,8 @@ def _load_renderer(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) 
     dialect = settings.dialect or (card.dialect if card is not None else None)
     if dialect is not None:
         return Renderer(tokenizer, dialect)
-    renderer, problem = find_dialect(tokenizer, UNKNOWN)
-    return renderer if problem is None else answers_only(renderer) or renderer
+    renderer, problem = find_dialect(tokenizer, DEFAULT_DIALECT)
+    return renderer if problem is None else without_tools_renderer(renderer) or renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ChatModel:
         self._context_length = min(settings.context_length or context_length, context_length)
         self._renderer = renderer = _load_renderer(engine_tokenizer(folder), settings, folder)
         renderer.warm_up()
-        self.thought_marks = renderer.mark_texts if renderer.end_of_thought is not None else None
+        self.reasoning_delimiters = renderer.reasoning_delimiters if renderer.reasoning_end_id is not None else None
         self._engine_marks: tuple[str, str] | None = None
 
     def connect(self, client: Any, engine_marks: tuple[str, str] | None) -> None:
@@ -96,8 +96,8 @@ class ChatModel:
         parsers = {
             "enable_auto_tools": family.tool_parser is not None,
             "tool_parser": family.tool_parser,
-            "reasoning_parser": thoughts.parser_between(self.thought_marks)
-            if self.thought_marks is not None
+            "reasoning_parser": thoughts.register_parser(self.reasoning_delimiters)
+            if self.reasoning_delimiters is not None
             else family.reasoning_parser or "",
         }
         common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string"}
@@ -146,24 +146,24 @@ class ChatModel:
             answer = await self._serving.create_chat_completion(self._build_request(body, prompt, room, lora))
         except RenderFailed as error:
             return Refusal(400, error.problem, "messages")
-        except NoGrammar as error:
+        except GrammarUnavailable as error:
             return Refusal(400, f"{error}. Remove response_format or the tools.", "response_format")
         except ValidationError as error:
             first = error.errors()[0]
             return Refusal(400, str(first["msg"]), ".".join(str(part) for part in first["loc"]))
         except Exception as error:  # vLLM raises many classes, and maps each to an error response
-            refused = error_of(error)
+            refused = to_error_fields(error)
             if refused["code"] >= 500:
                 if self._client.errored:
                     raise EngineFailed("the engine died") from error
                 raise
             return self._convert_error(refused)
-        error_fields = error_in(answer)
+        error_fields = find_error(answer)
         return answer if error_fields is None else self._convert_error(error_fields)
 
     def _build_request(self, body: Mapping[str, Any], prompt: list[int], room: int, lora: Any | None) -> Any:
         settings = self.settings
-        request = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
+        request = {name: body[name] for name in FORWARDED_FIELDS if body.get(name) is not None}
         request.setdefault("temperature", settings.temperature)
         requested = request.get("max_completion_tokens") or settings.max_completion_tokens or room
         request["max_completion_tokens"] = min(requested, room)
@@ -172,29 +172,29 @@ class ChatModel:
             request.pop("tool_choice", None)
             request.pop("parallel_tool_calls", None)
         effort = body.get("reasoning_effort")
-        budget = THINKING_TOKENS.get(EFFORTS.get(effort, effort)) if effort else settings.max_thinking_tokens
+        budget = REASONING_TOKENS.get(NEAREST_EFFORT.get(effort, effort)) if effort else settings.max_thinking_tokens
         schema = _response_schema(request.get("response_format") or {})
         if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
             tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()
             del request["response_format"]
-            request["structured_outputs"] = {"structural_tag": structure_of(self._renderer, tools, schema, budget)}
+            request["structured_outputs"] = {"structural_tag": build_structure(self._renderer, tools, schema, budget)}
             budget = None  # the structure limits reasoning
         elif (structure := self._required_structure(request, budget)) is not None:
             request.pop("response_format", None)
             request |= {"tool_choice": "auto", "structured_outputs": {"structural_tag": structure}}
             budget = None
-        elif request.get("tool_choice") == "none" and (forbidden := no_calls(self._renderer.family)) is not None:
+        elif request.get("tool_choice") == "none" and (forbidden := forbid_calls(self._renderer.family)) is not None:
             request["structured_outputs"] = {"structural_tag": forbidden}
-        if self.thought_marks is not None and self.thought_marks == self._engine_marks:
+        if self.reasoning_delimiters is not None and self.reasoning_delimiters == self._engine_marks:
             request["thinking_token_budget"] = budget
         if request.get("stream"):
             request["stream_options"] = {"include_usage": True}
         if request.get("tools"):  # only for vLLM's parsers: prompt and grammar use the original tools
-            request["tools"] = [without_references(tool) for tool in request["tools"]]
+            request["tools"] = [resolve_references(tool) for tool in request["tools"]]
         return chat_request_class()(
             model=None if lora is None else lora.lora_name,
             messages=list(body["messages"]),
-            stop_token_ids=list(self._renderer.end_tokens),
+            stop_token_ids=list(self._renderer.stop_tokens),
             # vLLM takes the prompt from here instead of rendering `messages` itself.
             kv_transfer_params={"prompt_token_ids": prompt},
             **request,
@@ -209,15 +209,17 @@ class ChatModel:
         if not tools or not (named or choice == "required"):
             return None
         alone = named or request.get("parallel_tool_calls") is False
-        return required_calls(self._renderer, tools, budget, alone=alone)
+        return require_calls(self._renderer, tools, budget, one_call=alone)
 
     def _render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Return the prompt's tokens, as in a rollout after these turns and results."""
         limit = self.settings.max_tool_output_tokens
         results = [
-            self._renderer.cut_result(message["content"], limit)[0] for message in messages if message["role"] == "tool"
+            self._renderer.encode_truncated_result(message["content"], limit)[0]
+            for message in messages
+            if message["role"] == "tool"
         ]
-        return self._renderer.resume(messages, tools, results)
+        return self._renderer.render_history(messages, tools, results)
 
     def _refuse_calls(self, body: Mapping[str, Any]) -> Refusal | None:
         """Return the Refusal of a request with tools or calls if the model does not support tools, else None."""

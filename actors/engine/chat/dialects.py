@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser, parser_of, tool_parser_names
-from agent_rft.chat.conversation import samples_of
-from agent_rft.chat.dialect import UNKNOWN, Dialect
-from agent_rft.chat.families import FAMILIES, family_of
-from agent_rft.chat.family import Family
+from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser, list_tool_parsers, load_parser
+from agent_rft.chat.conversation import split_conversation
+from agent_rft.chat.dialect import DEFAULT_DIALECT, Dialect
+from agent_rft.chat.families import FAMILIES, find_family
+from agent_rft.chat.family import ModelFamily
 from agent_rft.chat.renderer import Renderer, Tokenizer
 from agent_rft.chat.template import RenderFailed
 from agent_rft.types import Message, ToolSchema
@@ -29,8 +29,11 @@ def _make_tool(name: str, **properties: str) -> ToolSchema:
     return {"type": "function", "function": {"name": name, "description": "Looks it up.", "parameters": parameters}}
 
 
-PROBE_TOOLS = (_make_tool("find_order", order_id="string", limit="integer"), _make_tool("find_rule", topic="string"))
-PROBE_CALLS: tuple[Call, ...] = (
+ROUND_TRIP_TOOLS = (
+    _make_tool("find_order", order_id="string", limit="integer"),
+    _make_tool("find_rule", topic="string"),
+)
+ROUND_TRIP_CALLS: tuple[Call, ...] = (
     ("find_order", {"order_id": "A 17", "limit": 3}),
     ("find_rule", {"topic": 'the "return" rule'}),
 )
@@ -40,15 +43,15 @@ PROBE_CALLS: tuple[Call, ...] = (
 class RoundTrip:
     """Calls that the template rendered and the parser read.
 
-    `mistake` is the difference; None if the parser read the same calls and reasoning.
+    `problem` is the difference; None if the parser read the same calls and reasoning.
     """
 
     text: str
     read: ParsedTurn
-    mistake: str | None
+    problem: str | None
 
 
-def round_trip(
+def run_round_trip(
     renderer: Renderer, parse: TurnParser, tools: Sequence[ToolSchema], calls: Sequence[Call], thought: str = ""
 ) -> RoundTrip:
     """Render a turn with calls, and parse the tokens that a model would sample for it.
@@ -59,35 +62,35 @@ def round_trip(
     turn: Message = {"role": "assistant", "content": "", "tool_calls": [_to_message_call(*call) for call in calls]}
     if thought:
         turn["reasoning_content"] = thought
-    (sample,) = samples_of(renderer, [_QUESTION, turn], tools)
+    (sample,) = split_conversation(renderer, [_QUESTION, turn], tools)
     sampled = [token for token, trained in zip(sample.token_ids, sample.mask, strict=True) if trained]
-    length = renderer.thought_length(sampled)
-    text = renderer.text(sampled[length:])
+    length = renderer.count_reasoning(sampled)
+    text = renderer.decode_turn(sampled[length:])
     read = parse(text, tools)
-    thoughts = renderer.thought_text(sampled[:length]) if length else read.thought
+    thoughts = renderer.decode_reasoning(sampled[:length]) if length else read.reasoning
     mistake = None
     if [(name, _parse_json(arguments)) for name, arguments in read.calls] != list(calls):
         mistake = "different calls" if read.calls else "no calls"
-    elif thought and renderer.form.thought_field is not None and thoughts.strip() != thought:
+    elif thought and renderer.template_format.reasoning_field is not None and thoughts.strip() != thought:
         mistake = f"the reasoning {thoughts.strip()!r}"
-    return RoundTrip(renderer.text(sampled), read, mistake)
+    return RoundTrip(renderer.decode_turn(sampled), read, mistake)
 
 
-def works(renderer: Renderer, parse: TurnParser) -> str | None:
+def find_problem(renderer: Renderer, parse: TurnParser) -> str | None:
     """Return why this parser cannot read the template's calls, or None if it can.
 
     Tries one call, two calls if the template allows several per turn, and one call with reasoning.
     """
-    numbers = (1, 2) if renderer.form.takes_several_calls else (1,)
+    numbers = (1, 2) if renderer.template_format.takes_several_calls else (1,)
     try:
         for number in numbers:
-            trip = round_trip(renderer, parse, PROBE_TOOLS, PROBE_CALLS[:number])
-            if trip.mistake is not None:
-                return f"the parser read {trip.mistake} from {number} call(s) rendered as {_shorten(trip.text)}"
-        if renderer.thought != "none":
-            trip = round_trip(renderer, parse, PROBE_TOOLS, PROBE_CALLS[:1], _THOUGHT)
-            if trip.mistake is not None:
-                return f"the parser read {trip.mistake} from reasoning and a call rendered as {_shorten(trip.text)}"
+            trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:number])
+            if trip.problem is not None:
+                return f"the parser read {trip.problem} from {number} call(s) rendered as {_shorten(trip.text)}"
+        if renderer.reasoning_mode != "none":
+            trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:1], _THOUGHT)
+            if trip.problem is not None:
+                return f"the parser read {trip.problem} from reasoning and a call rendered as {_shorten(trip.text)}"
     except (RenderFailed, ValueError) as error:
         if isinstance(error, RenderFailed) and error.kind not in ("raised", "failed"):
             raise
@@ -95,40 +98,41 @@ def works(renderer: Renderer, parse: TurnParser) -> str | None:
     return None
 
 
-def unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
+def find_unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
     """Return the tool names whose calls the model's parser cannot read, although it reads others."""
     try:
-        parse = parser_of(renderer.family, renderer.tokenizer)
+        parse = load_parser(renderer.family, renderer.tokenizer)
     except ValueError:  # reported elsewhere
         return []
 
     def is_read(name: str) -> bool:
         try:
             return (
-                round_trip(renderer, parse, (_make_tool(name, topic="string"),), ((name, {"topic": "x"}),)).mistake
+                run_round_trip(renderer, parse, (_make_tool(name, topic="string"),), ((name, {"topic": "x"}),)).problem
                 is None
             )
         except (RenderFailed, ValueError):
             return False
 
-    return [name for name in names if not is_read(name)] if names and is_read(PROBE_CALLS[1][0]) else []
+    return [name for name in names if not is_read(name)] if names and is_read(ROUND_TRIP_CALLS[1][0]) else []
 
 
-def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto") -> tuple[Renderer, str | None]:
+def find_dialect(tokenizer: Tokenizer, requested: Dialect, tool_parser: str = "auto") -> tuple[Renderer, str | None]:
     """Return the renderer in the model's dialect, and why no parser reads its calls (None: its parser reads them).
 
-    `asked` has the user's template, arguments and stop tokens. With `auto`, the known families come first, then all
-    other parsers of vLLM. If no parser reads the calls, the dialect is the most likely one; see `answers_only`.
+    `requested` has the user's template, arguments and stop tokens. With `auto`, the known families come first, then all
+    other parsers of vLLM. If no parser reads the calls, the dialect is the most likely one; see
+    `without_tools_renderer`.
 
     Raises:
         RenderFailed: The template is not valid Jinja, or costs too much to render.
     """
     likely: tuple[Renderer, str] | None = None
     for name in _candidates() if tool_parser == "auto" else (tool_parser,):
-        family = family_of(name)
-        renderer = Renderer(tokenizer, replace(asked, family=family.name, tool_parser=name))
+        family = find_family(name)
+        renderer = Renderer(tokenizer, replace(requested, family=family.name, tool_parser=name))
         mistake: str | None = "the template does not render calls"
-        if renderer.form.renders_calls or tool_parser != "auto" or renderer.has_token(family.call_mark):
+        if renderer.template_format.renders_calls or tool_parser != "auto" or renderer.has_token(family.call_mark):
             mistake = _find_problem(renderer, tokenizer)
         if mistake is None:
             return _resolve_dialect(renderer), None
@@ -138,7 +142,7 @@ def find_dialect(tokenizer: Tokenizer, asked: Dialect, tool_parser: str = "auto"
     return _resolve_dialect(likely[0]), likely[1]
 
 
-def answers_only(renderer: Renderer) -> Renderer | None:
+def without_tools_renderer(renderer: Renderer) -> Renderer | None:
     """Return a renderer for use without tools, if no parser reads the model's calls: each turn is an answer.
 
     Reasoning is still delimited as in the template's family. None if the family's turns consist of messages, which only
@@ -147,11 +151,11 @@ def answers_only(renderer: Renderer) -> Renderer | None:
     family = renderer.family
     if family.reasoning_parser is not None:
         return None
-    name = family.name if _contains_mark(renderer.template, family) else UNKNOWN.family
+    name = family.name if _contains_mark(renderer.template, family) else DEFAULT_DIALECT.family
     return _resolve_dialect(Renderer(renderer.tokenizer, replace(renderer.dialect, family=name, tool_parser=None)))
 
 
-def _contains_mark(template: str, family: Family) -> bool:
+def _contains_mark(template: str, family: ModelFamily) -> bool:
     """Whether a template contains the family's call mark, or a reasoning mark that other families do not use."""
     closing = family.thought_marks[1]
     marks = (family.call_mark or family.tool_parser, None if closing == SHARED_MARK else closing)
@@ -163,14 +167,14 @@ def _resolve_dialect(renderer: Renderer) -> Renderer:
 
     Engines and servers then need not detect them again.
     """
-    marks = renderer.mark_texts if renderer.end_of_thought is not None else None
-    ends = tuple(renderer.end_tokens.values())
+    marks = renderer.reasoning_delimiters if renderer.reasoning_end_id is not None else None
+    ends = tuple(renderer.stop_tokens.values())
     return Renderer(renderer.tokenizer, replace(renderer.dialect, end_tokens=ends, thought_marks=marks))
 
 
 def _find_problem(renderer: Renderer, tokenizer: Tokenizer) -> str | None:
     try:
-        return works(renderer, parser_of(renderer.family, tokenizer))
+        return find_problem(renderer, load_parser(renderer.family, tokenizer))
     except ValueError as error:
         return str(error)
 
@@ -178,7 +182,7 @@ def _find_problem(renderer: Renderer, tokenizer: Tokenizer) -> str | None:
 def _candidates() -> Iterator[str]:
     known = [family.tool_parser for family in FAMILIES if family.tool_parser is not None]
     yield from known
-    yield from (name for name in tool_parser_names() if name not in known)
+    yield from (name for name in list_tool_parsers() if name not in known)
 
 
 def _to_message_call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

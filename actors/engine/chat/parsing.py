@@ -9,36 +9,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_rft.actors.engine.vllm_internals import chat_request_class
-from agent_rft.chat.family import Family
-from agent_rft.spec.schemas.inline import inlined
+from agent_rft.chat.family import ModelFamily
+from agent_rft.spec.schemas.inline import inline_references
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
     """A parsed turn.
 
-    `calls` are (name, arguments as JSON text), and `malformed` means that a call was started but is invalid. `thought`
-    is reasoning in a separate message; delimited reasoning is removed before parsing.
+    `calls` are (name, arguments as JSON text), and `is_malformed` means that a call was started but is invalid.
+    `reasoning` is reasoning in a separate message; delimited reasoning is removed before parsing.
     """
 
     content: str
     calls: tuple[tuple[str, str], ...] = ()
-    malformed: bool = False
-    thought: str = ""
+    is_malformed: bool = False
+    reasoning: str = ""
 
 
 TurnParser = Callable[[str, Sequence[dict[str, Any]]], ParsedTurn]
 """Parses a turn's text, given the row's tools."""
 
 
-def parser_of(family: Family, tokenizer: Any) -> TurnParser:
+def load_parser(family: ModelFamily, tokenizer: Any) -> TurnParser:
     """Return the parser of a family's turns.
 
     Raises:
         ValueError: vLLM has no parser of that name, or the model's vocabulary lacks the parser's tokens.
     """
     if family.tool_parser is None:
-        return read_answer
+        return parse_answer
     if family.tool_parser == HARMONY:
         return HarmonyParser()
     try:
@@ -53,7 +53,7 @@ def parser_of(family: Family, tokenizer: Any) -> TurnParser:
         raise ValueError(f"vLLM's parser {family.tool_parser} does not support this model: {error}") from error
 
 
-def read_answer(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
+def parse_answer(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
     """Read a turn of a model without tool support: the full text is the answer."""
     return ParsedTurn(text)
 
@@ -61,7 +61,7 @@ def read_answer(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
 class VllmParser:
     """A vLLM parser by its registered `name` (`hermes` reads Qwen3 and Hermes models)."""
 
-    def __init__(self, family: Family, name: str, tokenizer: Any) -> None:
+    def __init__(self, family: ModelFamily, name: str, tokenizer: Any) -> None:
         from vllm.reasoning import ReasoningParserManager
         from vllm.tool_parsers import ToolParserManager
 
@@ -87,7 +87,7 @@ class VllmParser:
         try:
             found = self._create_parser(request.tools).extract_tool_calls(text, request)
         except Exception:  # noqa: BLE001 - the model may write anything, and each parser fails in its own way
-            return ParsedTurn("", malformed=True, thought=thought)
+            return ParsedTurn("", is_malformed=True, reasoning=thought)
         calls = tuple((call.function.name, call.function.arguments) for call in found.tool_calls)
         malformed = started and not calls
         return ParsedTurn((found.content or "") if not malformed else "", calls, malformed, thought)
@@ -100,12 +100,12 @@ class VllmParser:
         """Return a cached request with these tools; creating one is slow."""
         key = json.dumps(tools)
         if key not in self._requests:
-            plain = [without_references(tool) for tool in tools]
+            plain = [resolve_references(tool) for tool in tools]
             self._requests[key] = self._request_class(model="policy", messages=[], tools=plain or None)
         return self._requests[key]
 
 
-def without_references(tool: dict[str, Any]) -> dict[str, Any]:
+def resolve_references(tool: dict[str, Any]) -> dict[str, Any]:
     """Return the tool with references in its parameters resolved, for parsers that read argument types.
 
     Returns the tool unchanged if the references are recursive.
@@ -113,7 +113,7 @@ def without_references(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool["function"]
     if '"$ref"' not in json.dumps(function.get("parameters")):
         return tool
-    parameters, _ = inlined(function.get("parameters"), function.get("parameters"))
+    parameters, _ = inline_references(function.get("parameters"), function.get("parameters"))
     return tool if parameters is None else {**tool, "function": {**function, "parameters": parameters}}
 
 
@@ -140,7 +140,7 @@ class HarmonyParser:
         try:
             messages = self._encoding.parse_messages_from_completion_tokens(tokens, self._role, strict=False)
         except Exception:  # noqa: BLE001 - the model may write anything, and harmony raises one generic error
-            return ParsedTurn("", malformed=True)
+            return ParsedTurn("", is_malformed=True)
         texts = ["".join(getattr(part, "text", "") for part in message.content) for message in messages]
         answers, reasoning, calls = [], [], []
         for message, content in zip(messages, texts, strict=True):
@@ -154,7 +154,7 @@ class HarmonyParser:
         return ParsedTurn("" if malformed else "\n".join(answers), tuple(calls), malformed, "\n".join(reasoning))
 
 
-def tool_parser_names() -> list[str]:
+def list_tool_parsers() -> list[str]:
     """Return the valid values of `model_options.tool_parser` in addition to auto."""
     from vllm.tool_parsers import ToolParserManager
 

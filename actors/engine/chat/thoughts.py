@@ -7,12 +7,12 @@ from typing import Any
 
 from vllm.reasoning import ReasoningParserManager
 
-from agent_rft.actors.engine.vllm_internals import thinking_parser
+from agent_rft.actors.engine.vllm_internals import reasoning_parser_base
 
 NAME = "agent_rft_thoughts"
 
 
-class ThoughtParser(thinking_parser()):  # type: ignore[misc] # vLLM has no types
+class DelimitedReasoningParser(reasoning_parser_base()):  # type: ignore[misc] # vLLM has no types
     """The reasoning parser for vLLM's serving layer.
 
     A turn has no reasoning unless it starts with `<think>`, in its text or at the end of its prompt. vLLM's own parsers
@@ -20,15 +20,15 @@ class ThoughtParser(thinking_parser()):  # type: ignore[misc] # vLLM has no type
     """
 
     _is_open = False
-    marks = ("<think>", "</think>")
+    delimiters = ("<think>", "</think>")
 
     @property
     def start_token(self) -> str:
-        return self.marks[0]
+        return self.delimiters[0]
 
     @property
     def end_token(self) -> str:
-        return self.marks[1]
+        return self.delimiters[1]
 
     def adjust_request(self, request: Any) -> Any:
         """Keep special tokens in the text, as rollouts do: delimiters may be special, and are searched in the text."""
@@ -80,9 +80,9 @@ class ThoughtParser(thinking_parser()):  # type: ignore[misc] # vLLM has no type
         return token_ids.index(self.end_token_id) + 1 if self.end_token_id in token_ids else 0
 
 
-def parser_between(marks: tuple[str, str]) -> str:
+def register_parser(marks: tuple[str, str]) -> str:
     """Register the parser of reasoning between these delimiters in vLLM, and return its name."""
     name = f"{NAME}:{' '.join(marks)}"
-    parser = type(ThoughtParser.__name__, (ThoughtParser,), {"marks": marks})
+    parser = type(DelimitedReasoningParser.__name__, (DelimitedReasoningParser,), {"marks": marks})
     ReasoningParserManager.register_module(name, module=parser)
     return name

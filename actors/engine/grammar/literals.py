@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent_rft.spec.schemas.form import MAX_DEPTH, REFERENCES, resolved
+from agent_rft.spec.schemas.form import MAX_DEPTH, REFERENCES, resolve_reference
 
 _KINDS: Final = ("string", "number", "boolean", "null", "array", "object")
 _INTEGER: Final = '"-"? ("0" | [1-9] [0-9]{0,17})'
@@ -20,60 +20,60 @@ _NAME: Final = "[A-Za-z_] [A-Za-z0-9_]{0,63}"
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
+class LiteralStyle:
     """Syntax in which a family writes values.
 
     Attributes:
-        text: Grammar rule of a string.
+        string_rule: Grammar rule of a string.
         quote: Delimiter around a given string.
-        escapes: Whether strings escape the delimiter with a backslash and contain no line break.
+        has_escapes: Whether strings escape the delimiter with a backslash and contain no line break.
         argument: Name of an argument, up to its value.
         member: Name of an object's member, up to its value.
         separator: Text between two arguments, members or list items.
         words: The words for true, false and null.
-        ordered: Whether names are sorted; else they have the order of the schema.
+        is_ordered: Whether names are sorted; else they have the order of the schema.
     """
 
-    text: str
+    string_rule: str
     quote: str
-    escapes: bool
+    has_escapes: bool
     argument: str
     member: str
     separator: str
     words: tuple[str, str, str]
-    ordered: bool
+    is_ordered: bool
 
-    def escaped(self, text: str) -> str:
-        if not self.escapes:
+    def escape(self, text: str) -> str:
+        if not self.has_escapes:
             return text
         return text.replace("\\", "\\\\").replace(self.quote, f"\\{self.quote}").replace("\n", "\\n")
 
 
-STYLES: Final[Mapping[str, Style]] = {
-    "gemma": Style(
-        text=r'''"<|\"|>" ([^<] | "<" [^|<])* "<|\"|>"''',
+LITERAL_STYLES: Final[Mapping[str, LiteralStyle]] = {
+    "gemma": LiteralStyle(
+        string_rule=r'''"<|\"|>" ([^<] | "<" [^|<])* "<|\"|>"''',
         quote='<|"|>',
-        escapes=False,
+        has_escapes=False,
         argument="{}:",
         member="{}:",
         separator=",",
         words=("true", "false", "null"),
-        ordered=True,
+        is_ordered=True,
     ),
-    "python": Style(
-        text=r'''"\'" ([^'\\\n] | "\\" [^\n])* "\'" | "\"" ([^"\\\n] | "\\" [^\n])* "\""''',
+    "python": LiteralStyle(
+        string_rule=r'''"\'" ([^'\\\n] | "\\" [^\n])* "\'" | "\"" ([^"\\\n] | "\\" [^\n])* "\""''',
         quote="'",
-        escapes=True,
+        has_escapes=True,
         argument="{}=",
         member="'{}': ",
         separator=", ",
         words=("True", "False", "None"),
-        ordered=False,
+        is_ordered=False,
     ),
 }
 
 
-def arguments_format(schema: Mapping[str, Any], style: Style) -> dict[str, Any]:
+def build_literal_format(schema: Mapping[str, Any], style: LiteralStyle) -> dict[str, Any]:
     """Return the format of a call's arguments, without the brackets around them."""
     return {"type": "grammar", "grammar": _GrammarWriter(schema, style).write()}
 
@@ -81,7 +81,7 @@ def arguments_format(schema: Mapping[str, Any], style: Style) -> dict[str, Any]:
 class _GrammarWriter:
     """Writes one rule for each part of a schema, so that a part may refer to itself."""
 
-    def __init__(self, root: Mapping[str, Any], style: Style) -> None:
+    def __init__(self, root: Mapping[str, Any], style: LiteralStyle) -> None:
         self._root = root
         self._style = style
         self._rules: list[str] = []
@@ -101,7 +101,7 @@ class _GrammarWriter:
             name = next((schema[key] for key in REFERENCES if isinstance(schema.get(key), str)), None)
             if name is None:
                 return schema
-            found = resolved(self._root, name)
+            found = resolve_reference(self._root, name)
             schema = True if found is None else found[1]
         return True
 
@@ -153,7 +153,7 @@ class _GrammarWriter:
             case "number":
                 return _NUMBER
             case _:
-                return style.text
+                return style.string_rule
 
     def _members_rule(self, schema: Any, form: str) -> str:
         """Return the rule of an object's members, each after its name in `form`."""
@@ -171,8 +171,8 @@ class _GrammarWriter:
         required_names = schema.get("required") or ()
         # From last to first: `follows` matches the rest after another member, `begins` matches it at the start.
         follows = begins = '""'
-        for name in sorted(properties, key=str.lower, reverse=True) if style.ordered else reversed(properties):
-            member = f"{_quote(form.format(style.escaped(name)))} {self._value_rule(properties[name])}"
+        for name in sorted(properties, key=str.lower, reverse=True) if style.is_ordered else reversed(properties):
+            member = f"{_quote(form.format(style.escape(name)))} {self._value_rule(properties[name])}"
             begin, follow = f"{member} {follows}", f"{separator} {member} {follows}"
             if name in required_names:
                 begins, follows = self._add_rule(begin), self._add_rule(follow)
@@ -189,13 +189,13 @@ class _GrammarWriter:
             case bool() | None:
                 return style.words[2 if value is None else 0 if value else 1]
             case str():
-                return style.quote + style.escaped(value) + style.quote
+                return style.quote + style.escape(value) + style.quote
             case list():
                 return f"[{style.separator.join(map(self._format_literal, value))}]"
             case dict():
-                names = sorted(value, key=str.lower) if style.ordered else value
+                names = sorted(value, key=str.lower) if style.is_ordered else value
                 members = (
-                    style.member.format(style.escaped(name)) + self._format_literal(value[name]) for name in names
+                    style.member.format(style.escape(name)) + self._format_literal(value[name]) for name in names
                 )
                 return f"{{{style.separator.join(members)}}}"
             case _:

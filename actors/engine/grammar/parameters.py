@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent_rft.spec.schemas.inline import inlined
+from agent_rft.spec.schemas.inline import inline_references
 
-MOST: Final = 200
+MAX_TYPED_ARGUMENTS: Final = 200
 """Maximum number of arguments with individual schemas: compile time grows with the square of their number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
+class ArgumentTags:
     """Tags of an argument: `before` its name, `between` name and value, and `after` the value.
 
     `excluded` are strings that no value may contain, because the parser would end the value or its call there.
@@ -26,8 +26,8 @@ class Tags:
     excluded: tuple[str, ...]
 
 
-TAGS: Final[Mapping[str, Tags]] = {
-    "atem": Tags(
+ARGUMENT_TAGS: Final[Mapping[str, ArgumentTags]] = {
+    "atem": ArgumentTags(
         '<atem:parameter name="',
         '">',
         "</atem:parameter>",
@@ -38,14 +38,14 @@ _NAME: Final = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_]{0,63}"}
 _LINE: Final = {"type": "const_string", "value": "\n"}
 
 
-def parameters_format(schema: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
+def build_tagged_format(schema: Mapping[str, Any], tags: ArgumentTags) -> dict[str, Any]:
     """Return the format of a call's arguments in schema order; optional arguments may be left out.
 
     A value whose schema refers to itself without end may be anything.
     """
-    found = inlined(schema, schema)[0] or schema
+    found = inline_references(schema, schema)[0] or schema
     properties = found.get("properties")
-    if not isinstance(properties, dict) or not 0 < len(properties) <= MOST:
+    if not isinstance(properties, dict) or not 0 < len(properties) <= MAX_TYPED_ARGUMENTS:
         if not properties and found.get("additionalProperties", True) is False:
             return {"type": "const_string", "value": ""}
         elements = [_NAME, {"type": "const_string", "value": tags.between}, _any_text(tags)]
@@ -55,24 +55,24 @@ def parameters_format(schema: Mapping[str, Any], tags: Tags) -> dict[str, Any]:
         }
     arguments = []
     for name, part in properties.items():
-        value = _value_format(inlined(part, schema)[0] or {}, tags)
+        value = _value_format(inline_references(part, schema)[0] or {}, tags)
         argument = _argument_format(f"{tags.before}{name}{tags.between}", value, tags)
         needed = name in (found.get("required") or ())
         arguments.append(argument if needed else {"type": "optional", "content": argument})
     return {"type": "sequence", "elements": arguments}
 
 
-def _argument_format(begin: str, content: dict[str, Any], tags: Tags) -> dict[str, Any]:
+def _argument_format(begin: str, content: dict[str, Any], tags: ArgumentTags) -> dict[str, Any]:
     tag = {"type": "tag", "begin": begin, "content": content, "end": tags.after}
     return {"type": "sequence", "elements": [tag, _LINE]}
 
 
-def _any_text(tags: Tags) -> dict[str, Any]:
+def _any_text(tags: ArgumentTags) -> dict[str, Any]:
     # The surrounding tag already excludes the text that ends the value.
     return {"type": "any_text", "excludes": [text for text in tags.excluded if text != tags.after]}
 
 
-def _value_format(schema: Any, tags: Tags) -> dict[str, Any]:
+def _value_format(schema: Any, tags: ArgumentTags) -> dict[str, Any]:
     """Return the format of a value: one of its choices, an unquoted string, or JSON."""
     schema = _merge_all_of(schema)
     if _may_be_string(schema):

@@ -6,20 +6,20 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agent_rft.actors.engine.grammar.literals import STYLES, arguments_format
-from agent_rft.actors.engine.grammar.parameters import TAGS, parameters_format
-from agent_rft.chat.family import CallForm, Family, MessageForm
+from agent_rft.actors.engine.grammar.literals import LITERAL_STYLES, build_literal_format
+from agent_rft.actors.engine.grammar.parameters import ARGUMENT_TAGS, build_tagged_format
+from agent_rft.chat.family import CallSyntax, MessageSyntax, ModelFamily
 from agent_rft.chat.renderer import Renderer
 
-LINES: dict[str, Any] = {"type": "regex", "pattern": "\\n{0,2}"}
+LINE_BREAKS: dict[str, Any] = {"type": "regex", "pattern": "\\n{0,2}"}
 """Line breaks that templates put around reasoning and after calls."""
 
 
-class NoGrammar(ValueError):
+class GrammarUnavailable(ValueError):
     """The format that the model should write has no grammar."""
 
 
-def thought_structure(renderer: Renderer, max_tokens: int | None) -> dict[str, Any] | None:
+def reasoning_format(renderer: Renderer, max_tokens: int | None) -> dict[str, Any] | None:
     """Return the format of a turn's reasoning, of at most `max_tokens`; None if turns have no reasoning.
 
     Reasoning delimiters are matched as tokens, never as text that looks like them, as everywhere else. The delimiters
@@ -27,19 +27,19 @@ def thought_structure(renderer: Renderer, max_tokens: int | None) -> dict[str, A
     """
     if (form := renderer.family.messages) is not None:
         return _reasoning_message(form, max_tokens)
-    if renderer.thought == "none":
+    if renderer.reasoning_mode == "none":
         return None
-    start, end = ({"type": "token", "token": token} for token in renderer.thought_marks)
-    free: dict[str, Any] = {"type": "any_tokens", "exclude_tokens": list(renderer.thought_marks)}
+    start, end = ({"type": "token", "token": token} for token in renderer.reasoning_token_ids)
+    free: dict[str, Any] = {"type": "any_tokens", "exclude_tokens": list(renderer.reasoning_token_ids)}
     if max_tokens is not None:
         free["max_tokens"] = max_tokens
-    if renderer.thought == "opened":
-        return {"type": "sequence", "elements": [free, end, LINES]}
+    if renderer.reasoning_mode == "opened":
+        return {"type": "sequence", "elements": [free, end, LINE_BREAKS]}
     tag = {"type": "tag", "begin": start, "content": free, "end": end}
-    return {"type": "sequence", "elements": [LINES, {"type": "optional", "content": tag}, LINES]}
+    return {"type": "sequence", "elements": [LINE_BREAKS, {"type": "optional", "content": tag}, LINE_BREAKS]}
 
 
-def _reasoning_message(form: MessageForm, max_tokens: int | None) -> dict[str, Any]:
+def _reasoning_message(form: MessageSyntax, max_tokens: int | None) -> dict[str, Any]:
     begin, end = form.thought
     content: dict[str, Any] = {"type": "any_text", "excludes": list(form.excluded)}
     if max_tokens is not None:
@@ -47,7 +47,7 @@ def _reasoning_message(form: MessageForm, max_tokens: int | None) -> dict[str, A
     return {"type": "optional", "content": {"type": "tag", "begin": begin, "content": content, "end": end}}
 
 
-def grammar_mistake(family: Family, *, calls: bool) -> str | None:
+def find_grammar_problem(family: ModelFamily, *, calls: bool) -> str | None:
     """Return why turns of a family, with or without calls, cannot be constrained; None if they can."""
     if family.reasoning_parser is not None and family.messages is None:
         return f"turns of the model family {family.name} cannot be constrained to a schema"
@@ -56,7 +56,7 @@ def grammar_mistake(family: Family, *, calls: bool) -> str | None:
     return None
 
 
-def structure_of(
+def build_structure(
     renderer: Renderer,
     tools: Sequence[dict[str, Any]],
     response_schema: dict[str, Any] | None,
@@ -65,21 +65,21 @@ def structure_of(
     """Return the structural tag of a turn in the model's dialect; None without a response schema.
 
     Raises:
-        NoGrammar: The family's turns or calls cannot be constrained.
+        GrammarUnavailable: The family's turns or calls cannot be constrained.
     """
     if response_schema is None:
         return None
-    if (problem := grammar_mistake(renderer.family, calls=bool(tools))) is not None:
-        raise NoGrammar(problem)
-    family, thought = renderer.family, thought_structure(renderer, max_thinking_tokens)
+    if (problem := find_grammar_problem(renderer.family, calls=bool(tools))) is not None:
+        raise GrammarUnavailable(problem)
+    family, thought = renderer.family, reasoning_format(renderer, max_thinking_tokens)
     before = "" if family.messages is None else family.messages.answer
-    return turn_structure(tools, response_schema, renderer.form.calls, thought, before)
+    return build_turn_structure(tools, response_schema, renderer.template_format.calls, thought, before)
 
 
-def turn_structure(
+def build_turn_structure(
     tools: Sequence[dict[str, Any]],
     response_schema: dict[str, Any],
-    form: CallForm | None,
+    form: CallSyntax | None,
     thought: dict[str, Any] | None = None,
     before_answer: str = "",
 ) -> str:
@@ -88,29 +88,29 @@ def turn_structure(
     Calls have the family's format. The answer matches the response schema and follows the text `before_answer`.
 
     Raises:
-        NoGrammar: There are tools, but the format of calls is unknown.
+        GrammarUnavailable: There are tools, but the format of calls is unknown.
     """
     content: dict[str, Any] = {"type": "json_schema", "json_schema": response_schema}
     if before_answer:
         content = {"type": "sequence", "elements": [_const_string(before_answer), content]}
     if tools:
         if form is None:
-            raise NoGrammar("the format of the model's tool calls is unknown")
+            raise GrammarUnavailable("the format of the model's tool calls is unknown")
         content = {"type": "or", "elements": [_calls_format(tools, form), content]}
     return _structural_tag(thought, content)
 
 
-def required_calls(
-    renderer: Renderer, tools: Sequence[dict[str, Any]], max_thinking_tokens: int | None, *, alone: bool
+def require_calls(
+    renderer: Renderer, tools: Sequence[dict[str, Any]], max_thinking_tokens: int | None, *, one_call: bool
 ) -> str | None:
     """Return the structural tag of a turn that must call tools; None if the format of calls is unknown.
 
-    `alone` allows a single call only.
+    `one_call` allows a single call only.
     """
-    form = renderer.form.calls
+    form = renderer.template_format.calls
     if form is None:
         return None
-    return _structural_tag(thought_structure(renderer, max_thinking_tokens), _calls_format(tools, form, alone=alone))
+    return _structural_tag(reasoning_format(renderer, max_thinking_tokens), _calls_format(tools, form, alone=one_call))
 
 
 def _structural_tag(thought: dict[str, Any] | None, content: dict[str, Any]) -> str:
@@ -118,31 +118,31 @@ def _structural_tag(thought: dict[str, Any] | None, content: dict[str, Any]) -> 
     return json.dumps({"type": "structural_tag", "format": turn})
 
 
-def no_calls(family: Family) -> str | None:
+def forbid_calls(family: ModelFamily) -> str | None:
     """Return the structural tag of a turn without calls; otherwise a forbidden call would be returned as text."""
     if family.call_mark is None:
         return None
     return json.dumps({"type": "structural_tag", "format": {"type": "any_text", "excludes": [family.call_mark]}})
 
 
-def _calls_format(tools: Sequence[dict[str, Any]], form: CallForm, *, alone: bool = False) -> dict[str, Any]:
+def _calls_format(tools: Sequence[dict[str, Any]], form: CallSyntax, *, alone: bool = False) -> dict[str, Any]:
     tags = [_call_tag(tool, form, begin) for tool in tools for begin in (form.begin, *form.also)]
     calls = {"type": "tags_with_separator", "tags": tags, "separator": form.separator or "", "at_least_one": True}
     calls["stop_after_first"] = alone or form.separator is None
-    return {"type": "sequence", "elements": [_const_string(form.before), calls, _const_string(form.after), LINES]}
+    return {"type": "sequence", "elements": [_const_string(form.before), calls, _const_string(form.after), LINE_BREAKS]}
 
 
 def _const_string(value: str) -> dict[str, Any]:
     return {"type": "const_string", "value": value}
 
 
-def _call_tag(tool: dict[str, Any], form: CallForm, begin: str) -> dict[str, Any]:
+def _call_tag(tool: dict[str, Any], form: CallSyntax, begin: str) -> dict[str, Any]:
     function = tool["function"]
     schema = function.get("parameters") or {"type": "object"}
-    if (literals := STYLES.get(form.style)) is not None:
-        content = arguments_format(schema, literals)
-    elif (tags := TAGS.get(form.style)) is not None:
-        content = parameters_format(schema, tags)
+    if (literals := LITERAL_STYLES.get(form.style)) is not None:
+        content = build_literal_format(schema, literals)
+    elif (tags := ARGUMENT_TAGS.get(form.style)) is not None:
+        content = build_tagged_format(schema, tags)
     else:
         style = {} if form.style == "json" else {"style": form.style}
         content = {"type": "json_schema", "json_schema": schema, **style}

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.sizes import SHARED_ADAPTERS, slot_rank
 from agent_rft.actors.engine.vllm_engine import Engine
-from agent_rft.actors.runtime.calls import LOST, UNREACHABLE, ask, outcome_of
-from agent_rft.actors.runtime.channel import Reachable
+from agent_rft.actors.runtime.calls import LOST, UNREACHABLE, call_actor, return_errors
+from agent_rft.actors.runtime.channel import ChannelActor
 from agent_rft.actors.runtime.process import end_process
 from agent_rft.errors import EngineFailed, RftError
-from agent_rft.rows.rollout_json import experts_as_json
+from agent_rft.rows.rollout_json import experts_to_json
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
-from agent_rft.trainer.learner.layout import Layout, Loaded
+from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
 
 TICK_S = 5.0
 LEASE_TICKS = 12
@@ -38,14 +38,14 @@ START_TICKS = 72
 
 
 class Leases:
-    """The leases of at most `most` jobs at a time."""
+    """The leases of at most `max_jobs` jobs at a time."""
 
-    def __init__(self, most: int) -> None:
-        self._max_jobs = most
+    def __init__(self, max_jobs: int) -> None:
+        self._max_jobs = max_jobs
         self._ticks_left: dict[str, int] = {}
         self._idle_ticks_left = IDLE_TICKS
 
-    def take(self, job: str) -> bool:
+    def acquire(self, job: str) -> bool:
         """Grant a lease to this job; return False if all leases are taken."""
         if len(self._ticks_left) >= self._max_jobs:
             return False
@@ -58,12 +58,12 @@ class Leases:
         if job in self._ticks_left:
             self._ticks_left[job] = LEASE_TICKS
 
-    def end(self, job: str) -> bool:
+    def release(self, job: str) -> bool:
         """End a lease; return whether the job had one."""
-        self.keep(IDLE_TICKS)
+        self.stay_for(IDLE_TICKS)
         return self._ticks_left.pop(job, None) is not None
 
-    def keep(self, ticks: int) -> None:
+    def stay_for(self, ticks: int) -> None:
         """Keep the engine for at least `ticks` without a job."""
         self._idle_ticks_left = max(self._idle_ticks_left, ticks)
 
@@ -74,11 +74,11 @@ class Leases:
         self._ticks_left = {job: left - 1 for job, left in self._ticks_left.items()}
         late = [job for job, left in self._ticks_left.items() if left <= 0]
         for job in late:
-            self.end(job)
+            self.release(job)
         return late
 
     @property
-    def are_over(self) -> bool:
+    def should_end(self) -> bool:
         """Whether the engine may end."""
         return not self._ticks_left and self._idle_ticks_left <= 0
 
@@ -86,8 +86,8 @@ class Leases:
 T = TypeVar("T")
 
 NAMESPACE = "agent-rft"
-TRIES = 4
-HUNG_S = 180.0
+MAX_ENGINE_TRIES = 4
+HANG_TIMEOUT_S = 180.0
 """An engine whose core does not answer for this many seconds ends, so that its jobs start another one."""
 
 
@@ -103,7 +103,7 @@ class SharedConfig:
     tick_s: float = TICK_S
 
     @classmethod
-    def of(cls, own: EngineConfig, lora: AdapterConfig, cores: int, index: int) -> SharedConfig:
+    def for_job(cls, own: EngineConfig, lora: AdapterConfig, cores: int, index: int) -> SharedConfig:
         """Return the shared engine with number `index` for a job whose dedicated engine would be `own`.
 
         Raises:
@@ -118,7 +118,7 @@ class SharedConfig:
         name = f"engine-{digest}-{index}"
         return cls(name, engine, cores, lora, None if adapter is None else adapter.path)
 
-    def actor(self) -> Any:
+    def get_or_create_actor(self) -> Any:
         """Return the engine's actor, and create it if necessary; it may still wait for its resources."""
         options = {
             "name": self.name,
@@ -132,19 +132,19 @@ class SharedConfig:
         }
         return ray.remote(SharedEngine).options(**options).remote(self.engine, self.tick_s)
 
-    async def reserved(self) -> Any:
+    async def reserve_actor(self) -> Any:
         """Return the actor once it has its resources."""
-        return await unless_it_ends(self._reserve_once, self.tick_s)
+        return await retry_if_engine_ends(self._reserve_once, self.tick_s)
 
     async def _reserve_once(self) -> Any:
-        actor = self.actor()
-        await ask(actor.reserve.remote(), self.name, EngineFailed)
+        actor = self.get_or_create_actor()
+        await call_actor(actor.reserve.remote(), self.name, EngineFailed)
         return actor
 
 
-async def unless_it_ends(work: Callable[[], Awaitable[T]], pause_s: float) -> T:
+async def retry_if_engine_ends(work: Callable[[], Awaitable[T]], pause_s: float) -> T:
     """Run `work`, and repeat it if the engine ended: an engine that ends can still be found by name for a moment."""
-    for _ in range(TRIES):
+    for _ in range(MAX_ENGINE_TRIES):
         try:
             return await work()
         except EngineFailed as error:
@@ -154,7 +154,7 @@ async def unless_it_ends(work: Callable[[], Awaitable[T]], pause_s: float) -> T:
     return await work()
 
 
-class SharedEngine(Reachable):
+class SharedEngine(ChannelActor):
     """The actor of a shared engine. Methods act for one job each and return expected errors as values."""
 
     def __init__(
@@ -162,11 +162,11 @@ class SharedEngine(Reachable):
         config: EngineConfig,
         tick_s: float = TICK_S,
         engine: Engine | None = None,
-        end: Callable[[int], object] = end_process,
+        end_process: Callable[[int], object] = end_process,
     ) -> None:
-        """Create the engine; `engine` and `end` are replacements for tests."""
+        """Create the engine; `engine` and `end_process` are replacements for tests."""
         self._engine = engine or Engine(config)
-        self._end_process = end
+        self._end_process = end_process
         self._leases = Leases(config.adapter_slots - 1)
         self._tick_s = tick_s
         self._starting: asyncio.Future[None] | None = None
@@ -175,41 +175,41 @@ class SharedEngine(Reachable):
 
     async def reserve(self) -> None:
         """Return once the engine has resources, and stay alive until the caller has its other resources."""
-        self._leases.keep(START_TICKS)
+        self._leases.stay_for(START_TICKS)
 
     async def start(self) -> RftError | None:
         """Load the model; later jobs wait for the first job's call."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._engine.start())
-        error = await outcome_of(asyncio.shield(self._starting))
+        error = await return_errors(asyncio.shield(self._starting))
         if error is None and not await self._is_healthy():
             self._shut_down()  # the caller starts another engine
         return error
 
-    async def take(self, job: str, lora: AdapterConfig, adapter: Path | None) -> bool | RftError:
+    async def add_tenant(self, job: str, lora: AdapterConfig, adapter: Path | None) -> bool | RftError:
         """Add a tenant for a job; return False if the engine already serves as many jobs as it has slots for."""
-        if not self._leases.take(job):
+        if not self._leases.acquire(job):
             return False
-        error = await outcome_of(self._engine.open(job, lora, adapter))
+        error = await return_errors(self._engine.add_tenant(job, lora, adapter))
         if error is not None:
-            await self.end(job)
+            await self.remove_tenant(job)
         return error or True
 
-    async def end(self, job: str) -> None:
+    async def remove_tenant(self, job: str) -> None:
         """Remove a job's tenant."""
-        if self._leases.end(job):
-            self._engine.close(job)
+        if self._leases.release(job):
+            self._engine.remove_tenant(job)
 
-    async def stage(self, job: str, data: NDArray[np.uint8], layout: Layout) -> RftError | None:
-        return await self._job_outcome(asyncio.to_thread(self._engine.stage, data, layout, job))
+    async def stage_bucket(self, job: str, data: NDArray[np.uint8], layout: BucketLayout) -> RftError | None:
+        return await self._job_outcome(asyncio.to_thread(self._engine.stage_bucket, data, layout, job))
 
-    async def swap(self, job: str, version: int) -> Loaded | RftError:
-        return await self._job_outcome(self._engine.swap(version, job))
+    async def load_staged(self, job: str, version: int) -> LoadedWeights | RftError:
+        return await self._job_outcome(self._engine.load_staged(version, job))
 
     async def prompt_logprobs(self, job: str, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
         return await self._job_outcome(self._engine.prompt_logprobs(token_ids, job))
 
-    async def pulse(self) -> RftError | None:
+    async def heartbeat(self) -> RftError | None:
         """Return once the engine's processes have answered."""
         return await self._job_outcome(self._engine.check_health())
 
@@ -218,22 +218,22 @@ class SharedEngine(Reachable):
         if isinstance(done, RftError):
             raise done
         arrays = done.logprobs.tolist(), done.versions.tolist()
-        return [done.token_ids, *arrays, done.stopped, done.model_s, experts_as_json(done.experts)]
+        return [done.token_ids, *arrays, done.stopped, done.model_s, experts_to_json(done.experts)]
 
     async def _renew(self, job: str) -> dict[str, float]:
         self._leases.renew(job)
-        return self._engine.live(job)
+        return self._engine.live_metrics(job)
 
     async def _tick_until_idle(self) -> None:
         """Remove tenants whose leases expired; end the engine when no tenant is left or vLLM has died."""
-        while not self._leases.are_over:
+        while not self._leases.should_end:
             await asyncio.sleep(self._tick_s)
             if self._starting is not None and not self._starting.done():
                 continue
             if self._starting is not None and (self._starting.exception() or not await self._is_healthy()):
                 break
             for job in self._leases.tick():
-                self._engine.close(job)
+                self._engine.remove_tenant(job)
         self._shut_down()
 
     def _shut_down(self) -> None:
@@ -242,14 +242,14 @@ class SharedEngine(Reachable):
 
     async def _job_outcome(self, work: Awaitable[T]) -> T | RftError:
         """Return a job's result or error, without the cause of vLLM's death, which may name another job."""
-        outcome = await outcome_of(work)
+        outcome = await return_errors(work)
         if isinstance(outcome, EngineFailed) and self._engine.client.errored:
-            return EngineFailed(outcome.public)
+            return EngineFailed(outcome.public_message)
         return outcome
 
     async def _is_healthy(self) -> bool:
         try:
-            async with asyncio.timeout(HUNG_S):
+            async with asyncio.timeout(HANG_TIMEOUT_S):
                 await self._engine.check_health()
         except (EngineFailed, TimeoutError):
             return False

@@ -13,17 +13,17 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from agent_rft.actors.engine.shared.actor import SharedConfig, unless_it_ends
+from agent_rft.actors.engine.shared.actor import SharedConfig, retry_if_engine_ends
 from agent_rft.actors.engine.vllm_engine import Completion
-from agent_rft.actors.runtime.calls import ask, result_of
-from agent_rft.actors.runtime.channel import Channel
+from agent_rft.actors.runtime.calls import await_result, call_actor
+from agent_rft.actors.runtime.channel import ChannelClient
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.errors import EngineFailed
 from agent_rft.rows.rollout_json import experts_from_json
-from agent_rft.trainer.learner.layout import Layout, Loaded
+from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
 
-WAIT_S = 300.0
-FULL = (
+LEASE_TIMEOUT_S = 300.0
+ENGINE_FULL_MESSAGE = (
     "the shared engine {name} has been full for {wait_s:g} s. "
     "Wait until one of its jobs ends, or remove cluster.share_engines."
 )
@@ -32,7 +32,7 @@ FULL = (
 class EngineClient:
     """A tenant of the shared engine, used in place of an Engine. A worker's replacement is a new tenant."""
 
-    def __init__(self, config: SharedConfig, wait_s: float = WAIT_S) -> None:
+    def __init__(self, config: SharedConfig, wait_s: float = LEASE_TIMEOUT_S) -> None:
         self._config = config
         self._wait_s = wait_s
         self._job = secrets.token_hex(16)
@@ -48,13 +48,15 @@ class EngineClient:
         Raises:
             EngineFailed: The engine cannot start, or is full.
         """
-        await unless_it_ends(self._join_engine, self._config.tick_s)
+        await retry_if_engine_ends(self._join_engine, self._config.tick_s)
 
     async def _join_engine(self) -> None:
-        name, self._actor = self._config.name, await self._config.reserved()
-        await ask(self._actor.start.remote(), name, EngineFailed, start_timeout_s(Path(self._config.engine.model)))
+        name, self._actor = self._config.name, await self._config.reserve_actor()
+        await call_actor(
+            self._actor.start.remote(), name, EngineFailed, start_timeout_s(Path(self._config.engine.model))
+        )
         await self._acquire_lease()
-        self._channel = Channel(self._actor, name, EngineFailed)
+        self._channel = ChannelClient(self._actor, name, EngineFailed)
         await self._channel.connect()
         await self._renew()
         self._renew_task = asyncio.create_task(self._renew_forever())
@@ -62,10 +64,12 @@ class EngineClient:
     async def _acquire_lease(self) -> None:
         name, config = self._config.name, self._config
         for _ in range(1 + round(self._wait_s)):
-            if await ask(self._actor.take.remote(self._job, config.lora, config.adapter), name, EngineFailed):
+            if await call_actor(
+                self._actor.add_tenant.remote(self._job, config.lora, config.adapter), name, EngineFailed
+            ):
                 return
             await asyncio.sleep(1.0)
-        raise EngineFailed(FULL.format(name=name, wait_s=self._wait_s))
+        raise EngineFailed(ENGINE_FULL_MESSAGE.format(name=name, wait_s=self._wait_s))
 
     async def _renew(self) -> None:
         self._live_metrics = await self._channel.call("renew", self._job)
@@ -90,32 +94,34 @@ class EngineClient:
     async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Return log-probabilities of tokens; see `Engine.prompt_logprobs`."""
         call = self._actor.prompt_logprobs.remote(self._job, list(token_ids))
-        logprobs: NDArray[np.float32] = await ask(call, self._config.name, EngineFailed)
+        logprobs: NDArray[np.float32] = await call_actor(call, self._config.name, EngineFailed)
         return logprobs
 
-    def stage(self, data: NDArray[np.uint8], layout: Layout) -> None:
-        """Write one bucket to shared memory; see `Engine.stage`. Blocks, so do not call it on the event loop."""
-        error = ray.get(self._actor.stage.remote(self._job, data, layout))
+    def stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout) -> None:
+        """Write one bucket to shared memory; see `Engine.stage_bucket`. Blocks, so do not call it on the event loop."""
+        error = ray.get(self._actor.stage_bucket.remote(self._job, data, layout))
         if error is not None:
             raise error
 
-    async def swap(self, version: int) -> Loaded:
-        """Load all staged buckets as `version`; see `Engine.swap`."""
-        loaded: Loaded = await ask(self._actor.swap.remote(self._job, version), self._config.name, EngineFailed)
+    async def load_staged(self, version: int) -> LoadedWeights:
+        """Load all staged buckets as `version`; see `Engine.load_staged`."""
+        loaded: LoadedWeights = await call_actor(
+            self._actor.load_staged.remote(self._job, version), self._config.name, EngineFailed
+        )
         self.version = version
         return loaded
 
     async def check_health(self) -> None:
         """Return when the engine has answered; see `Engine.check_health`."""
-        await ask(self._actor.pulse.remote(), self._config.name, EngineFailed)
+        await call_actor(self._actor.heartbeat.remote(), self._config.name, EngineFailed)
 
-    def live(self) -> dict[str, float]:
-        """Return the state of the tenant as of the last lease renewal; see `Engine.live`."""
+    def live_metrics(self) -> dict[str, float]:
+        """Return the state of the tenant as of the last lease renewal; see `Engine.live_metrics`."""
         return self._live_metrics
 
-    async def leave(self) -> None:
+    async def end_lease(self) -> None:
         """End the lease; the shared engine continues."""
         if self._renew_task is not None:
             self._renew_task.cancel()
             with suppress(ray.exceptions.RayError):
-                await result_of(self._actor.end.remote(self._job))
+                await await_result(self._actor.remove_tenant.remote(self._job))

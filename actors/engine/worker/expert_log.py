@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agent_rft.actors.engine.vllm_internals import complete_cache, running_requests, watch_routers
+from agent_rft.actors.engine.vllm_internals import find_complete_cache, iter_running_requests, watch_routers
 
 Choices = NDArray[np.integer[Any]]
 """[N, L, k]: the k experts of N tokens in each of L layers, 0 in layers without experts."""
@@ -34,7 +34,7 @@ class ExpertLog:
         self._max_requests = most
         self._layers: list[list[Tensor]] = [[] for _ in range(num_layers)]
         self._dtype: type[np.integer[Any]] = np.uint8 if num_experts <= MOST_EXPERTS_OF_A_BYTE else np.uint16
-        cache = complete_cache(runner)
+        cache = find_complete_cache(runner)
         if cache is None:
             raise ValueError("no layer attends to all tokens")
         self._cache, self._block_tokens, num_blocks = cache
@@ -67,7 +67,7 @@ class ExpertLog:
             if parts:
                 step[:, number] = np.concatenate([part.numpy() for part in parts])[: len(step)]
         ran, begin = [], 0
-        for request_id, count, start, blocks in running_requests(self._runner, scheduled, self._cache):
+        for request_id, count, start, blocks in iter_running_requests(self._runner, scheduled, self._cache):
             chosen = step[begin : begin + count].copy()
             slots = self._cache_slots(blocks, start + count)
             self._by_slot[slots[start:]] = chosen

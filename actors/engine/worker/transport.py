@@ -26,9 +26,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from agent_rft.actors.engine.vllm_internals import begin_reload, finish_reload, load_when_complete
-from agent_rft.actors.weights.bucket import MASK, checksum, tensors_in
+from agent_rft.actors.weights.bucket import MASK, compute_checksum, split_tensors
 from agent_rft.trainer.learner.layout import num_bytes
-from agent_rft.trainer.learner.process_group import Broadcast
+from agent_rft.trainer.learner.process_group import BroadcastGroup
 
 _DATA: Callable[..., Any] = Tensor.data.__get__  # type: ignore[attr-defined]
 
@@ -104,7 +104,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
 
-    _broadcast: Broadcast | None = None
+    _broadcast: BroadcastGroup | None = None
     _checksum = 0
     _missed_names: frozenset[str] = frozenset()
     _copies: DirectCopies
@@ -116,7 +116,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         self.shutdown()
         if init_info.size:
             rank = init_info.rank + self.parallel_config.rank
-            self._broadcast = Broadcast(init_info.address, rank, init_info.size, torch.device(self.device))
+            self._broadcast = BroadcastGroup(init_info.address, rank, init_info.size, torch.device(self.device))
 
     def start_weight_update(self) -> None:
         begin_reload(self.model)
@@ -155,8 +155,8 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             if self._broadcast is None:
                 raise RuntimeError("cannot receive a broadcast before init_transfer_engine has joined a group")
             data = self._broadcast.receive(num_bytes(update_info.tensors))
-            number = checksum(data)
-        tensors = list(tensors_in(data, update_info.tensors))
+            number = compute_checksum(data)
+        tensors = list(split_tensors(data, update_info.tensors))
         self._handed = {tensor.data_ptr(): name for name, tensor in tensors}
         self._copies = DirectCopies(self.model)
         with self._copies:

@@ -18,9 +18,9 @@ from agent_rft.actors.engine.vllm_internals import (
 from agent_rft.actors.engine.worker.expert_log import ExpertLog
 from agent_rft.actors.engine.worker.grouped_lora import GroupedLora
 from agent_rft.actors.engine.worker.transport import ShmWeightTransferEngine
-from agent_rft.actors.weights.bucket import MASK, checksum
+from agent_rft.actors.weights.bucket import MASK, compute_checksum
 from agent_rft.trainer.learner.adapter import WEIGHTS_FILE
-from agent_rft.trainer.learner.checkpoint_weights import as_bytes
+from agent_rft.trainer.learner.checkpoint_weights import concat_bytes
 from agent_rft.trainer.model.router_replay import experts_per_token, num_experts
 
 _KERNEL = rotary_kernel()
@@ -77,5 +77,5 @@ class WorkerExtension:
     def adapter_checksum(self, folder: str, buckets: list[list[Any]]) -> int:
         """Return the sum of the checksums of the buckets in an adapter's file; `buckets` are their layouts."""
         with safe_open(f"{folder}/{WEIGHTS_FILE}", framework="pt") as file:
-            data = [as_bytes([file.get_tensor(name) for name, *_ in layout]) for layout in buckets]
-        return sum(checksum(torch.from_numpy(bucket)) for bucket in data) & MASK
+            data = [concat_bytes([file.get_tensor(name) for name, *_ in layout]) for layout in buckets]
+        return sum(compute_checksum(torch.from_numpy(bucket)) for bucket in data) & MASK

@@ -18,7 +18,7 @@ _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-class TooMuch(Exception):
+class CodeTooLarge(Exception):
     """The code exceeds a bound; the message names the bound."""
 
 
@@ -43,24 +43,24 @@ class PythonSource:
         return dict(_functions(self.statements))
 
     @property
-    def can_be_read(self) -> bool:
+    def is_parsed(self) -> bool:
         return bool(self.trees)
 
 
-def source_of(text: str) -> PythonSource:
+def parse_source(text: str) -> PythonSource:
     """Parse the code in fenced blocks, or the full text if it has no fenced blocks.
 
     Raises:
-        TooMuch: The text exceeds MAX_CHARS or MAX_DEPTH.
+        CodeTooLarge: The text exceeds MAX_CHARS or MAX_DEPTH.
     """
     if len(text) > MAX_CHARS:
-        raise TooMuch(f"it has {len(text):,} characters, more than {MAX_CHARS:,}")
+        raise CodeTooLarge(f"it has {len(text):,} characters, more than {MAX_CHARS:,}")
     blocks = _fenced(text) or [text]
     trees = [tree for block in blocks if (tree := _parse(textwrap.dedent(block))) is not None]
     return PythonSource("\n".join(blocks), tuple(trees))
 
 
-def normalised(node: ast.AST) -> str:
+def normalize_tree(node: ast.AST) -> str:
     """Return a tree as normalized text, which is equal for copies with other names, comments or annotations.
 
     Whitespace, comments, docstrings and annotations are removed. Names that the code binds are numbered; attributes and
@@ -70,18 +70,18 @@ def normalised(node: ast.AST) -> str:
     return ast.dump(_Renamer(bound).visit(ast.parse(ast.unparse(node))))
 
 
-def size(node: ast.AST) -> int:
+def count_nodes(node: ast.AST) -> int:
     """Return the number of nodes in a tree, without the contexts of names."""
     return sum(not isinstance(child, ast.expr_context) for child in ast.walk(node))
 
 
-def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+def drop_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     first = body[0] if body else None
     has = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
     return body[1:] if has else body
 
 
-def parameters(function: FunctionNode) -> list[str]:
+def parameter_names(function: FunctionNode) -> list[str]:
     """Return the names of a function's parameters, without a method's `self` or `cls`."""
     args = function.args
     found = [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg))]
@@ -89,7 +89,7 @@ def parameters(function: FunctionNode) -> list[str]:
     return names[1:] if names[:1] in (["self"], ["cls"]) else names
 
 
-def literal(node: ast.AST) -> object:
+def literal_value(node: ast.AST) -> object:
     """Return the value of a literal, which may be a container of literals.
 
     Raises:
@@ -103,7 +103,7 @@ def literal(node: ast.AST) -> object:
 
 def is_literal(node: ast.AST) -> bool:
     try:
-        literal(node)
+        literal_value(node)
     except ValueError:
         return False
     return True
@@ -134,12 +134,12 @@ def _parse(text: str) -> ast.Module | None:
     except (SyntaxError, ValueError):
         return None
     except (RecursionError, MemoryError):
-        raise TooMuch("it is nested too deeply") from None
+        raise CodeTooLarge("it is nested too deeply") from None
     nodes: list[tuple[ast.AST, int]] = [(tree, 0)]
     while nodes:
         node, depth = nodes.pop()
         if depth > MAX_DEPTH:
-            raise TooMuch(f"it is nested more than {MAX_DEPTH} levels deep")
+            raise CodeTooLarge(f"it is nested more than {MAX_DEPTH} levels deep")
         nodes += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
     return tree
 
@@ -182,7 +182,7 @@ class _Renamer(ast.NodeTransformer):
             if getattr(node, key, None) is not None and not isinstance(node, ast.AnnAssign):
                 setattr(node, key, None)
         if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            node.body = without_docstring(node.body) or [ast.Pass()]
+            node.body = drop_docstring(node.body) or [ast.Pass()]
         self.generic_visit(node)
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             return ast.Assign(targets=[node.target], value=node.value, lineno=0)

@@ -10,31 +10,31 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from agent_rft.actors.endpoints.answer import HttpAnswer
+from agent_rft.actors.endpoints.answer import HttpResponse
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.signing import Signer
-from agent_rft.actors.graders.base import UNGATED, finite_number, kept_reason, outside
+from agent_rft.actors.graders.base import UNGATED, check_finite_number, range_problem, truncate_reason
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import EndpointGrader
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.types import Grade
 
 SCORE_KEYS = ("score", "reward")
 """Keys of the score in an answer; the first one that is present is used."""
-MAX_PARTS, PART_CHARS = 16, 64
+MAX_PARTS, MAX_PART_CHARS = 16, 64
 """Maximum number of different parts per grader, and maximum length of their names. Each part becomes a curve and a
 metric, so only the first parts in a job are recorded."""
 
 
-class EndpointGrade:
+class EndpointCaller:
     """A grader of kind `endpoint`. `label` names it in messages, and makes idempotency keys unique within a `multi`."""
 
     def __init__(
         self,
         spec: EndpointGrader,
         label: str,
-        operator: Operator,
+        operator: OperatorConfig,
         timing: Timing,
         signer: Signer | None = None,
         *,
@@ -49,7 +49,7 @@ class EndpointGrade:
             spec,
             GraderFailed,
             timing,
-            allowed_networks=operator.reachable,
+            allowed_networks=operator.allowed_destinations,
             hedge_after_s=spec.hedge_after_s,
             signer=signer,
             has_answered=has_answered,
@@ -64,19 +64,19 @@ class EndpointGrade:
     async def close(self) -> None:
         await self._client.close()
 
-    def _object(self, answer: HttpAnswer) -> dict[str, Any]:
+    def _object(self, answer: HttpResponse) -> dict[str, Any]:
         if not answer.ok:
             raise self._client.bad_answer(answer, "a grader must answer 200 with a score")
         if (body := answer.json_object) is None:
             raise self._client.bad_answer(answer, 'the body is not a JSON object such as {"score": 0.5}')
         return body
 
-    def _score(self, body: dict[str, Any], answer: HttpAnswer) -> float:
+    def _score(self, body: dict[str, Any], answer: HttpResponse) -> float:
         for key in SCORE_KEYS:
             if key in body:
                 where = f"{self._client.what} failed: the {key} in its answer"
-                score = finite_number(body[key], where)
-                if problem := outside(score, self._range):
+                score = check_finite_number(body[key], where)
+                if problem := range_problem(score, self._range):
                     raise GraderFailed(f"{where} {problem}")
                 return score
         raise self._client.bad_answer(answer, 'the object has no "score"')
@@ -87,12 +87,12 @@ class EndpointGrade:
         for part, value in parts.items() if isinstance(parts, dict) else ():
             name = self._client.scrub(part)
             is_full = name not in self._parts and len(self._parts) >= MAX_PARTS
-            if len(name) <= PART_CHARS and name != UNGATED and not is_full:
+            if len(name) <= MAX_PART_CHARS and name != UNGATED and not is_full:
                 with suppress(GraderFailed):
-                    found[name] = finite_number(value, name)
+                    found[name] = check_finite_number(value, name)
                     self._parts.add(name)
         return found
 
     def _reason(self, body: dict[str, Any]) -> str:
         reason = body.get("reason")
-        return kept_reason(self._client.scrub(reason)) if isinstance(reason, str) else ""
+        return truncate_reason(self._client.scrub(reason)) if isinstance(reason, str) else ""

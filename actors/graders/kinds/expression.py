@@ -16,7 +16,7 @@ from typing import Any
 
 from simpleeval import SimpleEval
 
-from agent_rft.actors.graders.base import finite_number
+from agent_rft.actors.graders.base import check_finite_number
 from agent_rft.errors import GraderFailed
 
 MAX_CHARS = 2_000
@@ -64,7 +64,7 @@ class Expression:
             value = evaluator.eval(self.text, previously_parsed=self.tree)
         except (ArithmeticError, ValueError) as error:
             raise GraderFailed(f"{where} has no value: {error}", code="formula_parse_error") from None
-        return finite_number(value, where)
+        return check_finite_number(value, where)
 
 
 def parse(text: str, names: Iterable[str]) -> Expression:
@@ -166,7 +166,7 @@ def _divisions(tree: ast.expr) -> Iterator[ast.BinOp]:
 
 def _is_finite(value: Any) -> bool:
     try:
-        finite_number(value, "")
+        check_finite_number(value, "")
     except GraderFailed:
         return False
     return True

@@ -16,9 +16,15 @@ from typing import Any
 from async_lru import alru_cache
 
 from agent_rft.actors.endpoints.model_client import ModelClient
-from agent_rft.actors.graders.base import finite_number, kept_reason
-from agent_rft.actors.graders.kinds.judge_logprobs import FORM, NoLabel, NoLogprobs, values_of, weighed
-from agent_rft.actors.graders.kinds.messages import chat_messages, without_markers
+from agent_rft.actors.graders.base import check_finite_number, truncate_reason
+from agent_rft.actors.graders.kinds.judge_logprobs import (
+    LOGPROBS_PARAMETERS,
+    MissingLabel,
+    MissingLogprobs,
+    label_grades,
+    weigh_labels,
+)
+from agent_rft.actors.graders.kinds.messages import chat_messages, escape_markers
 from agent_rft.actors.graders.templates import MAX_CHARS, render
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import LabelModelGrader, ScoreModelGrader
@@ -31,9 +37,9 @@ MAX_ANSWERS = 3
 MAX_CACHED_ANSWERS = 4_096
 PARAMETERS = {"max_completions_tokens": "max_completion_tokens"}
 """Name in OpenAI's grader types -> name in the chat API."""
-OUR_PARAMETERS = frozenset({"model", "messages", "response_format", "stream", "n", "tools", "tool_choice"})
+RESERVED_PARAMETERS = frozenset({"model", "messages", "response_format", "stream", "n", "tools", "tool_choice"})
 """Parameters that the grader sets, so `sampling_params` must not."""
-LABEL_REMEDY = (
+LABEL_FIX = (
     "ask for one of the labels and nothing else, show examples in earlier user and assistant messages, and use short "
     "labels such as yes and no; a judge that reasons before it answers does not support log-probabilities"
 )
@@ -69,7 +75,7 @@ class Judge:
         self._what = f"grader {label!r}"
         self._client = client
         self._params = {PARAMETERS.get(k, k): v for k, v in spec.sampling_params.items() if v is not None}
-        self._form: Mapping[str, Any] = FORM if client.by_logprobs else {}
+        self._form: Mapping[str, Any] = LOGPROBS_PARAMETERS if client.by_logprobs else {}
         self._schema = answer_schema(spec)
         self._verdict = alru_cache(MAX_CACHED_ANSWERS)(self._weigh if client.by_logprobs else self._ask)
 
@@ -79,7 +85,7 @@ class Judge:
         def fill(template: str, field: str) -> str:
             nonlocal left_chars
             where = f"{self._what}, {field}"
-            text = render(template, where, item=item, sample=sample, max_chars=left_chars, quoted=without_markers)
+            text = render(template, where, item=item, sample=sample, max_chars=left_chars, escape=escape_markers)
             left_chars -= len(text)
             return text
 
@@ -102,7 +108,7 @@ class Judge:
             if isinstance(body.get("seed"), int):  # the same seed would return the same answer again
                 body["seed"] += min(attempt, 1)
             answer = await self._client.ask(body, self._schema)
-            question.num_tokens += tokens_of(answer)
+            question.num_tokens += total_usage_tokens(answer)
             try:
                 content = self._content(answer)
                 return self._parse(content)
@@ -116,23 +122,23 @@ class Judge:
         body = json.loads(question.body)
         question.body = ""
         name = self._client.name
-        remedy = (
+        fix = (
             "serve the judge with a server that returns top_logprobs, such as vLLM or `agent-rft serve`, or remove "
             f"`scoring` from models.{name} in the operator's configuration"
         )
         try:
             answer = await self._client.ask(body)
-            question.num_tokens += tokens_of(answer)
-            value, shares = weighed(self._choice(answer), values_of(self._spec))
-        except (_InvalidAnswer, NoLogprobs) as error:
-            raise self._failed(str(error), PARSE_ERROR, remedy) from None
-        except NoLabel as error:
-            raise self._failed(self._client.excerpt(str(error)), PARSE_ERROR, LABEL_REMEDY) from None
+            question.num_tokens += total_usage_tokens(answer)
+            value, shares = weigh_labels(self._choice(answer), label_grades(self._spec))
+        except (_InvalidAnswer, MissingLogprobs) as error:
+            raise self._failed(str(error), PARSE_ERROR, fix) from None
+        except MissingLabel as error:
+            raise self._failed(self._client.excerpt(str(error)), PARSE_ERROR, LABEL_FIX) from None
         except GraderFailed as error:
             if error.details.get("kind") != "bad_answer":
                 raise
             raise GraderFailed(
-                f"{error.problem}: {remedy}", **(error.details | {"problem": error.problem, "remedy": remedy})
+                f"{error.problem}: {fix}", **(error.details | {"problem": error.problem, "fix": fix})
             ) from None
         return _Verdict(value, ", ".join(f"{label} {share:.3f}" for label, share in shares.items()))
 
@@ -183,7 +189,7 @@ class Judge:
         result, reason = verdict["result"], _conclusion(verdict.get("steps"))
         if isinstance(self._spec, ScoreModelGrader):
             try:
-                score = finite_number(result, "its result")
+                score = check_finite_number(result, "its result")
             except GraderFailed as failed:
                 raise _InvalidAnswer(failed.message) from None
             low, high = self._spec.range
@@ -193,10 +199,10 @@ class Judge:
             raise _InvalidAnswer(f"its result is {shown}, but must be one of the labels")
         return _Verdict(float(result in self._spec.passing_labels), f"{result}: {reason}" if reason else result)
 
-    def _failed(self, why: str, code: str, remedy: str = "") -> GraderFailed:
+    def _failed(self, why: str, code: str, fix: str = "") -> GraderFailed:
         problem = f"{self._what}: model {self._client.name!r}: {why} [{code}]"
-        message = f"{problem}: {remedy}" if remedy else problem
-        return GraderFailed(message, code=code, problem=problem, remedy=remedy)
+        message = f"{problem}: {fix}" if fix else problem
+        return GraderFailed(message, code=code, problem=problem, fix=fix)
 
 
 def answer_schema(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:
@@ -209,7 +215,7 @@ def answer_schema(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:
     return _object({"steps": steps, "result": {"type": "number", "description": f"from {low:g} to {high:g}"}})
 
 
-def tokens_of(answer: Mapping[str, Any]) -> int:
+def total_usage_tokens(answer: Mapping[str, Any]) -> int:
     """Return the total tokens in the usage of an API response; 0 if the response has no usage."""
     usage = answer.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
@@ -237,4 +243,4 @@ def _bare(content: str) -> str:
 def _conclusion(steps: Any) -> str:
     """Join the judge's conclusions to one string, for traces."""
     found = [step.get("conclusion") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
-    return kept_reason(" ".join(text for text in found if isinstance(text, str)))
+    return truncate_reason(" ".join(text for text in found if isinstance(text, str)))

@@ -13,7 +13,13 @@ from agent_rft.spec.graders import LabelModelGrader, ScoreModelGrader
 
 NUM_TOKENS = 20
 """Number of most likely tokens to request; the chat API does not return more."""
-FORM = {"logprobs": True, "top_logprobs": NUM_TOKENS, "max_completion_tokens": 1, "temperature": 1, "top_p": 1}
+LOGPROBS_PARAMETERS = {
+    "logprobs": True,
+    "top_logprobs": NUM_TOKENS,
+    "max_completion_tokens": 1,
+    "temperature": 1,
+    "top_p": 1,
+}
 """Parameters of a request. Some servers, such as ours, return log-probabilities after temperature and top_p."""
 MIN_LABEL_SHARE = 0.5
 """Minimum total probability of the labels, so that the judge answers with a label at least half of the time."""
@@ -22,15 +28,15 @@ MIN_PREFIX_CHARS = 3
 ROUNDING = 1.001
 
 
-class NoLogprobs(Exception):
+class MissingLogprobs(Exception):
     """The answer has no usable log-probabilities; the message is the reason."""
 
 
-class NoLabel(Exception):
+class MissingLabel(Exception):
     """The judge's answer does not begin with a label; the message contains its most likely first tokens."""
 
 
-def values_of(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, float]:
+def label_grades(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, float]:
     """Return the grades of the labels that a judge may answer. The labels of a score are the digits of its range."""
     if isinstance(spec, LabelModelGrader):
         return {label: float(label in spec.passing_labels) for label in spec.labels}
@@ -55,12 +61,12 @@ def logprobs_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[tup
             yield "labels", f"another label begins with {spec.labels[i]!r}", "use labels that begin differently"
 
 
-def weighed(choice: Mapping[str, Any], values: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+def weigh_labels(choice: Mapping[str, Any], values: Mapping[str, float]) -> tuple[float, dict[str, float]]:
     """Return the mean of `values`, weighted by the probabilities of their labels, and these probabilities.
 
     Raises:
-        NoLogprobs: `choice`, the choice of a chat completion, has no log-probabilities.
-        NoLabel: The answer probably does not begin with a label.
+        MissingLogprobs: `choice`, the choice of a chat completion, has no log-probabilities.
+        MissingLabel: The answer probably does not begin with a label.
     """
     likely = _likely(choice)
     shares = dict.fromkeys(values, 0.0)
@@ -71,7 +77,9 @@ def weighed(choice: Mapping[str, Any], values: Mapping[str, float]) -> tuple[flo
     total = sum(shares.values())
     if total < MIN_LABEL_SHARE:
         tokens = ", ".join(f"{token[:20]!r} {share:.2f}" for token, share in likely[:3])
-        raise NoLabel(f"its answer begins with a label with a probability of only {total:.2f}; it begins with {tokens}")
+        raise MissingLabel(
+            f"its answer begins with a label with a probability of only {total:.2f}; it begins with {tokens}"
+        )
     return sum(values[label] * share for label, share in shares.items()) / total, shares
 
 
@@ -87,15 +95,15 @@ def _likely(choice: Mapping[str, Any]) -> list[tuple[str, float]]:
         entries = choice["logprobs"]["content"][0]["top_logprobs"]
         likely = [(entry["token"], _probability(entry["logprob"])) for entry in entries]
     except (KeyError, IndexError, TypeError):
-        raise NoLogprobs("its answer has no top_logprobs") from None
+        raise MissingLogprobs("its answer has no top_logprobs") from None
     if not likely or not all(isinstance(token, str) for token, _ in likely):
-        raise NoLogprobs("its answer has no top_logprobs")
+        raise MissingLogprobs("its answer has no top_logprobs")
     if sum(share for _, share in likely) > ROUNDING:
-        raise NoLogprobs("the probabilities in its top_logprobs add up to more than 1")
+        raise MissingLogprobs("the probabilities in its top_logprobs add up to more than 1")
     return sorted(likely, key=lambda one: -one[1])
 
 
 def _probability(logprob: Any) -> float:
     if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not logprob <= ROUNDING - 1:
-        raise NoLogprobs("its top_logprobs are not log-probabilities")
+        raise MissingLogprobs("its top_logprobs are not log-probabilities")
     return math.exp(logprob)

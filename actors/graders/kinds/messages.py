@@ -21,7 +21,7 @@ Fill = Callable[[str, str], str]
 """(template, field that contains it) -> rendered template"""
 
 
-def without_markers(text: str) -> str:
+def escape_markers(text: str) -> str:
     """Return `text` with a space inserted into each chat template marker.
 
     Many servers interpret markers inside a message too. An answer could then end its message and continue as the judge.

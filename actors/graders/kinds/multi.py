@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from agent_rft.actors.graders.base import Grader, kept_reason, total_tokens
+from agent_rft.actors.graders.base import Grader, total_tokens, truncate_reason
 from agent_rft.actors.graders.kinds.expression import parse
 from agent_rft.actors.graders.templates import INVALID_VARIABLE
 from agent_rft.errors import GraderFailed
@@ -46,7 +46,9 @@ class Multi:
             self._expression.value(scores, self._where),
             scores=scores | {f"{name}.{part}": s for name, grade in grades.items() for part, s in grade.scores.items()},
             latency_s=max(grade.latency_s for grade in grades.values()),
-            reason=kept_reason("; ".join(f"{name}: {grade.reason}" for name, grade in grades.items() if grade.reason)),
+            reason=truncate_reason(
+                "; ".join(f"{name}: {grade.reason}" for name, grade in grades.items() if grade.reason)
+            ),
             judge_tokens=total_tokens(grades.values()),
         )
 

@@ -18,15 +18,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from agent_rft import untrusted
-from agent_rft.actors.endpoints.body import json_body
-from agent_rft.actors.graders.base import outside
-from agent_rft.actors.runtime.cores import usable_cores
+from agent_rft.actors.endpoints.body import encode_json
+from agent_rft.actors.graders.base import range_problem
+from agent_rft.actors.runtime.cores import count_usable_cores
 from agent_rft.actors.sandbox.runner import MEMORY_EXIT
 from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
 from agent_rft.actors.sandbox.start import START_S, Sandbox, SandboxFailed, choose_way, sandbox_report, start
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.types import Grade
 
 MAX_PARSED_CHARS = 50_000
@@ -35,14 +35,14 @@ FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
 """Modules that contained `run_untrusted` before version 0.2.0."""
 
 
-class PythonGrade:
+class PythonRunner:
     """A grader of kind `python`. `label` names it in messages; by default it has one worker per core."""
 
     def __init__(
         self,
         spec: PythonGrader,
         label: str,
-        operator: Operator,
+        operator: OperatorConfig,
         *,
         way: Way | None = None,
         limits: SandboxLimits | None = None,
@@ -58,7 +58,7 @@ class PythonGrade:
         self._limits = limits or SandboxLimits()
         self._start_s = start_s
         self.ahead = ahead
-        self._idle = [_Slot(self) for _ in range(num_workers or usable_cores())]
+        self._idle = [_Slot(self) for _ in range(num_workers or count_usable_cores())]
         self._slots = tuple(self._idle)
         self._free = asyncio.Semaphore(len(self._idle))
         self._closed = False
@@ -71,7 +71,7 @@ class PythonGrade:
                 python_grader_server_error) and python_grader_runtime_error_details or python_grader_server_error_type.
             UserError: This machine cannot create a sandbox.
         """
-        request = json_body({"sample": sample, "item": item})
+        request = encode_json({"sample": sample, "item": item})
         async with self._free:
             with self._slot() as slot:
                 worker = await slot.worker()
@@ -148,7 +148,7 @@ class PythonGrade:
         """Return the grade in a worker's answer. The grade is checked again here, because the worker is not trusted."""
         value = answer.get("value")
         if isinstance(value, float) and math.isfinite(value):
-            if problem := outside(value, self._spec.range):
+            if problem := range_problem(value, self._spec.range):
                 raise self._runtime_error(f"grade returned a number that {problem}")
             return value
         why = untrusted.clean_text(answer.get("error")) or "it returned no grade and no error"
@@ -173,7 +173,7 @@ class PythonGrade:
 class _Slot:
     """A slot for one worker: empty, starting or ready."""
 
-    def __init__(self, owner: PythonGrade) -> None:
+    def __init__(self, owner: PythonRunner) -> None:
         self._owner = owner
         self._task: asyncio.Task[_Worker] | None = None
         self._ending: set[asyncio.Task[int]] = set()

@@ -23,7 +23,7 @@ MAX_STEMMED_CHARS = 64
 _WORD = re.compile(r"[^\W_]+")
 
 
-def metric_of(name: Similarity) -> SimilarityMetric:
+def load_similarity_metric(name: Similarity) -> SimilarityMetric:
     """Return the metric (text, reference) -> [0, 1]. Imports the metric's library, which may take half a second."""
     if name == "cosine":
         raise ValueError("the metric cosine is computed from embeddings, not from text")

@@ -10,8 +10,8 @@ from async_lru import alru_cache
 from numpy.typing import NDArray
 
 from agent_rft.actors.endpoints.model_client import MODEL_SERVER_ERROR, ModelClient
-from agent_rft.actors.graders.base import TextWork
-from agent_rft.actors.graders.kinds.similarity import MAX_CHARS, SimilarityMetric, metric_of
+from agent_rft.actors.graders.base import StringWorker
+from agent_rft.actors.graders.kinds.similarity import MAX_CHARS, SimilarityMetric, load_similarity_metric
 from agent_rft.actors.graders.templates import render
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import TextSimilarityGrader
@@ -26,9 +26,11 @@ class TextSimilarity:
     def __init__(self, spec: TextSimilarityGrader, label: str, client: ModelClient | None) -> None:
         self._spec = spec
         self._what = f"grader {label!r}"
-        self._work = TextWork()
+        self._work = StringWorker()
         self._cosine = None if client is None else Cosine(client, self._what)
-        self._metric: SimilarityMetric | None = metric_of(spec.evaluation_metric) if client is None else None
+        self._metric: SimilarityMetric | None = (
+            load_similarity_metric(spec.evaluation_metric) if client is None else None
+        )
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         text = render(self._spec.input, f"{self._what}, input", item=item, sample=sample)

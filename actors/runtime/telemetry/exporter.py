@@ -30,7 +30,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
-from agent_rft.actors.runtime.telemetry.temporary import make_own_folder
+from agent_rft.actors.runtime.telemetry.temporary import create_private_folder
 from agent_rft.errors import UserError
 
 DEFAULT_PORT = 9464
@@ -38,19 +38,19 @@ PORT, HOST = "AGENT_RFT_METRICS_PORT", "AGENT_RFT_METRICS_HOST"
 PERIOD_S = 5.0
 SILENT_S = 4 * PERIOD_S
 """Age of a metrics file from which its process counts as dead or hung."""
-KEPT_S = 300.0
+DELETE_AFTER_S = 300.0
 """Age at which the metrics file of a silent process is deleted."""
 REQUEST_S = 10.0
 """Timeout for a client to send a request."""
 STOP_S = 0.1
 """Interval at which the server checks whether it should shut down."""
-LAST_ANSWER_S = 20.0
+MAX_SCRAPE_INTERVAL_S = 20.0
 """Longest scrape interval for which an exiting process waits for the next scrape."""
-ASKED = "asked"
+SCRAPES_FILE = "asked"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class MetricsFormat:
     """Text format of metrics: file suffix, content type, last line, and function that writes it."""
 
     suffix: str
@@ -59,10 +59,10 @@ class Form:
     write: Callable[[CollectorRegistry], bytes]
 
 
-PLAIN = Form(".prom", CONTENT_TYPE_PLAIN_0_0_4, "", generate_latest)
+PROMETHEUS_TEXT = MetricsFormat(".prom", CONTENT_TYPE_PLAIN_0_0_4, "", generate_latest)
 _write_open = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)  # keeps the colons in vLLM's names
-OPEN = Form(".openmetrics", openmetrics.CONTENT_TYPE_LATEST, "# EOF\n", _write_open)
-FORMS = (PLAIN, OPEN)
+OPENMETRICS = MetricsFormat(".openmetrics", openmetrics.CONTENT_TYPE_LATEST, "# EOF\n", _write_open)
+FORMATS = (PROMETHEUS_TEXT, OPENMETRICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,9 @@ class MetricsAddress:
     port: int
 
     @classmethod
-    def of(cls, job: str, *, local: bool, environment: Mapping[str, str] = os.environ) -> MetricsAddress | None:
+    def from_environment(
+        cls, job: str, *, local: bool, environment: Mapping[str, str] = os.environ
+    ) -> MetricsAddress | None:
         """Return the address from the environment; None if the port is 0.
 
         The default is DEFAULT_PORT on all interfaces, or on loopback if the cluster is `local`.
@@ -134,7 +136,7 @@ class Telemetry:
             while True:
                 ended = self._ended.is_set()
                 try:
-                    make_own_folder(self._address.folder)
+                    create_private_folder(self._address.folder)
                     self._take_port()
                     self._write()
                 except Exception as error:  # noqa: BLE001 - such as a full disk; the thread must survive it
@@ -152,15 +154,15 @@ class Telemetry:
                 self._port = _MetricsServer(self._address)
 
     def _write(self) -> None:
-        for form in FORMS:
+        for form in FORMATS:
             text = "".join(self._render(form, registry) for registry in (REGISTRY, self.recorder.registry))
             temporary = Path(f"{self._file}.tmp")
-            temporary.write_text(labelled(text, self._labels))
+            temporary.write_text(add_labels(text, self._labels))
             temporary.replace(f"{self._file}{form.suffix}")
         if self._port is not None:
-            remove_old(self._address.folder, time.time())
+            delete_stale_files(self._address.folder, time.time())
 
-    def _render(self, form: Form, registry: CollectorRegistry) -> str:
+    def _render(self, form: MetricsFormat, registry: CollectorRegistry) -> str:
         try:
             return form.write(registry).decode()
         except Exception as error:  # noqa: BLE001 - whatever a library raises
@@ -176,7 +178,7 @@ def start_telemetry(address: MetricsAddress | None, process: str) -> Recorder:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def labelled(text: str, labels: str) -> str:
+def add_labels(text: str, labels: str) -> str:
     """Insert `labels` before the labels of each sample in a text of Prometheus's format."""
     return "".join(
         line if line.startswith("#") else _label_sample(line, labels) for line in text.splitlines(keepends=True)
@@ -190,7 +192,7 @@ def _label_sample(sample: str, labels: str) -> str:
     return f"{name}{{{labels},{rest[1:]}" if rest.startswith("{") else f"{name}{{{labels}}}{rest}"
 
 
-def merged(texts: Iterable[tuple[str, bool]]) -> str:
+def merge_texts(texts: Iterable[tuple[str, bool]]) -> str:
     """Merge the texts of several processes into one, with each metric family once, as the format requires.
 
     Each text comes with a flag: whether its process is silent. Gauges of silent processes are dropped. Comments other
@@ -216,29 +218,29 @@ def _escape(value: str) -> str:
 # -- files and port ----------------------------------------------------------------------------------------------------
 
 
-def read_all(folder: Path, now: float, form: Form = PLAIN) -> Iterator[tuple[str, bool]]:
+def read_metric_files(folder: Path, now: float, form: MetricsFormat = PROMETHEUS_TEXT) -> Iterator[tuple[str, bool]]:
     """Yield the text of each process, and whether the process has been silent for SILENT_S."""
     for path in sorted(folder.glob("*" + form.suffix)):
         with suppress(OSError):
             age_s = now - path.stat().st_mtime
-            if age_s < KEPT_S:
+            if age_s < DELETE_AFTER_S:
                 yield path.read_text(), age_s >= SILENT_S
 
 
 def _read_scrape_times(folder: Path) -> tuple[float, float]:
     """Return the times of the last two scrapes of this node, by any process."""
     try:
-        before, latest = map(float, (folder / ASKED).read_text().split())
+        before, latest = map(float, (folder / SCRAPES_FILE).read_text().split())
     except (OSError, ValueError):  # no scrape yet, or the file is being written
         return 0.0, 0.0
     return before, latest
 
 
-def remove_old(folder: Path, now: float) -> None:
+def delete_stale_files(folder: Path, now: float) -> None:
     """Delete the files of processes that have been silent for KEPT_S."""
     for path in folder.iterdir():
         with suppress(OSError):  # another process may delete the same file
-            if now - path.stat().st_mtime >= KEPT_S:
+            if now - path.stat().st_mtime >= DELETE_AFTER_S:
                 path.unlink()
 
 
@@ -257,12 +259,12 @@ class _MetricsServer(ThreadingHTTPServer):
         self._answered = threading.Event()
         threading.Thread(target=self.serve_forever, args=(STOP_S,), daemon=True, name="metrics-port").start()
 
-    def answer(self, form: Form) -> bytes:
+    def answer(self, form: MetricsFormat) -> bytes:
         now = time.time()
-        text = merged(read_all(self.folder, now, form)) + form.end
+        text = merge_texts(read_metric_files(self.folder, now, form)) + form.end
         with suppress(OSError):
             _, latest = _read_scrape_times(self.folder)
-            (self.folder / ASKED).write_text(f"{latest} {now}")
+            (self.folder / SCRAPES_FILE).write_text(f"{latest} {now}")
         self._answered.set()
         return text.encode()
 
@@ -271,7 +273,7 @@ class _MetricsServer(ThreadingHTTPServer):
         self._answered.clear()
         before, latest = _read_scrape_times(self.folder)
         due_s = latest + 1.5 * (latest - before) - time.time()
-        if latest - before < LAST_ANSWER_S and due_s > 0:
+        if latest - before < MAX_SCRAPE_INTERVAL_S and due_s > 0:
             self._answered.wait(due_s)
         self.shutdown()
         self.server_close()
@@ -283,7 +285,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         is_found = self.path.partition("?")[0] == "/metrics"
-        form = OPEN if OPEN.content_type.partition(";")[0] in self.headers.get("Accept", "") else PLAIN
+        form = (
+            OPENMETRICS
+            if OPENMETRICS.content_type.partition(";")[0] in self.headers.get("Accept", "")
+            else PROMETHEUS_TEXT
+        )
         body = self.server.answer(form) if is_found else b"see /metrics\n"
         self.send_response(HTTPStatus.OK if is_found else HTTPStatus.NOT_FOUND)
         self.send_header("Content-Type", form.content_type if is_found else "text/plain")

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as OpenMetricsExemplar
 
-from agent_rft.metrics import METRICS, metric_of, prometheus_name
+from agent_rft.metrics import METRICS, find_metric, to_prometheus_name
 from agent_rft.metrics.metric import Kind
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
@@ -37,15 +37,15 @@ _FAMILIES: dict[Kind, type[Family]] = {
 
 
 class Exemplar(NamedTuple):
-    """Trace of one value in a histogram bucket, recorded at Unix time `at`; an empty trace id means no exemplar."""
+    """Trace of one value in a histogram bucket, recorded at Unix time `time`; an empty trace id means no exemplar."""
 
-    at: float = 0.0
+    time: float = 0.0
     value: float = 0.0
     trace_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class HistogramCounts:
     """Histogram counted by other code: one count per bucket (the last is above all bounds), and the sum of values.
 
     `exemplars` has one entry per bucket, or is empty without traces.
@@ -56,7 +56,7 @@ class Spread:
     exemplars: Sequence[Exemplar] = ()
 
 
-MetricSource = Callable[[], Mapping[str, float | Spread]]
+MetricSource = Callable[[], Mapping[str, float | HistogramCounts]]
 
 
 class Recorder(Collector):
@@ -90,7 +90,7 @@ class Recorder(Collector):
             case "histogram":
                 one.observe(value, _exemplar_labels(trace_id))
 
-    def begin(self, *names: str) -> None:
+    def initialize(self, *names: str) -> None:
         """Export counters and histograms as 0 from now on, since Prometheus needs a first sample to compute a rate.
 
         Raises:
@@ -102,7 +102,7 @@ class Recorder(Collector):
             if labels:
                 made.labels(**labels)
 
-    def add(self, source: MetricSource) -> None:
+    def add_source(self, source: MetricSource) -> None:
         """Add a source of gauges, counters (totals since the start) and Spreads.
 
         It is called each time metrics are collected, in any thread. If it raises, it is skipped and the error counted.
@@ -114,7 +114,7 @@ class Recorder(Collector):
         self.record(f"metric_source_errors/{type(error).__name__}")
 
     def _make(self, entry: str, labels: Sequence[str]) -> Any:
-        metric, name = METRICS[entry], prometheus_name(entry)
+        metric, name = METRICS[entry], to_prometheus_name(entry)
         with self._lock:
             if entry not in self._collectors:
                 options: dict[str, Any] = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
@@ -139,32 +139,32 @@ def _exemplar_labels(trace_id: str) -> dict[str, str] | None:
 
 def _convert_exemplar(found: Exemplar) -> OpenMetricsExemplar | None:
     labels = _exemplar_labels(found.trace_id)
-    return None if labels is None else OpenMetricsExemplar(labels, found.value, found.at)
+    return None if labels is None else OpenMetricsExemplar(labels, found.value, found.time)
 
 
 def _find_metric(name: str) -> tuple[str, dict[str, str]]:
-    found = metric_of(name)
+    found = find_metric(name)
     if found is None:
         raise KeyError(name)
     return found
 
 
-def _add_all(families: dict[str, Family], values: Mapping[str, float | Spread]) -> None:
+def _add_all(families: dict[str, Family], values: Mapping[str, float | HistogramCounts]) -> None:
     for name, value in values.items():
         entry, labels = _find_metric(name)
         if entry not in families:
             metric = METRICS[entry]
-            families[entry] = _FAMILIES[metric.kind](prometheus_name(entry), metric.help, labels=list(labels))
+            families[entry] = _FAMILIES[metric.kind](to_prometheus_name(entry), metric.help, labels=list(labels))
         _add(families[entry], list(labels.values()), value, METRICS[entry].buckets)
 
 
-def _add(family: Family, labels: Sequence[str], value: float | Spread, bounds: Sequence[float]) -> None:
+def _add(family: Family, labels: Sequence[str], value: float | HistogramCounts, bounds: Sequence[float]) -> None:
     if isinstance(family, HistogramMetricFamily):
-        assert isinstance(value, Spread)
+        assert isinstance(value, HistogramCounts)
         sums, exemplars = accumulate(value.counts), value.exemplars or [Exemplar()] * len(value.counts)
         rows = zip([*bounds, "+Inf"], sums, exemplars, strict=True)
         buckets: Any = [(str(bound), float(count), _convert_exemplar(exemplar)) for bound, count, exemplar in rows]
         family.add_metric(labels, buckets, value.total)
     else:
-        assert not isinstance(value, Spread)
+        assert not isinstance(value, HistogramCounts)
         family.add_metric(labels, value)

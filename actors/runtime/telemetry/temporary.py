@@ -50,13 +50,13 @@ def _create_short_folder(short: Sequence[str], too_long: str) -> Path:
     for parent in short:
         with suppress(OSError):
             folder = Path(parent) / f"agent-rft-{os.getuid()}"
-            make_own_folder(folder)
+            create_private_folder(folder)
             return folder
-    remedy = f"set TMPDIR to a writable folder whose path has at most {MAX_BYTES} bytes"
-    raise RftError(f"the path of the temporary folder is too long for Unix sockets ({too_long}): {remedy}")
+    fix = f"set TMPDIR to a writable folder whose path has at most {MAX_BYTES} bytes"
+    raise RftError(f"the path of the temporary folder is too long for Unix sockets ({too_long}): {fix}")
 
 
-def make_own_folder(folder: Path) -> None:
+def create_private_folder(folder: Path) -> None:
     """Create the folder if it is missing.
 
     Raises:

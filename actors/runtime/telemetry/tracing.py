@@ -63,7 +63,7 @@ class Tracer:
         sending.join(within_s)
         return not sending.is_alive()
 
-    def sampled(self, trace_id: str) -> str:
+    def find_sampled_id(self, trace_id: str) -> str:
         """Return the id of a rollout's trace in OpenTelemetry's format; empty if the rollout is not sampled."""
         number = _parse_trace_id(trace_id)
         if number is None or self._sampler.should_sample(None, number, "").decision is Decision.DROP:
@@ -71,7 +71,7 @@ class Tracer:
         return f"{number:032x}"
 
     @contextmanager
-    def rollout(self, trace_id: str, name: str, **attributes: AttributeValue) -> Iterator[Span]:
+    def rollout_span(self, trace_id: str, name: str, **attributes: AttributeValue) -> Iterator[Span]:
         """Context manager of a rollout's root span, which becomes the current span.
 
         `__` in the names of `attributes` stands for a dot.
@@ -100,7 +100,7 @@ class Tracer:
         with _use_span(self._tracer.start_span(name, below, attributes=_restore_dots(attributes))) as span:
             yield span
 
-    def past(
+    def record_span(
         self,
         name: str,
         began: float,
@@ -123,7 +123,7 @@ class Tracer:
             name, parent, attributes=_restore_dots(attributes), links=links, start_time=int(began * 1e9)
         )
         if error is not None:
-            failed(span, error)
+            mark_failed(span, error)
         span.end(int(ended * 1e9))
         return span
 
@@ -131,18 +131,18 @@ class Tracer:
 NO_TRACES = Tracer()
 
 
-def tracer_of(
+def create_tracer(
     settings: TraceSettings | None,
     process: str,
     metrics: MetricsAddress | None = None,
     exporter: SpanExporter | None = None,
     *,
-    every: bool = False,
+    export_all: bool = False,
 ) -> Tracer:
     """Create the tracer of the process named `process`; without settings, return NO_TRACES.
 
-    `metrics` contains the job's name, and `exporter` replaces the exporter to the collector. `every`: export all spans,
-    for a process whose spans do not belong to rollouts.
+    `metrics` contains the job's name, and `exporter` replaces the exporter to the collector. `export_all`: export all
+    spans, for a process whose spans do not belong to rollouts.
     """
     if settings is None:
         return NO_TRACES
@@ -155,7 +155,7 @@ def tracer_of(
     if metrics is not None:
         about["agent_rft.job"] = metrics.job
     provider = TracerProvider(
-        ALWAYS_ON if every else TraceIdRatioBased(settings.share),
+        ALWAYS_ON if export_all else TraceIdRatioBased(settings.share),
         Resource(about),
         shutdown_on_exit=False,  # it would wait for the collector without the limit of `flush`
         id_generator=_RolloutIdGenerator(),
@@ -167,20 +167,20 @@ def tracer_of(
     return Tracer(provider, settings.share)
 
 
-def traceparent() -> dict[str, str]:
+def current_trace_headers() -> dict[str, str]:
     """Return the W3C trace context headers of the current span; empty without traces."""
     headers: dict[str, str] = {}
     _W3C.inject(headers)
     return headers
 
 
-def sampled_trace() -> str:
+def current_trace_id() -> str:
     """Return the trace id of the current span without the prefix `trace_`; empty if the span is not sampled."""
     context = trace.get_current_span().get_span_context()
     return f"{context.trace_id:032x}" if context.trace_flags.sampled else ""
 
 
-def failed(span: Span, kind: str) -> None:
+def mark_failed(span: Span, kind: str) -> None:
     """Mark a span as failed with an error of type `kind`."""
     span.set_status(Status(StatusCode.ERROR))
     span.set_attribute(ERROR, kind)
@@ -208,7 +208,7 @@ def _use_span(span: Span) -> Iterator[Span]:
         try:
             yield span
         except BaseException as error:
-            failed(span, type(error).__name__)
+            mark_failed(span, type(error).__name__)
             raise
 
 

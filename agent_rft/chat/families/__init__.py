@@ -15,7 +15,7 @@ from agent_rft.chat.families.llama3 import LLAMA3
 from agent_rft.chat.families.mistral import MISTRAL
 from agent_rft.chat.families.muse_glimmer import MUSE_GLIMMER
 from agent_rft.chat.families.qwen3_coder import QWEN3_CODER
-from agent_rft.chat.family import Family
+from agent_rft.chat.family import ModelFamily
 
 FAMILIES = (
     HERMES,
@@ -33,12 +33,14 @@ FAMILIES = (
 )
 
 
-def family_of(tool_parser: str) -> Family:
+def find_family(tool_parser: str) -> ModelFamily:
     """Return the family of a vLLM tool parser; for an unknown parser, a family whose format is the template's."""
-    return next((known for known in FAMILIES if known.tool_parser == tool_parser), Family(tool_parser, tool_parser))
+    return next(
+        (known for known in FAMILIES if known.tool_parser == tool_parser), ModelFamily(tool_parser, tool_parser)
+    )
 
 
-def family_without_calls(name: str) -> Family:
+def find_family_without_calls(name: str) -> ModelFamily:
     """Return the family `name` for a model without calls, of which only the reasoning and stop tokens matter."""
-    family = next((known for known in FAMILIES if known.name == name), Family(name, None))
+    family = next((known for known in FAMILIES if known.name == name), ModelFamily(name, None))
     return replace(family, tool_parser=None, calls=(), call_mark=None, write_calls=None)

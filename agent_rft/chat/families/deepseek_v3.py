@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 
 _MARK = "<｜tool▁calls▁begin｜>"
 _END = "<｜tool▁calls▁end｜>"
 
-DEEPSEEK_V3 = Family(
+DEEPSEEK_V3 = ModelFamily(
     name="deepseek_v3",
     tool_parser="deepseek_v3",
     calls=(
-        CallForm(
+        CallSyntax(
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
             "\n```<｜tool▁call▁end｜>",
             before=_MARK,
@@ -20,11 +20,11 @@ DEEPSEEK_V3 = Family(
     ),
     call_mark=_MARK,
 )
-DEEPSEEK_V31 = Family(
+DEEPSEEK_V31 = ModelFamily(
     name="deepseek_v31",
     tool_parser="deepseek_v31",
     calls=(
-        CallForm(
+        CallSyntax(
             "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>", separator="", before=_MARK, after=_END
         ),
     ),

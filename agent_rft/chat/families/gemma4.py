@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 
-GEMMA4 = Family(
+GEMMA4 = ModelFamily(
     name="gemma4",
     tool_parser="gemma4",
-    calls=(CallForm("<|tool_call>call:{name}{{", "}<tool_call|>", separator="", style="gemma"),),
+    calls=(CallSyntax("<|tool_call>call:{name}{{", "}<tool_call|>", separator="", style="gemma"),),
     call_mark="<|tool_call>",
     thought_marks=("<|channel>", "<channel|>"),
     thought_head="thought\n",

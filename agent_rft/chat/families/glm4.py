@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 
-GLM4 = Family(
+GLM4 = ModelFamily(
     name="glm4",
     tool_parser="glm45",
-    calls=(CallForm("<tool_call>{name}\n", "\n</tool_call>", style="glm_xml"),),
+    calls=(CallSyntax("<tool_call>{name}\n", "\n</tool_call>", style="glm_xml"),),
     call_mark="<tool_call>",
     end_tokens=("<|user|>", "<|observation|>", "<|endoftext|>"),
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallForm, Family, MessageForm
+from agent_rft.chat.family import CallSyntax, MessageSyntax, ModelFamily
 
-GPT_OSS = Family(
+GPT_OSS = ModelFamily(
     name="gpt_oss",
     tool_parser="openai",
     reasoning_parser="openai_gptoss",
     calls=(
-        CallForm(
+        CallSyntax(
             " to=functions.{name}<|channel|>commentary json<|message|>",
             "",
             separator=None,
@@ -19,7 +19,7 @@ GPT_OSS = Family(
             ),
         ),
     ),
-    messages=MessageForm(
+    messages=MessageSyntax(
         thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
         excluded=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
         answer="<|channel|>final<|message|>",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 
 
 def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -14,10 +14,10 @@ def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
 
 
-HERMES = Family(
+HERMES = ModelFamily(
     name="hermes",
     tool_parser="hermes",
-    calls=(CallForm('<tool_call>\n{{"name": "{name}", "arguments": ', "}\n</tool_call>"),),
+    calls=(CallSyntax('<tool_call>\n{{"name": "{name}", "arguments": ', "}\n</tool_call>"),),
     call_mark="<tool_call>",
     write_calls=_write,
 )

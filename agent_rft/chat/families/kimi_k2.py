@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 
-KIMI_K2 = Family(
+KIMI_K2 = ModelFamily(
     name="kimi_k2",
     tool_parser="kimi_k2",
     calls=(
-        CallForm(
+        CallSyntax(
             "<|tool_call_begin|>functions.{name}:",
             "<|tool_call_end|>",
             head=r"[0-9]{1,4}<\|tool_call_argument_begin\|>",

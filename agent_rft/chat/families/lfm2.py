@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 
 
 def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -13,11 +13,11 @@ def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
 
 
-LFM2 = Family(
+LFM2 = ModelFamily(
     name="lfm2",
     tool_parser="lfm2",
     calls=(
-        CallForm(
+        CallSyntax(
             "{name}(", ")", separator=", ", style="python", before="<|tool_call_start|>[", after="]<|tool_call_end|>"
         ),
     ),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 
-LLAMA3 = Family(
+LLAMA3 = ModelFamily(
     name="llama3",
     tool_parser="llama3_json",
-    calls=(CallForm('{{"name": "{name}", "parameters": ', "}", separator="; "),),
+    calls=(CallSyntax('{{"name": "{name}", "parameters": ', "}", separator="; "),),
 )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 
-_LIST = CallForm(
+_LIST = CallSyntax(
     '{{"name": "{name}", "arguments": ',
     "}",
     tail='(, "id": "[a-zA-Z0-9]{9}")?',
@@ -18,11 +18,11 @@ _LIST = CallForm(
     before="[TOOL_CALLS][",
     after="]",
 )
-MISTRAL = Family(
+MISTRAL = ModelFamily(
     name="mistral",
     tool_parser="mistral",
     calls=(
-        CallForm("[TOOL_CALLS]{name}[ARGS]", "", separator=""),
+        CallSyntax("[TOOL_CALLS]{name}[ARGS]", "", separator=""),
         _LIST,
         replace(_LIST, before="[TOOL_CALLS] ["),
     ),

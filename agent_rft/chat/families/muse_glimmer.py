@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallForm, Family, MessageForm
+from agent_rft.chat.family import CallSyntax, MessageSyntax, ModelFamily
 
 _NEXT = "<|eom|><|start|>assistant"
 
-MUSE_GLIMMER = Family(
+MUSE_GLIMMER = ModelFamily(
     name="muse_glimmer",
     tool_parser="muse_glimmer",
     reasoning_parser="muse_glimmer",
     calls=(
-        CallForm(
+        CallSyntax(
             ' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',
             "</atem:invoke>\n</atem:function_calls>",
             separator=_NEXT,
             style="atem",
         ),
     ),
-    messages=MessageForm(
+    messages=MessageSyntax(
         thought=(" to=self<|message|>", _NEXT),
         excluded=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
         answer=" to=user<|message|>",

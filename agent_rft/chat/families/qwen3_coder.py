@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallForm, Family
+from agent_rft.chat.family import CallSyntax, ModelFamily
 
-QWEN3_CODER = Family(
+QWEN3_CODER = ModelFamily(
     name="qwen3_coder",
     tool_parser="qwen3_coder",
-    calls=(CallForm("<tool_call>\n<function={name}>\n", "\n</function>\n</tool_call>", style="qwen_xml"),),
+    calls=(CallSyntax("<tool_call>\n<function={name}>\n", "\n</function>\n</tool_call>", style="qwen_xml"),),
     call_mark="<tool_call>",
 )

@@ -19,18 +19,23 @@ from typing import Any
 import httpx
 import yaml
 
-from agent_rft.actors.endpoints.network.blocking_client import Setting, Unreachable, client_at, in_our_words
+from agent_rft.actors.endpoints.network.blocking_client import (
+    SourcedSetting,
+    Unreachable,
+    create_blocking_client,
+    translate_errors,
+)
 from agent_rft.errors import RftError, UserError
 
 TIMEOUT = httpx.Timeout(60.0, write=600.0)
 PAGE = 100
 
 
-class NoAnswer(RftError):
+class ServerUnavailable(RftError):
     """Temporary error: the server is unreachable, failed or is rate limiting."""
 
 
-def client_of(
+def make_server_client(
     base_url: str | None,
     api_key: str | None,
     profile: str,
@@ -43,18 +48,18 @@ def client_of(
     Raises:
         UserError: The server or key is not configured, or the server, key or proxy is invalid.
     """
-    known = profiles_of(profiles)
+    known = load_profiles(profiles)
     chosen = known.get(profile) or {}
     if profile != "default" and not chosen:
         raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
 
-    def first_set(*found: Setting | None) -> Setting | None:
+    def first_set(*found: SourcedSetting | None) -> SourcedSetting | None:
         return next((setting for setting in found if setting is not None), None)
 
-    def variable(name: str) -> Setting | None:
+    def variable(name: str) -> SourcedSetting | None:
         return _setting(environment.get(name), name)
 
-    def chosen_setting(name: str) -> Setting | None:
+    def chosen_setting(name: str) -> SourcedSetting | None:
         return _setting(chosen.get(name), f"{name} of the profile {profile!r} in {profiles}")
 
     openai = variable("OPENAI_BASE_URL")
@@ -67,13 +72,13 @@ def client_of(
     key = first_set(_setting(api_key, "--api-key"), variable(name), other)
     if key is None:
         raise UserError(f"no API key is configured: give --api-key, {name}, or api_key in {profiles}")
-    return client_at(url, key, environment, timeout)
+    return create_blocking_client(url, key, environment, timeout)
 
 
-def _setting(value: object, source: str) -> Setting | None:
+def _setting(value: object, source: str) -> SourcedSetting | None:
     """Return the value without surrounding white space; None if it is empty."""
     text = "" if value is None else str(value).strip()
-    return Setting(text, source) if text else None
+    return SourcedSetting(text, source) if text else None
 
 
 def profiles_file() -> Path:
@@ -81,7 +86,7 @@ def profiles_file() -> Path:
     return Path(expanduser("~/.config/agent-rft/profiles.yaml"))
 
 
-def profiles_of(path: Path) -> dict[str, dict[str, Any]]:
+def load_profiles(path: Path) -> dict[str, dict[str, Any]]:
     """Return the profiles of a file by name; empty if the file cannot be read, such as one in another user's home.
 
     Raises:
@@ -98,7 +103,7 @@ def profiles_of(path: Path) -> dict[str, dict[str, Any]]:
     return known or {}
 
 
-def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[str, Any]:
+def send_request(client: httpx.Client, method: str, path: str, **options: Any) -> dict[str, Any]:
     """Send a request and return the JSON body of its response.
 
     Raises:
@@ -106,11 +111,11 @@ def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[st
         UserError: The request was refused.
     """
     try:
-        with in_our_words(client):
+        with translate_errors(client):
             answer = client.request(method, path, **options)
     except Unreachable as error:
-        raise NoAnswer(f"the server at {error.why}") from None
-    check(answer)
+        raise ServerUnavailable(f"the server at {error.why}") from None
+    raise_for_status(answer)
     try:
         body: dict[str, Any] = answer.json()
     except ValueError:
@@ -118,7 +123,7 @@ def ask(client: httpx.Client, method: str, path: str, **options: Any) -> dict[st
     return body
 
 
-def check(answer: httpx.Response) -> None:
+def raise_for_status(answer: httpx.Response) -> None:
     """Check that a request succeeded.
 
     Raises:
@@ -135,7 +140,7 @@ def check(answer: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError):
         text = f"{answer.reason_phrase}: {_wrong_server_hint(answer)}"
     later = answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS
-    raise (NoAnswer if later else UserError)(f"HTTP {answer.status_code}: {text}")
+    raise (ServerUnavailable if later else UserError)(f"HTTP {answer.status_code}: {text}")
 
 
 def _wrong_server_hint(answer: httpx.Response) -> str:
@@ -151,24 +156,24 @@ def download(client: httpx.Client, path: str, out: Path) -> None:
         UserError: The request was refused, or the file cannot be written.
     """
     try:
-        with in_our_words(client), client.stream("GET", path) as answer:
-            check(answer)
+        with translate_errors(client), client.stream("GET", path) as answer:
+            raise_for_status(answer)
             with out.open("wb") as file:
                 for chunk in answer.iter_bytes():
                     file.write(chunk)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}") from None
     except Unreachable as error:
-        raise NoAnswer(f"the server at {error.why}") from None
+        raise ServerUnavailable(f"the server at {error.why}") from None
 
 
-def pages(
+def iter_pages(
     client: httpx.Client, path: str, limit: int, query: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the first `limit` entries of a paginated list."""
     after: dict[str, Any] = {}
     while limit > 0:
-        page = ask(client, "GET", path, params={"limit": min(limit, PAGE), **(query or {}), **after})
+        page = send_request(client, "GET", path, params={"limit": min(limit, PAGE), **(query or {}), **after})
         yield from page["data"]
         limit -= len(page["data"])
         if not page["has_more"] or page["last_id"] is None:
@@ -185,6 +190,6 @@ def upload(client: httpx.Client, path: Path, purpose: str) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            return ask(client, "POST", "/files", data={"purpose": purpose}, files={"file": (path.name, file)})
+            return send_request(client, "POST", "/files", data={"purpose": purpose}, files={"file": (path.name, file)})
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from agent_rft.cli.api_commands.keys import DEFAULT_FOLDER, DatabaseUrl, Folder, existing, opened
+from agent_rft.cli.api_commands.keys import DEFAULT_FOLDER, DatabaseUrl, Folder, opened, require_folder
 from agent_rft.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="Show who changed what on a server, running or stopped.")
@@ -40,7 +40,7 @@ def list_command(
     found = next((known for known in OUTCOMES if known == outcome), None)
     if found != outcome:
         raise UserError(f"--outcome: must be one of {', '.join(OUTCOMES)}")
-    with opened(existing(folder, database), database) as server_database:
+    with opened(require_folder(folder, database), database) as server_database:
         entries = AuditLog(server_database).list(limit, actor=actor, action=action, object=object, outcome=found)
     if as_json:
         for entry in entries:

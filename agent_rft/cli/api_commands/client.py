@@ -22,7 +22,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_rft.cli.api_commands.api_client import ask, client_of, download, pages, profiles_file, upload
+from agent_rft.cli.api_commands.api_client import (
+    download,
+    iter_pages,
+    make_server_client,
+    profiles_file,
+    send_request,
+    upload,
+)
 from agent_rft.cli.completion import file_ids, job_ids, profile_names
 from agent_rft.errors import RftError, UserError
 
@@ -73,7 +80,7 @@ def connect(
 ) -> None:
     """Store how to connect to the server. Commands connect when they run, so that --help works without a server."""
     if context.obj is None:
-        context.obj = partial(client_of, base_url, api_key, profile, os.environ, profiles_file())
+        context.obj = partial(make_server_client, base_url, api_key, profile, os.environ, profiles_file())
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -93,7 +100,7 @@ def upload_file(
 @files.command("list")
 def list_files(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List files, newest first."""
-    rows = pages(context.obj(), "/files", limit)
+    rows = iter_pages(context.obj(), "/files", limit)
     _print_table(
         rows, as_json, {"id": "id", "filename": "name", "purpose": "purpose", "bytes": "bytes", "created_at": "created"}
     )
@@ -112,7 +119,7 @@ def download_file(
 @files.command("delete")
 def delete_file(context: typer.Context, file_id: FileIdArgument) -> None:
     """Delete a file and print its id."""
-    typer.echo(ask(context.obj(), "DELETE", f"/files/{file_id}")["id"])
+    typer.echo(send_request(context.obj(), "DELETE", f"/files/{file_id}")["id"])
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -147,7 +154,7 @@ def create_job(
             body["model_options"] = options | {
                 "chat_template": _read_chat_template(request.parent / expanduser(template))
             }
-    made = ask(client, "POST", "/fine_tuning/jobs", json=body)
+    made = send_request(client, "POST", "/fine_tuning/jobs", json=body)
     _print_result(made, as_json, lambda job: job["id"])
     if follow:
         _follow(client, made["id"], as_json)
@@ -166,13 +173,13 @@ def _read_chat_template(path: Path) -> str:
 def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List jobs with their status, newest first."""
     names = {"id": "id", "status": "status", "model": "model", "fine_tuned_model": "tuned model"}
-    _print_table(pages(context.obj(), "/fine_tuning/jobs", limit), as_json, names | {"created_at": "created"})
+    _print_table(iter_pages(context.obj(), "/fine_tuning/jobs", limit), as_json, names | {"created_at": "created"})
 
 
 @jobs.command("get")
 def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
     """Show a job with its status, settings, tuned model and, if it failed, its error."""
-    job = ask(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}")
+    job = send_request(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}")
     if as_json:
         typer.echo(json.dumps(job))
         return
@@ -202,7 +209,7 @@ def log(
 ) -> None:
     """Show a job's error and the end of its processes' output, without secrets. Requires an admin key."""
     chosen = {} if attempt is None else {"attempt": attempt}
-    found = ask(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}/log", params=chosen)
+    found = send_request(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}/log", params=chosen)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -219,7 +226,7 @@ def log(
 def _add_action(name: str, about: str) -> None:
     @jobs.command(name, help=about)
     def action(context: typer.Context, job_id: JobIdArgument) -> None:
-        typer.echo(ask(context.obj(), "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
+        typer.echo(send_request(context.obj(), "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
 
 
 _add_action("cancel", "Cancel a job permanently and print its status. Its checkpoints remain.")
@@ -238,7 +245,7 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
     from agent_rft.cli.api_commands.follow import JsonProgress, LiveProgress, follow, next_steps
 
     console = Console()
-    job = ask(client, "GET", f"/fine_tuning/jobs/{job_id}")
+    job = send_request(client, "GET", f"/fine_tuning/jobs/{job_id}")
     try:
         if as_json:
             job = follow(client, job, JsonProgress())
@@ -268,14 +275,14 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
 @events.command("list")
 def list_events(context: typer.Context, job_id: JobIdArgument, limit: Limit = 100, as_json: AsJson = False) -> None:
     """List a job's events, newest first: what happened, warnings and errors."""
-    rows = pages(context.obj(), f"/fine_tuning/jobs/{job_id}/events", limit)
+    rows = iter_pages(context.obj(), f"/fine_tuning/jobs/{job_id}/events", limit)
     _print_table(rows, as_json, {"created_at": "time", "level": "level", "message": "message"})
 
 
 @checkpoints.command("list")
 def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit = 10, as_json: AsJson = False) -> None:
     """List a job's checkpoints. Each checkpoint is a model that requests can name."""
-    rows = pages(context.obj(), f"/fine_tuning/jobs/{job_id}/checkpoints", limit)
+    rows = iter_pages(context.obj(), f"/fine_tuning/jobs/{job_id}/checkpoints", limit)
     _print_table(
         rows, as_json, {"step_number": "step", "fine_tuned_model_checkpoint": "model", "created_at": "created"}
     )
@@ -287,7 +294,7 @@ def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit
 @models.command("list")
 def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     """List base models, tuned models and checkpoints."""
-    rows = ask(context.obj(), "GET", "/models")["data"]
+    rows = send_request(context.obj(), "GET", "/models")["data"]
     _print_table(rows, as_json, {"id": "id", "owned_by": "owned by", "created": "created"})
 
 
@@ -296,7 +303,7 @@ def delete_model(
     context: typer.Context, model: Annotated[str, typer.Argument(help="id of the model, see `agent-rft models list`")]
 ) -> None:
     """Delete a tuned model or a checkpoint and print its id. Base models cannot be deleted."""
-    typer.echo(ask(context.obj(), "DELETE", f"/models/{model}")["id"])
+    typer.echo(send_request(context.obj(), "DELETE", f"/models/{model}")["id"])
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

@@ -17,29 +17,29 @@ import httpx
 import typer
 from rich.console import Console
 
-from agent_rft.cli.api_commands.api_client import NoAnswer, ask, pages
+from agent_rft.cli.api_commands.api_client import ServerUnavailable, iter_pages, send_request
 from agent_rft.cluster.views.live import LiveView
-from agent_rft.events import StepDone, kind_of
-from agent_rft.run_events import stored
+from agent_rft.events import StepDone, event_kind
+from agent_rft.run_events import load_run_event
 
 POLL_S = 1.0
-AWAY_S = 300.0
+UNREACHABLE_TIMEOUT_S = 300.0
 MAX_EVENTS = 100_000
 MAX_CHECKPOINTS = 100
 REWARD = "full_valid_mean_reward"
-ENDED = ("succeeded", "failed", "cancelled")
-WAITING = {"validating_files": "checking the job", "queued": "waiting in the queue", "paused": "paused"}
+FINAL_STATUSES = ("succeeded", "failed", "cancelled")
+WAITING_PHASES = {"validating_files": "checking the job", "queued": "waiting in the queue", "paused": "paused"}
 """Phase to show for each status in which the driver sends no events."""
 
 
 class JsonProgress:
     """Progress output with one JSON line per event, and the job as the last line."""
 
-    def event(self, event: dict[str, Any]) -> None:
+    def show_event(self, event: dict[str, Any]) -> None:
         typer.echo(json.dumps(event))
 
-    def job(self, job: dict[str, Any]) -> None:
-        if job["status"] in ENDED:
+    def show_job(self, job: dict[str, Any]) -> None:
+        if job["status"] in FINAL_STATUSES:
             typer.echo(json.dumps(job))
 
 
@@ -54,15 +54,15 @@ class LiveProgress:
         self.view = LiveView(0, console, self._now)
         self._past = None
 
-    def event(self, event: dict[str, Any]) -> None:
+    def show_event(self, event: dict[str, Any]) -> None:
         self._past = self._latest = float(event["created_at"])
         data = dict(event["data"] or {})
         if event["type"] == "metrics":
             metrics = {name: float(value) for name, value in data.items() if isinstance(value, int | float)}
             data = {"total_steps": int(metrics["total_steps"]), "metrics": metrics, "step": int(metrics["step"])}
-            data |= {"kind": kind_of(StepDone), "version": StepDone.VERSION}
-        self.view.event(
-            stored(
+            data |= {"kind": event_kind(StepDone), "version": StepDone.VERSION}
+        self.view.handle_event(
+            load_run_event(
                 self._job_id,
                 int(data.pop("step", 0)),
                 self._latest,
@@ -75,9 +75,9 @@ class LiveProgress:
         )
         self._past = None
 
-    def job(self, job: dict[str, Any]) -> None:
-        if job["status"] != self._status and job["status"] in WAITING:
-            self.view.phase(WAITING[job["status"]])
+    def show_job(self, job: dict[str, Any]) -> None:
+        if job["status"] != self._status and job["status"] in WAITING_PHASES:
+            self.view.show_phase(WAITING_PHASES[job["status"]])
         self._status = job["status"]
 
     def _now(self) -> float:
@@ -100,26 +100,26 @@ def follow(
     path, last, seen = f"/fine_tuning/jobs/{job['id']}", "", clock()
     while True:
         try:
-            job = ask(client, "GET", path)  # before its events, so that no event of an ended job is missed
-            new = list(_newer_than(pages(client, f"{path}/events", MAX_EVENTS), last))
-        except NoAnswer:
-            if clock() - seen > AWAY_S:
+            job = send_request(client, "GET", path)  # before its events, so that no event of an ended job is missed
+            new = list(_newer_than(iter_pages(client, f"{path}/events", MAX_EVENTS), last))
+        except ServerUnavailable:
+            if clock() - seen > UNREACHABLE_TIMEOUT_S:
                 raise
             sleep(POLL_S)
             continue
         seen = clock()
         for event in reversed(new):
             last = event["id"]
-            progress.event(event)
-        progress.job(job)
-        if job["status"] in ENDED:
+            progress.show_event(event)
+        progress.show_job(job)
+        if job["status"] in FINAL_STATUSES:
             return job
         sleep(POLL_S)
 
 
 def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of next steps for a succeeded job: its best checkpoint and commands to try it."""
-    found = list(pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
+    found = list(iter_pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
     rewards = [(entry["metrics"].get(REWARD), entry["fine_tuned_model_checkpoint"]) for entry in found]
     model, known = job["fine_tuned_model"], [pair for pair in reversed(rewards) if pair[0] is not None]
     if known:

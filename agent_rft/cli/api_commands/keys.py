@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from agent_rft.cli.completion import scopes
-from agent_rft.cli.job_files import stripped
+from agent_rft.cli.job_files import strip_option
 from agent_rft.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ DatabaseUrl = Annotated[
     typer.Option(
         help="database URL, postgresql://... (default: a file in the folder)",
         envvar="AGENT_RFT_DATABASE",
-        callback=stripped,
+        callback=strip_option,
     ),
 ]
 DEFAULT_FOLDER = Path("agent-rft-server")
@@ -64,7 +64,7 @@ def create_command(
     scopes: list[Scope] = scope or ["write"]  # type: ignore[assignment]  # KeyStore validates them
     from agent_rft.serve.stores.audit import OPERATOR
 
-    expires_after_s = None if expires is None else seconds_of(expires, "--expires")
+    expires_after_s = None if expires is None else parse_duration(expires, "--expires")
     with _open_keys(folder, database) as (keys, audit):
         key, token = keys.create(name, scopes, requests_per_minute, expires_after_s)
         audit.append(OPERATOR, "key.create", key.id)
@@ -81,7 +81,7 @@ def list_command(
     database: DatabaseUrl = None,
 ) -> None:
     """List all keys, including revoked and expired ones, without their secrets."""
-    with _open_keys(existing(folder, database), database) as (keys, _):
+    with _open_keys(require_folder(folder, database), database) as (keys, _):
         found = keys.list()
     if as_json:
         for key in found:
@@ -105,7 +105,7 @@ def revoke_command(
     """Revoke a key. The server then refuses requests with it."""
     from agent_rft.serve.stores.audit import OPERATOR
 
-    with _open_keys(existing(folder, database), database) as (keys, audit):
+    with _open_keys(require_folder(folder, database), database) as (keys, audit):
         key = keys.revoke(id)
         audit.append(OPERATOR, "key.revoke", key.id)
     typer.echo(f"key {key.id} ({key.name}) is revoked")
@@ -122,7 +122,7 @@ def rotate_master_command(folder: Folder = DEFAULT_FOLDER, database: DatabaseUrl
     from agent_rft.serve.stores.rotation import MasterRotation
     from agent_rft.serve.stores.secrets import NEW_VARIABLE, VARIABLE, FileSecrets, secrets_of
 
-    secrets = secrets_of(existing(folder, database))
+    secrets = secrets_of(require_folder(folder, database))
     with opened(folder, database) as server_database:
         done = MasterRotation(server_database, secrets).run()
         AuditLog(server_database).append(OPERATOR, "keys.rotate_master", done.secret_id)
@@ -135,7 +135,7 @@ def rotate_master_command(folder: Folder = DEFAULT_FOLDER, database: DatabaseUrl
         typer.echo(f"now set {VARIABLE} to the value of {NEW_VARIABLE}, remove {NEW_VARIABLE}, and restart the server")
 
 
-def existing(folder: Path, database: str | None) -> Path:
+def require_folder(folder: Path, database: str | None) -> Path:
     """Return the folder if it exists. Opening the database of a missing folder would create an empty one.
 
     Raises:
@@ -152,7 +152,7 @@ def opened(folder: Path, database: str | None) -> Iterator[Database]:
     from agent_rft.serve.host.state import StateLocations
     from agent_rft.serve.stores.migrate import open_database
 
-    found = open_database(folder, database or StateLocations.of_folder(folder).database)
+    found = open_database(folder, database or StateLocations.load(folder).database)
     try:
         yield found
     finally:
@@ -179,7 +179,7 @@ UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"([1-9][0-9]{0,3})([smhdw])", re.ASCII)
 
 
-def seconds_of(duration: str, option: str) -> int:
+def parse_duration(duration: str, option: str) -> int:
     """Return the seconds of a duration such as `10m`, `12h` or `90d`, which is the value of a command-line option.
 
     Raises:

@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 
 from agent_rft.cli import completion
-from agent_rft.cli.api_commands.api_client import client_of, pages, profiles_file
+from agent_rft.cli.api_commands.api_client import iter_pages, make_server_client, profiles_file
 from agent_rft.cli.api_commands.client import BaseUrl, Key, Profile
-from agent_rft.cluster.records.wanted import Ended, Wanted
+from agent_rft.cluster.records.wanted import RecordedFinish, RolloutFilter
 from agent_rft.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def traces_command(
     max_grade: Annotated[float | None, typer.Option(help="only rollouts with at most this grade")] = None,
     min_reward: Annotated[float | None, typer.Option(help="only rollouts with at least this reward")] = None,
     max_reward: Annotated[float | None, typer.Option(help="only rollouts with at most this reward")] = None,
-    finish: Annotated[Ended | None, typer.Option(help="only rollouts that ended in this way")] = None,
+    finish: Annotated[RecordedFinish | None, typer.Option(help="only rollouts that ended in this way")] = None,
     error: Annotated[
         str | None,
         typer.Option(help="only rollouts with this error of a call (tool_error, ...), or discarded for this reason"),
@@ -82,7 +82,7 @@ def traces_command(
         raise typer.BadParameter("give --export and --out together")
     if compare is not None and name is not None:
         raise typer.BadParameter("give --compare or --name, not both")
-    rollout_filter = Wanted(
+    rollout_filter = RolloutFilter(
         name=name,
         step=step,
         row=row,
@@ -99,12 +99,12 @@ def traces_command(
     if (folder := Path(run)).exists() or not re.fullmatch(r"ftjob-[\w-]+", run):
         source: LocalTraces | ServerTraces = LocalTraces(folder)
     else:
-        source = ServerTraces(client_of(base_url, api_key, profile, os.environ, profiles_file()), run)
+        source = ServerTraces(make_server_client(base_url, api_key, profile, os.environ, profiles_file()), run)
     if compare is not None:
         _compare(source, rollout_filter, *compare)
         return
-    if export is None and rollout_filter == Wanted():
-        rollout_filter = Wanted(name=source.newest())
+    if export is None and rollout_filter == RolloutFilter():
+        rollout_filter = RolloutFilter(name=source.newest_file())
     found = source.find(
         rollout_filter, "best" if best is not None else "worst" if worst is not None else "oldest", best or worst
     )
@@ -129,20 +129,20 @@ class LocalTraces:
 
         self._run = open_run(folder)
 
-    def newest(self) -> str:
+    def newest_file(self) -> str:
         from agent_rft.cluster.views.traces import newest_file
 
         return newest_file(self._run)
 
-    def find(self, rollout_filter: Wanted, order: Order, limit: int | None) -> Iterator[Trace]:
+    def find(self, rollout_filter: RolloutFilter, order: Order, limit: int | None) -> Iterator[Trace]:
         from agent_rft.cluster.views.traces import find_traces
 
         return find_traces(self._run, rollout_filter, order, limit)
 
-    def problems(self, rollout_filter: Wanted) -> list[str]:
-        from agent_rft.cluster.views.traces import damaged
+    def problems(self, rollout_filter: RolloutFilter) -> list[str]:
+        from agent_rft.cluster.views.traces import damaged_file_problems
 
-        return damaged(self._run, rollout_filter)
+        return damaged_file_problems(self._run, rollout_filter)
 
 
 class ServerTraces:
@@ -152,32 +152,32 @@ class ServerTraces:
         self._client = client
         self._path = f"/fine_tuning/jobs/{job_id}/rollouts"
 
-    def newest(self) -> str:
-        for value in pages(self._client, self._path, 1):
+    def newest_file(self) -> str:
+        for value in iter_pages(self._client, self._path, 1):
             return str(value["file"])
         raise UserError("the job has no rollouts yet: agent-rft jobs get shows its status")
 
-    def find(self, rollout_filter: Wanted, order: Order, limit: int | None) -> Iterator[Trace]:
-        from agent_rft.cluster.views.traces import trace_of
+    def find(self, rollout_filter: RolloutFilter, order: Order, limit: int | None) -> Iterator[Trace]:
+        from agent_rft.cluster.views.traces import trace_from_json
 
         filters = {
             name: value for name, value in asdict(rollout_filter).items() if value is not None and name != "name"
         }
         query = filters | {"order": order} | ({} if rollout_filter.name is None else {"file": rollout_filter.name})
         empty = True
-        for value in pages(self._client, self._path, sys.maxsize if limit is None else limit, query):
+        for value in iter_pages(self._client, self._path, sys.maxsize if limit is None else limit, query):
             empty = False
-            yield trace_of(value["file"], value["request"], value["rollout"])
+            yield trace_from_json(value["file"], value["request"], value["rollout"])
         if empty and order == "oldest":
             raise UserError(f"the job has no rollout{rollout_filter}")
 
-    def problems(self, rollout_filter: Wanted) -> list[str]:
+    def problems(self, rollout_filter: RolloutFilter) -> list[str]:
         return []
 
 
-def _compare(source: LocalTraces | ServerTraces, rollout_filter: Wanted, before: str, after: str) -> None:
-    from agent_rft.cluster.views.traces import pairs_of, print_pairs
+def _compare(source: LocalTraces | ServerTraces, rollout_filter: RolloutFilter, before: str, after: str) -> None:
+    from agent_rft.cluster.views.traces import pair_traces, print_pairs
 
     sides = (source.find(replace(rollout_filter, name=name), "oldest", None) for name in (before, after))
-    if not print_pairs(pairs_of(*sides), Console(emoji=False)):
+    if not print_pairs(pair_traces(*sides), Console(emoji=False)):
         raise UserError(f"{before} and {after} have no row in common{rollout_filter}")

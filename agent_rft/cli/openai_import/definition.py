@@ -12,39 +12,39 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_rft.actors.endpoints.answer import cut
+from agent_rft.actors.endpoints.answer import truncate
 from agent_rft.actors.graders.kinds.python import MAX_PARSED_CHARS, imported_packages
-from agent_rft.actors.grading.factory import graders_of
-from agent_rft.cli.openai_import.api import OPENAI, one_line
-from agent_rft.cli.openai_import.models import propose
-from agent_rft.cli.openai_import.rows import Converted
-from agent_rft.cli.openai_import.secrets import DOLLAR, Secrets
+from agent_rft.actors.grading.factory import iterate_graders
+from agent_rft.cli.openai_import.api import OPENAI, to_one_line
+from agent_rft.cli.openai_import.models import propose_model
+from agent_rft.cli.openai_import.rows import ConvertedRows
+from agent_rft.cli.openai_import.secrets import DOLLAR, SecretVariables
 from agent_rft.cli.openai_import.source import ROWS
-from agent_rft.cli.openai_import.wire import WireJob
-from agent_rft.cluster.preflight.form_check import endpoint_problems
-from agent_rft.cluster.preflight.static import invalid_job
+from agent_rft.cli.openai_import.wire import OpenAIJob
+from agent_rft.cluster.preflight.form_check import check_endpoints
+from agent_rft.cluster.preflight.static import make_invalid_job
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.spec.endpoints import MAX_TIMEOUT_S, TRIAL_CALL_S, ToolSpec
+from agent_rft.spec.endpoints import MAX_TIMEOUT_S, MAX_TRIAL_CALL_S, ToolSpec
 from agent_rft.spec.graders import LabelModelGrader, PythonGrader, ScoreModelGrader, TextSimilarityGrader
 from agent_rft.spec.integrations import WandbSettings
 from agent_rft.spec.job import JobSpec, Reinforcement, RolloutLimits
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
-from agent_rft.spec.plan import THINKING_TOKENS
-from agent_rft.spec.reader import KeyPath, Lines, ParsedFile, Variables, field_name, validate, without_nulls
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
+from agent_rft.spec.plan import REASONING_TOKENS
+from agent_rft.spec.reader import KeyPath, LineNumbers, ParsedFile, Variables, drop_nulls, format_key_path, validate
 
 EMBEDDINGS = "text-embedding-3-large"
 """OpenAI's embedding model for `cosine`; its graders do not name a model."""
-USUAL_CONTEXT = 16_384
+MAX_AUTO_CONTEXT = 16_384
 """Maximum context length that `cluster.context_length: auto` selects."""
 BYTES_PER_TOKEN = 4
-UNSET = ("auto", "default")
-SAME = ("batch_size", "n_epochs", "eval_interval", "eval_samples")
+UNSET_VALUES = ("auto", "default")
+SAME_MEANING = ("batch_size", "n_epochs", "eval_interval", "eval_samples")
 """Hyperparameters with the same meaning in agent-rft."""
-NOT_ENDED = ("validating_files", "queued", "running", "paused")
+UNFINISHED_STATUSES = ("validating_files", "queued", "running", "paused")
 
 
 @dataclass(slots=True)
-class Definition:
+class JobConversion:
     """Content of `job.yaml` and `agent-rft.yaml`, purposes of the variables to set, and notes on differences."""
 
     job: dict[str, Any]
@@ -53,7 +53,7 @@ class Definition:
     notes: list[str] = field(default_factory=list)
 
 
-def definition_of(job: WireJob, rows: Mapping[str, Converted], model: str | None) -> Definition:
+def convert_job(job: OpenAIJob, rows: Mapping[str, ConvertedRows], model: str | None) -> JobConversion:
     """Return the definition of an imported job.
 
     Args:
@@ -64,7 +64,7 @@ def definition_of(job: WireJob, rows: Mapping[str, Converted], model: str | None
     Raises:
         InvalidJob: The job uses a feature that agent-rft does not support.
     """
-    secrets = Secrets()
+    secrets = SecretVariables()
     notes = list(_state_notes(job))
     cluster = _choose_model(job, rows, model, notes)
     notes += _row_notes(rows)
@@ -74,10 +74,10 @@ def definition_of(job: WireJob, rows: Mapping[str, Converted], model: str | None
     if job.seed is not None:
         raw["seed"] = job.seed % 2**31
     if suffix := job.user_provided_suffix or _parse_suffix(job.fine_tuned_model):
-        raw["suffix"] = secrets.literal(suffix)
+        raw["suffix"] = secrets.escape(suffix)
     raw["method"] = method
     if integrations := list(_convert_integrations(job, notes)):
-        raw["integrations"] = secrets.literal(integrations)
+        raw["integrations"] = secrets.escape(integrations)
     if cluster:
         raw["cluster"] = cluster
     spec = _validate(raw, secrets, notes)
@@ -88,13 +88,13 @@ def definition_of(job: WireJob, rows: Mapping[str, Converted], model: str | None
         _check_endpoints(spec.reinforcement, operator, notes)
         notes += _python_notes(spec.reinforcement)
     notes += _metadata_notes(job)
-    return Definition(raw, operator, secrets.needed, notes)
+    return JobConversion(raw, operator, secrets.purposes, notes)
 
 
 # -- the method --------------------------------------------------------------------------------------------------------
 
 
-def known_method(job: WireJob) -> str:
+def supported_method(job: OpenAIJob) -> str:
     """Return the job's method.
 
     Raises:
@@ -103,22 +103,22 @@ def known_method(job: WireJob) -> str:
     kind = (job.method or {"type": "supervised"}).get("type")
     if kind in ("reinforcement", "supervised"):
         return str(kind)
-    remedy = (
+    fix = (
         "train on the preferred answers (supervised), or write a grader that prefers them (reinforcement). Change the "
         "method and the rows in an export, and import it with --from"
     )
     message = f"is {str(kind)[:40]!r}; supported are reinforcement and supervised"
-    raise InvalidJob("the job cannot be imported", [Problem("unsupported_method", "method.type", message, remedy)])
+    raise InvalidJob("the job cannot be imported", [Problem("unsupported_method", "method.type", message, fix)])
 
 
-def _convert_method(job: WireJob, secrets: Secrets, notes: list[str]) -> dict[str, Any]:
-    kind = known_method(job)
+def _convert_method(job: OpenAIJob, secrets: SecretVariables, notes: list[str]) -> dict[str, Any]:
+    kind = supported_method(job)
     method = (job.method or {}).get(kind)
-    part: dict[str, Any] = secrets.literal(method) if isinstance(method, dict) else {}
+    part: dict[str, Any] = secrets.escape(method) if isinstance(method, dict) else {}
     if kind == "supervised" and not part.get("hyperparameters"):
-        part["hyperparameters"] = secrets.literal(job.hyperparameters or {})
+        part["hyperparameters"] = secrets.escape(job.hyperparameters or {})
     if isinstance(part.get("hyperparameters"), dict):
-        part["hyperparameters"] = _convert_hyperparameters(without_nulls(part["hyperparameters"]), notes)
+        part["hyperparameters"] = _convert_hyperparameters(drop_nulls(part["hyperparameters"]), notes)
     if isinstance(part.get("tools"), list):
         part["tools"] = [_convert_tool(tool, i, secrets, notes) for i, tool in enumerate(part["tools"])]
     for name in ("grader", "held_out_grader"):
@@ -128,27 +128,30 @@ def _convert_method(job: WireJob, secrets: Secrets, notes: list[str]) -> dict[st
         if isinstance(guard, dict):
             guard["grader"] = _convert_grader(guard.get("grader"), f"guards[{i}].grader", secrets, notes)
     if "session" in part:
-        session = secrets.endpoint(part["session"], "session", "start_url", "end_url")
+        session = secrets.replace_secrets(part["session"], "session", "start_url", "end_url")
         part["session"] = _with_openai_timeouts(session, "session", notes)
     if part.pop("signing_secret", None) is not None:
         notes.append("signing_secret: omitted, since the API does not return it; set it if your server checks it")
     if secrets.without_headers:
         notes.append(
-            f"{one_line(', '.join(secrets.without_headers))}: headers are missing, since the API does not return them; "
+            f"{to_one_line(', '.join(secrets.without_headers))}: headers are missing, since the API does not "
+            "return them; "
             'if your server requires a key, add headers: {Authorization: "Bearer ${TOOL_KEY}"}'
         )
-    return {"type": kind, kind: without_nulls(part)}  # at the end, because a header's value may be null until then
+    return {"type": kind, kind: drop_nulls(part)}  # at the end, because a header's value may be null until then
 
 
 def _convert_hyperparameters(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    set_values = {name: cut(one_line(str(value)), 40) for name, value in values.items() if value not in UNSET}
-    if same := [f"{name} {set_values[name]}" for name in SAME if name in set_values]:
+    set_values = {
+        name: truncate(to_one_line(str(value)), 40) for name, value in values.items() if value not in UNSET_VALUES
+    }
+    if same := [f"{name} {set_values[name]}" for name in SAME_MEANING if name in set_values]:
         notes.append(f"{', '.join(same)}: imported with the same meaning; set auto to let agent-rft choose")
     if (compute := set_values.get("compute_multiplier")) is not None:
         notes.append(f"compute_multiplier {compute}: imported; 1 means eight rollouts per row in agent-rft")
-    if (effort := set_values.get("reasoning_effort")) in THINKING_TOKENS:
+    if (effort := set_values.get("reasoning_effort")) in REASONING_TOKENS:
         notes.append(
-            f"reasoning_effort {effort}: imported; allows up to {THINKING_TOKENS[effort]:,} reasoning tokens per turn"
+            f"reasoning_effort {effort}: imported; allows up to {REASONING_TOKENS[effort]:,} reasoning tokens per turn"
         )
     if (rate := set_values.get("learning_rate_multiplier")) is not None:
         notes.append(f"learning_rate_multiplier: changed from {rate} to auto, since it scaled another model's rate")
@@ -156,23 +159,23 @@ def _convert_hyperparameters(values: dict[str, Any], notes: list[str]) -> dict[s
     return values
 
 
-def _convert_tool(tool: Any, index: int, secrets: Secrets, notes: list[str]) -> Any:
+def _convert_tool(tool: Any, index: int, secrets: SecretVariables, notes: list[str]) -> Any:
     if not isinstance(tool, dict):
         return tool
     unknown = [name for name in tool if name not in ToolSpec.model_fields]
     if unknown:
-        names = ", ".join(one_line(str(name)) for name in unknown)
+        names = ", ".join(to_one_line(str(name)) for name in unknown)
         notes.append(f"tools[{index}]: omitted {names}, which may be secret; add what your server requires")
     known = {name: value for name, value in tool.items() if name not in unknown}
     place = f"tools[{index}]"
-    return _with_openai_timeouts(secrets.endpoint(known, place, "server_url"), place, notes)
+    return _with_openai_timeouts(secrets.replace_secrets(known, place, "server_url"), place, notes)
 
 
-def _convert_grader(grader: Any, place: str, secrets: Secrets, notes: list[str]) -> Any:
+def _convert_grader(grader: Any, place: str, secrets: SecretVariables, notes: list[str]) -> Any:
     if not isinstance(grader, dict):
         return grader
     if grader.get("type") == "endpoint":
-        return _with_openai_timeouts(secrets.endpoint(grader, place, "url"), place, notes)
+        return _with_openai_timeouts(secrets.replace_secrets(grader, place, "url"), place, notes)
     parts = grader.get("graders")
     if grader.get("type") == "multi" and isinstance(parts, dict):
         if isinstance(parts.get("type"), str):  # a single grader, as the SDK's types define it
@@ -192,20 +195,21 @@ def _with_openai_timeouts(endpoint: Any, place: str, notes: list[str]) -> Any:
     longer = {
         name: value
         for name in ("timeout_s", "attempt_timeout_s")
-        if isinstance(value := endpoint.get(name), int | float) and value > TRIAL_CALL_S
+        if isinstance(value := endpoint.get(name), int | float) and value > MAX_TRIAL_CALL_S
     }
     for name, value in longer.items():
         notes.append(
-            f"{one_line(place)}.{name}: changed from {cut(str(value), 40)} to {TRIAL_CALL_S:g}, OpenAI's limit; you "
+            f"{to_one_line(place)}.{name}: changed from {truncate(str(value), 40)} to {MAX_TRIAL_CALL_S:g}, OpenAI's "
+            "limit; you "
             f"can raise it in the job file, to at most {MAX_TIMEOUT_S}"
         )
-    return endpoint | dict.fromkeys(longer, TRIAL_CALL_S)
+    return endpoint | dict.fromkeys(longer, MAX_TRIAL_CALL_S)
 
 
 # -- schema ------------------------------------------------------------------------------------------------------------
 
 
-def _validate(raw: dict[str, Any], secrets: Secrets, notes: list[str]) -> JobSpec:
+def _validate(raw: dict[str, Any], secrets: SecretVariables, notes: list[str]) -> JobSpec:
     """Remove unknown keys from `raw`, with a note for each, and return it as a job.
 
     Raises:
@@ -213,16 +217,16 @@ def _validate(raw: dict[str, Any], secrets: Secrets, notes: list[str]) -> JobSpe
     """
     variables = Variables(_placeholders(secrets))
     while True:
-        source = ParsedFile("job", raw, Lines(None))
+        source = ParsedFile("job", raw, LineNumbers(None))
         spec, found = validate(JobSpec, variables.fill_in(raw, ()), source, variables)
         if spec is not None:
             return spec
         unknown = [path for path, problem in found if problem.code == "invalid_extra_forbidden"]
         if len(unknown) < len(found):
-            raise invalid_job([problem for path, problem in found if path not in unknown])
+            raise make_invalid_job([problem for path, problem in found if path not in unknown])
         for path in unknown:
             _remove(raw, path)
-            notes.append(f"{one_line(field_name(path))}: omitted, since agent-rft has no such setting")
+            notes.append(f"{to_one_line(format_key_path(path))}: omitted, since agent-rft has no such setting")
 
 
 def _remove(raw: Any, path: KeyPath) -> None:
@@ -231,9 +235,9 @@ def _remove(raw: Any, path: KeyPath) -> None:
     del raw[path[-1]]
 
 
-def _placeholders(secrets: Secrets) -> dict[str, str]:
+def _placeholders(secrets: SecretVariables) -> dict[str, str]:
     """Return a placeholder value for each variable, for the schema check."""
-    return {name: "$" if name == DOLLAR else "x" for name in secrets.needed}
+    return {name: "$" if name == DOLLAR else "x" for name in secrets.purposes}
 
 
 def _check_endpoints(reinforcement: Reinforcement, written: Mapping[str, Any], notes: list[str]) -> None:
@@ -243,27 +247,27 @@ def _check_endpoints(reinforcement: Reinforcement, written: Mapping[str, Any], n
         InvalidJob: The graders or tools have other problems.
     """
     models = {name: ModelEndpoint(base_url=judge["base_url"]) for name, judge in written.get("models", {}).items()}
-    problems = endpoint_problems(reinforcement, Operator(models=models))
+    problems = check_endpoints(reinforcement, OperatorConfig(models=models))
     forbidden = [problem for problem in problems if problem.code == "forbidden_address"]
     if len(forbidden) < len(problems):
-        raise invalid_job([problem for problem in problems if problem not in forbidden])
+        raise make_invalid_job([problem for problem in problems if problem not in forbidden])
     places: dict[tuple[str, str], list[str]] = {}
     for problem in forbidden:
         field = problem.field.removeprefix("method.reinforcement.")
-        places.setdefault((problem.message, problem.remedy), []).append(field)
+        places.setdefault((problem.message, problem.fix), []).append(field)
     notes += [
-        f"{', '.join(fields)}: {message}; for `agent-rft serve` and shared clusters, {remedy}"
-        for (message, remedy), fields in places.items()
+        f"{', '.join(fields)}: {message}; for `agent-rft serve` and shared clusters, {fix}"
+        for (message, fix), fields in places.items()
     ]
 
 
 # -- judges and python graders -----------------------------------------------------------------------------------------
 
 
-def _configure_judges(reinforcement: Reinforcement, secrets: Secrets, notes: list[str]) -> dict[str, Any]:
+def _configure_judges(reinforcement: Reinforcement, secrets: SecretVariables, notes: list[str]) -> dict[str, Any]:
     """Return the operator's `models` for the job's judges, which use OpenAI's API until the user changes that."""
     models: dict[str, Any] = {}
-    for _, grader in graders_of(reinforcement):
+    for _, grader in iterate_graders(reinforcement):
         judge = {"base_url": OPENAI, "api_key": "${OPENAI_API_KEY}"}
         if isinstance(grader, TextSimilarityGrader) and grader.evaluation_metric == "cosine":
             models[grader.model] = judge | {"model": EMBEDDINGS}
@@ -271,16 +275,16 @@ def _configure_judges(reinforcement: Reinforcement, secrets: Secrets, notes: lis
             models[grader.model] = judge
     for name in models:
         notes.append(
-            f"the judge {one_line(name)!r} still runs at OpenAI, which charges for it; to use another judge, change "
+            f"the judge {to_one_line(name)!r} still runs at OpenAI, which charges for it; to use another judge, change "
             "models in agent-rft.yaml"
         )
     if models:
-        secrets.needed["OPENAI_API_KEY"] = "the key for the judges, such as the key used for the import"
+        secrets.purposes["OPENAI_API_KEY"] = "the key for the judges, such as the key used for the import"
     return models
 
 
 def _python_notes(reinforcement: Reinforcement) -> Iterator[str]:
-    for place, grader in graders_of(reinforcement):
+    for place, grader in iterate_graders(reinforcement):
         if isinstance(grader, PythonGrader) and len(grader.source) <= MAX_PARSED_CHARS:
             missing = sorted(
                 imported_packages(ast.parse(grader.source)) - sys.stdlib_module_names - {"numpy", "agent_rft"}
@@ -292,12 +296,14 @@ def _python_notes(reinforcement: Reinforcement) -> Iterator[str]:
 # -- the model, the rows and the state of the job ----------------------------------------------------------------------
 
 
-def _choose_model(job: WireJob, rows: Mapping[str, Converted], model: str | None, notes: list[str]) -> dict[str, Any]:
+def _choose_model(
+    job: OpenAIJob, rows: Mapping[str, ConvertedRows], model: str | None, notes: list[str]
+) -> dict[str, Any]:
     """Return `model` and the `cluster` settings that it requires."""
     longest = max(found.longest_bytes for found in rows.values()) // BYTES_PER_TOKEN
     context = longest + RolloutLimits.model_fields["max_completion_tokens"].default
-    proposed = propose(_base_name(job.model), context, tools=any(found.has_tools for found in rows.values()))
-    old = one_line(job.model)
+    proposed = propose_model(_base_name(job.model), context, tools=any(found.has_tools for found in rows.values()))
+    old = to_one_line(job.model)
     if job.model.startswith("ft:"):
         notes.append(
             f"the base model {old} was tuned at OpenAI, which keeps its weights; training starts from an open model"
@@ -306,7 +312,7 @@ def _choose_model(job: WireJob, rows: Mapping[str, Converted], model: str | None
         facts = f"{proposed.billions:.2g}B parameters, {proposed.context:,} tokens of context, {proposed.licence}"
         notes.append(f"model: {proposed.name} replaces {old} ({facts}); the size is a guess, so try two sizes")
     found: dict[str, Any] = {"model": model or proposed.name}
-    if context > USUAL_CONTEXT:
+    if context > MAX_AUTO_CONTEXT:
         found["context_length"] = min(proposed.context, -(-context // 1024) * 1024)
         notes.append(
             f"cluster.context_length is {found['context_length']:,}: the longest row has about {longest:,} tokens"
@@ -314,7 +320,7 @@ def _choose_model(job: WireJob, rows: Mapping[str, Converted], model: str | None
     return found
 
 
-def _row_notes(rows: Mapping[str, Converted]) -> Iterator[str]:
+def _row_notes(rows: Mapping[str, ConvertedRows]) -> Iterator[str]:
     for name, found in rows.items():
         if found.num_joined:
             yield f"{ROWS[name]}: messages with several text parts were joined in {found.num_joined} rows"
@@ -325,32 +331,32 @@ def _row_notes(rows: Mapping[str, Converted]) -> Iterator[str]:
             )
 
 
-def _state_notes(job: WireJob) -> Iterator[str]:
-    if job.status in NOT_ENDED:
+def _state_notes(job: OpenAIJob) -> Iterator[str]:
+    if job.status in UNFINISHED_STATUSES:
         yield f"the job has not ended at OpenAI ({job.status}): import it again later for all checkpoints and events"
     elif job.status == "failed":
         why = f"{job.error.code}: {job.error.message}" if job.error is not None else "no reason is given"
-        yield f"the job failed at OpenAI ({cut(one_line(why), 300)}); agent-rft check may find the same error"
+        yield f"the job failed at OpenAI ({truncate(to_one_line(why), 300)}); agent-rft check may find the same error"
     elif job.status != "succeeded":
-        yield f"the job is {one_line(job.status)} at OpenAI: its checkpoints and events end early"
+        yield f"the job is {to_one_line(job.status)} at OpenAI: its checkpoints and events end early"
     if job.seed is not None and job.seed != job.seed % 2**31:
         yield f"seed: changed from {job.seed} to {job.seed % 2**31}, since seeds must be below 2^31"
 
 
-def _metadata_notes(job: WireJob) -> Iterator[str]:
+def _metadata_notes(job: OpenAIJob) -> Iterator[str]:
     """Yield a note if the job has metadata, which no setting holds."""
     if job.metadata:
         yield "metadata is not a setting of a job file; imported.json contains it, and jobs of the API accept it"
 
 
-def _convert_integrations(job: WireJob, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _convert_integrations(job: OpenAIJob, notes: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the supported trackers with their supported settings, and add notes."""
     for integration in job.integrations or ():
         match integration:
             case {"type": "wandb", "wandb": dict(settings)}:
                 notes.append("integrations: wandb is imported; set integrations.wandb.api_key in agent-rft.yaml")
                 supported = {name: settings.get(name) for name in WandbSettings.model_fields}
-                yield {"type": "wandb", "wandb": without_nulls(supported)}
+                yield {"type": "wandb", "wandb": drop_nulls(supported)}
             case _:
                 notes.append(
                     "integrations: a tracker other than wandb is omitted; the job reference lists all trackers"

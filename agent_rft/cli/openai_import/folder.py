@@ -13,14 +13,14 @@ from typing import Any
 
 import yaml
 
-from agent_rft.cli.openai_import.api import ApiSource, one_line
-from agent_rft.cli.openai_import.definition import Definition, definition_of, known_method
-from agent_rft.cli.openai_import.rows import Converted, convert
+from agent_rft.cli.openai_import.api import ApiSource, to_one_line
+from agent_rft.cli.openai_import.definition import JobConversion, convert_job, supported_method
+from agent_rft.cli.openai_import.rows import ConvertedRows, convert_rows
 from agent_rft.cli.openai_import.secrets import DOLLAR
 from agent_rft.cli.openai_import.source import ROWS, FolderSource
-from agent_rft.cli.openai_import.wire import WireCheckpoint, WireEvent, WireJob
-from agent_rft.cluster.preflight.static import invalid_job
-from agent_rft.cluster.records.redact import plain
+from agent_rft.cli.openai_import.wire import OpenAICheckpoint, OpenAIEvent, OpenAIJob
+from agent_rft.cluster.preflight.static import make_invalid_job
+from agent_rft.cluster.records.redact import to_plain_json
 from agent_rft.errors import Problem, UserError
 
 Source = ApiSource | FolderSource
@@ -42,50 +42,50 @@ def import_job(source: Source, out: Path | None, given: Mapping[str, Path], mode
     """
     if out is not None:
         _check_is_new(out)
-    job = source.job()
+    job = source.read_job()
     folder = out or Path(job.id)
     with _new_folder(folder) as unfinished:
-        known_method(job)
+        supported_method(job)
         rows = _convert_rows(job, source, given, unfinished)
-        definition = definition_of(job, rows, model)
-        text = read_me(job, definition, rows, shlex.quote(str(folder)))
+        definition = convert_job(job, rows, model)
+        text = format_readme(job, definition, rows, shlex.quote(str(folder)))
         about = f"{job.id}, imported from OpenAI's API. See README.md here."
-        (unfinished / "job.yaml").write_text(as_yaml(definition.job, about), encoding="utf-8")
+        (unfinished / "job.yaml").write_text(format_yaml(definition.job, about), encoding="utf-8")
         about = "The operator's configuration: aliases for model names in clients' code, and judges."
-        (unfinished / "agent-rft.yaml").write_text(as_yaml(definition.operator, about), encoding="utf-8")
-        record = remembered(job, source.events(), source.checkpoints())
+        (unfinished / "agent-rft.yaml").write_text(format_yaml(definition.operator, about), encoding="utf-8")
+        record = format_job_record(job, source.read_events(), source.read_checkpoints())
         (unfinished / "imported.json").write_text(record, encoding="utf-8")
         (unfinished / "README.md").write_text(text, encoding="utf-8")
     return text
 
 
-def _convert_rows(job: WireJob, source: Source, given: Mapping[str, Path], folder: Path) -> dict[str, Converted]:
+def _convert_rows(job: OpenAIJob, source: Source, given: Mapping[str, Path], folder: Path) -> dict[str, ConvertedRows]:
     """Convert the job's files of rows into `folder`.
 
     Raises:
         InvalidJob: A file is missing, or has rows that are not supported.
     """
-    found: dict[str, Converted] = {}
+    found: dict[str, ConvertedRows] = {}
     missing: list[Problem] = []
-    conversations = known_method(job) == "supervised"
+    conversations = supported_method(job) == "supervised"
     for field, file_id in (("training_file", job.training_file), ("validation_file", job.validation_file)):
         if file_id is None and field not in given:
             continue
-        path = given.get(field) or source.rows(field, file_id or "", folder)
+        path = given.get(field) or source.fetch_rows(field, file_id or "", folder)
         if path is None:
             message = f"{file_id} was deleted or has expired"
             if source.is_export:
                 message = f"{ROWS[field]} is not in the folder"
-            remedy = f"give your own copy with --{field.replace('_', '-')} FILE"
-            missing.append(Problem("file_gone", field, message, remedy))
+            fix = f"give your own copy with --{field.replace('_', '-')} FILE"
+            missing.append(Problem("file_gone", field, message, fix))
             continue
         shown = str(given.get(field) or file_id)
-        found[field] = convert(path, folder / ROWS[field], field, shown, conversations=conversations)
+        found[field] = convert_rows(path, folder / ROWS[field], field, shown, conversations=conversations)
         if path.parent == folder:
             path.unlink()
     problems = [*missing, *(problem for one in found.values() for problem in one.problems)]
     if problems:
-        raise invalid_job(problems)
+        raise make_invalid_job(problems)
     return found
 
 
@@ -112,7 +112,16 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 # -- file contents -----------------------------------------------------------------------------------------------------
 
 WIDTH = 120
-REMEMBERED = {"id", "model", "fine_tuned_model", "status", "created_at", "finished_at", "trained_tokens", "metadata"}
+RECORDED_FIELDS = {
+    "id",
+    "model",
+    "fine_tuned_model",
+    "status",
+    "created_at",
+    "finished_at",
+    "trained_tokens",
+    "metadata",
+}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -128,40 +137,40 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _represent_text)
 
 
-def as_yaml(value: Mapping[str, Any], about: str) -> str:
+def format_yaml(value: Mapping[str, Any], about: str) -> str:
     """Return the value as a YAML file that begins with a comment."""
     text = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
     return f"# {about}\n{text}"
 
 
-def remembered(job: WireJob, events: Sequence[WireEvent], checkpoints: Sequence[WireCheckpoint]) -> str:
+def format_job_record(job: OpenAIJob, events: Sequence[OpenAIEvent], checkpoints: Sequence[OpenAICheckpoint]) -> str:
     """Return the job's record at OpenAI as JSON, for comparisons: state, checkpoints with metrics, and last events."""
     steps = sorted(checkpoints, key=lambda checkpoint: checkpoint.step_number)
     value = {
-        "job": job.model_dump(mode="json", include=REMEMBERED),
+        "job": job.model_dump(mode="json", include=RECORDED_FIELDS),
         "checkpoints": [checkpoint.model_dump(mode="json") for checkpoint in steps],
         "events": [event.model_dump(mode="json") for event in events],
     }
-    return json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(to_plain_json(value), indent=1, ensure_ascii=False) + "\n"
 
 
-def read_me(job: WireJob, definition: Definition, rows: Mapping[str, Converted], folder: str) -> str:
+def format_readme(job: OpenAIJob, definition: JobConversion, rows: Mapping[str, ConvertedRows], folder: str) -> str:
     """Return the README: imported files, variables to set, differences and the next commands."""
     kind = definition.job["method"]["type"]
     counts = ", ".join(f"{ROWS[name]} ({found.num_rows} rows)" for name, found in rows.items())
     lines = [
         f"# {job.id}",
         "",
-        f"A {kind} job of {one_line(job.model)}, imported as job.yaml, agent-rft.yaml and {counts}.",
+        f"A {kind} job of {to_one_line(job.model)}, imported as job.yaml, agent-rft.yaml and {counts}.",
         "imported.json contains the metrics of its checkpoints and its last events, for comparison.",
     ]
     if definition.variables:
         lines += ["", "## Variables to set", "", "```sh"]
         for name, purpose in definition.variables.items():
-            lines.append(f"export {name}='{'$' if name == DOLLAR else '...'}'    # {one_line(purpose)}")
+            lines.append(f"export {name}='{'$' if name == DOLLAR else '...'}'    # {to_one_line(purpose)}")
         lines.append("```")
     if definition.notes:
-        lines += ["", "## Differences", "", *(f"- {one_line(note)}" for note in definition.notes)]
+        lines += ["", "## Differences", "", *(f"- {to_one_line(note)}" for note in definition.notes)]
     lines += ["", "## Next steps", "", "```sh", f"cd {folder}"]
     if not Path(definition.job["model"]).is_absolute():
         lines.append(f"hf download {definition.job['model']}")

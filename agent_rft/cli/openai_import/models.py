@@ -34,18 +34,18 @@ OPEN_MODELS = (
     OpenModel("Qwen/Qwen3-32B", 32.8, 40_960, "hermes", "Apache-2.0"),
 )
 """Models to choose from, smallest first."""
-LEAST_BILLIONS = {"nano": 1.0, "mini": 4.0}
+MIN_BILLIONS = {"nano": 1.0, "mini": 4.0}
 """Minimum size to propose for an OpenAI model whose name has this word: a guess, since OpenAI publishes no sizes."""
-LEAST_BILLIONS_ELSE = 8.0
+DEFAULT_MIN_BILLIONS = 8.0
 
 
-def propose(model: str, context: int, *, tools: bool) -> OpenModel:
+def propose_model(model: str, context: int, *, tools: bool) -> OpenModel:
     """Return the smallest model of the size proposed for OpenAI's `model`, with a context of at least `context` tokens.
 
     If `tools` is true, the model must support tools. If no model fits, return the one with the longest context.
     """
     words = re.split(r"[^a-z0-9]+", model.lower())
-    min_billions = next((size for word, size in LEAST_BILLIONS.items() if word in words), LEAST_BILLIONS_ELSE)
+    min_billions = next((size for word, size in MIN_BILLIONS.items() if word in words), DEFAULT_MIN_BILLIONS)
     able = [found for found in OPEN_MODELS if found.tool_parser is not None or not tools]
     fitting = [found for found in able if found.billions >= min_billions and found.context >= context]
     return fitting[0] if fitting else max(able, key=lambda found: (found.context, -abs(found.billions - min_billions)))

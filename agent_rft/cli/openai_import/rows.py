@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agent_rft.errors import Problem, UserError
-from agent_rft.rows.rows import parse_row, row_mistake
+from agent_rft.rows.rows import find_row_error, parse_row
 
 MAX_LINE_BYTES = 32 << 20
 MAX_PROBLEMS = 1_000
 """Number of problems after which the rest of a file is not read."""
 TEXT_PARTS = ("text", "input_text", "output_text")
-REMEDY = "correct this in a copy of the file, and give the copy with --{option}"
+HINT = "correct this in a copy of the file, and give the copy with --{option}"
 
 
 @dataclass(slots=True)
-class Converted:
+class ConvertedRows:
     """Counts and problems of a converted file of rows."""
 
     num_rows: int = 0
@@ -36,7 +36,7 @@ class Converted:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ImportedRowLocation:
     """Location of a row: the job's field, the file and the line."""
 
     field: str
@@ -44,7 +44,7 @@ class Place:
     line: int
 
 
-def convert(source: Path, target: Path, name: str, shown: str, *, conversations: bool) -> Converted:
+def convert_rows(source: Path, target: Path, name: str, shown: str, *, conversations: bool) -> ConvertedRows:
     """Convert the rows of `source` and write them to `target`.
 
     Args:
@@ -57,7 +57,7 @@ def convert(source: Path, target: Path, name: str, shown: str, *, conversations:
     Raises:
         UserError: A file cannot be read or written.
     """
-    found = Converted()
+    found = ConvertedRows()
     try:
         with source.open("rb") as rows, target.open("w", encoding="utf-8") as out:
             number = 0
@@ -65,14 +65,14 @@ def convert(source: Path, target: Path, name: str, shown: str, *, conversations:
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
                     _skip_line(rows, line)
-                text = _convert_line(line, Place(name, shown, number), found, conversations=conversations)
+                text = _convert_line(line, ImportedRowLocation(name, shown, number), found, conversations=conversations)
                 if text is not None:
                     out.write(text + "\n")
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read or written: {error.strerror}") from None
     if not found.num_rows and not found.problems:
         found.problems.append(
-            Problem("empty_file", name, "has no rows", REMEDY.format(option=name.replace("_", "-")), shown)
+            Problem("empty_file", name, "has no rows", HINT.format(option=name.replace("_", "-")), shown)
         )
     return found
 
@@ -82,15 +82,15 @@ def _skip_line(rows: BinaryIO, line: bytes) -> None:
         line = rows.readline(MAX_LINE_BYTES)
 
 
-def _convert_line(line: bytes, at: Place, found: Converted, *, conversations: bool) -> str | None:
+def _convert_line(line: bytes, at: ImportedRowLocation, found: ConvertedRows, *, conversations: bool) -> str | None:
     """Return the converted row as a line; None if the line is empty or has a problem."""
 
-    def problem(code: str, message: str, remedy: str) -> None:
-        found.problems.append(Problem(code, at.field, message, remedy, at.file, at.line))
+    def problem(code: str, message: str, fix: str) -> None:
+        found.problems.append(Problem(code, at.field, message, fix, at.file, at.line))
 
-    remedy = REMEDY.format(option=at.field.replace("_", "-"))
+    fix = HINT.format(option=at.field.replace("_", "-"))
     if len(line) > MAX_LINE_BYTES:
-        problem("invalid_row", f"the row is larger than {MAX_LINE_BYTES:,} bytes", remedy)
+        problem("invalid_row", f"the row is larger than {MAX_LINE_BYTES:,} bytes", fix)
         return None
     try:
         text = line.decode("utf-8-sig" if at.line == 1 else "utf-8").strip()
@@ -99,14 +99,14 @@ def _convert_line(line: bytes, at: Place, found: Converted, *, conversations: bo
         row = parse_row(text)
     except ValueError as error:
         why = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"is not valid JSON: {error}"
-        problem("broken_json", why, remedy)
+        problem("broken_json", why, fix)
         return None
     is_changed = _join_texts(row)
     if (unsupported := _find_unsupported(row)) is not None:
-        problem("unsupported_row", unsupported, remedy)
+        problem("unsupported_row", unsupported, fix)
         return None
-    if (row_problem := row_mistake(row, conversations)) is not None:
-        problem("invalid_row", row_problem[0], f"{row_problem[1]}; {remedy}")
+    if (row_problem := find_row_error(row, conversations)) is not None:
+        problem("invalid_row", row_problem[0], f"{row_problem[1]}; {fix}")
         return None
     found.num_rows += 1
     found.num_joined += is_changed

@@ -16,34 +16,34 @@ DOLLAR = "DOLLAR"
 _REFERENCE = re.compile(r"\$(?=\{[A-Za-z_])")
 
 
-class Secrets:
+class SecretVariables:
     """Environment variables that a job file needs; `needed` maps each name to its purpose."""
 
     def __init__(self) -> None:
         """Create an empty collection."""
-        self.needed: dict[str, str] = {}
+        self.purposes: dict[str, str] = {}
         self.without_headers: list[str] = []
         """Endpoints for which the job has no headers."""
 
-    def variable(self, owner: str, name: str, purpose: str) -> str:
+    def add_variable(self, owner: str, name: str, purpose: str) -> str:
         """Return a reference to a variable for the secret `name` of `owner`, such as a host."""
         words = re.findall(r"[A-Za-z0-9]+", f"{owner} {name}")
         variable = "_".join(["KEY", *words]).upper()
-        self.needed.setdefault(variable, purpose)
+        self.purposes.setdefault(variable, purpose)
         return f"${{{variable}}}"
 
-    def literal(self, value: Any) -> Any:
+    def escape(self, value: Any) -> Any:
         """Return the value with each `${NAME}` in its strings escaped, so that the job file keeps it literally."""
         if isinstance(value, dict):
-            return {key: self.literal(item) for key, item in value.items()}
+            return {key: self.escape(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self.literal(item) for item in value]
+            return [self.escape(item) for item in value]
         if not isinstance(value, str) or not _REFERENCE.search(value):
             return value
-        self.needed.setdefault(DOLLAR, "the character $ itself, since a string of the job contains ${...}")
+        self.purposes.setdefault(DOLLAR, "the character $ itself, since a string of the job contains ${...}")
         return _REFERENCE.sub(f"${{{DOLLAR}}}", value)
 
-    def endpoint(self, spec: Any, place: str, *url_keys: str) -> Any:
+    def replace_secrets(self, spec: Any, place: str, *url_keys: str) -> Any:
         """Return the endpoint at `place` in the method, with variables for the secrets in its headers and URLs."""
         if not isinstance(spec, dict):
             return spec
@@ -55,7 +55,7 @@ class Secrets:
         elif isinstance(headers, dict):
             owner = next((_host(url) for url in urls.values()), "")
             purpose = f"the full value of this header for {owner}, such as `Bearer ...`"
-            found["headers"] = {name: self.variable(owner, str(name), f"{name}: {purpose}") for name in headers}
+            found["headers"] = {name: self.add_variable(owner, str(name), f"{name}: {purpose}") for name in headers}
         return found
 
     def _replace_credentials(self, url: str) -> str:
@@ -70,9 +70,9 @@ class Secrets:
         purpose = f"a part of the URL of {host}, percent-encoded"
         before = ""
         if parsed.user is not None or parsed.password is not None:
-            user, password = (self.variable(host, name, f"{name}: {purpose}") for name in ("user", "password"))
+            user, password = (self.add_variable(host, name, f"{name}: {purpose}") for name in ("user", "password"))
             before = f"{user}:{password}@"
-        query = "&".join(f"{quote(key)}={self.variable(host, key, f'{key}: {purpose}')}" for key in parsed.query)
+        query = "&".join(f"{quote(key)}={self.add_variable(host, key, f'{key}: {purpose}')}" for key in parsed.query)
         return f"{parsed.scheme}://{before}{host}{parsed.raw_path}" + (f"?{query}" if query else "")
 
 

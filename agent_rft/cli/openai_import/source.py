@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from agent_rft.cli.openai_import.wire import WireCheckpoint, WireEvent, WireJob
+from agent_rft.cli.openai_import.wire import OpenAICheckpoint, OpenAIEvent, OpenAIJob
 from agent_rft.errors import UserError
 from agent_rft.rows.bounded_file import read_bounded
-from agent_rft.spec.reader import field_name
+from agent_rft.spec.reader import format_key_path
 
 M = TypeVar("M", bound=BaseModel)
 MAX_BODY_BYTES = 32 << 20
@@ -33,20 +33,20 @@ class FolderSource:
         """Create the source. The folder is read later."""
         self._folder = folder
 
-    def job(self) -> WireJob:
+    def read_job(self) -> OpenAIJob:
         """Return the job in `job.json`."""
         path = self._folder / "job.json"
-        return parsed(WireJob, _read_text(path), str(path))
+        return parse_object(OpenAIJob, _read_text(path), str(path))
 
-    def events(self) -> list[WireEvent]:
+    def read_events(self) -> list[OpenAIEvent]:
         """Return the events in `events.jsonl`; empty if the file does not exist."""
-        return self._parse_lines(WireEvent, "events.jsonl", MAX_EVENTS)
+        return self._parse_lines(OpenAIEvent, "events.jsonl", MAX_EVENTS)
 
-    def checkpoints(self) -> list[WireCheckpoint]:
+    def read_checkpoints(self) -> list[OpenAICheckpoint]:
         """Return the checkpoints in `checkpoints.jsonl`; empty if the file does not exist."""
-        return self._parse_lines(WireCheckpoint, "checkpoints.jsonl", MAX_CHECKPOINTS)
+        return self._parse_lines(OpenAICheckpoint, "checkpoints.jsonl", MAX_CHECKPOINTS)
 
-    def rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
+    def fetch_rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
         """Return the path of the file of rows; None if it does not exist."""
         path = self._folder / ROWS[field]
         return path if path.is_file() else None
@@ -56,14 +56,14 @@ class FolderSource:
         if not path.exists():
             return []
         lines = [line for line in _read_text(path).splitlines() if line.strip()][:limit]
-        return [parsed(model, line, f"{path}, entry {i}") for i, line in enumerate(lines, start=1)]
+        return [parse_object(model, line, f"{path}, entry {i}") for i, line in enumerate(lines, start=1)]
 
 
 ROWS = {"training_file": "train.jsonl", "validation_file": "validation.jsonl"}
 """File name of each file of rows, in an export and in the new folder."""
 
 
-def parsed(model: type[M], text: str | bytes, what: str) -> M:
+def parse_object(model: type[M], text: str | bytes, what: str) -> M:
     """Return the object in a JSON text; `what` names the text in messages.
 
     Raises:
@@ -73,7 +73,7 @@ def parsed(model: type[M], text: str | bytes, what: str) -> M:
         return model.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = field_name(first["loc"])
+        field = format_key_path(first["loc"])
         place = f"{field}: " if field else ""
         hint = "save the SDK's object with model_dump_json(), or check the base URL"
         raise UserError(f"{what} does not match OpenAI's API: {place}{first['msg']}; {hint}") from None

@@ -14,13 +14,13 @@ L = TypeVar("L", bound="Listed")
 JOB_ID = r"ftjob-[A-Za-z0-9_-]{1,100}"
 
 
-class Wire(BaseModel):
+class OpenAIObject(BaseModel):
     """Base class of the API's objects."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class WireError(Wire):
+class OpenAIJobError(OpenAIObject):
     """Error of a failed job."""
 
     code: str | None = None
@@ -28,7 +28,7 @@ class WireError(Wire):
     param: str | None = None
 
 
-class WireJob(Wire):
+class OpenAIJob(OpenAIObject):
     """Fine-tuning job, as returned by `client.fine_tuning.jobs.retrieve(id)`."""
 
     id: Annotated[str, Field(pattern=f"^{JOB_ID}$")]
@@ -42,7 +42,7 @@ class WireJob(Wire):
     seed: int | None = None
     user_provided_suffix: str | None = None
     fine_tuned_model: str | None = None
-    error: WireError | None = None
+    error: OpenAIJobError | None = None
     created_at: int | None = None
     finished_at: int | None = None
     trained_tokens: int | None = None
@@ -50,13 +50,13 @@ class WireJob(Wire):
     integrations: list[Any] | None = None
 
 
-class Listed(Wire):
+class Listed(OpenAIObject):
     """Entry of a list."""
 
     id: str
 
 
-class WireEvent(Listed):
+class OpenAIEvent(Listed):
     """Event of a job; `data` of a metrics event has the numbers of one step."""
 
     created_at: int
@@ -66,7 +66,7 @@ class WireEvent(Listed):
     data: Any = None
 
 
-class WireCheckpoint(Listed):
+class OpenAICheckpoint(Listed):
     """Checkpoint of a job's model."""
 
     created_at: int
@@ -75,7 +75,7 @@ class WireCheckpoint(Listed):
     metrics: dict[str, Any]
 
 
-class WirePage(Wire, Generic[L]):
+class OpenAIPage(OpenAIObject, Generic[L]):
     """Page of a list."""
 
     data: list[L]

@@ -13,15 +13,15 @@ import aiohttp
 import yaml
 from yarl import URL
 
-from agent_rft.actors.endpoints.answer import status_text
-from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.answer import format_status
+from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
 from agent_rft.actors.endpoints.network.transport import describe
-from agent_rft.actors.endpoints.network.url import endpoint_mistake, safe_url
+from agent_rft.actors.endpoints.network.url import find_endpoint_problem, redact_url
 from agent_rft.errors import Problem, UserError
-from agent_rft.rows.bounded_file import as_text, read_bounded
+from agent_rft.rows.bounded_file import decode_utf8, read_bounded
 from agent_rft.spec.operator.allowed import parse_allowed
-from agent_rft.spec.reader import KeyPath, Lines, field_name
-from agent_rft.spec.schemas.form import shortened
+from agent_rft.spec.reader import KeyPath, LineNumbers, format_key_path
+from agent_rft.spec.schemas.form import shorten
 
 MAX_BYTES = 8 << 20
 """Limit far above the size of one agent's operations. Parsing holds the text in memory several times."""
@@ -43,7 +43,7 @@ class _Loader(yaml.CSafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class Document:
+class SourceDocument:
     """Parsed document. `where` is its path or URL without secrets, for messages."""
 
     def __init__(self, text: str, where: str) -> None:
@@ -56,17 +56,17 @@ class Document:
         self._text = text
         self.raw: Any = self._parse()
 
-    def problem(self, code: str, path: KeyPath, message: str, remedy: str) -> Problem:
+    def make_problem(self, code: str, path: KeyPath, message: str, fix: str) -> Problem:
         """Return a problem with the part at this path."""
-        field = shortened(field_name(path), MAX_FIELD_CHARS) or "the document"
-        return Problem(code, field, message, remedy, self.where, self._lines.of(path))
+        field = shorten(format_key_path(path), MAX_FIELD_CHARS) or "the document"
+        return Problem(code, field, message, fix, self.where, self._lines.find_line(path))
 
     def _parse(self) -> Any:
         try:
             if self._text.lstrip()[:1] in ("{", "["):
                 raw = json.loads(self._text)
                 if "\\u" in self._text and (at := _find_surrogate(raw)) is not None:
-                    field = shortened(field_name(at), MAX_FIELD_CHARS) or "the document"
+                    field = shorten(format_key_path(at), MAX_FIELD_CHARS) or "the document"
                     raise UserError(
                         f"{self.where}: {field} has a lone surrogate, such as \\ud800: write complete characters"
                     )
@@ -97,13 +97,13 @@ class Document:
                 raise UserError(f"{self.where}:{line} is nested more than {MAX_DEPTH} levels deep")
 
     @cached_property
-    def _lines(self) -> Lines:
+    def _lines(self) -> LineNumbers:
         """Line numbers, computed only for problems, because a large document takes seconds."""
         try:
             self._check_events()
-            return Lines(yaml.compose(self._text, yaml.CSafeLoader))
+            return LineNumbers(yaml.compose(self._text, yaml.CSafeLoader))
         except (yaml.YAMLError, UserError):  # JSON is not always YAML: it may have tabs
-            return Lines(None)
+            return LineNumbers(None)
 
 
 def _find_surrogate(value: Any) -> KeyPath | None:
@@ -119,40 +119,40 @@ def _find_surrogate(value: Any) -> KeyPath | None:
     return None
 
 
-def read_document(source: str) -> Document:
+def read_document(source: str) -> SourceDocument:
     """Return the document at a URL or path.
 
     Raises:
         UserError: The document cannot be read or parsed.
     """
     if source.startswith(("http://", "https://")):
-        body, where = fetched(source, MAX_BYTES), safe_url(source)
+        body, where = fetch(source, MAX_BYTES), redact_url(source)
     else:
         body, where = read_bounded(Path(source), MAX_BYTES, "remove the parts that are not needed"), source
-    return Document(as_text(body, where, "save it as UTF-8"), where)
+    return SourceDocument(decode_utf8(body, where, "save it as UTF-8"), where)
 
 
 TIMEOUT_S = 30.0
 OWN_NETWORKS = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 """Private networks, which are allowed because the user typed the URL. Metadata, link-local and multicast addresses are
 not allowed."""
-INSTEAD = "or save the file yourself and give its path"
+SAVE_HINT = "or save the file yourself and give its path"
 
 
-def fetched(url: str, max_bytes: int) -> bytes:
+def fetch(url: str, max_bytes: int) -> bytes:
     """Return the body of a successful response. Redirects are not followed.
 
     Raises:
         UserError: The URL cannot be read, or the document is too large.
     """
-    if (url_problem := endpoint_mistake(url, {})) is not None:
+    if (url_problem := find_endpoint_problem(url, {})) is not None:
         raise UserError(f"--from: {url_problem}")
     return asyncio.run(_fetch(url, max_bytes))
 
 
 async def _fetch(url: str, max_bytes: int) -> bytes:
-    shown = safe_url(url)
-    guard = Guard([parse_allowed(network) for network in OWN_NETWORKS])
+    shown = redact_url(url)
+    guard = AddressGuard([parse_allowed(network) for network in OWN_NETWORKS])
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
         async with (
@@ -161,7 +161,7 @@ async def _fetch(url: str, max_bytes: int) -> bytes:
         ):
             if answer.status != 200:
                 where = "; give the URL that it redirects to" if 300 <= answer.status < 400 else "; check the URL"
-                raise UserError(f"{shown} answered {status_text(answer.status)}{where}, {INSTEAD}")
+                raise UserError(f"{shown} answered {format_status(answer.status)}{where}, {SAVE_HINT}")
             body = bytearray()
             async for chunk in answer.content.iter_any():
                 body += chunk
@@ -169,9 +169,9 @@ async def _fetch(url: str, max_bytes: int) -> bytes:
                     raise UserError(f"{shown} is larger than the limit of {max_bytes:,} bytes")
             return bytes(body)
     except TimeoutError:
-        raise UserError(f"{shown} did not answer within {TIMEOUT_S:g} s; try again, {INSTEAD}") from None
+        raise UserError(f"{shown} did not answer within {TIMEOUT_S:g} s; try again, {SAVE_HINT}") from None
     except (aiohttp.ClientError, OSError) as error:
         why = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
         if isinstance(why, ForbiddenAddress):
-            raise UserError(f"{shown} resolves to {why.address}, {why.why}, and is not read; {INSTEAD[3:]}") from None
-        raise UserError(f"{shown} cannot be read: {describe(error)}; check the URL, {INSTEAD}") from None
+            raise UserError(f"{shown} resolves to {why.address}, {why.why}, and is not read; {SAVE_HINT[3:]}") from None
+        raise UserError(f"{shown} cannot be read: {describe(error)}; check the URL, {SAVE_HINT}") from None

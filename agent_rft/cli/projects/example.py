@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from agent_rft.cli.projects.folder import SCHEMAS, command, settings, write_files
+from agent_rft.cli.projects.folder import SCHEMAS, editor_and_operator_files, shell_command, write_files
 
 EXAMPLES = Path(str(resources.files("agent_rft.cli.projects")))
 LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", "vocabulary", "world")
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ExampleProject:
     """Content of a project that is copied from an example.
 
     Attributes:
@@ -43,14 +43,14 @@ class Example:
 
 _LEDGER_FILES = {"project": "", "base": "base", "data": "data"}
 PROJECTS = {
-    "ledger": Example(
+    "ledger": ExampleProject(
         "-m ledger.server --tools-port 8701 --grader-port 8702",
         (8701, 8702),
         _LEDGER_FILES | {f"{module}.py": f"ledger/{module}.py" for module in LEDGER_MODULES},
         "examples.ledger",
         "ledger",
     ),
-    "endpoint": Example(
+    "endpoint": ExampleProject(
         "-m uvicorn server:app --port 8700",
         (8700,),
         {"project": "", "server.py": "server.py", "rows.jsonl": "rows.jsonl"},
@@ -71,11 +71,11 @@ def write_project(folder: Path, example: str, serves: bool = False) -> str:
         UserError: The folder is not empty, or cannot be written.
     """
     project = PROJECTS[example]
-    write_files(folder, _build_contents(project, EXAMPLES / example) | settings(project.ports, serves))
+    write_files(folder, _build_contents(project, EXAMPLES / example) | editor_and_operator_files(project.ports, serves))
     return _next_steps(folder, project)
 
 
-def _build_contents(project: Example, root: Path) -> dict[Path, bytes]:
+def _build_contents(project: ExampleProject, root: Path) -> dict[Path, bytes]:
     """Return the content of each file by its path in the project."""
     found: dict[Path, bytes] = {}
     for source, target in _list_copies(project, root):
@@ -88,7 +88,7 @@ def _build_contents(project: Example, root: Path) -> dict[Path, bytes]:
     return found
 
 
-def _list_copies(project: Example, root: Path) -> Iterator[tuple[Path, Path]]:
+def _list_copies(project: ExampleProject, root: Path) -> Iterator[tuple[Path, Path]]:
     for name, target in project.files.items():
         source = root / name
         if not source.is_dir():
@@ -98,17 +98,17 @@ def _list_copies(project: Example, root: Path) -> Iterator[tuple[Path, Path]]:
             yield path, Path(target, path.name)
 
 
-def _next_steps(folder: Path, project: Example) -> str:
-    enter, agent_rft = f"cd {shlex.quote(str(folder))}", command("agent-rft")
+def _next_steps(folder: Path, project: ExampleProject) -> str:
+    enter, agent_rft = f"cd {shlex.quote(str(folder))}", shell_command("agent-rft")
     lines = [
         f"{folder} contains a job, its rows and a server with its tools and grader; see README.md. Start the server:",
         "",
-        f"  {enter} && {command('python')} {project.server}",
+        f"  {enter} && {shell_command('python')} {project.server}",
         "",
         "and in another terminal:",
         "",
         f"  {enter}",
-        *(f"  {command(name)} {arguments}" for name, arguments in project.first),
+        *(f"  {shell_command(name)} {arguments}" for name, arguments in project.first),
         f"  {agent_rft} check job.yaml",
         f"  {agent_rft} train job.yaml",
         f"  {agent_rft} eval job.yaml --file {project.evaluated}    # add --model CHECKPOINT for the trained model",

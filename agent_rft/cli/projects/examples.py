@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent_rft.cli.projects.tools import MAX_PROBLEMS, refuse
+from agent_rft.cli.projects.tools import MAX_PROBLEMS, raise_problems
 from agent_rft.errors import Problem, UserError
-from agent_rft.rows.bounded_file import as_text, read_bounded
+from agent_rft.rows.bounded_file import decode_utf8, read_bounded
 
 MAX_BYTES = 64 << 20
 MAX_EXAMPLES = 50_000
@@ -29,7 +29,7 @@ CODE = "unfit_example"
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class CsvExample:
     """Example of one line; `own` has the values of the other columns."""
 
     question: str
@@ -38,18 +38,18 @@ class Example:
 
 
 @dataclass(slots=True)
-class Examples:
+class CsvExamples:
     """Examples of a file, with the names of the columns for question, answer and extra fields."""
 
     question: str
     answer: str
     own: tuple[str, ...]
-    rows: list[Example] = field(default_factory=list)
+    rows: list[CsvExample] = field(default_factory=list)
     num_repeated: int = 0
     """Lines that were omitted because they repeat a question and its answer."""
 
 
-def read_examples(path: Path) -> Examples:
+def read_examples(path: Path) -> CsvExamples:
     """Return the examples of a CSV file.
 
     Raises:
@@ -76,42 +76,48 @@ def read_examples(path: Path) -> Examples:
             problems.append(problem)
             if len(problems) > MAX_PROBLEMS:
                 break
-    refuse(f"{path} has lines that cannot become rows", problems)
+    raise_problems(f"{path} has lines that cannot become rows", problems)
     if not found.rows:
         raise UserError(f"{path} has columns but no examples: add a line for each question")
     return found
 
 
-def normal(question: str) -> str:
+def normalize_question(question: str) -> str:
     """Return the question without differences in case and white space, for comparisons."""
     return " ".join(question.casefold().split())
 
 
 def _add_example(
-    found: Examples, values: dict[str, str], num_values: int, line: int, path: Path, first: dict[str, tuple[int, str]]
+    found: CsvExamples,
+    values: dict[str, str],
+    num_values: int,
+    line: int,
+    path: Path,
+    first: dict[str, tuple[int, str]],
 ) -> Problem | None:
     """Add the example of a line, or return its problem. `first` has the first line and answer of each question."""
 
-    def make_problem(column: str, message: str, remedy: str) -> Problem:
-        return Problem(CODE, column, message, remedy, str(path), line)
+    def make_line_problem(column: str, message: str, fix: str) -> Problem:
+        return Problem(CODE, column, message, fix, str(path), line)
 
     num_columns = 2 + len(found.own)
     if num_values != num_columns:
-        remedy = "put values that contain the delimiter, a quote or a line break into double quotes"
-        return make_problem("line", f"has {num_values} values, but the first line names {num_columns} columns", remedy)
+        fix = "put values that contain the delimiter, a quote or a line break into double quotes"
+        message = f"has {num_values} values, but the first line names {num_columns} columns"
+        return make_line_problem("line", message, fix)
     question, answer = values[found.question].strip(), values[found.answer].strip()
     for column, value in ((found.question, question), (found.answer, answer)):
         if not value:
-            return make_problem(column, "is empty", "give a value, or remove the line")
-    if (key := normal(question)) in first:
+            return make_line_problem(column, "is empty", "give a value, or remove the line")
+    if (key := normalize_question(question)) in first:
         before, same = first[key]
         if same != answer:
             message = f"the same question has another answer at line {before}"
-            return make_problem(found.answer, message, "keep the correct one: no answer can satisfy both")
+            return make_line_problem(found.answer, message, "keep the correct one: no answer can satisfy both")
         found.num_repeated += 1
         return None
     first[key] = line, answer
-    found.rows.append(Example(question, answer, {name: values[name] for name in found.own}))
+    found.rows.append(CsvExample(question, answer, {name: values[name] for name in found.own}))
     return None
 
 
@@ -119,7 +125,7 @@ def _read_text(path: Path) -> str:
     content = read_bounded(path, MAX_BYTES, "use part of it, or write the rows yourself")
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UserError(f"{path} is UTF-16: save it as UTF-8 (in a spreadsheet: CSV UTF-8)")
-    return as_text(content, str(path), "save it as UTF-8 (in a spreadsheet: CSV UTF-8)")
+    return decode_utf8(content, str(path), "save it as UTF-8 (in a spreadsheet: CSV UTF-8)")
 
 
 def _detect_delimiter(text: str) -> str:
@@ -138,26 +144,26 @@ def _read_records(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield line, values
             line = reader.line_num + 1
     except csv.Error as error:
-        remedy = "write a quote inside a quoted value twice, and close each quoted value"
-        raise UserError(f"{path}:{line} is not CSV: {error}; {remedy}") from None
+        fix = "write a quote inside a quoted value twice, and close each quoted value"
+        raise UserError(f"{path}:{line} is not CSV: {error}; {fix}") from None
     finally:
         csv.field_size_limit(limit)
 
 
-def _parse_header(header: list[str], path: Path) -> Examples:
+def _parse_header(header: list[str], path: Path) -> CsvExamples:
     """Return empty examples with the columns for question, answer and extra fields.
 
     Raises:
         InvalidJob: A column is missing, unnamed or duplicated.
     """
 
-    def refuse_column(column: str, message: str, remedy: str) -> None:
-        refuse(f"{path} has columns that cannot be used", [Problem(CODE, column, message, remedy, str(path), 1)])
+    def refuse_column(column: str, message: str, fix: str) -> None:
+        raise_problems(f"{path} has columns that cannot be used", [Problem(CODE, column, message, fix, str(path), 1)])
 
     shown = ", ".join(repr(name[:40]) for name in header[:10])
     if len(header) == 1:
-        remedy = "name two columns in the first line, separated by a comma, such as question,reference_answer"
-        refuse_column("columns", f"the file has only one column: {shown}", remedy)
+        fix = "name two columns in the first line, separated by a comma, such as question,reference_answer"
+        refuse_column("columns", f"the file has only one column: {shown}", fix)
     if len(header) > MAX_COLUMNS:
         refuse_column("columns", f"the file has {len(header)} columns", f"keep at most {MAX_COLUMNS}")
     for i, name in enumerate(header):
@@ -180,4 +186,4 @@ def _parse_header(header: list[str], path: Path) -> Examples:
     if REFERENCE_ANSWER in own:
         message = f"is a duplicate: the column {taken[1]!r} before it has the same meaning"
         refuse_column(REFERENCE_ANSWER, message, "remove or rename one of the two columns")
-    return Examples(taken[0], taken[1], own)
+    return CsvExamples(taken[0], taken[1], own)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent_rft.cli.reference.schemas import schema_of
+from agent_rft.cli.reference.schemas import editor_schema
 from agent_rft.errors import UserError
 from agent_rft.spec.operator.config_file import DEFAULT_FILE
 
@@ -53,14 +53,16 @@ def write_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
         raise
 
 
-def settings(ports: Sequence[int], serves: bool) -> dict[Path, bytes]:
+def editor_and_operator_files(ports: Sequence[int], serves: bool) -> dict[Path, bytes]:
     """Return the JSON schemas for a project's YAML files and, with `serves`, its `agent-rft.yaml`.
 
     Args:
         ports: Ports of the project's server.
         serves: Whether `agent-rft serve` runs the project's jobs, which may call only what `agent-rft.yaml` allows.
     """
-    found = {Path(SCHEMAS, f"{file}.json"): schema_of(file) for file in (("job", "operator") if serves else ("job",))}
+    found = {
+        Path(SCHEMAS, f"{file}.json"): editor_schema(file) for file in (("job", "operator") if serves else ("job",))
+    }
     files = {path: (json.dumps(schema, indent=2, ensure_ascii=False) + "\n").encode() for path, schema in found.items()}
     if serves:
         entries = json.dumps([f"127.0.0.1:{port}" for port in ports])
@@ -72,7 +74,7 @@ def settings(ports: Sequence[int], serves: bool) -> dict[Path, bytes]:
     return files
 
 
-def command(name: str) -> str:
+def shell_command(name: str) -> str:
     """Return a command of this installation as a shell finds it: by its name, or else by its path."""
     path = str(Path(sys.executable).with_name(name))
     return name if shutil.which(name) == path else shlex.quote(path)

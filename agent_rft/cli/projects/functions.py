@@ -18,34 +18,34 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.cli.projects import hints
-from agent_rft.cli.projects.tools import NAME, NAME_RULE, Tool, chosen, described, refuse
+from agent_rft.cli.projects.tools import NAME, NAME_RULE, ProjectTool, raise_problems, select_tools, trim_description
 from agent_rft.errors import Problem, UserError
 from agent_rft.rows.bounded_file import read_bounded
-from agent_rft.spec.schemas.inline import inlined
-from agent_rft.spec.schemas.json_schema import schema_mistake
+from agent_rft.spec.schemas.inline import inline_references
+from agent_rft.spec.schemas.json_schema import find_schema_problem
 
 MAX_SOURCE_BYTES = 1 << 20
 IMPORT_TIMEOUT_S = 60.0
 MAX_PRINTED_CHARS = 1_000
 CODE = "unfit_function"
-TAKEN = {"server", "grader", "test_grader", "conftest"}
+PROJECT_MODULES = {"server", "grader", "test_grader", "conftest"}
 """Names of modules that the project itself contains."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class ToolModule:
     """Functions of a file. `name` is the name to import the module by; `root` is the folder to import it from."""
 
     root: Path
     name: str
-    tools: tuple[Tool, ...]
+    tools: tuple[ProjectTool, ...]
     undocumented: tuple[str, ...]
     """Tools without a docstring, about which the model reads only the name and arguments."""
 
 
-def read_module(path: Path, requested: Sequence[str] = ()) -> Module:
+def read_module(path: Path, requested: Sequence[str] = ()) -> ToolModule:
     """Return the public functions of a file, or only the functions named in `requested`.
 
     Raises:
@@ -56,27 +56,29 @@ def read_module(path: Path, requested: Sequence[str] = ()) -> Module:
     root, name = _locate_module(path.resolve())
     found = {function.name: function for function in _public_functions(tree)}
     if not found:
-        remedy = "define the tools at the top level of the file, with names that do not begin with _"
-        raise UserError(f"{path} has no public function: {remedy}")
-    names = chosen(list(found), requested, "function", str(path))
+        fix = "define the tools at the top level of the file, with names that do not begin with _"
+        raise UserError(f"{path} has no public function: {fix}")
+    names = select_tools(list(found), requested, "function", str(path))
     everywhere = [node for node in tree.body if isinstance(node, Function) and node.name in names]
-    refuse(f"{path} has functions that cannot be tools", list(_find_problems(everywhere, path)))
+    raise_problems(f"{path} has functions that cannot be tools", list(_find_problems(everywhere, path)))
     schemas = _read_schemas(root, name, names, path)
     tools, problems = [], list[Problem]()
     for function, schema in zip(names, schemas, strict=True):
         line = found[function].lineno
-        parameters, schema_error = inlined(schema, schema) if isinstance(schema, dict) else (None, None)
+        parameters, schema_error = inline_references(schema, schema) if isinstance(schema, dict) else (None, None)
         if parameters is None:
             why = schema_error.message if schema_error is not None else schema
-            remedy = schema_error.remedy if schema_error is not None else "use types that pydantic can read from JSON"
-            problems.append(Problem(CODE, function, f"has no JSON schema: {why}", remedy, str(path), line))
-        elif (bad := schema_mistake(parameters)) is not None:
-            problems.append(Problem(CODE, f"{function}: {bad.at}", bad.message, bad.remedy, str(path), line))
+            fix = schema_error.fix if schema_error is not None else "use types that pydantic can read from JSON"
+            problems.append(Problem(CODE, function, f"has no JSON schema: {why}", fix, str(path), line))
+        elif (bad := find_schema_problem(parameters)) is not None:
+            problems.append(Problem(CODE, f"{function}: {bad.at}", bad.message, bad.fix, str(path), line))
         else:
-            tools.append(Tool(function, described(ast.get_docstring(found[function]) or function), parameters))
-    refuse(f"{path} has functions that cannot be tools", problems)
+            tools.append(
+                ProjectTool(function, trim_description(ast.get_docstring(found[function]) or function), parameters)
+            )
+    raise_problems(f"{path} has functions that cannot be tools", problems)
     undocumented = tuple(name for name in names if not ast.get_docstring(found[name]))
-    return Module(root, name, tuple(tools), undocumented)
+    return ToolModule(root, name, tuple(tools), undocumented)
 
 
 def _parse(path: Path) -> ast.Module:
@@ -107,8 +109,8 @@ def _locate_module(path: Path) -> tuple[Path, str]:
         raise UserError(
             f"{path.name}: Python cannot import the name {bad!r}; use letters, digits and _, and avoid keywords"
         )
-    if parts[0] in TAKEN or parts[0] in sys.stdlib_module_names:
-        owner = "the project" if parts[0] in TAKEN else "Python"
+    if parts[0] in PROJECT_MODULES or parts[0] in sys.stdlib_module_names:
+        owner = "the project" if parts[0] in PROJECT_MODULES else "Python"
         raise UserError(f"{path.name}: {owner} already has a module {parts[0]!r}; rename the file to my_{parts[0]}.py")
     return folder, ".".join(parts)
 
@@ -132,8 +134,8 @@ def _find_problems(functions: Sequence[Function], path: Path) -> Iterator[Proble
     for function in functions:
         name = function.name
 
-        def problem(at: ast.AST, field: str, message: str, remedy: str) -> Problem:
-            return Problem(CODE, field, message, remedy, str(path), getattr(at, "lineno", None))
+        def problem(at: ast.AST, field: str, message: str, fix: str) -> Problem:
+            return Problem(CODE, field, message, fix, str(path), getattr(at, "lineno", None))
 
         if not NAME.fullmatch(name):
             yield problem(function, name, f"{NAME_RULE}", "rename it, or leave it out with --tool")
@@ -154,8 +156,8 @@ def _find_problems(functions: Sequence[Function], path: Path) -> Iterator[Proble
             yield problem(argument, f"{name}({argument.arg})", message, "remove the / from the definition")
         for argument in (*arguments.args, *arguments.kwonlyargs):
             if argument.annotation is None:
-                message, remedy = "has no type hint", f"write {argument.arg}: str, or its actual type"
-                yield problem(argument, f"{name}({argument.arg})", message, remedy)
+                message, fix = "has no type hint", f"write {argument.arg}: str, or its actual type"
+                yield problem(argument, f"{name}({argument.arg})", message, fix)
 
 
 def _read_schemas(root: Path, module: str, names: Sequence[str], path: Path) -> list[dict[str, Any] | str]:
@@ -169,12 +171,12 @@ def _read_schemas(root: Path, module: str, names: Sequence[str], path: Path) -> 
                 command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, timeout=IMPORT_TIMEOUT_S
             )
         except subprocess.TimeoutExpired:
-            remedy = "move code that runs on import below `if __name__ == '__main__':`"
-            raise UserError(f"the import of {path} took longer than {IMPORT_TIMEOUT_S:g} s; {remedy}") from None
+            fix = "move code that runs on import below `if __name__ == '__main__':`"
+            raise UserError(f"the import of {path} took longer than {IMPORT_TIMEOUT_S:g} s; {fix}") from None
         if done.returncode != 0 or not out.exists():
             last_line = _read_last_line(printed.name)
-            remedy = f"check it with: cd {root} && {Path(sys.executable).name} -c 'import {module}'"
-            raise UserError(f"{path} cannot be imported: {last_line or f'exit code {done.returncode}'}; {remedy}")
+            fix = f"check it with: cd {root} && {Path(sys.executable).name} -c 'import {module}'"
+            raise UserError(f"{path} cannot be imported: {last_line or f'exit code {done.returncode}'}; {fix}")
         found: list[dict[str, Any] | str] = json.loads(out.read_bytes())
         return found
 

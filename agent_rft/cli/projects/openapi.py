@@ -11,29 +11,37 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from agent_rft.cli.projects.document import Document, read_document
-from agent_rft.cli.projects.tools import MAX_PROBLEMS, NAME, NAME_RULE, Tool, chosen, described, refuse
+from agent_rft.cli.projects.document import SourceDocument, read_document
+from agent_rft.cli.projects.tools import (
+    MAX_PROBLEMS,
+    NAME,
+    NAME_RULE,
+    ProjectTool,
+    raise_problems,
+    select_tools,
+    trim_description,
+)
 from agent_rft.errors import InvalidJob, Problem, UserError
 from agent_rft.spec.reader import KeyPath
-from agent_rft.spec.schemas.form import resolved
-from agent_rft.spec.schemas.inline import inlined
-from agent_rft.spec.schemas.json_schema import schema_mistake
+from agent_rft.spec.schemas.form import resolve_reference
+from agent_rft.spec.schemas.inline import inline_references
+from agent_rft.spec.schemas.json_schema import find_schema_problem
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
-READING = ("get", "head", "options")
+READ_METHODS = ("get", "head", "options")
 MAX_OPERATIONS = 5_000
 MAX_URL_CHARS = 2_000
 CODE = "unfit_operation"
 BODY = "body"
-SET_BY_HTTP = {"accept", "content-type", "authorization", "cookie", "host", "content-length"}
-CHOOSE = "or omit the operation: select the others, each with --tool"
+SERVER_HEADERS = {"accept", "content-type", "authorization", "cookie", "host", "content-length"}
+OMIT_HINT = "or omit the operation: select the others, each with --tool"
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ApiOperation:
     """Tool with its HTTP request: the `path` is below the API's URL, and `places` are where the arguments go."""
 
-    tool: Tool
+    tool: ProjectTool
     method: str
     path: str
     places: Mapping[str, str]
@@ -41,11 +49,11 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class ToolApi:
     """Operations of an API at a URL."""
 
     url: str
-    operations: tuple[Operation, ...]
+    operations: tuple[ApiOperation, ...]
 
 
 class _UnsupportedOperation(Exception):
@@ -56,7 +64,7 @@ class _UnsupportedOperation(Exception):
         self.problem = problem
 
 
-def read_api(source: str, requested: Sequence[str] = ()) -> Api:
+def read_api(source: str, requested: Sequence[str] = ()) -> ToolApi:
     """Return the operations of the document at a path or URL, or only the operations named in `requested`.
 
     Raises:
@@ -78,8 +86,8 @@ def read_api(source: str, requested: Sequence[str] = ()) -> Api:
             found.setdefault(name, at)
     if not found and not problems:
         raise UserError(f"{document.where} has no operations below `paths`")
-    refuse(what, problems)
-    names = chosen(list(found), requested, "operation", document.where)
+    raise_problems(what, problems)
+    names = select_tools(list(found), requested, "operation", document.where)
     operations = []
     for name in names:
         try:
@@ -88,11 +96,11 @@ def read_api(source: str, requested: Sequence[str] = ()) -> Api:
             operations.append(_OperationReader(document, name, found[name]).operation())
         except _UnsupportedOperation as error:
             problems.append(error.problem)
-    refuse(what, problems)
-    return Api(_api_url(document), tuple(operations))
+    raise_problems(what, problems)
+    return ToolApi(_api_url(document), tuple(operations))
 
 
-def _paths(document: Document) -> Mapping[str, Any]:
+def _paths(document: SourceDocument) -> Mapping[str, Any]:
     raw = document.raw
     if isinstance(raw, dict) and isinstance(raw.get("swagger"), str | float):
         raise UserError(
@@ -116,22 +124,22 @@ def _operations(paths: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str
                 yield ("paths", str(path), method), operation
 
 
-def _name_problem(document: Document, at: KeyPath, name: Any, others: Mapping[str, KeyPath]) -> Problem | None:
+def _name_problem(document: SourceDocument, at: KeyPath, name: Any, others: Mapping[str, KeyPath]) -> Problem | None:
     proposed = re.sub(r"[^a-zA-Z0-9]+", "_", f"{at[2]}_{at[1]}" if name is None else str(name)).strip("_")[:64]
     if name is None:
-        message, remedy = "operationId, which names the tool, is missing", f"add operationId: {proposed}"
-        return document.problem(CODE, at, message, f"{remedy}, {CHOOSE}")
+        message, fix = "operationId, which names the tool, is missing", f"add operationId: {proposed}"
+        return document.make_problem(CODE, at, message, f"{fix}, {OMIT_HINT}")
     where = (*at, "operationId")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        remedy = f"write {proposed}, {CHOOSE}"
-        return document.problem(CODE, where, f"{str(name)[:80]!r} is not a valid name: {NAME_RULE}", remedy)
+        fix = f"write {proposed}, {OMIT_HINT}"
+        return document.make_problem(CODE, where, f"{str(name)[:80]!r} is not a valid name: {NAME_RULE}", fix)
     if name in others:
         message = f"{name!r} is also the name of {others[name][2]} {others[name][1]}"
-        return document.problem(CODE, where, message, "give each operation a different name")
+        return document.make_problem(CODE, where, message, "give each operation a different name")
     return None
 
 
-def _api_url(document: Document) -> str:
+def _api_url(document: SourceDocument) -> str:
     servers = document.raw.get("servers")
     first = servers[0] if isinstance(servers, list) and servers and isinstance(servers[0], dict) else {}
     url = str(first.get("url") or "/")
@@ -141,19 +149,19 @@ def _api_url(document: Document) -> str:
         if len(url) <= MAX_URL_CHARS:  # a default may contain many variables itself
             url = url.replace("{" + name + "}", default[: MAX_URL_CHARS + 1])
     if len(url) > MAX_URL_CHARS:
-        message, remedy = "the API's URL is too long", f"use at most {MAX_URL_CHARS:,} characters"
+        message, fix = "the API's URL is too long", f"use at most {MAX_URL_CHARS:,} characters"
     elif not url.isprintable() or " " in url:
-        message, remedy = "the API's URL has spaces or control characters", "remove them"
+        message, fix = "the API's URL has spaces or control characters", "remove them"
     elif found := re.search("[@?#]", url):
         message = f"the API's URL contains {found[0]!r}, so it has a user, query or fragment, which may be secret"
-        remedy = "remove that part; the project's server sends API_AUTHORIZATION from its environment to the API"
+        fix = "remove that part; the project's server sends API_AUTHORIZATION from its environment to the API"
     elif (absolute := _absolute_url(document.where, url)) is None:
         message = f"the API's URL is {url[:200]!r}, which is not absolute"
-        remedy = "add servers: [{url: https://api.example.com/v1}]"
+        fix = "add servers: [{url: https://api.example.com/v1}]"
     else:
         return absolute.rstrip("/")
     at: KeyPath = ("servers", 0, "url") if first else ()
-    raise InvalidJob(f"{document.where} has no usable URL of the API", [document.problem(CODE, at, message, remedy)])
+    raise InvalidJob(f"{document.where} has no usable URL of the API", [document.make_problem(CODE, at, message, fix)])
 
 
 def _absolute_url(where: str, url: str) -> str | None:
@@ -169,12 +177,12 @@ def _absolute_url(where: str, url: str) -> str | None:
 class _OperationReader:
     """Reader of one operation."""
 
-    def __init__(self, document: Document, name: str, at: KeyPath) -> None:
+    def __init__(self, document: SourceDocument, name: str, at: KeyPath) -> None:
         self._document = document
         self._name = name
         self._at = at
 
-    def operation(self) -> Operation:
+    def operation(self) -> ApiOperation:
         """Return the operation with its tool.
 
         Raises:
@@ -194,11 +202,11 @@ class _OperationReader:
         required: list[str] = []
         places: dict[str, str] = {}
         for (name, place), (at, parameter) in self._parameters(item, raw).items():
-            if place == "cookie" or (place == "header" and name.lower() in SET_BY_HTTP):
+            if place == "cookie" or (place == "header" and name.lower() in SERVER_HEADERS):
                 continue  # the project's server sets these, not the model
             schema = self._inlined(parameter.get("schema", {"type": "string"}), (*at, "schema"))
             if text := parameter.get("description"):
-                schema = {"description": described(str(text)), **schema}
+                schema = {"description": trim_description(str(text)), **schema}
             properties[name], places[name] = schema, place
             if parameter.get("required") is True or place == "path":
                 required.append(name)
@@ -207,12 +215,12 @@ class _OperationReader:
             raise self._unsupported(self._at, message, f"add {{name: {missing[0]}, in: path}} to its parameters")
         self._body(raw, properties, required, places)
         parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-        if (bad := schema_mistake(parameters)) is not None:
-            raise self._unsupported(self._at, f"its arguments at {bad.at}: {bad.message}", bad.remedy)
+        if (bad := find_schema_problem(parameters)) is not None:
+            raise self._unsupported(self._at, f"its arguments at {bad.at}: {bad.message}", bad.fix)
         texts = (str(raw[key]) for key in ("summary", "description") if raw.get(key))
-        text = described("\n".join(dict.fromkeys(texts)))
-        tool = Tool(self._name, text or f"{method.upper()} {path}", parameters, method not in READING)
-        return Operation(tool, method.upper(), path, places)
+        text = trim_description("\n".join(dict.fromkeys(texts)))
+        tool = ProjectTool(self._name, text or f"{method.upper()} {path}", parameters, method not in READ_METHODS)
+        return ApiOperation(tool, method.upper(), path, places)
 
     def _parameters(
         self, item: Mapping[str, Any], raw: Mapping[str, Any]
@@ -243,9 +251,11 @@ class _OperationReader:
             if body.get("required") is not True:
                 return
             message = f"its body is {', '.join(types)[:100] or 'not described'}; only JSON is forwarded"
-            raise self._unsupported((*at, "content"), message, f"describe it as application/json, {CHOOSE}")
+            raise self._unsupported((*at, "content"), message, f"describe it as application/json, {OMIT_HINT}")
         if BODY in properties:
-            raise self._unsupported(at, f"a parameter is named {BODY}, like the argument for the JSON body", CHOOSE[3:])
+            raise self._unsupported(
+                at, f"a parameter is named {BODY}, like the argument for the JSON body", OMIT_HINT[3:]
+            )
         media = content[kind] if isinstance(content[kind], dict) else {}
         properties[BODY] = self._inlined(media.get("schema", {}), (*at, "content", kind, "schema"))
         places[BODY] = "body"
@@ -255,21 +265,21 @@ class _OperationReader:
     def _resolve(self, at: KeyPath, value: Any) -> tuple[KeyPath, Mapping[str, Any]]:
         """Return the path and value at this path, or the ones that its `$ref` refers to."""
         if isinstance(value, dict) and "$ref" in value:
-            found = resolved(self._document.raw, str(value["$ref"]))
+            found = resolve_reference(self._document.raw, str(value["$ref"]))
             if found is None or not isinstance(found[1], dict) or "$ref" in found[1]:
-                remedy = "refer to a value in this document, such as #/components/parameters/name"
-                raise self._unsupported((*at, "$ref"), f"{str(value['$ref'])[:200]!r} cannot be resolved", remedy)
+                fix = "refer to a value in this document, such as #/components/parameters/name"
+                raise self._unsupported((*at, "$ref"), f"{str(value['$ref'])[:200]!r} cannot be resolved", fix)
             return found
         if not isinstance(value, dict):
             raise self._unsupported(at, "must be an object", "write an object")
         return at, value
 
     def _inlined(self, schema: Any, at: KeyPath) -> dict[str, Any]:
-        found, error = inlined(schema, self._document.raw, at)
+        found, error = inline_references(schema, self._document.raw, at)
         if found is None:
             assert error is not None
-            raise self._unsupported(error.path, error.message, error.remedy)
+            raise self._unsupported(error.path, error.message, error.fix)
         return found
 
-    def _unsupported(self, at: KeyPath, message: str, remedy: str) -> _UnsupportedOperation:
-        return _UnsupportedOperation(self._document.problem(CODE, at, f"operation {self._name!r}: {message}", remedy))
+    def _unsupported(self, at: KeyPath, message: str, fix: str) -> _UnsupportedOperation:
+        return _UnsupportedOperation(self._document.make_problem(CODE, at, f"operation {self._name!r}: {message}", fix))

@@ -14,12 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from agent_rft.cli.projects import PORT
 from agent_rft.cli.projects.example import EXAMPLES
-from agent_rft.cli.projects.examples import Examples, read_examples
-from agent_rft.cli.projects.folder import check_is_free, command, settings, write_files
-from agent_rft.cli.projects.functions import Module, read_module
-from agent_rft.cli.projects.openapi import Api, read_api
-from agent_rft.cli.projects.rows import FILES, GROUP, rows_of, split, starter_rows
-from agent_rft.cli.projects.tools import Tool
+from agent_rft.cli.projects.examples import CsvExamples, read_examples
+from agent_rft.cli.projects.folder import check_is_free, editor_and_operator_files, shell_command, write_files
+from agent_rft.cli.projects.functions import ToolModule, read_module
+from agent_rft.cli.projects.openapi import ToolApi, read_api
+from agent_rft.cli.projects.rows import FILES, GROUP, generate_rows, make_rows, split_rows
+from agent_rft.cli.projects.tools import ProjectTool
 from agent_rft.errors import UserError
 
 TOY = EXAMPLES / "ledger" / "base"
@@ -36,7 +36,7 @@ _TEMPLATES = Environment(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ProjectRequest:
     """Requested content of a project.
 
     `sources` has the values of `--from`; `tools` limits the project to these tools. Without a model, the project
@@ -53,21 +53,21 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ProjectSources:
     """Parsed sources, at most one of each kind."""
 
-    module: Module | None = None
-    api: Api | None = None
-    examples: Examples | None = None
+    module: ToolModule | None = None
+    api: ToolApi | None = None
+    examples: CsvExamples | None = None
 
     @property
-    def tools(self) -> list[Tool]:
+    def tools(self) -> list[ProjectTool]:
         if self.module is not None:
             return list(self.module.tools)
         return [operation.tool for operation in self.api.operations] if self.api is not None else []
 
 
-def write_own_project(folder: Path, request: Wanted) -> str:
+def write_own_project(folder: Path, request: ProjectRequest) -> str:
     """Write the project. Return notes on its content and the next steps, with commands to copy.
 
     Raises:
@@ -84,7 +84,7 @@ def write_own_project(folder: Path, request: Wanted) -> str:
     return _next_steps(folder, request, notes)
 
 
-def _read_sources(request: Wanted) -> Sources:
+def _read_sources(request: ProjectRequest) -> ProjectSources:
     found: dict[str, Any] = {}
     for source in request.sources:
         kind = _source_kind(source)
@@ -98,7 +98,7 @@ def _read_sources(request: Wanted) -> Sources:
             found[kind] = read_examples(Path(source))
     if request.tools and not found.keys() & {"module", "api"}:
         raise UserError("--tool requires a Python file or an OpenAPI document: give one with --from")
-    return Sources(**found)
+    return ProjectSources(**found)
 
 
 def _source_kind(source: str) -> str:
@@ -111,13 +111,13 @@ def _source_kind(source: str) -> str:
     raise UserError(f"--from {source}: give {SOURCES}")
 
 
-def _make_rows(sources: Sources, system: str) -> dict[str, list[dict[str, Any]]]:
+def _make_rows(sources: ProjectSources, system: str) -> dict[str, list[dict[str, Any]]]:
     if sources.examples is not None:
-        return split(rows_of(sources.examples.rows, sources.tools, system))
-    return split(starter_rows(sources.tools, system))
+        return split_rows(make_rows(sources.examples.rows, sources.tools, system))
+    return split_rows(generate_rows(sources.tools, system))
 
 
-def _notes(sources: Sources, request: Wanted) -> Iterator[str]:
+def _notes(sources: ProjectSources, request: ProjectRequest) -> Iterator[str]:
     """Yield notes on the sources and on the content of the project."""
     if (module := sources.module) is not None:
         yield (
@@ -144,7 +144,11 @@ def _notes(sources: Sources, request: Wanted) -> Iterator[str]:
 
 
 def _build_contents(
-    folder: Path, request: Wanted, sources: Sources, rows: dict[str, list[dict[str, Any]]], notes: Sequence[str]
+    folder: Path,
+    request: ProjectRequest,
+    sources: ProjectSources,
+    rows: dict[str, list[dict[str, Any]]],
+    notes: Sequence[str],
 ) -> dict[Path, bytes]:
     module, api = sources.module, sources.api
     toy = request.model is None
@@ -181,7 +185,7 @@ def _build_contents(
         found[Path("operations.json")] = (json.dumps(operations, indent=2, ensure_ascii=False) + "\n").encode()
     if toy:
         found |= {Path("base", path.name): path.read_bytes() for path in sorted(TOY.iterdir())}
-    return found | settings([request.port], request.serves)
+    return found | editor_and_operator_files([request.port], request.serves)
 
 
 def _literal(value: str | Sequence[str]) -> str:
@@ -194,8 +198,8 @@ def _model_setting(model: str) -> str:
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
-def _next_steps(folder: Path, request: Wanted, notes: Sequence[str]) -> str:
-    enter, python, agent_rft = f"cd {shlex.quote(str(folder))}", command("python"), command("agent-rft")
+def _next_steps(folder: Path, request: ProjectRequest, notes: Sequence[str]) -> str:
+    enter, python, agent_rft = f"cd {shlex.quote(str(folder))}", shell_command("python"), shell_command("agent-rft")
     lines = [
         f"{folder} contains a job, its rows, its server and a grader with tests; see README.md.",
         *(f"  - {note}" for note in notes),
@@ -208,7 +212,7 @@ def _next_steps(folder: Path, request: Wanted, notes: Sequence[str]) -> str:
         f"  {enter}",
     ]
     if request.model is not None and not Path(request.model).is_dir():
-        lines.append(f"  {command('hf')} download {shlex.quote(request.model)}")
+        lines.append(f"  {shell_command('hf')} download {shlex.quote(request.model)}")
     lines += [
         f"  {python} -m unittest test_grader",
         f"  {agent_rft} check job.yaml",

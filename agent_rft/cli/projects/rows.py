@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agent_rft.cli.projects.examples import REFERENCE_ANSWER, Example, normal
-from agent_rft.cli.projects.tools import Tool
-from agent_rft.cluster.preflight.examples import example_of
+from agent_rft.cli.projects.examples import REFERENCE_ANSWER, CsvExample, normalize_question
+from agent_rft.cli.projects.tools import ProjectTool
+from agent_rft.cluster.preflight.examples import make_example
 from agent_rft.errors import UserError
-from agent_rft.spec.schemas.json_schema import Checker
+from agent_rft.spec.schemas.json_schema import SchemaValidator
 
 FILES = ("train", "validation", "test")
 MIN_ROWS = len(FILES)
@@ -29,14 +29,14 @@ PHRASES = (
 WORDS = ("lamp", "blue chair", "Ada", "2026-03-02", "north", "1042", "summer", "a", "invoice", "Bo")
 
 
-def rows_of(examples: Sequence[Example], tools: Sequence[Tool], system: str) -> list[dict[str, Any]]:
+def make_rows(examples: Sequence[CsvExample], tools: Sequence[ProjectTool], system: str) -> list[dict[str, Any]]:
     """Return a row for each example."""
     return [
         _row(example.question, tools, system) | example.own | {REFERENCE_ANSWER: example.answer} for example in examples
     ]
 
 
-def starter_rows(tools: Sequence[Tool], system: str) -> list[dict[str, Any]]:
+def generate_rows(tools: Sequence[ProjectTool], system: str) -> list[dict[str, Any]]:
     """Return generated rows, each for one tool call. Uses tools that may change data only if there are no others."""
     found: dict[str, dict[str, Any]] = {}
     harmless = [tool for tool in tools if not tool.changes] or list(tools)
@@ -47,13 +47,13 @@ def starter_rows(tools: Sequence[Tool], system: str) -> list[dict[str, Any]]:
         shown = ", ".join(f"{name} = {value}" for name, value in arguments.items()) or "no arguments"
         question = PHRASES[phrase].format(name=tool.name, arguments=shown)
         expected = {"name": tool.name, "arguments": arguments}
-        found.setdefault(normal(question), _row(question, tools, system) | {"expected_call": expected})
+        found.setdefault(normalize_question(question), _row(question, tools, system) | {"expected_call": expected})
         if len(found) == NUM_STARTER_ROWS:
             break
     return list(found.values())
 
 
-def split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def split_rows(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Split rows by file, always in the same way: a fifth for the test, a tenth for validation, the rest for training.
 
     Raises:
@@ -64,8 +64,8 @@ def split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         groups.setdefault(row.get(GROUP, i), []).append(row)
     if len(groups) < MIN_ROWS:
         what = f"different values of {GROUP!r}" if len(groups) < len(rows) else "different examples"
-        remedy = "training, validation and test need at least one each; thirty are a start"
-        raise UserError(f"there are only {len(groups)} {what}: {remedy}")
+        fix = "training, validation and test need at least one each; thirty are a start"
+        raise UserError(f"there are only {len(groups)} {what}: {fix}")
     shuffled = list(groups.values())
     random.Random(0).shuffle(shuffled)
     shuffled.sort(key=len)  # so that no large group fills a small file
@@ -78,20 +78,20 @@ def split(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return files
 
 
-def _row(question: str, tools: Sequence[Tool], system: str) -> dict[str, Any]:
+def _row(question: str, tools: Sequence[ProjectTool], system: str) -> dict[str, Any]:
     messages = [{"role": "system", "content": system}] if system else []
     row: dict[str, Any] = {"messages": [*messages, {"role": "user", "content": question}]}
-    return row | {"tools": [tool.chat_form() for tool in tools]} if tools else row
+    return row | {"tools": [tool.to_chat_tool() for tool in tools]} if tools else row
 
 
-def _arguments(tool: Tool, variant: int) -> dict[str, Any]:
+def _arguments(tool: ProjectTool, variant: int) -> dict[str, Any]:
     """Return arguments that match the tool's schema, different ones for each variant if the schema allows it."""
-    example = example_of(tool.parameters)
+    example = make_example(tool.parameters)
     properties = tool.parameters.get("properties", {})
     names = tool.parameters.get("required") or list(properties)[:2]
     varied = {name: _vary(properties.get(name, {}), variant, i) for i, name in enumerate(names)}
     arguments = {name: example.get(name) if value is None else value for name, value in varied.items()}
-    return arguments if Checker(tool.parameters).mistake(arguments) is None else example
+    return arguments if SchemaValidator(tool.parameters).find_violation(arguments) is None else example
 
 
 def _vary(schema: Any, variant: int, index: int) -> Any:

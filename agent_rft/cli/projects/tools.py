@@ -19,7 +19,7 @@ MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ProjectTool:
     """Function for the model. `parameters` is a JSON schema without references; `changes`: a call may change data."""
 
     name: str
@@ -27,13 +27,13 @@ class Tool:
     parameters: dict[str, Any]
     changes: bool = False
 
-    def chat_form(self) -> dict[str, Any]:
+    def to_chat_tool(self) -> dict[str, Any]:
         """Return the tool's entry in `tools` of a row."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
-def chosen(names: Sequence[str], requested: Sequence[str], what: str, where: str) -> list[str]:
+def select_tools(names: Sequence[str], requested: Sequence[str], what: str, where: str) -> list[str]:
     """Return the names that are in `requested`, in their order, or all names if `requested` is empty.
 
     `what` is the kind of tool in messages, and `where` their source.
@@ -53,7 +53,7 @@ def chosen(names: Sequence[str], requested: Sequence[str], what: str, where: str
     return found
 
 
-def refuse(what: str, problems: Sequence[Problem]) -> None:
+def raise_problems(what: str, problems: Sequence[Problem]) -> None:
     """Raise an error if there are problems, with the first MAX_PROBLEMS of them.
 
     Raises:
@@ -65,6 +65,6 @@ def refuse(what: str, problems: Sequence[Problem]) -> None:
         raise InvalidJob(what + suffix, list(problems[:MAX_PROBLEMS]))
 
 
-def described(text: str) -> str:
+def trim_description(text: str) -> str:
     """Return a description for the model, cut to MAX_DESCRIPTION_CHARS."""
     return text.strip()[:MAX_DESCRIPTION_CHARS]

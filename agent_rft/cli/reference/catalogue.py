@@ -14,16 +14,16 @@ from typing import Literal, get_args
 
 from pydantic_core.core_schema import ErrorType
 
-from agent_rft.cli.reference.events import event_fields, level_of
-from agent_rft.cli.reference.settings import Setting
-from agent_rft.cli.reference.texts import sentence, text_of
+from agent_rft.cli.reference.events import describe_level, event_fields
+from agent_rft.cli.reference.settings import DocumentedSetting
+from agent_rft.cli.reference.texts import docstring_text, sentence
 from agent_rft.cluster.observability.alerts import ALERTS
 from agent_rft.cluster.observability.files import DASHBOARDS
-from agent_rft.errors import Discard
+from agent_rft.errors import DiscardError
 from agent_rft.events import KINDS as EVENT_KINDS
-from agent_rft.metrics import METRICS, metric_of, prometheus_name
+from agent_rft.metrics import METRICS, find_metric, to_prometheus_name
 from agent_rft.metrics.charts import CHARTS
-from agent_rft.problems import PROBLEM_CODES, entry_of
+from agent_rft.problems import PROBLEM_CODES, find_code
 from agent_rft.problems.alarms import ALARM_RULES
 from agent_rft.problems.readiness import REASONS
 
@@ -32,7 +32,7 @@ Kind = Literal[
 ]
 
 SHOWN_MATCHES = 5
-OWN_TYPES = frozenset(("ip_any_network",))
+EXTRA_ERROR_TYPES = frozenset(("ip_any_network",))
 """Error types that pydantic defines in addition to pydantic_core's."""
 _WHOLE_FILE = {"job": "the job's file", "operator": "the operator's configuration", "nodes": "the list of nodes"}
 _OTHER_GRADERS = re.compile(r"(?:guards\[\d*\]\.grader|held_out_grader)(?=\.)|(?<=grader)\.graders\.[^.]+(?=\.)")
@@ -42,43 +42,43 @@ _LABELS, _SAMPLE_PART = re.compile(r"\{[^{]*\}$"), re.compile(r"_(total|bucket|s
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """Explanation of one name. `facts` are additional lines, such as type, default, unit and where it is shown."""
 
     kind: Kind
     name: str
     meaning: str
-    remedy: str = ""
+    fix: str = ""
     facts: dict[str, str | list[str]] = field(default_factory=dict)
 
 
-def catalogue(settings: Iterable[Setting]) -> list[Entry]:
+def build_catalog(settings: Iterable[DocumentedSetting]) -> list[CatalogEntry]:
     """Return all entries, including entries for these settings."""
     return [
-        *(Entry("problem code", name, code.meaning, code.remedy) for name, code in PROBLEM_CODES.items()),
+        *(CatalogEntry("problem code", name, code.meaning, code.fix) for name, code in PROBLEM_CODES.items()),
         *map(_setting, settings),
         *map(_metric, METRICS),
         *(_event(kind) for kind in EVENT_KINDS),
-        *(Entry("alarm rule", name, rule.meaning, rule.remedy) for name, rule in ALARM_RULES.items()),
-        *(Entry("discard reason", cls.reason, text_of(cls)) for cls in Discard.__subclasses__()),
+        *(CatalogEntry("alarm rule", name, rule.meaning, rule.fix) for name, rule in ALARM_RULES.items()),
+        *(CatalogEntry("discard reason", cls.reason, docstring_text(cls)) for cls in DiscardError.__subclasses__()),
         *(
-            Entry(
-                "readiness reason", reason, text.meaning, text.remedy, {"verdict": text.verdict or "none (only a note)"}
+            CatalogEntry(
+                "readiness reason", reason, text.meaning, text.fix, {"verdict": text.verdict or "none (only a note)"}
             )
             for reason, text in REASONS.items()
         ),
-        *(Entry("exit code", str(code), meaning) for code, meaning in EXIT_CODES.items()),
+        *(CatalogEntry("exit code", str(code), meaning) for code, meaning in EXIT_CODES.items()),
     ]
 
 
-def find(name: str, entries: Sequence[Entry]) -> list[Entry]:
+def find_entries(name: str, entries: Sequence[CatalogEntry]) -> list[CatalogEntry]:
     """Return the entries for a name. It may have several, for example as a problem code and a discard reason."""
     meant = set(_names(name))
     found = [entry for entry in entries if entry.name in meant and entry.kind != "setting"]
     return found + _settings(name, [entry for entry in entries if entry.kind == "setting"])
 
 
-def near(name: str, entries: Sequence[Entry]) -> list[str]:
+def similar_names(name: str, entries: Sequence[CatalogEntry]) -> list[str]:
     """Return names with a similar spelling."""
     names = {known: entry.name for entry in entries for known in (entry.name, entry.name.rpartition(".")[2])}
     return list(dict.fromkeys(names[close] for close in get_close_matches(name, names, SHOWN_MATCHES)))
@@ -87,25 +87,25 @@ def near(name: str, entries: Sequence[Entry]) -> list[str]:
 def _names(name: str) -> Iterator[str]:
     """Yield the listed names for a name: itself, its metric or code family, and the metric of a Prometheus name."""
     yield name
-    if (metric := metric_of(name)) is not None:
+    if (metric := find_metric(name)) is not None:
         yield metric[0]
     sample = _LABELS.sub("", name)
-    yield from (entry for entry in METRICS if sample in {*sample_names(entry), *_bare_names(entry)})
-    if (code := entry_of(name)) is not None and _is_member(name, code):
+    yield from (entry for entry in METRICS if sample in {*prometheus_names(entry), *_bare_names(entry)})
+    if (code := find_code(name)) is not None and _is_member(name, code):
         yield code
 
 
 def _bare_names(entry: str) -> set[str]:
     """Return the names of a metric in Prometheus without the suffix of its kind."""
-    return {_SAMPLE_PART.sub("", sample) for sample in sample_names(entry)}
+    return {_SAMPLE_PART.sub("", sample) for sample in prometheus_names(entry)}
 
 
 def _is_member(code: str, family: str) -> bool:
     """Whether a code belongs to the family. After `invalid_`, only error types of pydantic form a code."""
-    return family != "invalid_<type>" or code.removeprefix("invalid_") in {*get_args(ErrorType), *OWN_TYPES}
+    return family != "invalid_<type>" or code.removeprefix("invalid_") in {*get_args(ErrorType), *EXTRA_ERROR_TYPES}
 
 
-def _settings(name: str, entries: Sequence[Entry]) -> list[Entry]:
+def _settings(name: str, entries: Sequence[CatalogEntry]) -> list[CatalogEntry]:
     """Return the settings with this path, or else the settings whose path ends with it."""
     path = name
     for found in reversed([*_OTHER_GRADERS.finditer(name)]):
@@ -129,31 +129,33 @@ def _make_optional(brackets: re.Match[str]) -> str:
     return rf"(?:\[{brackets[1] or '[0-9]*'}\])?"
 
 
-def _setting(setting: Setting) -> Entry:
+def _setting(setting: DocumentedSetting) -> CatalogEntry:
     facts: dict[str, str | list[str]] = {"in": _WHOLE_FILE[setting.file], "type": setting.type}
     facts["default"] = "none (required)" if setting.default is None else setting.default
     if setting.bounds is not None:
         facts["bounds"] = setting.bounds
-    return Entry("setting", setting.path, setting.description, facts=facts)
+    return CatalogEntry("setting", setting.path, setting.description, facts=facts)
 
 
-def _metric(name: str) -> Entry:
+def _metric(name: str) -> CatalogEntry:
     metric = METRICS[name]
     facts: dict[str, str | list[str]] = {
         "unit": metric.unit or "none",
         "kind": metric.kind,
         "Prometheus receives": METRIC_KINDS[metric.kind],
-        "in Prometheus": list(sample_names(name)),
-        "shown in": list(shown_in(name)),
+        "in Prometheus": list(prometheus_names(name)),
+        "shown in": list(places_showing(name)),
     }
-    return Entry("metric", name, sentence(metric.help), facts={key: value for key, value in facts.items() if value})
+    return CatalogEntry(
+        "metric", name, sentence(metric.help), facts={key: value for key, value in facts.items() if value}
+    )
 
 
-def _event(kind: str) -> Entry:
+def _event(kind: str) -> CatalogEntry:
     cls = EVENT_KINDS[kind]
     fields = [f"{name} ({type_}): {about}" for name, type_, about in event_fields(cls)]
-    facts: dict[str, str | list[str]] = {"level": level_of(cls)}
-    return Entry("event", kind, text_of(cls), facts=facts | ({"fields": fields} if fields else {}))
+    facts: dict[str, str | list[str]] = {"level": describe_level(cls)}
+    return CatalogEntry("event", kind, docstring_text(cls), facts=facts | ({"fields": fields} if fields else {}))
 
 
 # -- exit codes --------------------------------------------------------------------------------------------------------
@@ -184,14 +186,14 @@ METRIC_KINDS = {
 """Values that Prometheus receives for a metric, by the metric's kind."""
 
 
-def sample_names(entry: str) -> tuple[str, ...]:
+def prometheus_names(entry: str) -> tuple[str, ...]:
     """Return the names of a metric's samples in Prometheus; empty if the metric is only in the file."""
-    return tuple(prometheus_name(entry) + suffix for suffix in _SUFFIXES[METRICS[entry].kind])
+    return tuple(to_prometheus_name(entry) + suffix for suffix in _SUFFIXES[METRICS[entry].kind])
 
 
-def shown_in(entry: str) -> Iterator[str]:
+def places_showing(entry: str) -> Iterator[str]:
     """Yield a description of each place that shows a metric."""
-    metric, names = METRICS[entry], set(sample_names(entry))
+    metric, names = METRICS[entry], set(prometheus_names(entry))
     for dashboard in DASHBOARDS:
         for _, panels in dashboard.rows:
             for panel in panels:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from agent_rft.cli.reference.texts import field_texts
+from agent_rft.cli.reference.texts import field_docstrings
 from agent_rft.events import Event
 
 _WORDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -14,11 +14,11 @@ _WORDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 def event_fields(cls: type[Event]) -> Iterator[tuple[str, str, str]]:
     """Yield (name, JSON type, meaning) of each field of an event kind, except `step`, which all events have."""
-    texts, hints = field_texts(cls), get_type_hints(cls)
+    texts, hints = field_docstrings(cls), get_type_hints(cls)
     yield from ((name, json_type(hints[name]), text) for name, text in texts.items() if name != "step")
 
 
-def level_of(cls: type[Event]) -> str:
+def describe_level(cls: type[Event]) -> str:
     """Return a human-readable level of an event kind."""
     return cls.LEVEL if cls.level is Event.level else f"{cls.LEVEL}, or error if it failed"
 

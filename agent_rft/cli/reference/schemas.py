@@ -13,11 +13,11 @@ from pydantic import AliasChoices, BaseModel
 
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.nodes import NodesFile
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 
 Schema = dict[str, Any]
 
-MODELS: dict[str, type[BaseModel]] = {"job": JobSpec, "operator": Operator, "nodes": NodesFile}
+MODELS: dict[str, type[BaseModel]] = {"job": JobSpec, "operator": OperatorConfig, "nodes": NodesFile}
 TITLES = {
     "job": "A job of agent-rft",
     "operator": "The operator's configuration of agent-rft",
@@ -28,12 +28,12 @@ VARIABLE = r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"
 """Reference allowed in any scalar: the reader replaces it with an environment variable before it checks types."""
 EXPONENT = r"^[-+]?[0-9.]+[eE][-+]?[0-9]+$"
 """Number such as 1e-6, which YAML 1.1 reads as a string because it has no decimal point; the reader converts it."""
-NOT_TEXT = {"integer", "number", "boolean"}
+NON_STRING_TYPES = {"integer", "number", "boolean"}
 ANNOTATIONS = ("description", "default")
-NOT_FOR_EDITORS = ("title", "format", "writeOnly")
+OMITTED_KEYS = ("title", "format", "writeOnly")
 
 
-def schema_of(file: str) -> Schema:
+def editor_schema(file: str) -> Schema:
     """Return the schema of a file: job, operator or nodes."""
     schema = model_schema(file)
     models = schema["$defs"]
@@ -56,7 +56,7 @@ def model_schema(file: str) -> Schema:
     return schema
 
 
-def variants(schema: Schema) -> dict[str, str]:
+def union_variants(schema: Schema) -> dict[str, str]:
     """Return the model reference for each type in a union of models, in declaration order."""
     kinds = {ref: kind for kind, ref in schema["discriminator"]["mapping"].items()}
     return {kinds[model["$ref"]]: model["$ref"] for model in schema["oneOf"]}
@@ -91,7 +91,7 @@ def _adapt_for_editors(schema: Schema, models: Schema, is_option: bool = False) 
 
     `is_option`: The schema is one of several for the same value, which share one pattern for variables.
     """
-    found = {key: value for key, value in schema.items() if key not in NOT_FOR_EDITORS}
+    found = {key: value for key, value in schema.items() if key not in OMITTED_KEYS}
     if isinstance(found.get("default"), dict | list):
         del found["default"]  # an editor would insert all of it
     if "discriminator" in found:
@@ -110,7 +110,7 @@ def _adapt_for_editors(schema: Schema, models: Schema, is_option: bool = False) 
 
 def _select_by_type(schema: Schema, models: Schema) -> Schema:
     """Return a union of models as conditions on `type`, so that editors report errors only for the selected model."""
-    kinds = variants(schema)
+    kinds = union_variants(schema)
     about = {kind: models[ref.rpartition("/")[2]]["properties"]["type"]["description"] for kind, ref in kinds.items()}
     chosen = {
         "description": " ".join(f"{kind}: {text}" for kind, text in about.items()),
@@ -133,7 +133,7 @@ def _allow_variables(schema: Schema) -> Schema:
     pattern = f"{EXPONENT}|{VARIABLE}" if "number" in types else VARIABLE
     if any("const" in option or "enum" in option for option in options):
         return about | {"anyOf": [*options, {"type": "string", "pattern": pattern}]}
-    if "string" in types or not types & NOT_TEXT:
+    if "string" in types or not types & NON_STRING_TYPES:
         return schema
     keywords = {key: value for option in options for key, value in option.items() if key != "type"}
     return about | {"type": [option["type"] for option in options] + ["string"], **keywords, "pattern": pattern}

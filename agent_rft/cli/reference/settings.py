@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agent_rft.cli.reference.schemas import MODELS, Schema, model_schema, variants
+from agent_rft.cli.reference.schemas import MODELS, Schema, model_schema, union_variants
 
-ONCE = ("method.reinforcement.guards[].grader", "method.reinforcement.held_out_grader")
+SHARED_GRADER_PATHS = ("method.reinforcement.guards[].grader", "method.reinforcement.held_out_grader")
 """Paths of graders with the same settings as `method.reinforcement.grader`, which are not listed again."""
 BOUNDS = {
     "minimum": "at least {}",
@@ -27,7 +27,7 @@ SECTION = "section"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DocumentedSetting:
     """One setting.
 
     Attributes:
@@ -49,21 +49,21 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class SettingSection:
     """Settings directly below `path`, which is empty for the top level of the file."""
 
     file: str
     path: str
     description: str
-    settings: tuple[Setting, ...]
+    settings: tuple[DocumentedSetting, ...]
 
 
-def all_settings() -> list[Setting]:
+def all_settings() -> list[DocumentedSetting]:
     """Return the settings of all files, including sections."""
     return [setting for file in MODELS for section in sections(file) for setting in section.settings]
 
 
-def sections(file: str) -> list[Section]:
+def sections(file: str) -> list[SettingSection]:
     """Return the sections of a file in order; a section comes before the sections that it contains."""
     schema = model_schema(file)
     return list(_SettingsWalker(file, schema.get("$defs", {})).section("", schema))
@@ -76,18 +76,18 @@ class _SettingsWalker:
         self._file = file
         self._models = models
 
-    def section(self, path: str, model: Schema) -> Iterator[Section]:
+    def section(self, path: str, model: Schema) -> Iterator[SettingSection]:
         """Yield the section of a model, then the sections in it. `type` comes first, then the required settings."""
         required = model.get("required", ())
         names = sorted(model["properties"], key=lambda name: (name != "type", name not in required))
         fields = {f"{path}.{name}".lstrip("."): model["properties"][name] for name in names}
         settings = [self._setting(at, schema, at.rpartition(".")[2] in required) for at, schema in fields.items()]
-        yield Section(self._file, path, model["description"], tuple(settings))
+        yield SettingSection(self._file, path, model["description"], tuple(settings))
         for at, schema in fields.items():
             for inner_path, inner in self._inner(at, schema):
                 yield from self.section(inner_path, inner)
 
-    def _setting(self, path: str, schema: Schema, required: bool) -> Setting:
+    def _setting(self, path: str, schema: Schema, required: bool) -> DocumentedSetting:
         options = schema.get("anyOf", [schema])
         bounds = [text.format(_format_bound(o[key])) for o in options for key, text in BOUNDS.items() if key in o]
         default = schema.get("default", {})
@@ -95,7 +95,7 @@ class _SettingsWalker:
             raise ValueError(f"{path} has no description: write one below the field")
         if "description" not in schema:  # pydantic omits a description that equals the model's
             schema = self._model(schema["$ref"]) | schema
-        return Setting(
+        return DocumentedSetting(
             file=self._file,
             path=path,
             type=_join_with_or([kind for option in options for kind in _type_names(option)]),
@@ -109,8 +109,8 @@ class _SettingsWalker:
         for option in schema.get("anyOf", [schema]):
             if "$ref" in option:
                 yield path, self._model(option["$ref"])
-            elif "discriminator" in option and path not in ONCE:
-                for kind, ref in variants(option).items():
+            elif "discriminator" in option and path not in SHARED_GRADER_PATHS:
+                for kind, ref in union_variants(option).items():
                     yield f"{path}[{kind}]", self._model(ref)
             elif "$ref" in (items := option.get("items", {})):
                 yield f"{path}[]", self._model(items["$ref"])

@@ -13,12 +13,12 @@ from functools import cache
 from itertools import pairwise
 
 
-def text_of(documented: object) -> str:
+def docstring_text(documented: object) -> str:
     """Return the docstring of a class or function, with each paragraph on one line."""
     return _join_lines(inspect.getdoc(documented) or "")
 
 
-def field_texts(cls: type) -> dict[str, str]:
+def field_docstrings(cls: type) -> dict[str, str]:
     """Return the docstrings of a class's fields by name: first its own fields, then inherited ones."""
     found: dict[str, str] = {}
     for owner in cls.__mro__[:-1]:

@@ -1,6 +1,7 @@
 """Entry of the operator's `allowed_networks`: a network, an IP address or a host, with or without a port.
 
-`Operator.reachable` uses the same type for the endpoints of a job that its user runs on their own machine.
+`OperatorConfig.allowed_destinations` uses the same type for the endpoints of a job that its user runs on their own
+machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedDestination:
     """Network or host that jobs may connect to: either `network` or `host` (lower case) is set. `port` None: all ports.
 
     A `host` allows connections to URLs that name it, whatever it resolves to. With `is_local_only`, `host` may be an IP
@@ -47,7 +48,7 @@ class Allowed:
         return f"[{place}]:{self.port}" if ":" in place else f"{place}:{self.port}"
 
 
-def parse_allowed(text: str) -> Allowed:
+def parse_allowed(text: str) -> AllowedDestination:
     """Parse an entry of the configuration.
 
     Raises:
@@ -63,10 +64,10 @@ def parse_allowed(text: str) -> Allowed:
         place = place[1:-1]
     network = _network(place)
     if network is not None:
-        return Allowed(network, None, port)
+        return AllowedDestination(network, None, port)
     host = place.lower()
     if _HOST.fullmatch(host) and len(host) <= 254 and not _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
-        return Allowed(None, host, port)
+        return AllowedDestination(None, host, port)
     raise ValueError(_explain_invalid(place))
 
 
@@ -92,8 +93,8 @@ def _explain_invalid(place: str) -> str:
     return ""
 
 
-def _validate(value: Any) -> Allowed:
-    if isinstance(value, Allowed):
+def _validate(value: Any) -> AllowedDestination:
+    if isinstance(value, AllowedDestination):
         return value
     why = ""
     if isinstance(value, str | IPv4Network | IPv6Network):
@@ -108,7 +109,7 @@ def _validate(value: Any) -> Allowed:
 
 
 AllowedEntry = Annotated[
-    Allowed,
+    AllowedDestination,
     PlainValidator(_validate),
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string", "examples": EXAMPLES}),

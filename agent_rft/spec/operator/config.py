@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from agent_rft.spec.endpoints import BaseUrl, Endpoint, Headers, Key, Positive, Strict
-from agent_rft.spec.integrations import IntegrationAccess
+from agent_rft.spec.endpoints import BaseUrl, Endpoint, Headers, Key, PositiveInt, StrictModel
+from agent_rft.spec.integrations import TrackerAccess
 from agent_rft.spec.nodes import NodeGroups
-from agent_rft.spec.operator.allowed import Allowed, AllowedEntry
+from agent_rft.spec.operator.allowed import AllowedDestination, AllowedEntry
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -39,46 +39,46 @@ class ModelEndpoint(Endpoint):
     strictly in all cases."""
 
 
-class ServerLimits(Strict):
+class ServerLimits(StrictModel):
     """Limits of the API."""
 
-    max_body_bytes: Positive = 4 * 2**20
+    max_body_bytes: PositiveInt = 4 * 2**20
     """Maximum size in bytes of a request body, except file uploads; a larger body is rejected with 413. Raise it if
     conversations are longer than a million tokens."""
-    max_connections: Positive = 2_000
+    max_connections: PositiveInt = 2_000
     """Maximum number of client connections, and of requests in progress; one IP address or API key may use half of
     them. Further connections are closed; further requests are rejected with 429."""
-    max_file_bytes: Positive = 512 * 2**20
+    max_file_bytes: PositiveInt = 512 * 2**20
     """Maximum size in bytes of an uploaded file; a larger file is rejected with 413. OpenAI's limit is 512 MB."""
-    max_uploads: Positive = 4
+    max_uploads: PositiveInt = 4
     """Maximum number of concurrent file uploads; one API key may use half of them. Further uploads are rejected with
     429. Behind Ray Serve's proxy, an upload is held in memory if it arrives faster than the disk can write it. Lower
     this if memory is short."""
-    requests_per_minute: Positive = 3_000
+    requests_per_minute: PositiveInt = 3_000
     """Default rate limit of an API key; further requests are rejected with 429 and Retry-After."""
-    max_trial_calls: Positive = 16
+    max_trial_calls: PositiveInt = 16
     """Maximum number of concurrent sandboxes, judge requests and endpoint calls of trials (`graders/run`, `tool/run`,
     and the `grader` of chat completions and responses). One key may use three quarters of them. Others wait for up to
     two minutes and are then rejected with 429."""
 
 
-class EngineLimits(Strict):
+class EngineLimits(StrictModel):
     """Limits of the engines that serve models through the API."""
 
-    max_models: Positive = 1
+    max_models: PositiveInt = 1
     """Maximum number of models served at a time. A request for another model waits until a served model is idle and can
     be replaced."""
-    max_replicas: Positive = 1
+    max_replicas: PositiveInt = 1
     """Maximum number of engines per model. Engines are added while requests queue; each needs `cores` and `gpus`."""
-    cores: Positive = 1
+    cores: PositiveInt = 1
     """CPU cores per engine. On CPUs it samples with them; on GPUs a few are enough."""
     gpus: Count | None = None
     """GPUs per engine; null: 1 if the cluster has GPUs, else 0. Set it if GPU nodes join only on demand, since null
     depends on the current nodes."""
-    max_adapters: Positive = 8
+    max_adapters: PositiveInt = 8
     """Maximum number of LoRA adapters that an engine holds at a time, in addition to their base model. A request for
     another adapter waits until it can replace an idle one. Each slot takes as much memory as an adapter of rank 32."""
-    max_num_seqs: Positive = 64
+    max_num_seqs: PositiveInt = 64
     """Maximum number of requests that an engine decodes concurrently; further ones queue in the engine or start another
     replica."""
     idle_s: Seconds = 300.0
@@ -89,44 +89,44 @@ class EngineLimits(Strict):
     Retry-After. Raise it for large models if clients can wait that long."""
 
 
-class JobLimits(Strict):
+class JobLimits(StrictModel):
     """Limits of jobs created through the API."""
 
-    max_running: Positive = 1
+    max_running: PositiveInt = 1
     """Maximum number of API jobs that run concurrently; the others queue."""
-    max_cores: Positive | None = None
+    max_cores: PositiveInt | None = None
     """Maximum number of CPU cores per job; null: all cores of the cluster. It also applies to `agent-rft train`. A job
     that needs more is rejected."""
     max_gpus: Count | None = None
     """Maximum number of GPUs per job; null: all GPUs of the cluster. It also applies to `agent-rft train`. A job that
     needs more is rejected."""
-    min_training_rows: Positive = 10
+    min_training_rows: PositiveInt = 10
     """Minimum rows of a training file in the API; a job with fewer rows fails. OpenAI's limit is 10."""
-    max_training_rows: Positive = 50_000
+    max_training_rows: PositiveInt = 50_000
     """Maximum rows of a training file in the API; a job with more rows fails. OpenAI's limit is 50,000."""
-    max_validation_rows: Positive = 1_000
+    max_validation_rows: PositiveInt = 1_000
     """Maximum rows of a validation file in the API; a job with more rows fails. OpenAI's limit is 1,000."""
-    max_readiness_rollouts: Positive = 100_000
+    max_readiness_rollouts: PositiveInt = 100_000
     """Maximum rollouts of a readiness check in the API: rows of the training file times `samples`. A check with more
     rollouts fails. All rollouts are held in memory at the end, at some kilobytes each. A running check takes the place
     of a job."""
 
 
-class RecordLimits(Strict):
+class RecordLimits(StrictModel):
     """Limits of the records in each run folder.
 
     The oldest training rollouts are removed first. Rollouts of tests, of the first and last validation, and of steps
     after the last checkpoint are never removed, nor is anything that a resume needs.
     """
 
-    max_rollouts: Positive | None = None
+    max_rollouts: PositiveInt | None = None
     """Maximum number of rollouts in a run folder; null: no limit. If long runs fill the disk, set this or
     `max_rollout_bytes`: a rollout takes some kilobytes."""
-    max_rollout_bytes: Positive | None = None
+    max_rollout_bytes: PositiveInt | None = None
     """Maximum size in bytes of the rollout files of a run folder; null: no limit."""
 
 
-class TraceSettings(Strict):
+class TraceSettings(StrictModel):
     """Export of rollout traces to an OpenTelemetry collector."""
 
     endpoint: BaseUrl
@@ -138,7 +138,7 @@ class TraceSettings(Strict):
     session requests. All steps are traced, each with a span for itself and about five for its parts."""
 
 
-class Operator(Strict):
+class OperatorConfig(StrictModel):
     """The operator's configuration file."""
 
     allowed_networks: tuple[AllowedEntry, ...] = ()
@@ -177,7 +177,7 @@ class Operator(Strict):
     """Limits of jobs created through the API."""
     records: RecordLimits = RecordLimits()
     """Limits of the records in each run folder."""
-    integrations: IntegrationAccess = IntegrationAccess()
+    integrations: TrackerAccess = TrackerAccess()
     """URLs and keys of the experiment trackers that jobs name in their `integrations`."""
     traces: TraceSettings | None = None
     """Export of traces of rollouts and steps; null: no traces. With traces, requests to the tools, graders and session
@@ -188,18 +188,18 @@ class Operator(Strict):
     folder was lost resumes from the store. Credentials come from the environment. Set it if run folders are on disks
     that may be lost."""
 
-    _job_endpoints: tuple[Allowed, ...] = PrivateAttr(default=())
+    _job_endpoints: tuple[AllowedDestination, ...] = PrivateAttr(default=())
 
     @property
-    def reachable(self) -> tuple[Allowed, ...]:
+    def allowed_destinations(self) -> tuple[AllowedDestination, ...]:
         """Networks and hosts that endpoints of a job may use, in addition to public addresses."""
         return self.allowed_networks + self._job_endpoints
 
-    def for_trial(self) -> Operator:
+    def limit_to_trial(self) -> OperatorConfig:
         """Return a copy whose judges and embedding models have the deadline of a trial call."""
-        return self.model_copy(update={"models": {name: model.for_trial() for name, model in self.models.items()}})
+        return self.model_copy(update={"models": {name: model.limit_to_trial() for name, model in self.models.items()}})
 
-    def with_job_endpoints(self, endpoints: Iterable[Allowed]) -> Operator:
+    def with_job_endpoints(self, endpoints: Iterable[AllowedDestination]) -> OperatorConfig:
         """Return a copy that also allows `endpoints`, which belong to a job that the operator runs.
 
         A configuration file cannot contain them, so they are never allowed for other users' jobs.
@@ -209,5 +209,5 @@ class Operator(Strict):
         return copy
 
 
-NOTHING_ALLOWED = Operator()
+DEFAULT_CONFIG = OperatorConfig()
 """Configuration used if there is no file."""

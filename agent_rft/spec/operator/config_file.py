@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
-from agent_rft.spec.reader import fill_in, read_source, validate, without_consequences
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
+from agent_rft.spec.reader import drop_consequences, read_source, substitute_variables, validate
 
 DEFAULT_FILE = "agent-rft.yaml"
 
@@ -20,7 +20,9 @@ def config_path(path: Path | None, folder: Path = Path()) -> Path | None:
     return path
 
 
-def load_operator(path: Path | None, folder: Path = Path(), environment: Mapping[str, str] = os.environ) -> Operator:
+def load_operator(
+    path: Path | None, folder: Path = Path(), environment: Mapping[str, str] = os.environ
+) -> OperatorConfig:
     """Read the configuration at `path`; None: DEFAULT_FILE in `folder` if it exists, else the default configuration.
 
     Raises:
@@ -28,7 +30,7 @@ def load_operator(path: Path | None, folder: Path = Path(), environment: Mapping
     """
     path = config_path(path, folder)
     if path is None:
-        return NOTHING_ALLOWED
+        return DEFAULT_CONFIG
     operator, problems = _read(path, environment)
     if problems or operator is None:
         errors = f"{len(problems)} error{'s' * (len(problems) != 1)}"
@@ -36,15 +38,15 @@ def load_operator(path: Path | None, folder: Path = Path(), environment: Mapping
     return operator
 
 
-def _read(path: Path, environment: Mapping[str, str]) -> tuple[Operator | None, list[Problem]]:
+def _read(path: Path, environment: Mapping[str, str]) -> tuple[OperatorConfig | None, list[Problem]]:
     source = read_source(path, "config")
     if isinstance(source, Problem):
         return None, [source]
     if source.raw is None:  # an empty file
-        return NOTHING_ALLOWED, []
+        return DEFAULT_CONFIG, []
     if not isinstance(source.raw, dict):
-        remedy = "write `key: value` lines, such as `allowed_networks: [10.0.0.0/8]`"
-        return None, [Problem("config_shape", "config", "must be a mapping of keys to values", remedy, source.file)]
-    raw, variables, problems = fill_in(source, environment)
-    operator, found = validate(Operator, raw, source, variables)
-    return operator, source.duplicates() + problems + without_consequences(found, variables)
+        fix = "write `key: value` lines, such as `allowed_networks: [10.0.0.0/8]`"
+        return None, [Problem("config_shape", "config", "must be a mapping of keys to values", fix, source.file)]
+    raw, variables, problems = substitute_variables(source, environment)
+    operator, found = validate(OperatorConfig, raw, source, variables)
+    return operator, source.find_duplicates() + problems + drop_consequences(found, variables)

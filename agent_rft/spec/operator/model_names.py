@@ -32,7 +32,7 @@ _MAX_COMPARED = 100
 """Maximum characters of a name that are compared: clients choose names, and difflib takes quadratic time."""
 
 
-def named(name: str, names: Collection[str]) -> str | None:
+def match_model_name(name: str, names: Collection[str]) -> str | None:
     """Return the operator's name that matches `name`, with or without its date suffix; None: no name matches."""
     if name in names:
         return name
@@ -40,13 +40,17 @@ def named(name: str, names: Collection[str]) -> str | None:
     return dated[1] if dated and dated[1] in names and _is_date(dated[2]) else None
 
 
-def with_snapshots(names: Collection[str]) -> list[str]:
+def add_snapshots(names: Collection[str]) -> list[str]:
     """Return the operator's `names`, each followed by its known dated names."""
-    found = (form for name in names for form in (name, *(full for full in SNAPSHOTS if named(full, [name]) == name)))
+    found = (
+        form
+        for name in names
+        for form in (name, *(full for full in SNAPSHOTS if match_model_name(full, [name]) == name))
+    )
     return list(dict.fromkeys(found))
 
 
-def nearest(name: str, names: Collection[str]) -> str | None:
+def find_similar_name(name: str, names: Collection[str]) -> str | None:
     """Return the operator's name that is spelled most like `name`; None: no name is similar."""
     return next(iter(get_close_matches(name[:_MAX_COMPARED], names, 1)), None)
 

@@ -27,75 +27,77 @@ MAX_PATTERNS = 100
 """Maximum patterns of one schema: each compiled pattern takes up to a few MB."""
 MAX_PATTERN_CHARS = 2_000
 """Maximum length of a pattern; the longest common ones, for dates and URLs, have a few hundred characters."""
-MAX_LEAST = 10_000
+MAX_LOWER_BOUND = 10_000
 """Maximum of lower bounds such as minItems: examples of such values are generated, and a model's turn cannot be
 longer."""
-MAX_MOST = 1_000_000
+MAX_UPPER_BOUND = 1_000_000
 """Maximum of upper bounds such as maxItems, if a grammar has to count them."""
 
-LEAST = ("minLength", "minItems", "minProperties", "minContains")
-MOST = ("maxLength", "maxItems", "maxProperties", "maxContains")
+MIN_KEYWORDS = ("minLength", "minItems", "minProperties", "minContains")
+MAX_KEYWORDS = ("maxLength", "maxItems", "maxProperties", "maxContains")
 NUMERIC = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-BOUNDS = (*zip(LEAST, MOST, strict=True), *product(NUMERIC[:2], NUMERIC[2:]))
+BOUNDS = (*zip(MIN_KEYWORDS, MAX_KEYWORDS, strict=True), *product(NUMERIC[:2], NUMERIC[2:]))
 """Pairs of lower and upper bounds."""
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 ANCHORS = ("$anchor", "$dynamicAnchor")
-IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"})
+IN_PLACE_KEYWORDS = frozenset(
+    {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"}
+)
 """Keywords whose schemas apply to the same value."""
 DEFINITIONS = frozenset({"$defs", "definitions"})
 """Keywords whose schemas apply only where they are referenced."""
-ONE = frozenset(
+SCHEMA_KEYWORDS = frozenset(
     {
         *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
         *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
     }
 )
 """Keywords with a schema. `items` may also be a list of schemas."""
-MANY = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
+SCHEMA_LIST_KEYWORDS = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
 """Keywords with a list of schemas."""
-NAMED = frozenset({"dependencies", "dependentSchemas", "patternProperties", "properties"}) | DEFINITIONS
+SCHEMA_MAP_KEYWORDS = frozenset({"dependencies", "dependentSchemas", "patternProperties", "properties"}) | DEFINITIONS
 """Keywords with schemas by name."""
 
 Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaMistake:
-    """Reason for rejecting a schema: problem code, path in the schema, message and remedy."""
+class SchemaProblem:
+    """Reason for rejecting a schema: problem code, path in the schema, message and fix."""
 
     code: str
     path: Path
     message: str
-    remedy: str = "give a valid JSON schema (draft 2020-12)"
+    fix: str = "give a valid JSON schema (draft 2020-12)"
 
     @property
     def at(self) -> str:
-        return shown_path(self.path)
+        return format_schema_path(self.path)
 
     def __str__(self) -> str:
         return f"{self.at}: {self.message}"
 
 
-class Refused(Exception):
-    """Exception that carries a `SchemaMistake` out of nested loops."""
+class SchemaRejected(Exception):
+    """Exception that carries a `SchemaProblem` out of nested loops."""
 
-    def __init__(self, mistake: SchemaMistake) -> None:
+    def __init__(self, mistake: SchemaProblem) -> None:
         super().__init__(str(mistake))
         self.mistake = mistake
 
 
-def shown_path(path: Path) -> str:
+def format_schema_path(path: Path) -> str:
     """Format a path as `$.properties.path`, with long keys shortened."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{shortened(part, 60)}" for part in path)
-    return shortened("$" + "".join(parts), 200)
+    parts = (f"[{part}]" if isinstance(part, int) else f".{shorten(part, 60)}" for part in path)
+    return shorten("$" + "".join(parts), 200)
 
 
-def shortened(text: str, limit: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """Return `text`, without its middle if it is longer than `limit`."""
     return text if len(text) <= limit else f"{text[: limit - limit // 4 - 3]}...{text[-(limit // 4) :]}"
 
 
-def check_form(schema: Any, *, grammar: bool) -> None:
+def check_schema_limits(schema: Any, *, grammar: bool) -> None:
     """Check size, depth, references and numbers of a schema; with `grammar`, also limits that only grammars have.
 
     Raises:
@@ -105,18 +107,18 @@ def check_form(schema: Any, *, grammar: bool) -> None:
     nodes = _Nodes(schema)
     for path, node in nodes.found:
         _check_numbers(node, path, grammar)
-    _check_patterns(patterns_of(nodes))
+    _check_patterns(collect_patterns(nodes))
     if (count := nodes.num_applied()) > MAX_SUBSCHEMAS:
         raise _too_large((), f"has {_count(count)} subschemas after following references", MAX_SUBSCHEMAS, "shorten it")
     nodes.check_cycles()
 
 
-def patterns_in(schema: Any) -> list[tuple[Path, str]]:
-    """Return the path and text of each pattern of a schema that passes `check_form`."""
-    return patterns_of(_Nodes(schema))
+def find_patterns(schema: Any) -> list[tuple[Path, str]]:
+    """Return the path and text of each pattern of a schema that passes `check_schema_limits`."""
+    return collect_patterns(_Nodes(schema))
 
 
-def patterns_of(nodes: _Nodes) -> list[tuple[Path, str]]:
+def collect_patterns(nodes: _Nodes) -> list[tuple[Path, str]]:
     """Return the path and text of each pattern in `nodes`."""
     found: list[tuple[Path, str]] = []
     for path, node in nodes.found:
@@ -127,23 +129,23 @@ def patterns_of(nodes: _Nodes) -> list[tuple[Path, str]]:
     return found
 
 
-def num_applied(schema: Any) -> int:
+def count_subschemas(schema: Any) -> int:
     """Return the number of subschemas after following references; a recursive reference counts once."""
     return _Nodes(schema).num_applied()
 
 
-def subschemas(node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+def iter_subschemas(node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
     """Yield the direct subschemas of a schema, with their relative paths."""
     for key, value in node.items():
-        if key in ONE and isinstance(value, dict | bool):
+        if key in SCHEMA_KEYWORDS and isinstance(value, dict | bool):
             yield (key,), value
-        elif key in MANY and isinstance(value, list):
+        elif key in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
             yield from (((key, i), part) for i, part in enumerate(value))
-        elif key in NAMED and isinstance(value, dict):
+        elif key in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
             yield from (((key, name), part) for name, part in value.items())
 
 
-def resolved(root: Any, reference: str) -> tuple[Path, Any] | None:
+def resolve_reference(root: Any, reference: str) -> tuple[Path, Any] | None:
     """Return the path and value that a reference such as `#/$defs/name` points to; None if it does not resolve."""
     if reference != "#" and not reference.startswith("#/"):
         return None
@@ -196,11 +198,11 @@ class _Nodes:
             if len(self.found) > MAX_SUBSCHEMAS:
                 raise _too_large((), f"has over {MAX_SUBSCHEMAS:,} subschemas", MAX_SUBSCHEMAS, "shorten it")
             applied, in_place = self._applied.setdefault(id(node), []), self._in_place.setdefault(id(node), [])
-            for place, part in subschemas(node):
+            for place, part in iter_subschemas(node):
                 remaining.append(((*path, *place), part))
                 if isinstance(part, dict) and place[0] not in DEFINITIONS:
                     applied.append(id(part))
-                    if place[0] in IN_PLACE:
+                    if place[0] in IN_PLACE_KEYWORDS:
                         in_place.append(id(part))
             names = [node[key] for key in ANCHORS if isinstance(node.get(key), str)]
             ids = [node[key] for key in ("$id", "id") if isinstance(node.get(key), str)]  # anchors until draft 7
@@ -212,18 +214,18 @@ class _Nodes:
         self, path: Path, node: dict[str, Any], key: str, anchors: Mapping[str, tuple[Path, Any]]
     ) -> tuple[Path, Any]:
         reference = node[key]
-        shown = shortened(reference, 80)
+        shown = shorten(reference, 80)
         if not reference.startswith("#"):
             message = (
                 f"the reference {shown!r} points outside the schema; only references that start with # are allowed"
             )
-            remedy = "put the target into `$defs` of the same schema, and write #/$defs/NAME"
-            raise invalid_at((*path, key), message, remedy)
-        found = anchors.get(unquote(reference[1:])) or resolved(self._root, reference)
+            fix = "put the target into `$defs` of the same schema, and write #/$defs/NAME"
+            raise schema_error((*path, key), message, fix)
+        found = anchors.get(unquote(reference[1:])) or resolve_reference(self._root, reference)
         if found is None or not isinstance(found[1], dict | bool):
             message = f"the reference {shown!r} cannot be resolved"
-            remedy = "add the target to `$defs` of the schema"
-            raise invalid_at((*path, key), message, remedy)
+            fix = "add the target to `$defs` of the schema"
+            raise schema_error((*path, key), message, fix)
         return found
 
     def num_applied(self) -> int:
@@ -247,8 +249,8 @@ class _Nodes:
             TopologicalSorter(self._in_place).prepare()
         except CycleError:
             message = "its references form a cycle: a value would be validated with the same schema forever"
-            remedy = "refer to the schema from `properties` or `items`"
-            raise invalid_at((), message, remedy) from None
+            fix = "refer to the schema from `properties` or `items`"
+            raise schema_error((), message, fix) from None
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
@@ -256,7 +258,7 @@ class _Nodes:
 
 def _check_json(schema: Any) -> None:
     if not isinstance(schema, dict | bool):
-        raise Refused(SchemaMistake("invalid_schema", (), "must be a JSON object"))
+        raise SchemaRejected(SchemaProblem("invalid_schema", (), "must be a JSON object"))
     depth, num_values = 0, 0
     level: list[Any] = [schema]
     while level := [value for value in level if isinstance(value, dict | list)]:
@@ -264,19 +266,19 @@ def _check_json(schema: Any) -> None:
         num_values += sum(map(len, level))
         if depth > MAX_DEPTH:
             what = f"is nested more than {MAX_DEPTH} levels deep"
-            raise Refused(SchemaMistake("schema_too_large", (), what, "use fewer levels of objects and lists"))
+            raise SchemaRejected(SchemaProblem("schema_too_large", (), what, "use fewer levels of objects and lists"))
         if num_values > MAX_BYTES:  # aliases in a YAML file may expand to more than its text
             raise _too_large((), f"has over {num_values - 1:,} values", MAX_BYTES, "shorten it")
         level = [part for value in level for part in (value.values() if isinstance(value, dict) else value)]
     try:
         size = len(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
     except UnicodeEncodeError:
-        raise Refused(
-            SchemaMistake("invalid_schema", (), "contains an unpaired surrogate", "write UTF-8 text")
+        raise SchemaRejected(
+            SchemaProblem("invalid_schema", (), "contains an unpaired surrogate", "write UTF-8 text")
         ) from None
     except (ValueError, TypeError, RecursionError):
         message = "contains a value that JSON does not support, such as infinity or a number with thousands of digits"
-        raise Refused(SchemaMistake("invalid_schema", (), message, "use smaller numbers")) from None
+        raise SchemaRejected(SchemaProblem("invalid_schema", (), message, "use smaller numbers")) from None
     if size > MAX_BYTES:
         raise _too_large(
             (), f"has {size:,} bytes as JSON", MAX_BYTES, "shorten descriptions and enums, or split the tool"
@@ -284,8 +286,8 @@ def _check_json(schema: Any) -> None:
 
 
 def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
-    for keys, most in ((LEAST, MAX_LEAST), (MOST, MAX_MOST)):
-        for key in keys if grammar or keys is LEAST else ():
+    for keys, most in ((MIN_KEYWORDS, MAX_LOWER_BOUND), (MAX_KEYWORDS, MAX_UPPER_BOUND)):
+        for key in keys if grammar or keys is MIN_KEYWORDS else ():
             value = node.get(key)
             if isinstance(value, int | float) and value > most:
                 raise _too_large((*path, key), f"is {_count(value)}", most, "lower it, or remove it")
@@ -298,26 +300,26 @@ def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
 def _check_bounds(node: Mapping[str, Any], path: Path) -> None:
     """Reject bounds that a grammar cannot express: empty ranges, and fractional bounds of integers."""
     if node.get("enum") == []:
-        raise invalid_at((*path, "enum"), "is empty", "add values, or remove it")
+        raise schema_error((*path, "enum"), "is empty", "add values, or remove it")
     whole = node.get("type") == "integer"
     for key in NUMERIC if whole else ():
         if isinstance(value := node.get(key), float) and not value.is_integer():
-            raise invalid_at((*path, key), "must be a whole number, since it bounds an integer", "round it")
+            raise schema_error((*path, key), "must be a whole number, since it bounds an integer", "round it")
     for least, most in BOUNDS:
         low, high = _number(node.get(least)), _number(node.get(most))
         if low is not None and high is not None:
             strict = sum(key.startswith("exclusive") for key in (least, most))
             if low > high or (strict and low == high) or (whole and strict == 2 and int(high) == int(low) + 1):
-                raise invalid_at((*path, least), f"leaves no values below {most}", f"lower it, or raise {most}")
+                raise schema_error((*path, least), f"leaves no values below {most}", f"lower it, or raise {most}")
 
 
 def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def invalid_at(path: Path, what: str, remedy: str) -> Refused:
+def schema_error(path: Path, what: str, fix: str) -> SchemaRejected:
     """Return the error for an invalid part of a schema."""
-    return Refused(SchemaMistake("invalid_schema", path, what, remedy))
+    return SchemaRejected(SchemaProblem("invalid_schema", path, what, fix))
 
 
 def _check_patterns(patterns: list[tuple[Path, str]]) -> None:
@@ -328,8 +330,8 @@ def _check_patterns(patterns: list[tuple[Path, str]]) -> None:
             raise _too_large(path, f"has {len(pattern):,} characters", MAX_PATTERN_CHARS, "write a shorter pattern")
 
 
-def _too_large(path: Path, what: str, most: int, remedy: str) -> Refused:
-    return Refused(SchemaMistake("schema_too_large", path, f"{what}; at most {most:,} are allowed", remedy))
+def _too_large(path: Path, what: str, most: int, fix: str) -> SchemaRejected:
+    return SchemaRejected(SchemaProblem("schema_too_large", path, f"{what}; at most {most:,} are allowed", fix))
 
 
 def _count(value: float) -> str:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_rft.spec.schemas.form import MANY, NAMED, ONE, Path, Refused, SchemaMistake, invalid_at, resolved
+from agent_rft.spec.schemas.form import (
+    SCHEMA_KEYWORDS,
+    SCHEMA_LIST_KEYWORDS,
+    SCHEMA_MAP_KEYWORDS,
+    Path,
+    SchemaProblem,
+    SchemaRejected,
+    resolve_reference,
+    schema_error,
+)
 
 MAX_NODES = 2_000
 """Maximum subschemas of one tool after following references, which can grow without bound."""
 MAX_DEPTH = 40
 MAX_DESCRIPTION_CHARS = 1_000
-LEFT_OUT = frozenset(
+OMITTED_KEYWORDS = frozenset(
     {
         *(
             "title",
@@ -32,14 +41,14 @@ LEFT_OUT = frozenset(
 )
 
 
-def inlined(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str, Any] | None, SchemaMistake | None]:
+def inline_references(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str, Any] | None, SchemaProblem | None]:
     """Return the schema, which is at `path` of `root`, with its references replaced by their targets; or the error."""
     try:
         found = _Inliner(root).plain(schema, path, (), 0)
-    except Refused as error:
+    except SchemaRejected as error:
         return None, error.mistake
     if not isinstance(found, dict):
-        return None, SchemaMistake("invalid_schema", path, "must be a JSON schema", "write an object")
+        return None, SchemaProblem("invalid_schema", path, "must be a JSON schema", "write an object")
     return found, None
 
 
@@ -55,26 +64,26 @@ class _Inliner:
         self._num_left -= 1
         if self._num_left < 0 or depth > MAX_DEPTH:
             what = f"has more than {MAX_NODES:,} parts or {MAX_DEPTH} levels once its references are followed"
-            raise invalid_at(path, what, "describe only the arguments that the model needs, or leave it out")
+            raise schema_error(path, what, "describe only the arguments that the model needs, or leave it out")
         if not isinstance(schema, dict):
             return schema
         if (reference := schema.get("$ref")) is not None:
             return self._follow(schema, reference, path, above, depth)
         found: dict[str, Any] = {}
         for key, value in schema.items():
-            if key in NAMED and key not in LEFT_OUT and isinstance(value, dict):
+            if key in SCHEMA_MAP_KEYWORDS and key not in OMITTED_KEYWORDS and isinstance(value, dict):
                 found[key] = {
                     name: self.plain(part, (*path, key, name), above, depth + 1)
                     for name, part in value.items()
                     if not (isinstance(part, dict) and part.get("readOnly") is True)
                 }
-            elif key in ONE and isinstance(value, dict):
+            elif key in SCHEMA_KEYWORDS and isinstance(value, dict):
                 found[key] = self.plain(value, (*path, key), above, depth + 1)
-            elif key in MANY and isinstance(value, list):
+            elif key in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
                 found[key] = [self.plain(part, (*path, key, i), above, depth + 1) for i, part in enumerate(value)]
             elif key == "description" and isinstance(value, str):
                 found[key] = value.strip()[:MAX_DESCRIPTION_CHARS]
-            elif key not in LEFT_OUT and not str(key).startswith("x-"):
+            elif key not in OMITTED_KEYWORDS and not str(key).startswith("x-"):
                 found[key] = value
         return _convert_openapi(found, schema)
 
@@ -82,14 +91,14 @@ class _Inliner:
         at = (*path, "$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             message = f"{str(reference)[:200]!r} is in another document, which is not fetched"
-            raise invalid_at(at, message, "bundle all documents into one file first")
+            raise schema_error(at, message, "bundle all documents into one file first")
         if reference in above:
             message = f"{reference[:200]} contains itself, so the schema is infinite"
-            remedy = "replace the inner reference by {type: object}, or select only other tools with --tool"
-            raise invalid_at(at, message, remedy)
-        target = resolved(self._root, reference)
+            fix = "replace the inner reference by {type: object}, or select only other tools with --tool"
+            raise schema_error(at, message, fix)
+        target = resolve_reference(self._root, reference)
         if target is None:
-            raise invalid_at(at, f"{reference[:200]} does not exist in the document", "correct the reference")
+            raise schema_error(at, f"{reference[:200]} does not exist in the document", "correct the reference")
         place, found = target
         result = self.plain(found, place, (*above, reference), depth + 1)
         siblings = {key: value for key, value in schema.items() if key != "$ref"}

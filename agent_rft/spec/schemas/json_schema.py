@@ -16,18 +16,18 @@ from typing import Any
 import jsonschema_rs
 
 from agent_rft.spec.schemas.form import (
-    MANY,
-    NAMED,
-    ONE,
+    SCHEMA_KEYWORDS,
+    SCHEMA_LIST_KEYWORDS,
+    SCHEMA_MAP_KEYWORDS,
     Path,
-    Refused,
-    SchemaMistake,
-    check_form,
-    num_applied,
-    patterns_in,
-    resolved,
-    shortened,
-    shown_path,
+    SchemaProblem,
+    SchemaRejected,
+    check_schema_limits,
+    count_subschemas,
+    find_patterns,
+    format_schema_path,
+    resolve_reference,
+    shorten,
 )
 
 REGEX_BYTES = 1 << 20
@@ -42,7 +42,7 @@ BACKTRACKING_COST = 10
 """Cost of a backtracking pattern relative to a linear one."""
 MAX_VALUE_DEPTH = 200
 """Maximum nesting depth of a value: jsonschema-rs raises an error from about 250 levels."""
-MAX_WORDS_CHARS = 300
+MAX_MESSAGE_CHARS = 300
 MAX_VALUE_CHARS = 60
 MAX_EXPLAINED = 50
 """Maximum subschemas that are examined to explain a violation."""
@@ -63,55 +63,57 @@ _BACKTRACKING = jsonschema_rs.FancyRegexOptions(
 MAX_REPEATS = 1_000
 """Maximum repetitions, as in {1,1000}, in a grammar's pattern. Compile time grows with their square: 0.04 s at the
 limit."""
-MAX_ALL_REPEATS = 10_000
+MAX_TOTAL_REPETITIONS = 10_000
 """Maximum sum of such repetitions in a schema."""
 _REPETITION = re.compile(r"\{(?:\d*,)?(\d+),?\}")
 _NOT_IN_GRAMMARS = re.compile(r"\\[bBpP]")
 
 
-def schema_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | None:
+def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem | None:
     """Return why values cannot be validated with this JSON schema; None if they can.
 
     With `grammar`, check as well whether decoding can be constrained to the schema. Compiles every pattern.
     """
     if schema is None:
         return None
-    if (mistake := form_mistake(schema, grammar=grammar)) is not None:
+    if (mistake := find_structure_problem(schema, grammar=grammar)) is not None:
         return mistake
-    patterns = patterns_in(schema)
+    patterns = find_patterns(schema)
     all_repeats = 0
     for path, pattern in patterns if grammar else ():
         repeats = sum(map(int, _REPETITION.findall(pattern)))
         all_repeats += repeats
-        if repeats > MAX_REPEATS or all_repeats > MAX_ALL_REPEATS:
+        if repeats > MAX_REPEATS or all_repeats > MAX_TOTAL_REPETITIONS:
             message = f"the pattern has {repeats:,} repetitions, and the patterns so far have {all_repeats:,}; "
-            message += f"at most {MAX_REPEATS:,} and {MAX_ALL_REPEATS:,} are allowed if a grammar constrains the value"
-            return SchemaMistake("schema_too_large", path, message, "use + or *, and minLength and maxLength")
+            message += (
+                f"at most {MAX_REPEATS:,} and {MAX_TOTAL_REPETITIONS:,} are allowed if a grammar constrains the value"
+            )
+            return SchemaProblem("schema_too_large", path, message, "use + or *, and minLength and maxLength")
     try:
         _, options = _compiled(_plain(schema), _dialect(schema))
     except ValueError as error:
         for path, pattern in patterns:
             if not _is_supported(pattern, _LINEAR) and not _is_supported(pattern, _BACKTRACKING):
-                shown = repr(shortened(pattern, MAX_VALUE_CHARS))
+                shown = repr(shorten(pattern, MAX_VALUE_CHARS))
                 message = f"{shown} is not a valid ECMA-262 regular expression, or needs more than 1 MiB when compiled"
-                remedy = "correct it; use maxLength instead of large repetitions"
-                return SchemaMistake("invalid_schema", path, message, remedy)
-        return SchemaMistake("invalid_schema", (), shortened(str(error), MAX_WORDS_CHARS))
+                fix = "correct it; use maxLength instead of large repetitions"
+                return SchemaProblem("invalid_schema", path, message, fix)
+        return SchemaProblem("invalid_schema", (), shorten(str(error), MAX_MESSAGE_CHARS))
     for path, pattern in patterns if grammar else ():
         if (lacking := _find_unsupported(pattern, options)) is not None:
-            message = f"{shortened(pattern, MAX_VALUE_CHARS)!r} has {lacking}, which a grammar cannot express"
-            remedy = "use only character classes, groups and repetitions, such as [a-z]+"
-            return SchemaMistake("unsupported_pattern", path, message, remedy)
+            message = f"{shorten(pattern, MAX_VALUE_CHARS)!r} has {lacking}, which a grammar cannot express"
+            fix = "use only character classes, groups and repetitions, such as [a-z]+"
+            return SchemaProblem("unsupported_pattern", path, message, fix)
     return None
 
 
-def form_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | None:
+def find_structure_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem | None:
     """Return the structural error of a schema, or None. Compiles no pattern, so it always takes milliseconds."""
     if schema is None:
         return None
     try:
-        check_form(schema, grammar=grammar)
-    except Refused as refused:
+        check_schema_limits(schema, grammar=grammar)
+    except SchemaRejected as refused:
         return refused.mistake
     plain = _plain(schema)
     try:
@@ -121,26 +123,26 @@ def form_mistake(schema: Any, *, grammar: bool = False) -> SchemaMistake | None:
         path, value = tuple(error.instance_path), error.instance  # the path contains a key such as "1" as a number
         written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # as in the message
         words = error.message.replace(written, _format_value(value))
-        return SchemaMistake("invalid_schema", path, shortened(words, MAX_WORDS_CHARS))
+        return SchemaProblem("invalid_schema", path, shorten(words, MAX_MESSAGE_CHARS))
     return None
 
 
-class Checker:
+class SchemaValidator:
     """Validator of values with a schema.
 
     A job that started before the current limits may have a schema that they reject. Only its top level is validated.
     """
 
     def __init__(self, schema: Any) -> None:
-        schema = schema if schema_mistake(schema) is None else top_level(schema)
+        schema = schema if find_schema_problem(schema) is None else keep_top_level(schema)
         self._schema = _plain(schema)
         self._dialect = _dialect(schema)
         self._validator, self._options = _compiled(self._schema, self._dialect)
         self._parts: jsonschema_rs.ValidatorMap | None = None
-        self._num_subschemas = num_applied(schema)
-        self._pattern_cost = len(patterns_in(schema)) * (1 if self._options is _LINEAR else BACKTRACKING_COST)
+        self._num_subschemas = count_subschemas(schema)
+        self._pattern_cost = len(find_patterns(schema)) * (1 if self._options is _LINEAR else BACKTRACKING_COST)
 
-    def mistake(self, value: Any) -> str | None:
+    def find_violation(self, value: Any) -> str | None:
         """Return how a JSON value violates the schema, as `at $.path: words` for the model; None if it is valid."""
         num_values, num_chars, depth = _measure(value)
         if depth > MAX_VALUE_DEPTH:
@@ -150,10 +152,10 @@ class Checker:
         try:
             if self._validator.is_valid(value):
                 return None
-            _, path, words = _Explanation(self._schema, self._dialect, self._part).of((), value, ())
+            _, path, words = _Explanation(self._schema, self._dialect, self._part).explain((), value, ())
         except UnicodeEncodeError:
             return "at $: they have half of a surrogate pair; write whole characters"
-        return shortened(f"at {shown_path(path)}: {words}", MAX_WORDS_CHARS)
+        return shorten(f"at {format_schema_path(path)}: {words}", MAX_MESSAGE_CHARS)
 
     def _part(self, path: Path) -> jsonschema_rs.Validator | None:
         """Return the compiled subschema at a path."""
@@ -167,7 +169,7 @@ class Checker:
         return self._parts.get("#" + "".join(f"/{_escaped(str(part))}" for part in path))
 
 
-def top_level(schema: Any) -> dict[str, Any]:
+def keep_top_level(schema: Any) -> dict[str, Any]:
     """Return the types and required keys at the top level of a schema."""
     if not isinstance(schema, dict):
         return {}
@@ -178,7 +180,7 @@ def top_level(schema: Any) -> dict[str, Any]:
             name: {"type": part["type"]} if isinstance(part, dict) and "type" in part else {}
             for name, part in properties.items()
         }
-    return kept if schema_mistake(kept) is None else {}
+    return kept if find_schema_problem(kept) is None else {}
 
 
 # -- compiled schemas --------------------------------------------------------------------------------------------------
@@ -229,9 +231,9 @@ def _plain(schema: Any) -> Any:
         if isinstance(name := plain.get(key), str) and not name.startswith("#"):
             del plain[key]
     for key, value in plain.items():
-        if key in ONE and isinstance(value, dict):
+        if key in SCHEMA_KEYWORDS and isinstance(value, dict):
             plain[key] = _plain(value)
-        elif key in NAMED and isinstance(value, dict):
+        elif key in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
             plain[key] = {name: _plain(part) for name, part in value.items()}
         elif isinstance(value, list) and key not in ("enum", "examples", "const", "default", "required"):
             plain[key] = [_plain(part) for part in value]
@@ -271,7 +273,7 @@ class _Explanation:
         self._root, self._dialect, self._part = root, dialect, part
         self._left = MAX_EXPLAINED
 
-    def of(self, at: Path, value: Any, path: Path) -> tuple[int, Path, str]:
+    def explain(self, at: Path, value: Any, path: Path) -> tuple[int, Path, str]:
         """Return (depth, path, words) of a violation of the subschema at `at` by `value`, which is at `path`."""
         schema = _value_at(self._root, at)
         if not isinstance(schema, dict):
@@ -283,7 +285,7 @@ class _Explanation:
             if self._left <= 0:
                 break
             if not self._fits(place, inner):
-                return self.of(place, inner, inner_path)
+                return self.explain(place, inner, inner_path)
         for key in ("anyOf", "oneOf"):
             if key in schema and (found := self._explain_branches(key, at, schema, value, path)) is not None:
                 return found
@@ -293,7 +295,11 @@ class _Explanation:
 
     def _own_violation(self, schema: Mapping[str, Any], value: Any) -> str | None:
         """Return the violation of the schema's own keywords, without subschemas; None if there is no violation."""
-        own = {key: part for key, part in schema.items() if key not in ONE | MANY | NAMED and key[:1] != "$"}
+        own = {
+            key: part
+            for key, part in schema.items()
+            if key not in SCHEMA_KEYWORDS | SCHEMA_LIST_KEYWORDS | SCHEMA_MAP_KEYWORDS and key[:1] != "$"
+        }
         if schema.get("additionalProperties") is False:
             own |= {"properties": dict.fromkeys(schema.get("properties") or {"": True}, True)}
             own |= {"patternProperties": dict.fromkeys(schema.get("patternProperties") or {}, True)}
@@ -307,7 +313,7 @@ class _Explanation:
     def _subschemas(self, schema: Mapping[str, Any], at: Path, value: Any, path: Path) -> Any:
         """Yield (subschema path, value, value path) for references, `allOf`, properties and items."""
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if isinstance(schema.get(key), str) and (found := resolved(self._root, schema[key])) is not None:
+            if isinstance(schema.get(key), str) and (found := resolve_reference(self._root, schema[key])) is not None:
                 yield found[0], value, path
         for i in range(len(schema.get("allOf") or ())):
             yield (*at, "allOf", i), value, path
@@ -339,7 +345,7 @@ class _Explanation:
             if key == "anyOf" or len(fitting) == 1:
                 return None
             return len(path), path, f"{_format_value(value)} is valid under more than one of the given schemas"
-        found = [self.of((*at, key, i), value, path) for i in branches if self._left > 0]
+        found = [self.explain((*at, key, i), value, path) for i in branches if self._left > 0]
         deepest = max((depth for depth, *_ in found), default=0)
         nearly = [one for one in found if one[0] == deepest]
         if len(nearly) == 1:
@@ -363,7 +369,7 @@ def _words(error: jsonschema_rs.ValidationError, value: Any) -> str:
     kind = error.kind
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded):
         return f"{_format_value(value)} cannot be compared with the pattern in {MAX_BACKTRACKS:,} steps"
-    return shortened(error.message, MAX_WORDS_CHARS).replace(_VALUE, _format_value(value))
+    return shorten(error.message, MAX_MESSAGE_CHARS).replace(_VALUE, _format_value(value))
 
 
 def _format_value(value: Any) -> str:
@@ -374,4 +380,4 @@ def _format_value(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except ValueError:  # an integer with thousands of digits
         return "the number"
-    return shortened(text, MAX_VALUE_CHARS)
+    return shorten(text, MAX_VALUE_CHARS)

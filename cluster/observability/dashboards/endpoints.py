@@ -10,15 +10,15 @@ from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     ENDPOINTS,
     JOBS,
-    max_of,
     panel,
-    quantile_of,
-    rate_of,
+    query_max,
+    query_quantile,
+    query_rate,
+    query_sum,
     ratio,
-    sum_of,
 )
 
-WIDE: Any = {"width": 24, "height": 10, "beside": True}
+WIDE: Any = {"width": 24, "height": 10, "legend_beside_chart": True}
 
 ENDPOINTS_DASHBOARD = Dashboard(
     "endpoints",
@@ -29,30 +29,30 @@ ENDPOINTS_DASHBOARD = Dashboard(
             (
                 Panel(
                     "Failed calls",
-                    (ratio(rate_of("endpoint/<endpoint>/failed"), rate_of("endpoint/<endpoint>/calls")),),
+                    (ratio(query_rate("endpoint/<endpoint>/failed"), query_rate("endpoint/<endpoint>/calls")),),
                     "percentunit",
                     about="Share of calls that ended without an answer after all retries.",
                     alerts=(alert("EndpointFailing"),),
                 ),
-                panel(rate_of("endpoint/<endpoint>/calls")),
-                panel(*(quantile_of(q, "endpoint/<endpoint>/latency_s") for q in (0.5, 0.95, 0.99)), **WIDE),
-                panel(rate_of("endpoint/<endpoint>/errors/<kind>"), beside=True),
-                panel(rate_of("tool/<tool>/errors")),
+                panel(query_rate("endpoint/<endpoint>/calls")),
+                panel(*(query_quantile(q, "endpoint/<endpoint>/latency_s") for q in (0.5, 0.95, 0.99)), **WIDE),
+                panel(query_rate("endpoint/<endpoint>/errors/<kind>"), legend_beside_chart=True),
+                panel(query_rate("tool/<tool>/errors")),
                 panel(
-                    *(rate_of(f"endpoint/<endpoint>/{kind}") for kind in ("retries", "waits", "hedges")),
+                    *(query_rate(f"endpoint/<endpoint>/{kind}") for kind in ("retries", "waits", "hedges")),
                     title="Retries per second",
                     **WIDE,
                 ),
                 panel(
-                    *(sum_of(f"endpoint/<endpoint>/{requests}") for requests in ("in_flight", "limit", "queued")),
+                    *(query_sum(f"endpoint/<endpoint>/{requests}") for requests in ("in_flight", "limit", "queued")),
                     title="Requests in flight and limit",
                     **WIDE,
                 ),
-                panel(quantile_of(0.95, "endpoint/<endpoint>/queue_s")),
-                panel(max_of("endpoint/<endpoint>/breaker"), alerts=("EndpointDown",)),
+                panel(query_quantile(0.95, "endpoint/<endpoint>/queue_s")),
+                panel(query_max("endpoint/<endpoint>/breaker"), alerts=("EndpointDown",)),
                 panel(
-                    rate_of("endpoint/<endpoint>/bytes_out"),
-                    rate_of("endpoint/<endpoint>/bytes_in"),
+                    query_rate("endpoint/<endpoint>/bytes_out"),
+                    query_rate("endpoint/<endpoint>/bytes_in"),
                     title="Bytes per second",
                     **WIDE,
                 ),
@@ -61,12 +61,12 @@ ENDPOINTS_DASHBOARD = Dashboard(
         (
             "Grading",
             (
-                panel(*(quantile_of(q, "grade_s") for q in (0.5, 0.95))),
-                panel(rate_of("grade_errors/<kind>")),
+                panel(*(query_quantile(q, "grade_s") for q in (0.5, 0.95))),
+                panel(query_rate("grade_errors/<kind>")),
             ),
         ),
     ),
-    (JOBS.of_one(), ENDPOINTS),
+    (JOBS.as_single(), ENDPOINTS),
     ANNOTATIONS,
     page="jobs/$job",
 )

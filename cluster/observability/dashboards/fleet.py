@@ -13,12 +13,12 @@ from agent_rft.cluster.observability.dashboards.queries import (
     JOBS,
     STEPS,
     gauge,
-    increase_of,
-    max_of,
-    mean_of,
     panel,
+    query_increase,
+    query_max,
+    query_mean,
+    query_sum,
     ratio,
-    sum_of,
 )
 
 _panel = partial(panel, many_jobs=True)
@@ -30,7 +30,7 @@ FLEET_DASHBOARD = Dashboard(
         (
             "Engines",
             (
-                _panel(sum_of("engine/<engine>/ready", ("job",)), alerts=("EnginesMissing",)),
+                _panel(query_sum("engine/<engine>/ready", ("job",)), alerts=("EnginesMissing",)),
                 _panel(
                     gauge("engine_slots_used", PROCESS),
                     gauge("engine_slots", PROCESS),
@@ -39,11 +39,11 @@ FLEET_DASHBOARD = Dashboard(
                 ),
                 *VLLM,
                 _panel(gauge("engine/<engine>/rollouts"), gauge("rollouts_in_flight"), title="Rollouts in flight"),
-                _panel(increase_of("engine_replacements"), top=1, alerts=("EngineReplaced",)),
+                _panel(query_increase("engine_replacements"), top=1, alerts=("EngineReplaced",)),
                 _panel(gauge("engine_version", PROCESS), gauge("version", series="learner"), title="Weight version"),
                 _panel(
-                    mean_of("engine_pause_s", PROCESS, window=STEPS),
-                    mean_of("sync_pause_s", series="slowest engine"),
+                    query_mean("engine_pause_s", PROCESS, window=STEPS),
+                    query_mean("sync_pause_s", series="slowest engine"),
                     title="Generation pause per weight update",
                 ),
             ),
@@ -73,13 +73,13 @@ FLEET_DASHBOARD = Dashboard(
                     "none",
                     top=1,
                     about="1: Prometheus can read the target. 0: it cannot. A node without a job serves no metrics.",
-                    beside=True,
+                    legend_beside_chart=True,
                     alerts=(alert("TargetDown"),),
                 ),
                 *PROCESSES,
                 Panel(
                     "Free disk space at the run folder",
-                    (ratio(max_of("disk_free_bytes"), max_of("disk_total_bytes"), many_jobs=True),),
+                    (ratio(query_max("disk_free_bytes"), query_max("disk_total_bytes"), many_jobs=True),),
                     "percentunit",
                     alerts=(alert("DiskFull"),),
                 ),

@@ -54,7 +54,7 @@ class Variable:
     regex: str = ""
     every: bool = True
 
-    def of_one(self) -> Variable:
+    def as_single(self) -> Variable:
         return replace(self, every=False)
 
 
@@ -65,8 +65,8 @@ class Panel:
     `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none). `width` is in 24ths of the page. `about` is
     the tooltip of the title, and `empty` replaces "No data". Clicking a value opens `page` of the console, in which
     `${__value.numeric}` is the value and `${__value.time}` its time in ms. The axis extends to at least `top`. If
-    `beside`, the legend is next to the chart, because more than six series do not fit below it. Numeric thresholds of
-    `alerts` are drawn as lines.
+    `legend_beside_chart`, the legend is next to the chart, because more than six series do not fit below it. Numeric
+    thresholds of `alerts` are drawn as lines.
     """
 
     title: str
@@ -81,7 +81,7 @@ class Panel:
     empty: str = ""
     page: str = ""
     top: float = 0.01
-    beside: bool = False
+    legend_beside_chart: bool = False
     alerts: tuple[Alert, ...] = ()
 
     @property
@@ -256,7 +256,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
                 if (properties := _line_properties(query))
             ],
         },
-        "options": _OPTIONS[panel.kind] | ({"legend": _BESIDE} if panel.beside else {}),
+        "options": _OPTIONS[panel.kind] | ({"legend": _BESIDE} if panel.legend_beside_chart else {}),
     }
 
 

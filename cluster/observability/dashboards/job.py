@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from agent_rft.cluster.observability.alerts import DISCARDED, WITH_MISTAKES, alert, failed_trackers, store_failures
+from agent_rft.cluster.observability.alerts import DISCARDED, NOT_ALL_RIGHT, alert, failed_trackers, store_failures
 from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     CHOSEN,
     JOBS,
     MetricQuery,
-    distribution_of,
     gauge,
-    increase_of,
-    max_of,
-    mean_of,
     panel,
-    quantile_of,
-    rate_of,
+    query_distribution,
+    query_increase,
+    query_max,
+    query_mean,
+    query_quantile,
+    query_rate,
     ratio,
     share_of_time,
 )
@@ -42,12 +42,12 @@ def _query_with_legend(query: MetricQuery, name: str) -> Query:
     return Query(query.expr, name)
 
 
-_STEP, _STEPS_PLANNED = max_of("step"), max_of("total_steps")
-_LEFT = f"clamp_min({_STEPS_PLANNED.expr} - {_STEP.expr}, 0) * ({mean_of('time_step_s').expr})"
-_FAILING = ratio(rate_of("endpoint/<endpoint>/failed"), rate_of("endpoint/<endpoint>/calls"))
-_BASELINE = max_of("baseline_valid_mean_reward")
-_NO_SIGNAL = rate_of("groups_without_signal/<kind>", ("job",), where=WITH_MISTAKES)
-_GROUPS = f"({rate_of('groups_without_signal/<kind>', ('job',)).expr} + {rate_of('groups_trained').expr})"
+_STEP, _STEPS_PLANNED = query_max("step"), query_max("total_steps")
+_LEFT = f"clamp_min({_STEPS_PLANNED.expr} - {_STEP.expr}, 0) * ({query_mean('time_step_s').expr})"
+_FAILING = ratio(query_rate("endpoint/<endpoint>/failed"), query_rate("endpoint/<endpoint>/calls"))
+_BASELINE = query_max("baseline_valid_mean_reward")
+_NO_SIGNAL = query_rate("groups_without_signal/<kind>", ("job",), where=NOT_ALL_RIGHT)
+_GROUPS = f"({query_rate('groups_without_signal/<kind>', ('job',)).expr} + {query_rate('groups_trained').expr})"
 FIGURES = (
     _stat_panel(
         "Step",
@@ -65,8 +65,8 @@ FIGURES = (
     _stat_panel(
         "Reward against the baseline",
         _query_with_legend(_BASELINE, "baseline"),
-        _query_with_legend(max_of("full_valid_mean_reward"), "validation"),
-        _query_with_legend(max_of("train_mean_reward"), "train"),
+        _query_with_legend(query_max("full_valid_mean_reward"), "validation"),
+        _query_with_legend(query_max("train_mean_reward"), "train"),
         width=8,
         about="Baseline: validation reward before training. Without a validation file, only the train reward is shown.",
     ),
@@ -98,9 +98,9 @@ JOB_DASHBOARD = Dashboard(
                     alerts=("RewardCollapse",),
                 ),
                 panel(
-                    quantile_of(0.5, "rollout_wall_s/train"),
-                    quantile_of(0.95, "rollout_wall_s/train"),
-                    quantile_of(0.5, "rollout_busy_s/train"),
+                    query_quantile(0.5, "rollout_wall_s/train"),
+                    query_quantile(0.95, "rollout_wall_s/train"),
+                    query_quantile(0.5, "rollout_busy_s/train"),
                     title="Rollout latency",
                 ),
                 panel(
@@ -112,7 +112,7 @@ JOB_DASHBOARD = Dashboard(
                 ),
                 panel(
                     gauge("tool_calls_mean"),
-                    mean_of("turn_calls/train"),
+                    query_mean("turn_calls/train"),
                     gauge("full_valid_tool_calls_mean"),
                     title="Tool calls",
                     page=ROLLOUTS_THEN,
@@ -126,7 +126,7 @@ JOB_DASHBOARD = Dashboard(
                     alerts=("HeldOutFalls",),
                 ),
                 panel(
-                    rate_of("guard/<guard>", per="minute"),
+                    query_rate("guard/<guard>", per="minute"),
                     title="Rewards set by guards per minute",
                     about="If a guard sets more and more rewards, the policy has probably found a loophole in the "
                     "grader.",
@@ -143,30 +143,30 @@ JOB_DASHBOARD = Dashboard(
         (
             "Rollouts",
             (
-                panel(distribution_of("reward/train"), kind="heatmap"),
-                panel(rate_of("rollouts/<outcome>"), title="Rollouts per second by outcome", stacked=True),
+                panel(query_distribution("reward/train"), kind="heatmap"),
+                panel(query_rate("rollouts/<outcome>"), title="Rollouts per second by outcome", stacked=True),
                 Panel(
                     "Discarded rollouts",
                     (
                         ratio(
-                            rate_of("rollouts/<outcome>", ("job",), where=DISCARDED),
-                            rate_of("rollouts/<outcome>", ("job",)),
+                            query_rate("rollouts/<outcome>", ("job",), where=DISCARDED),
+                            query_rate("rollouts/<outcome>", ("job",)),
                         ),
                     ),
                     "percentunit",
                     about="Share of rollouts that end without a grade, except rollouts that the job cancels.",
                     alerts=(alert("RolloutsDiscarded"),),
                 ),
-                panel(mean_of("rollout_tokens/train/<kind>")),
+                panel(query_mean("rollout_tokens/train/<kind>")),
                 panel(
-                    rate_of("finish/<reason>"),
-                    rate_of("call_errors/<kind>"),
+                    query_rate("finish/<reason>"),
+                    query_rate("call_errors/<kind>"),
                     title="Finish reasons and invalid calls per second",
                 ),
                 panel(
-                    rate_of("groups_trained", per="minute"),
-                    rate_of("groups_without_signal/<kind>", per="minute"),
-                    rate_of("groups_lost", per="minute"),
+                    query_rate("groups_trained", per="minute"),
+                    query_rate("groups_without_signal/<kind>", per="minute"),
+                    query_rate("groups_lost", per="minute"),
                     title="Groups per minute",
                 ),
                 Panel(
@@ -176,14 +176,17 @@ JOB_DASHBOARD = Dashboard(
                     about="Share of groups with equal rewards, except groups in which all rollouts are right.",
                     alerts=(alert("NoSignal"),),
                 ),
-                panel(rate_of("engine_sampled_tokens"), rate_of("trained_tokens"), title="Tokens per second"),
+                panel(query_rate("engine_sampled_tokens"), query_rate("trained_tokens"), title="Tokens per second"),
             ),
         ),
         (
             "Time",
             (
                 panel(
-                    *(mean_of(f"time_{phase}_s") for phase in ("wait", "learn", "sync", "eval", "checkpoint", "step")),
+                    *(
+                        query_mean(f"time_{phase}_s")
+                        for phase in ("wait", "learn", "sync", "eval", "checkpoint", "step")
+                    ),
                     title="Step time",
                 ),
                 Panel(
@@ -194,8 +197,8 @@ JOB_DASHBOARD = Dashboard(
                     alerts=(alert("LearnerStarves"),),
                 ),
                 panel(
-                    increase_of("time_step_s", series="steps"),
-                    increase_of("rollouts/graded", ("job",), series="graded rollouts"),
+                    query_increase("time_step_s", series="steps"),
+                    query_increase("rollouts/graded", ("job",), series="graded rollouts"),
                     title="Steps and graded rollouts in 15 minutes",
                     alerts=("NoProgress",),
                 ),
@@ -217,11 +220,11 @@ JOB_DASHBOARD = Dashboard(
                     about="Trackers that no longer receive metrics of the job.",
                     alerts=(alert("TrackerFails"),),
                 ),
-                panel(rate_of("events/<level>", per="minute")),
+                panel(query_rate("events/<level>", per="minute")),
             ),
         ),
     ),
-    (JOBS.of_one(),),
+    (JOBS.as_single(),),
     ANNOTATIONS,
     page=ROLLOUTS,
 )

@@ -10,9 +10,9 @@ from agent_rft.cluster.observability.dashboards.queries import (
     JOBS,
     STEPS,
     gauge,
-    mean_of,
     panel,
-    rate_of,
+    query_mean,
+    query_rate,
     share_of_time,
 )
 
@@ -56,22 +56,24 @@ LEARNER_DASHBOARD = Dashboard(
                     gauge("diverged_share"),
                     title="Truncated, clipped and diverged tokens",
                 ),
-                panel(mean_of("sync_total_s"), mean_of("sync_pause_s"), title="Weight sync time"),
+                panel(query_mean("sync_total_s"), query_mean("sync_pause_s"), title="Weight sync time"),
             ),
         ),
         (
             "Throughput",
             (
                 panel(gauge("padding_efficiency"), top=1),
-                panel(rate_of("trained_tokens"), rate_of("computed_tokens"), title="Tokens per second"),
+                panel(query_rate("trained_tokens"), query_rate("computed_tokens"), title="Tokens per second"),
                 panel(
-                    share_of_time("rank_s/<call>", ("job", "process", "call"), window=STEPS), stacked=True, beside=True
+                    share_of_time("rank_s/<call>", ("job", "process", "call"), window=STEPS),
+                    stacked=True,
+                    legend_beside_chart=True,
                 ),
                 panel(gauge("num_micro_batches")),
             ),
         ),
     ),
-    (JOBS.of_one(),),
+    (JOBS.as_single(),),
     ANNOTATIONS,
     page="jobs/$job",
 )

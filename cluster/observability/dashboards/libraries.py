@@ -69,12 +69,15 @@ VLLM = (
 )
 PROCESSES = (
     Panel(
-        "Memory by process", (Query(f"process_resident_memory_bytes{JOB} {OURS}", BY_PROCESS),), "bytes", beside=True
+        "Memory by process",
+        (Query(f"process_resident_memory_bytes{JOB} {OURS}", BY_PROCESS),),
+        "bytes",
+        legend_beside_chart=True,
     ),
     Panel(
         "CPU cores in use by process",
         (Query(f"rate(process_cpu_seconds_total{JOB}[{WINDOW}]) {OURS}", BY_PROCESS),),
-        beside=True,
+        legend_beside_chart=True,
     ),
 )
 _USED, _FREE = (f"sum by (NodeAddress) (ray_object_store_{what}_memory{{{RAY}}})" for what in ("used", "available"))

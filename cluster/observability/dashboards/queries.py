@@ -17,7 +17,7 @@ from typing import Any, Literal
 from agent_rft.cluster.observability.alerts import Alert, alert
 from agent_rft.cluster.observability.dashboards.grafana import ALERT_COLORS, Panel, Query, Variable
 from agent_rft.cluster.observability.promql import Part, rate, samples
-from agent_rft.metrics import METRICS, metric_of
+from agent_rft.metrics import METRICS, find_metric
 from agent_rft.metrics.metric import Metric
 
 Labels = tuple[str, ...]
@@ -76,30 +76,32 @@ def gauge(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
     return found.query(found.samples(), series=series)
 
 
-def sum_of(name: str, by: Labels = ()) -> MetricQuery:
+def query_sum(name: str, by: Labels = ()) -> MetricQuery:
     found = _ListedMetric(name, by)
     return found.query(f"sum by ({', '.join(found.by)}) ({found.samples()})")
 
 
-def max_of(name: str, by: Labels = ()) -> MetricQuery:
+def query_max(name: str, by: Labels = ()) -> MetricQuery:
     found = _ListedMetric(name, by)
     return found.query(f"max by ({', '.join(found.by)}) ({found.samples()})")
 
 
-def mean_of(name: str, by: Labels = (), *, series: str = "", window: str = "") -> MetricQuery:
+def query_mean(name: str, by: Labels = (), *, series: str = "", window: str = "") -> MetricQuery:
     """Build a query for a histogram's mean in the window. Live histograms with few values per step need STEPS."""
     found = _ListedMetric(name, by, window)
     return found.query(f"{found.rate('sum')} / {found.rate('count')}", series=series)
 
 
-def quantile_of(q: float, name: str, by: Labels = ()) -> MetricQuery:
+def query_quantile(q: float, name: str, by: Labels = ()) -> MetricQuery:
     """Build a query for the `q` quantile of a histogram's observations in the window."""
     found = _ListedMetric(name, by)
     buckets = rate(found.samples("bucket"), found.window, (*found.by, "le"))
     return found.query(f"histogram_quantile({q:g}, {buckets})", statistic=f"p{q * 100:g}")
 
 
-def rate_of(name: str, by: Labels = (), *, per: Literal["second", "minute"] = "second", where: str = "") -> MetricQuery:
+def query_rate(
+    name: str, by: Labels = (), *, per: Literal["second", "minute"] = "second", where: str = ""
+) -> MetricQuery:
     """Build a query for counter growth per `second` or `minute`, of samples that match `where` (`status="500"`).
 
     Raises:
@@ -113,7 +115,7 @@ def rate_of(name: str, by: Labels = (), *, per: Literal["second", "minute"] = "s
     return found.query(expr, title=f"{found.metric.label} per {per}", unit=unit)
 
 
-def increase_of(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
+def query_increase(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
     """Build a query for the growth of a counter, or of a histogram's number of observations, in 15 minutes."""
     found = _ListedMetric(name, by)
     counted = found.samples("count" if found.metric.kind == "histogram" else None)
@@ -127,7 +129,7 @@ def share_of_time(name: str, by: Labels = (), *, window: str = "") -> MetricQuer
     return found.query(found.rate("sum"), unit="percentunit")
 
 
-def distribution_of(name: str) -> MetricQuery:
+def query_distribution(name: str) -> MetricQuery:
     """Build a heatmap query: a histogram's observations in the window by bucket, summed over the selected jobs."""
     found = _ListedMetric(name, ("le",))
     buckets = samples(name, CHOSEN["job"], part="bucket")
@@ -197,7 +199,7 @@ class _ListedMetric:
     """Listed metric, found by name, with the labels and the window of a query over it."""
 
     def __init__(self, name: str, by: Labels, window: str = "", where: str = "") -> None:
-        found = metric_of(name)
+        found = find_metric(name)
         if found is None:
             raise KeyError(name)
         self.name, self.metric = name, METRICS[found[0]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent_rft.cluster.observability.alerts import API_REQUESTS, SERVER_ERROR, alert, api
 from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from agent_rft.cluster.observability.dashboards.libraries import SERVED
-from agent_rft.cluster.observability.dashboards.queries import WINDOW, max_of, panel, quantile_of, sum_of
+from agent_rft.cluster.observability.dashboards.queries import WINDOW, panel, query_max, query_quantile, query_sum
 from agent_rft.cluster.observability.promql import rate, samples
 
 
@@ -28,9 +28,9 @@ SERVICE_DASHBOARD = Dashboard(
         (
             "Now",
             (
-                _stat_panel("Running jobs", sum_of("api_jobs/running", ("state",)).expr, about="Jobs that train."),
+                _stat_panel("Running jobs", query_sum("api_jobs/running", ("state",)).expr, about="Jobs that train."),
                 _stat_panel(
-                    "Queued jobs", sum_of("api_jobs/queued", ("state",)).expr, about="Jobs that wait for resources."
+                    "Queued jobs", query_sum("api_jobs/queued", ("state",)).expr, about="Jobs that wait for resources."
                 ),
                 _stat_panel(
                     "Requests per second",
@@ -53,15 +53,15 @@ SERVICE_DASHBOARD = Dashboard(
                     "API requests per second",
                     (Query(_requests(by=("route", "status")), "{{status}} {{route}}"),),
                 ),
-                panel(quantile_of(0.95, API_REQUESTS, ("route",))),
+                panel(query_quantile(0.95, API_REQUESTS, ("route",))),
                 Panel(
                     "Share of server errors",
                     (Query(_ERRORS, "5xx status"),),
                     "percentunit",
                     alerts=(alert("ServerErrors"),),
                 ),
-                panel(max_of("api_jobs/<state>", ("state",)), top=1, alerts=("QueueStands",)),
-                panel(max_of("api_queue_age_s"), alerts=("QueuedForHours",)),
+                panel(query_max("api_jobs/<state>", ("state",)), top=1, alerts=("QueueStands",)),
+                panel(query_max("api_queue_age_s"), alerts=("QueuedForHours",)),
                 Panel(
                     "API running",
                     (Query(api(), "API"),),

@@ -10,16 +10,16 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from agent_rft.actors.engine.chat.dialects import answers_only, find_dialect
-from agent_rft.actors.engine.chat.parsing import tool_parser_names
-from agent_rft.actors.engine.grammar.structure import grammar_mistake
-from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.actors.engine.chat.dialects import find_dialect, without_tools_renderer
+from agent_rft.actors.engine.chat.parsing import list_tool_parsers
+from agent_rft.actors.engine.grammar.structure import find_grammar_problem
+from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.chat.families import FAMILIES
-from agent_rft.chat.family import Family
-from agent_rft.chat.model_card import ModelCard, digest_of
+from agent_rft.chat.family import ModelFamily
+from agent_rft.chat.model_card import ModelCard, hash_template
 from agent_rft.chat.renderer import Renderer, Tokenizer
-from agent_rft.chat.template import RenderFailed, template_of
-from agent_rft.cluster.planning.model_folder import one_line
+from agent_rft.chat.template import RenderFailed, load_chat_template
+from agent_rft.cluster.planning.model_folder import format_error
 from agent_rft.errors import Problem, UserError
 from agent_rft.spec.job import JobSpec, Reinforcement
 
@@ -32,10 +32,10 @@ OWN_TEMPLATE = (
     "one that adds them to the model's own)"
 )
 CALLS = "the calls that the model's template writes"
-TOOLS_REMEDY = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
+TOOLS_FIX = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
 
 
-class ReadDialect(NamedTuple):
+class DialectResult(NamedTuple):
     """Dialect of a job's model.
 
     Attributes:
@@ -49,38 +49,42 @@ class ReadDialect(NamedTuple):
     problems: list[Problem]
 
 
-def read_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None) -> ReadDialect:
+def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None) -> DialectResult:
     """Find the dialect of a job's model.
 
     If the model has a `card`, its parser is used, because the check of the job that trained the model has found it.
     """
     options = job.model_options
     asked = replace(
-        UNKNOWN,
+        DEFAULT_DIALECT,
         end_tokens=options.stop_tokens,
         template_arguments=options.template_arguments,
         chat_template=options.chat_template,
     )
     problems = _unknown_tokens(tokenizer, options.stop_tokens)
     try:
-        template = template_of(tokenizer, options.chat_template).text
+        template = load_chat_template(tokenizer, options.chat_template).text
         asked = replace(asked, template_arguments=_effort_arguments(job, template) | asked.template_arguments)
         renderer = Renderer(tokenizer, asked)
-        renderer.prompt([{"role": "user", "content": "question"}], ())
-        if card is not None and card.template_digest == digest_of(template) and options.tool_parser == card.tool_parser:
+        renderer.render_prompt([{"role": "user", "content": "question"}], ())
+        if (
+            card is not None
+            and card.template_digest == hash_template(template)
+            and options.tool_parser == card.tool_parser
+        ):
             renderer = Renderer(tokenizer, replace(asked, family=card.family, tool_parser=card.tool_parser))
-            return ReadDialect(renderer, None, problems)
+            return DialectResult(renderer, None, problems)
         if find_spec("vllm") is None:
-            return ReadDialect(renderer, None, problems)  # another check reports the missing engine
-        if options.tool_parser not in ("auto", *tool_parser_names()):
+            return DialectResult(renderer, None, problems)  # another check reports the missing engine
+        if options.tool_parser not in ("auto", *list_tool_parsers()):
             message = f"the parser {options.tool_parser!r} does not exist"
-            remedy = f"use auto or one of {', '.join(tool_parser_names())}"
-            return ReadDialect(renderer, None, [*problems, Problem("unknown_parser", PARSER, message, remedy)])
+            fix = f"use auto or one of {', '.join(list_tool_parsers())}"
+            return DialectResult(renderer, None, [*problems, Problem("unknown_parser", PARSER, message, fix)])
         renderer, mistake = find_dialect(tokenizer, asked, options.tool_parser)
     except UserError as error:
         field = TEMPLATE if options.chat_template is not None else "model"
         code = str(error.details.get("code", "template_fails"))
-        return ReadDialect(None, None, [*problems, Problem(code, field, error.problem, error.remedy)])
+        return DialectResult(None, None, [*problems, Problem(code, field, error.problem, error.fix)])
     if mistake is None:
         unread = _result_problem(renderer)
     elif options.tool_parser == "auto":
@@ -88,24 +92,24 @@ def read_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = No
     else:
         message = f"{options.tool_parser} does not read {CALLS}: {mistake}"
         problems.append(Problem("calls_not_read", PARSER, message, f"set it to auto, or {OWN_TEMPLATE}"))
-        return ReadDialect(renderer, None, problems)
-    if unread is not None and answers_only(renderer) is None:
-        return ReadDialect(renderer, None, [*problems, unread])
-    return ReadDialect(renderer, unread, problems)
+        return DialectResult(renderer, None, problems)
+    if unread is not None and without_tools_renderer(renderer) is None:
+        return DialectResult(renderer, None, [*problems, unread])
+    return DialectResult(renderer, unread, problems)
 
 
-def grammar_problems(reinforcement: Reinforcement, family: Family, *, calls: bool) -> list[Problem]:
+def check_grammar(reinforcement: Reinforcement, family: ModelFamily, *, calls: bool) -> list[Problem]:
     """Return a problem if answers are constrained by a schema, but the family's syntax has no grammar.
 
     `calls` is whether the turns may have tool calls.
     """
     if reinforcement.response_format is None:
         return []
-    error = grammar_mistake(family, calls=calls)
+    error = find_grammar_problem(family, calls=calls)
     known = ", ".join(family.name for family in FAMILIES if family.calls)
-    remedy = f"leave it out and describe the format in the prompt, or use a model of another family ({known})"
+    fix = f"leave it out and describe the format in the prompt, or use a model of another family ({known})"
     field = "method.reinforcement.response_format"
-    return [] if error is None else [Problem("no_call_grammar", field, error, remedy)]
+    return [] if error is None else [Problem("no_call_grammar", field, error, fix)]
 
 
 def _result_problem(renderer: Renderer) -> Problem | None:
@@ -117,9 +121,9 @@ def _result_problem(renderer: Renderer) -> Problem | None:
     results = [{"role": "tool", "tool_call_id": call["id"], "content": ""} for call in calls]
     turn = {"role": "assistant", "content": "", "tool_calls": calls}
     try:
-        renderer.resume([{"role": "user", "content": "question"}, turn, *results], (), ((), ()))
+        renderer.render_history([{"role": "user", "content": "question"}, turn, *results], (), ((), ()))
     except (RenderFailed, ValueError) as error:
-        message = f"the model's template cannot render the results of two calls: {one_line(error)}"
+        message = f"the model's template cannot render the results of two calls: {format_error(error)}"
         return Problem("template_fails", TEMPLATE, message, OWN_TEMPLATE)
     return None
 

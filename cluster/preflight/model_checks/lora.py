@@ -7,34 +7,34 @@ from typing import Any
 
 from safetensors import safe_open
 
-from agent_rft.actors.engine.vllm_internals import has_adapters
+from agent_rft.actors.engine.vllm_internals import supports_adapters
 from agent_rft.cluster.planning.model_folder import ModelFolder, model_problem
 from agent_rft.errors import Problem, UserError
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.learner.adapter import WEIGHTS_FILE, AdapterFolder
-from agent_rft.trainer.model.lora import LinearShapes, linear_shapes, tensor_shapes
+from agent_rft.trainer.model.lora import LinearShapes, find_linear_shapes, tensor_shapes
 
 NO_LORA = "leave out `lora` to train all weights, or use another model"
 
 
-def lora_problems(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Problem]:
+def check_lora(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Problem]:
     """Yield the problems of the job's `lora`; `config` is the Transformers config of the folder's `base`."""
     adapter = folder.adapter
-    lora = folder.lora if job.optimizer.lora == "auto" else job.optimizer.adapter
+    lora = folder.lora if job.optimizer_settings.lora == "auto" else job.optimizer_settings.adapter
     if adapter is not None:
         try:
-            adapter.refuse_unless(lora)
+            adapter.check_compatible(lora)
         except UserError as error:
-            yield model_problem("other_adapter", error.problem, error.remedy)
+            yield model_problem("other_adapter", error.problem, error.fix)
             return
     if lora is None:
         return
     at = f"method.{job.method.type}.algorithm.lora"
     try:
-        layers = linear_shapes(config, lora)
+        layers = find_linear_shapes(config, lora)
     except UserError as error:
-        yield Problem("unknown_target", f"{at}.targets", error.problem, error.remedy)
+        yield Problem("unknown_target", f"{at}.targets", error.problem, error.fix)
         return
     max_rank = max(min(shape) for shape in layers.values())
     if lora.rank > max_rank:
@@ -44,21 +44,21 @@ def lora_problems(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Pr
         yield from _shape_problems(adapter, layers, lora.rank)
     if job.method.type == "reinforcement":
         for architecture in config.architectures or ():
-            if not has_adapters(architecture):
+            if not supports_adapters(architecture):
                 message = f"vLLM, which samples the rollouts, does not support LoRA for {architecture}"
                 yield Problem("no_adapters", at, message, NO_LORA)
 
 
 def can_adapt(job: JobSpec, config: Any) -> bool:
     """Whether `lora: auto` may train an adapter of a model with this config."""
-    if job.optimizer.lora != "auto":
+    if job.optimizer_settings.lora != "auto":
         return True
     try:
-        linear_shapes(config, LoraSpec())
+        find_linear_shapes(config, LoraSpec())
     except UserError:
         return False
     samples = job.method.type == "reinforcement"
-    return not samples or all(map(has_adapters, config.architectures or ()))
+    return not samples or all(map(supports_adapters, config.architectures or ()))
 
 
 def _shape_problems(adapter: AdapterFolder, layers: LinearShapes, rank: int) -> Iterator[Problem]:
@@ -74,8 +74,8 @@ def _shape_problems(adapter: AdapterFolder, layers: LinearShapes, rank: int) -> 
             + f" (and {len(wrong) - 1} more)"
             * (len(wrong) > 1)
         )
-        remedy = "correct base_model_name_or_path in adapter_config.json, or set `lora` to the adapter's targets"
-        yield model_problem("adapter_of_another_model", message, remedy)
+        fix = "correct base_model_name_or_path in adapter_config.json, or set `lora` to the adapter's targets"
+        yield model_problem("adapter_of_another_model", message, fix)
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:

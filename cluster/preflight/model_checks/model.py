@@ -11,7 +11,7 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from agent_rft.chat.renderer import Renderer
-from agent_rft.cluster.planning.model import CONFIG_KEYS, max_context, quantization_of, shape_of
+from agent_rft.cluster.planning.model import CONFIG_KEYS, read_max_context, read_quantization, read_shape
 from agent_rft.cluster.planning.model_folder import (
     ModelFolder,
     ModelSizes,
@@ -19,11 +19,11 @@ from agent_rft.cluster.planning.model_folder import (
     model_problem,
     quantized_problem,
 )
-from agent_rft.cluster.preflight.model_checks.dialect import ReadDialect, read_dialect
-from agent_rft.cluster.preflight.model_checks.lora import can_adapt, lora_problems
+from agent_rft.cluster.preflight.model_checks.dialect import DialectResult, find_job_dialect
+from agent_rft.cluster.preflight.model_checks.lora import can_adapt, check_lora
 from agent_rft.errors import Problem, UserError
 from agent_rft.spec.job import JobSpec
-from agent_rft.trainer.model.policy import STATE_LAYERS, layer_kinds, refuse_unsupported
+from agent_rft.trainer.model.policy import STATE_LAYERS, check_layer_support, layer_kinds
 from agent_rft.trainer.model.router_replay import num_experts
 
 
@@ -60,12 +60,12 @@ def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tup
             problems.append(Problem("states_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
         if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
             problems += _replay_problems(loaded)
-        if (quantization := quantization_of(folder.config)) is not None:
+        if (quantization := read_quantization(folder.config)) is not None:
             problems.append(quantized_problem(quantization))
         config = _sizes(loaded)
-        shape = None if folder.weight_problems else shape_of(config, folder.num_parameters)
+        shape = None if folder.weight_problems else read_shape(config, folder.num_parameters)
         if trains and not problems:
-            problems += lora_problems(job, folder, loaded)
+            problems += check_lora(job, folder, loaded)
     except Exception as error:  # noqa: BLE001 - user files, read by three libraries
         return None, [*problems, config_problem(error)]
     dialect = _read_dialect(folder, job)
@@ -73,7 +73,7 @@ def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tup
     if dialect.renderer is None or shape is None:
         return None, problems
     model = LoadableModel(
-        max_context=max_context(config),
+        max_context=read_max_context(config),
         shape=shape,
         renderer=dialect.renderer,
         unread_calls=dialect.unread_calls,
@@ -87,7 +87,7 @@ def _why_unsupported(config: Any) -> str | None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return f"a model of type {config.model_type!r} is not a causal language model"
     try:
-        refuse_unsupported(config)
+        check_layer_support(config)
     except UserError as error:
         return error.message
     return None
@@ -106,9 +106,9 @@ def _sizes(config: Any) -> dict[str, Any]:
     return {key: getattr(text, key, None) for key in CONFIG_KEYS} | {"dtype": str(text.dtype).removeprefix("torch.")}
 
 
-def _read_dialect(folder: ModelFolder, job: JobSpec) -> ReadDialect:
+def _read_dialect(folder: ModelFolder, job: JobSpec) -> DialectResult:
     if isinstance(folder.tokenizer, Problem):
-        return ReadDialect(None, None, [folder.tokenizer])
+        return DialectResult(None, None, [folder.tokenizer])
     if isinstance(folder.card, Problem):
-        return ReadDialect(None, None, [folder.card])
-    return read_dialect(folder.tokenizer, job, folder.card)
+        return DialectResult(None, None, [folder.card])
+    return find_job_dialect(folder.tokenizer, job, folder.card)

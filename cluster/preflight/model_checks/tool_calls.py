@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent_rft.actors.engine.chat.dialects import answers_only
+from agent_rft.actors.engine.chat.dialects import without_tools_renderer
 from agent_rft.cluster.preflight.model_checks.dialect import OWN_TEMPLATE
 from agent_rft.cluster.preflight.model_checks.model import LoadableModel
-from agent_rft.cluster.preflight.rows import JobRow
+from agent_rft.cluster.preflight.rows import CheckedRow
 from agent_rft.errors import Problem
 from agent_rft.spec.job import JobSpec
 
 
-def fit_to_rows(model: LoadableModel, job: JobSpec, rows: Sequence[JobRow]) -> tuple[LoadableModel, list[Problem]]:
+def check_calls_in_rows(
+    model: LoadableModel, job: JobSpec, rows: Sequence[CheckedRow]
+) -> tuple[LoadableModel, list[Problem]]:
     """Return the model as the job uses it, and problems if the job needs calls that no parser reads.
 
     If the job needs no calls and no parser reads them, the model's turns are answers only.
@@ -28,12 +30,12 @@ def fit_to_rows(model: LoadableModel, job: JobSpec, rows: Sequence[JobRow]) -> t
         return model, [unread]
     needed = [(row, part, name) for row in rows for part, name in _find_calls(row)]
     if needed:
-        remedy = f"{OWN_TEMPLATE}; or remove the tools and calls from the row"
+        fix = f"{OWN_TEMPLATE}; or remove the tools and calls from the row"
         return model, [
-            row.problem(unread.code, part, f"the row has {name}, but {unread.message}", remedy)
+            row.problem(unread.code, part, f"the row has {name}, but {unread.message}", fix)
             for row, part, name in needed
         ]
-    renderer = answers_only(model.renderer)
+    renderer = without_tools_renderer(model.renderer)
     assert renderer is not None  # else the calls would be a problem of the model
     return replace(model, renderer=renderer), []
 
@@ -48,7 +50,7 @@ def tools_warning(model: LoadableModel) -> str | None:
     )
 
 
-def _find_calls(row: JobRow) -> list[tuple[str, str]]:
+def _find_calls(row: CheckedRow) -> list[tuple[str, str]]:
     """Return the path and the name of the first part of a row that needs tool calls; empty if no part needs them."""
     if row.task.tools:
         return [(".tools", "tools")]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-OF_MODELS = frozenset((".json", ".jinja", ".model", ".safetensors", ".tiktoken", ".txt"))
+MODEL_SUFFIXES = frozenset((".json", ".jinja", ".model", ".safetensors", ".tiktoken", ".txt"))
 """File name endings of the model files that are digested."""
 CHUNK_BYTES = 2**20
 SAMPLE_BYTES = 2**16
@@ -20,7 +20,7 @@ MAX_FULL_BYTES = 2 * NUM_SAMPLES * SAMPLE_BYTES
 """Maximum size of the model files that are read completely."""
 
 
-def digest_of(path: Path) -> str | None:
+def digest_path(path: Path) -> str | None:
     """Return the digest of a file or a model's folder; None if it cannot be read."""
     try:
         return _digest_model(path) if path.is_dir() else _digest_file(path, path.stat().st_size)
@@ -28,7 +28,7 @@ def digest_of(path: Path) -> str | None:
         return None
 
 
-def has_contents(path: Path, digest: str) -> bool | None:
+def matches_digest(path: Path, digest: str) -> bool | None:
     """Whether a file or a model's folder has this digest, ignoring appended lines; None if it cannot be read."""
     try:
         if path.is_dir():
@@ -52,7 +52,7 @@ def _digest_file(path: Path, size: int) -> str:
 
 def _digest_model(folder: Path) -> str:
     found = hashlib.blake2b(digest_size=16)
-    for path in sorted(path for path in folder.iterdir() if path.suffix in OF_MODELS and path.is_file()):
+    for path in sorted(path for path in folder.iterdir() if path.suffix in MODEL_SUFFIXES and path.is_file()):
         with path.open("rb") as file:
             size = path.stat().st_size
             found.update(f"{path.name}\0{size}\0".encode())

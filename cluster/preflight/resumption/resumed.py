@@ -17,16 +17,22 @@ from pydantic import BaseModel, ValidationError
 
 from agent_rft.cluster.planning.layout import CHOSEN, layout_text
 from agent_rft.cluster.planning.placement import RECORDED, Placement, RecordedLayout
-from agent_rft.cluster.preflight.resumption.contents import digest_of, has_contents
-from agent_rft.cluster.preflight.resumption.same_job import START_AGAIN, Change, Comparison, changed, shown
+from agent_rft.cluster.preflight.resumption.contents import digest_path, matches_digest
+from agent_rft.cluster.preflight.resumption.same_job import (
+    START_AGAIN,
+    ResumeComparison,
+    SettingDifference,
+    difference_problem,
+    format_value,
+)
 from agent_rft.cluster.records.run_folder import FORMAT, RunFolder, check_version
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.spec.endpoints import Positive
+from agent_rft.spec.endpoints import PositiveInt
 from agent_rft.spec.job import FILES, JobSpec
-from agent_rft.spec.kept import without_todays_bounds
-from agent_rft.spec.plan import GROUP_SIZE, Plan
+from agent_rft.spec.kept import load_legacy_job
+from agent_rft.spec.plan import GROUP_SIZE, StepPlan
 
-CONTENTS_REMEDY = f"restore its contents, or {START_AGAIN}"
+CONTENTS_FIX = f"restore its contents, or {START_AGAIN}"
 VALIDATION_NUMBERS = ("eval_interval", "eval_samples")
 """Numbers of a plan that the job file may change when a run resumes."""
 
@@ -42,13 +48,13 @@ class _Record(BaseModel):
 
     job: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
-    context_length: Positive | None = None
+    context_length: PositiveInt | None = None
     layout: RecordedLayout = RecordedLayout()
     digests: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class RecordedRun:
     """Record of a run's start: its job without secrets and the resolved values of `auto`; also its checkpoints so far.
 
     `digests` maps the fields that name files to digests of their contents. `layout` has the resolved values of
@@ -64,11 +70,11 @@ class Began:
     num_checkpoints: int = 0
 
     @classmethod
-    def of(cls, folder: RunFolder) -> Began:
+    def load(cls, folder: RunFolder) -> RecordedRun:
         """Read the record from a run folder.
 
         Raises:
-            MadeBefore: A version before 0.2.0 wrote the folder.
+            OutdatedFormat: A version before 0.2.0 wrote the folder.
             InvalidJob: The record is missing or damaged, or a newer version wrote the folder.
         """
         what = f"cannot resume {folder.path}"
@@ -86,34 +92,34 @@ class Began:
             raise InvalidJob(f"{what}: its job.resolved.json is damaged ({error}); {START_AGAIN}") from None
         if record.job is None or record.plan is None:
             raise InvalidJob(f"{what}: its job.resolved.json is missing or has no job and plan; {START_AGAIN}")
-        job, warnings = without_todays_bounds(_as_in_a_file(record.job), "the run")
+        job, warnings = load_legacy_job(_as_in_a_file(record.job), "the run")
         written = len(list(folder.checkpoints.glob("step-*")))
         return cls(job, record.plan, record.context_length, record.digests, record.layout, tuple(warnings), written)
 
-    def plan_of(self, job: JobSpec, today: Plan) -> Plan:
-        """Return the run's plan for the resumed `job`. Numbers that the record lacks come from the plan `today`.
+    def recorded_plan(self, job: JobSpec, current: StepPlan) -> StepPlan:
+        """Return the run's plan for the resumed `job`. Numbers that the record lacks come from the plan `current`.
 
         Raises:
             InvalidJob: The recorded plan is damaged.
         """
         hyperparameters = (job.method.reinforcement or job.supervised).hyperparameters
         named = {name for name in VALIDATION_NUMBERS if getattr(hyperparameters, name, "auto") != "auto"}
-        numbers = {name: value for name, value in self.plan.items() if name in Plan.model_fields.keys() - named}
+        numbers = {name: value for name, value in self.plan.items() if name in StepPlan.model_fields.keys() - named}
         try:
-            return Plan.model_validate(today.model_dump() | numbers)
+            return StepPlan.model_validate(current.model_dump() | numbers)
         except ValidationError as error:
             raise InvalidJob(
                 f"cannot resume: the plan in the run's job.resolved.json is damaged ({_describe(error)}); {START_AGAIN}"
             ) from None
 
-    def keep(self, job: JobSpec) -> JobSpec:
+    def apply_to(self, job: JobSpec) -> JobSpec:
         """Return `job`, whose model is a local folder, with the run's values.
 
         Raises:
             InvalidJob: The job has values that must not differ from the run's; lists all of them.
         """
-        comparison = Comparison(self._resolved())
-        resumed = comparison.kept(job, self.job)
+        comparison = ResumeComparison(self._resolved())
+        resumed = comparison.merge(job, self.job)
         problems = [*comparison.problems, *self._file_problems(job)]
         if problems:
             raise InvalidJob("cannot resume", problems)
@@ -122,20 +128,24 @@ class Began:
             resumed = resumed.model_copy(update={"cluster": cluster})
         return resumed
 
-    def changes(self, kept: JobSpec) -> tuple[Change, ...]:
-        """Return the permitted differences between `kept`, the job that `keep` returned, and the run's job."""
-        comparison = Comparison(self._resolved())
-        comparison.kept(kept, self.job)
-        now, was = paths_of(kept), paths_of(self.job)
-        moved = [Change(name, shown(str(now[name])), shown(str(was[name]))) for name in was if now[name] != was[name]]
+    def list_changes(self, resumed: JobSpec) -> tuple[SettingDifference, ...]:
+        """Return the permitted differences between `resumed`, the job that `keep` returned, and the run's job."""
+        comparison = ResumeComparison(self._resolved())
+        comparison.merge(resumed, self.job)
+        now, was = job_paths(resumed), job_paths(self.job)
+        moved = [
+            SettingDifference(name, format_value(str(now[name])), format_value(str(was[name])))
+            for name in was
+            if now[name] != was[name]
+        ]
         return (*moved, *comparison.changes)
 
-    def layout_changes(self, kept: JobSpec, placement: Placement) -> tuple[Change, ...]:
+    def list_layout_changes(self, kept: JobSpec, placement: Placement) -> tuple[SettingDifference, ...]:
         """Return the values of the recorded layout that `placement` changes and that are `auto` in the `kept` job.
 
         The first change is the layout as text, for `cluster`. Settings that are not part of that text follow.
         """
-        now = RecordedLayout.of(placement)
+        now = RecordedLayout.from_placement(placement)
         values = {name: (getattr(self.layout, name), getattr(now, name)) for name in RECORDED}
         changed = {
             name: (old, new)
@@ -143,9 +153,15 @@ class Began:
             if getattr(kept.cluster, name) == "auto" and None not in (old, new) and old != new
         }
         before = replace(placement, **{name: old for name, (old, _) in changed.items()})
-        layouts = [Change("cluster", layout_text(placement), layout_text(before))] if changed.keys() & CHOSEN else []
+        layouts = (
+            [SettingDifference("cluster", layout_text(placement), layout_text(before))]
+            if changed.keys() & CHOSEN
+            else []
+        )
         others = [(name, *both) for name, both in changed.items() if name not in CHOSEN]
-        return *layouts, *(Change(f"cluster.{name}", shown(new), shown(old)) for name, old, new in others)
+        return *layouts, *(
+            SettingDifference(f"cluster.{name}", format_value(new), format_value(old)) for name, old, new in others
+        )
 
     def _resolved(self) -> dict[str, Any]:
         """Return the numbers that `auto` was resolved to, without those that are missing or damaged in the record."""
@@ -165,39 +181,39 @@ class Began:
         numbers["cluster.context_length"] = self.context_length
         numbers |= {f"cluster.{name}": getattr(self.layout, name) for name in RECORDED}
         known = {name: value for name, value in numbers.items() if value is not None}
-        return known | {f"{section}.algorithm.lora": self.job.optimizer.adapter}
+        return known | {f"{section}.algorithm.lora": self.job.optimizer_settings.adapter}
 
     def _file_problems(self, job: JobSpec) -> Iterator[Problem]:
         """Yield a problem for each file whose contents differ from the run's file; its path may differ.
 
         Unreadable files are skipped, because the check of the job reports them.
         """
-        paths = paths_of(job)
-        for field, was in paths_of(self.job).items():
+        paths = job_paths(job)
+        for field, was in job_paths(self.job).items():
             now = paths.get(field) if field in job.model_fields_set else was
             digest = self.digests.get(field)
             if now is None:
-                yield changed(field, None, str(was))
-            elif not (now == was if digest is None else has_contents(now, digest) is not False):
+                yield difference_problem(field, None, str(was))
+            elif not (now == was if digest is None else matches_digest(now, digest) is not False):
                 if now != was:
-                    yield changed(field, str(now), str(was))
+                    yield difference_problem(field, str(now), str(was))
                 else:
                     only = "" if field == "model" else "; rows may only be appended"
                     message = f"its contents have changed since the run began{only}"
-                    yield Problem("job_changed", field, message, CONTENTS_REMEDY)
-        for field in paths.keys() - paths_of(self.job).keys():
-            yield changed(field, str(paths[field]), None)
+                    yield Problem("job_changed", field, message, CONTENTS_FIX)
+        for field in paths.keys() - job_paths(self.job).keys():
+            yield difference_problem(field, str(paths[field]), None)
 
 
-def paths_of(job: JobSpec) -> dict[str, Path]:
+def job_paths(job: JobSpec) -> dict[str, Path]:
     """Return the paths of a job's files and of its model folder, by field. A missing model has its name as path."""
     files = {name: Path(path) for name in FILES if (path := getattr(job, name)) is not None}
     return files | {"model": Path(job.model)}
 
 
-def digests_of(job: JobSpec) -> dict[str, str]:
+def digest_job(job: JobSpec) -> dict[str, str]:
     """Return the digests of a job's files and model, by field."""
-    return {field: digest for field, path in paths_of(job).items() if (digest := digest_of(path)) is not None}
+    return {field: digest for field, path in job_paths(job).items() if (digest := digest_path(path)) is not None}
 
 
 def _describe(error: ValidationError) -> str:

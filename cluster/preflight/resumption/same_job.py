@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic_core import to_jsonable_python
 
-from agent_rft.cluster.records.redact import REDACTED, plain
+from agent_rft.cluster.records.redact import REDACTED, to_plain_json
 from agent_rft.errors import Problem
 from agent_rft.spec.endpoints import Endpoint, ToolSpec
 from agent_rft.spec.graders import EndpointGrader, PythonGrader
@@ -32,8 +32,8 @@ from agent_rft.spec.job import (
 
 MAX_SHOWN_CHARS = 80
 START_AGAIN = "start a new run with `model` set to the checkpoint"
-REMEDY = f"resume with the value that the run began with, or {START_AGAIN}"
-SECRETS_REMEDY = "set it in the job file, because run folders contain no secrets"
+FIX = f"resume with the value that the run began with, or {START_AGAIN}"
+SECRETS_FIX = "set it in the job file, because run folders contain no secrets"
 MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
     JobSpec: frozenset({"suffix", "integrations", "cluster"}),
     CommonHyperparameters: frozenset({"eval_interval"}),
@@ -51,12 +51,12 @@ MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SettingDifference:
     """Changed setting of a resumed run: its value now and the value that the run began with, as JSON."""
 
     setting: str
-    now: str
-    was: str
+    new: str
+    old: str
 
 
 def may_differ(model: type[BaseModel], name: str) -> bool:
@@ -64,13 +64,13 @@ def may_differ(model: type[BaseModel], name: str) -> bool:
     return any(name in MAY_DIFFER.get(base, ()) for base in model.__mro__)
 
 
-def changed(setting: str, now: Any, was: Any, remedy: str = REMEDY) -> Problem:
+def difference_problem(setting: str, now: Any, was: Any, fix: str = FIX) -> Problem:
     """Return the problem of a setting that differs from the run's."""
-    return Problem("job_changed", setting, f"is {shown(now)}, but the run began with {shown(was)}", remedy)
+    return Problem("job_changed", setting, f"is {format_value(now)}, but the run began with {format_value(was)}", fix)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ResumeComparison:
     """Comparison of a job with a run's job, except for files and model.
 
     `resolved` has the numbers to which the run's `auto` settings were resolved.
@@ -78,9 +78,9 @@ class Comparison:
 
     resolved: Mapping[str, Any]
     problems: list[Problem] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    changes: list[SettingDifference] = field(default_factory=list)
 
-    def kept(self, job: JobSpec, before: JobSpec) -> JobSpec:
+    def merge(self, job: JobSpec, before: JobSpec) -> JobSpec:
         """Return `job` with the run's values for all settings that it leaves out, and collect the differences."""
         merged: JobSpec = self._merge_settings(_with_section(job), _with_section(before), "", covered=True)
         return merged
@@ -97,7 +97,7 @@ class Comparison:
             elif _has_secrets(theirs):
                 merged[name] = mine
                 is_part = isinstance(theirs, BaseModel)  # a section with secrets was probably forgotten
-                self._add_difference(path, mine, theirs, covered=compared or is_part, remedy=SECRETS_REMEDY)
+                self._add_difference(path, mine, theirs, covered=compared or is_part, fix=SECRETS_FIX)
             else:
                 merged[name] = theirs
         mine, theirs = given.model_extra or {}, before.model_extra or {}  # the run folder has only their names
@@ -119,16 +119,16 @@ class Comparison:
             if given == "auto":
                 return before  # the run's plan has the number
             before = self.resolved[at] if before == "auto" else before
-        if not _are_equal(public(given), public(before)):
+        if not _are_equal(redact_value(given), redact_value(before)):
             self._add_difference(at, given, before, covered=covered)
         return given
 
-    def _add_difference(self, at: str, given: Any, before: Any, *, covered: bool, remedy: str = REMEDY) -> None:
-        now, was = public(given), public(before)
+    def _add_difference(self, at: str, given: Any, before: Any, *, covered: bool, fix: str = FIX) -> None:
+        now, was = redact_value(given), redact_value(before)
         if covered:
-            self.problems.append(changed(at, now, was, remedy))
+            self.problems.append(difference_problem(at, now, was, fix))
         else:
-            self.changes.append(Change(at, shown(now), shown(was)))
+            self.changes.append(SettingDifference(at, format_value(now), format_value(was)))
 
 
 def _with_section(job: JobSpec) -> JobSpec:
@@ -154,19 +154,19 @@ def _has_secrets(value: Any) -> bool:
     return isinstance(value, SecretStr) or (isinstance(value, tuple) and any(map(_has_secrets, value)))
 
 
-def public(value: Any) -> Any:
+def redact_value(value: Any) -> Any:
     """Return a value as it is recorded: the extra fields of a tool are redacted, because they may be secrets."""
     if isinstance(value, BaseModel):
-        found = {name: public(getattr(value, name)) for name in type(value).model_fields}
+        found = {name: redact_value(getattr(value, name)) for name in type(value).model_fields}
         return found | dict.fromkeys(value.model_extra or {}, REDACTED)
     if isinstance(value, tuple):
-        return [public(item) for item in value]
+        return [redact_value(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): public(item) for key, item in value.items()}
-    return plain(to_jsonable_python(value))
+        return {str(key): redact_value(item) for key, item in value.items()}
+    return to_plain_json(to_jsonable_python(value))
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as text for a message. Long text is cut in the middle, because paths differ at their ends."""
     text = "not set" if value is None else json.dumps(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:20]}...{text[-60:]}"

@@ -11,30 +11,30 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, assert_never
 
-from agent_rft.actors.endpoints.network.url import secrets_of
-from agent_rft.cluster.records.redact import REDACTED, hide
+from agent_rft.actors.endpoints.network.url import list_secrets
+from agent_rft.cluster.records.redact import REDACTED, replace_substrings
 from agent_rft.cluster.run.sinks.plugins import PluginSink, RunInfo
 from agent_rft.cluster.run.sinks.trackers.mlflow_run import MlflowRun
 from agent_rft.cluster.run.sinks.trackers.tensorboard_files import TensorboardFiles
-from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, TrackedRun, Tracker, TrackerSink, settings_of
+from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, TrackedRun, Tracker, TrackerSink, extract_settings
 from agent_rft.cluster.run.sinks.trackers.wandb_run import FINISH_S, WandbRun
 from agent_rft.events import Event, IntegrationFailed
 from agent_rft.protocols import Sink
 from agent_rft.spec.integrations import (
     Integration,
-    IntegrationAccess,
-    MlflowIntegration,
-    TensorboardIntegration,
-    WandbIntegration,
+    MlflowTrackerSpec,
+    TensorboardTrackerSpec,
+    TrackerAccess,
+    WandbTrackerSpec,
 )
 
 CLOSE_S = FINISH_S + 5.0
 """Seconds that the end of a run waits for the last uploads."""
-Load = Callable[[str], Any]
+ImportModule = Callable[[str], Any]
 """Function that imports the module of this name."""
 
 
-class IntegrationSink(PluginSink):
+class TrackerPluginSink(PluginSink):
     """Sink of one tracker; `secrets` are redacted in its failure message."""
 
     def __init__(
@@ -46,40 +46,40 @@ class IntegrationSink(PluginSink):
     def cut_off(self) -> Event:
         cause = self.error.cause if isinstance(self.error, CannotTrack) else "failed"
         reason = str(self.error) if isinstance(self.error, CannotTrack) else str(self.failure)
-        return IntegrationFailed(integration=self.name, cause=cause, reason=hide(reason, self._secrets))
+        return IntegrationFailed(integration=self.name, cause=cause, reason=replace_substrings(reason, self._secrets))
 
 
-def load_integrations(
+def load_trackers(
     named: Iterable[Integration],
-    access: IntegrationAccess,
+    access: TrackerAccess,
     run: RunInfo,
-    load: Load = import_module,
+    load: ImportModule = import_module,
     close_timeout_s: float = CLOSE_S,
-) -> list[IntegrationSink]:
+) -> list[TrackerPluginSink]:
     """Return a sink for each tracker that the job names; the sink's thread imports the tracker's package."""
-    tracked = TrackedRun(run.name, run.folder, settings_of(run.job))
+    tracked = TrackedRun(run.name, run.folder, extract_settings(run.job))
 
     def maker(integration: Integration) -> Callable[[], Sink]:
         return lambda: TrackerSink(_make_tracker(integration, access, tracked, load))
 
     keys = [access.wandb and access.wandb.api_key, access.mlflow and access.mlflow.token]
     address = "" if access.mlflow is None else access.mlflow.tracking_uri.get_secret_value()
-    secrets = secrets_of(address, [key.get_secret_value() for key in keys if key])
-    return [IntegrationSink(integration.type, maker(integration), secrets, close_timeout_s) for integration in named]
+    secrets = list_secrets(address, [key.get_secret_value() for key in keys if key])
+    return [TrackerPluginSink(integration.type, maker(integration), secrets, close_timeout_s) for integration in named]
 
 
-def _make_tracker(integration: Integration, access: IntegrationAccess, run: TrackedRun, load: Load) -> Tracker:
+def _make_tracker(integration: Integration, access: TrackerAccess, run: TrackedRun, load: ImportModule) -> Tracker:
     """Make the tracker.
 
     Raises:
         CannotTrack: Its package is not installed, or the operator has not set it up.
     """
     match integration:
-        case WandbIntegration():
+        case WandbTrackerSpec():
             return WandbRun(_import_package(load, "wandb", "wandb"), run, integration.wandb, access.wandb)
-        case MlflowIntegration():
+        case MlflowTrackerSpec():
             return MlflowRun(_import_package(load, "mlflow", "mlflow"), run, integration.mlflow, access.mlflow)
-        case TensorboardIntegration():
+        case TensorboardTrackerSpec():
             return TensorboardFiles(_import_package(load, "tensorboard.summary", "tensorboard"), run)
     assert_never(integration)
 
@@ -92,7 +92,7 @@ NO_REPORTS = {
 """Environment that turns off telemetry and console output of the packages."""
 
 
-def _import_package(load: Load, module: str, extra: str) -> Any:
+def _import_package(load: ImportModule, module: str, extra: str) -> Any:
     os.environ.update(NO_REPORTS)  # the packages read it on import
     try:
         return load(module)

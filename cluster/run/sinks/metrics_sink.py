@@ -29,7 +29,7 @@ from agent_rft.events import (
     StepDone,
     StoreAction,
 )
-from agent_rft.metrics import METRICS, metric_of
+from agent_rft.metrics import METRICS, find_metric
 from agent_rft.run_events import RunEvent
 from agent_rft.types import Evaluation, Group, Rollout
 
@@ -58,22 +58,22 @@ class MetricsSink:
         # Exported as 0 from the start, so that Prometheus sees the first event as an increase.
         growing = [name for name, metric in METRICS.items() if not metric.live and metric.kind in GROWING]
         trained = (name.replace("<split>", "train") for name in growing)
-        self.recorder.begin(*(name for name in trained if "<" not in name))
+        self.recorder.initialize(*(name for name in trained if "<" not in name))
         for level in get_args(Level):
             self.recorder.record(f"events/{level}", 0.0)
-        self.recorder.begin(
+        self.recorder.initialize(
             "learner_restarts", *(f"checkpoint_store_failures/{action}" for action in get_args(StoreAction))
         )
         for outcome in get_args(Outcome):
             self.recorder.record(f"jobs_ended/{outcome}", 0.0)
         for step, evaluation in RunFolder(folder).validations():  # a resumed run has earlier validations
             self._record_validation(step, evaluation)
-        self.recorder.add(self._read_disk)
-        self.recorder.add(self._read_checkpoint_age)
+        self.recorder.add_source(self._read_disk)
+        self.recorder.add_source(self._read_checkpoint_age)
 
-    def event(self, event: RunEvent) -> None:
+    def handle_event(self, event: RunEvent) -> None:
         happened = event.event
-        if happened is None or not happened.quiet:
+        if happened is None or not happened.is_quiet:
             self.recorder.record(f"events/{event.level}")
         match happened:
             case StepDone(metrics=metrics):
@@ -103,11 +103,11 @@ class MetricsSink:
 
     def _record_step(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            found = metric_of(name)
+            found = find_metric(name)
             if found is not None and not METRICS[found[0]].live:
                 self.recorder.record(name, value)
 
-    def groups(self, name: str, groups: Sequence[Group]) -> None:
+    def handle_groups(self, name: str, groups: Sequence[Group]) -> None:
         for group in groups:
             for rollout in group.rollouts:
                 self._record_rollout(group.request.purpose, rollout)
@@ -131,7 +131,7 @@ class MetricsSink:
         }
         for kind, count in tokens.items():
             record(f"rollout_tokens/{split}/{kind}", count)
-        record(f"rollout_wall_s/{split}", rollout.wall_s, self.tracer.sampled(rollout.trace_id))
+        record(f"rollout_wall_s/{split}", rollout.wall_s, self.tracer.find_sampled_id(rollout.trace_id))
         record(f"rollout_busy_s/{split}", rollout.busy_s)
 
     def _read_disk(self) -> dict[str, float]:

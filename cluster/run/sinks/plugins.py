@@ -105,7 +105,7 @@ class PluginSink:
             self._busy_since, self._limit_s = None, CALL_TIMEOUT_S
             while self.failure is None and (event := self._queue.get()) is not None:
                 self._busy_since = self._clock()
-                sink.event(event)
+                sink.handle_event(event)
                 self._busy_since = None
             sink.close()
         except BaseException as error:  # noqa: BLE001 - third-party code may raise anything, even SystemExit

@@ -42,7 +42,7 @@ class ReportWriter:
         self._not_before = clock()
         self._closed = False
 
-    def event(self, event: RunEvent) -> None:
+    def handle_event(self, event: RunEvent) -> None:
         """Start a thread that runs the report process; return immediately."""
         if not isinstance(event.event, StepDone | Evaluated) or self._clock() < self._not_before:
             return
@@ -58,7 +58,7 @@ class ReportWriter:
                 self._process.kill()
                 self._process.wait()
 
-    def settled(self) -> None:
+    def wait(self) -> None:
         """Wait for a report in progress."""
         if self._thread is not None:
             self._thread.join()

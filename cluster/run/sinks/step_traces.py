@@ -38,11 +38,11 @@ class StepTraces:
         self._validation: tuple[float, float | None] | None = None  # start, and end if it has ended
         self._traced: dict[str, list[str]] = {}
 
-    def groups(self, name: str, groups: Sequence[Group]) -> None:
-        traced = [r.trace_id for group in groups for r in group.rollouts if self._tracer.sampled(r.trace_id)]
+    def handle_groups(self, name: str, groups: Sequence[Group]) -> None:
+        traced = [r.trace_id for group in groups for r in group.rollouts if self._tracer.find_sampled_id(r.trace_id)]
         self._traced[name.partition("-")[0]] = traced
 
-    def event(self, event: RunEvent) -> None:
+    def handle_event(self, event: RunEvent) -> None:
         match event.event:
             case PhaseBegan(phase="training"):
                 self._current_step = (event.step + 1, event.time)
@@ -65,7 +65,7 @@ class StepTraces:
                 self._trace_failure(step, began, event.time, error_type)
                 self._current_step = (step, event.time)
 
-    def failed(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         """Record the error that ends the run and the step in progress, if any."""
         if self._current_step is not None:
             self._trace_failure(*self._current_step, self._clock(), type(error).__name__)
@@ -78,23 +78,23 @@ class StepTraces:
         times = done.metrics
         start = ended - times.get("time_step_s", 0.0)
         rollouts = self._traced.pop("step", ())
-        step = self._tracer.past("training step", start, ended, rollouts, agent_rft__step=done.step or 0)
+        step = self._tracer.record_span("training step", start, ended, rollouts, agent_rft__step=done.step or 0)
         for name, metric in PARTS:
             if (took_s := times.get(metric, 0.0)) > 0:
-                self._tracer.past(name, start, start + took_s, below=step)
+                self._tracer.record_span(name, start, start + took_s, below=step)
                 start += took_s
         self._trace_validation(step)
         if (took_s := times.get("time_checkpoint_s", 0.0)) > 0:
-            self._tracer.past("checkpoint", ended - took_s, ended, below=step)
+            self._tracer.record_span("checkpoint", ended - took_s, ended, below=step)
 
     def _trace_failure(self, step: int, began: float, ended: float, error_type: str) -> None:
         """Record a failed attempt at a step; the next attempt may succeed."""
         rollouts = self._traced.get("step", ())
-        self._tracer.past("training step", began, ended, rollouts, error=error_type, agent_rft__step=step)
+        self._tracer.record_span("training step", began, ended, rollouts, error=error_type, agent_rft__step=step)
 
     def _trace_validation(self, step: Span | None = None) -> None:
         begin, end = self._validation or (0.0, None)
         if end is not None:
             rollouts = self._traced.pop("validation", ())
-            self._tracer.past("validation", begin, end, rollouts, below=step)
+            self._tracer.record_span("validation", begin, end, rollouts, below=step)
             self._validation = None

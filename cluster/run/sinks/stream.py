@@ -13,27 +13,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.records.redact import to_plain_json
 from agent_rft.cluster.run.sinks.plugins import PluginSink
 from agent_rft.events import Event, SinkCutOff
 from agent_rft.protocols import Sink
-from agent_rft.run_events import RunEvent, data_of, stored
+from agent_rft.run_events import RunEvent, load_run_event, to_event_data
 from agent_rft.types import Group
 
 if TYPE_CHECKING:
-    from agent_rft.cluster.preflight.prepare import Prepared
+    from agent_rft.cluster.preflight.prepare import CheckedJob
 
 
 class GroupSink(Protocol):
     """Sink that stores or counts rollouts."""
 
-    def groups(self, name: str, groups: Sequence[Group]) -> None: ...
+    def handle_groups(self, name: str, groups: Sequence[Group]) -> None: ...
 
 
-class Watch(Sink, Protocol):
+class RunWatcher(Sink, Protocol):
     """Sink with which a server follows the driver of one of its jobs; it also receives the prepared job."""
 
-    def prepared(self, prepared: Prepared) -> None:
+    def prepared(self, prepared: CheckedJob) -> None:
         """Receive the job after it passed its check, before any event, and again if its layout changes."""
 
 
@@ -68,9 +68,9 @@ class EventStream:
             self._step = max(self._step, step)  # a checkpoint may become complete some steps later
             self._deliver(self._stamp(replace(event, step=step)), skip)
 
-    def groups(self, name: str, groups: Sequence[Group]) -> None:
+    def emit_groups(self, name: str, groups: Sequence[Group]) -> None:
         for sink in self._group_sinks:
-            sink.groups(name, groups)
+            sink.handle_groups(name, groups)
 
     def close(self) -> None:
         """Close the plugins concurrently, waiting some seconds. The caller closes the other sinks."""
@@ -83,19 +83,19 @@ class EventStream:
 
     def _stamp(self, event: Event) -> RunEvent:
         """Return the event as stored: without credentials and queries of URLs, and with null for non-finite numbers."""
-        message, data = str(plain(self._describe(event))), plain(data_of(event))
+        message, data = str(to_plain_json(self._describe(event))), to_plain_json(to_event_data(event))
         step = 0 if event.step is None else event.step
-        return stored(self._job, step, self._clock(), event.level, message, event.kind, event.VERSION, data)
+        return load_run_event(self._job, step, self._clock(), event.level, message, event.kind, event.VERSION, data)
 
     def _deliver(self, event: RunEvent, skip: Sink | None) -> None:
         failed: list[SinkCutOff] = []
         for sink in [sink for sink in self._sinks if sink is not skip]:
             try:
-                sink.event(event)
+                sink.handle_event(event)
             except Exception as error:  # noqa: BLE001 - a bug of one view must not end the training
                 self._sinks.remove(sink)
                 failed.append(SinkCutOff(sink=type(sink).__name__, reason=f"{type(error).__name__}: {error}"))
-        for plugin in self._plugins if event.event is None or not event.event.passing else ():
+        for plugin in self._plugins if event.event is None or not event.event.is_transient else ():
             plugin.event(event)
         for cut_off in failed:
             self.emit(cut_off)

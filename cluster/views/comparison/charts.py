@@ -10,15 +10,15 @@ from typing import Literal
 
 import numpy as np
 
-from agent_rft.cluster.views.comparison.compare import CALLS, REWARD, Comparison, Row
-from agent_rft.cluster.views.comparison.side import Side
+from agent_rft.cluster.views.comparison.compare import CALLS, REWARD, ComparisonRow, EvaluationComparison
+from agent_rft.cluster.views.comparison.side import LoadedEvaluation
 from agent_rft.metrics.intervals import Interval
 
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38
 LABEL = 34
 """Space for the quadrant names above and below the dots."""
-MOST = 24
+MAX_SEPARATE = 24
 """Rollouts with at least this many turns or calls share one bar."""
 BAR_WIDTH = 150
 
@@ -112,7 +112,7 @@ class IntervalBar:
     mean: float
 
 
-def scatter(rows: Sequence[Row], side: int, quadrants: Counter[tuple[int, int]]) -> Scatter:
+def scatter(rows: Sequence[ComparisonRow], side: int, quadrants: Counter[tuple[int, int]]) -> Scatter:
     """Return the rows of a side by their changes from the first side."""
     found = Counter((row.change("tool_calls", side), row.change("reward", side)) for row in rows)
     x_max = _round_up(max(1.0, *(abs(x) for x, _ in found)))
@@ -151,14 +151,14 @@ def scatter(rows: Sequence[Row], side: int, quadrants: Counter[tuple[int, int]])
     )
 
 
-def histogram(comparison: Comparison, metric: Literal["turns", "tool_calls"]) -> Histogram:
+def histogram(comparison: EvaluationComparison, metric: Literal["turns", "tool_calls"]) -> Histogram:
     """Return the distribution of turns or calls per side, including the tail, which a mean hides."""
     unit = "turn" if metric == "turns" else "call"
     found = [
         [int(rollout.measures[metric]) for row in comparison.rows for rollout in row.rollouts[side]]
         for side in range(len(comparison.sides))
     ]
-    counts = [Counter(min(MOST, value) for value in values) for values in found]
+    counts = [Counter(min(MAX_SEPARATE, value) for value in values) for values in found]
     first, last = min(min(count) for count in counts), max(max(count) for count in counts)
     highest = _round_up(max(max(count.values()) / count.total() for count in counts))
     slot = (WIDTH - LEFT - RIGHT) / (last - first + 1)
@@ -181,7 +181,7 @@ def histogram(comparison: Comparison, metric: Literal["turns", "tool_calls"]) ->
     )
 
 
-def curves(sides: Sequence[Side]) -> Curves | None:
+def curves(sides: Sequence[LoadedEvaluation]) -> Curves | None:
     """Return one validation curve per run; None unless two of the runs were validated more than once."""
     runs = dict[str, int]()
     for number, side in enumerate(sides):
@@ -227,7 +227,7 @@ def interval_bar(interval: Interval) -> IntervalBar | None:
 
 
 def _number(value: int) -> str:
-    return f"{value}+" if value == MOST else str(value)
+    return f"{value}+" if value == MAX_SEPARATE else str(value)
 
 
 def _round_up(value: float) -> float:

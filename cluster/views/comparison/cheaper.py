@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.comparison.compare import Change, compare_sides
-from agent_rft.cluster.views.comparison.side import Side, read_side
+from agent_rft.cluster.views.comparison.compare import MeasureChange, compare_evaluations
+from agent_rft.cluster.views.comparison.side import LoadedEvaluation, load_evaluation
 from agent_rft.errors import UserError
 from agent_rft.events import FewerCalls
-from agent_rft.trainer.loop.checkpoint import best_checkpoint, checkpoints_in
+from agent_rft.trainer.loop.checkpoint import best_checkpoint, list_checkpoints
 
 
-def fewer_calls(run: RunFolder) -> FewerCalls | None:
+def find_fewer_calls(run: RunFolder) -> FewerCalls | None:
     """Return the checkpoint with the fewest calls among those as good as the best one, or None if no other is.
 
     Each row is compared with itself: the interval of the reward change includes 0, and the interval of the change in
@@ -18,7 +18,7 @@ def fewer_calls(run: RunFolder) -> FewerCalls | None:
     """
     try:
         best = best_checkpoint(run.checkpoints)
-        others = [state.step for _, state in checkpoints_in(run.checkpoints) if state.offered]
+        others = [state.step for _, state in list_checkpoints(run.checkpoints) if state.offered]
         names = set(run.rollout_names())
         if best is None or _validation_name(best[1].step) not in names:
             return None
@@ -30,9 +30,9 @@ def fewer_calls(run: RunFolder) -> FewerCalls | None:
     return min(filter(None, found), key=lambda event: event.tool_calls, default=None)
 
 
-def _compare_steps(best: Side, best_step: int, other: Side, step: int) -> FewerCalls | None:
-    comparison = compare_sides([best, other], 0)
-    changes: dict[str, Change] = {change.name: change for change in comparison.against[0].changes}
+def _compare_steps(best: LoadedEvaluation, best_step: int, other: LoadedEvaluation, step: int) -> FewerCalls | None:
+    comparison = compare_evaluations([best, other], 0)
+    changes: dict[str, MeasureChange] = {change.name: change for change in comparison.against[0].changes}
     reward, calls = changes["reward"], changes["tool_calls"]
     if reward.verdict not in ("same", "unclear") or not calls.interval.high < 0:
         return None
@@ -50,5 +50,5 @@ def _validation_name(step: int) -> str:
     return f"validation-{step:06d}"
 
 
-def _read_step(run: RunFolder, step: int) -> Side:
-    return read_side(f"step {step}", str(run.path), run, _validation_name(step))
+def _read_step(run: RunFolder, step: int) -> LoadedEvaluation:
+    return load_evaluation(f"step {step}", str(run.path), run, _validation_name(step))

@@ -16,10 +16,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from agent_rft.cluster.views.comparison.side import HELD_OUT, MEASURES, Brief, Graded, Side
+from agent_rft.cluster.views.comparison.side import HELD_OUT, MEASURES, GradedRow, LoadedEvaluation, RolloutBrief
 from agent_rft.errors import UserError
 from agent_rft.metrics import EVALUATION
-from agent_rft.metrics.intervals import GRADES, Interval, paired_bootstrap
+from agent_rft.metrics.intervals import GRADES, Interval, paired_interval
 from agent_rft.metrics.metric import Metric
 
 Verdict = Literal["better", "worse", "unclear", "same"]
@@ -37,7 +37,7 @@ EQUAL = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """Row that all sides have graded, with its rollouts and the means of their measures at each side.
 
     If each row has at least k > 1 rollouts at each side, `means` includes `best_of_k`, the best grade of the first k.
@@ -45,7 +45,7 @@ class Row:
 
     row_id: str
     question: str
-    rollouts: tuple[tuple[Brief, ...], ...]
+    rollouts: tuple[tuple[RolloutBrief, ...], ...]
     means: tuple[Mapping[str, float], ...]
 
     def change(self, name: str, side: int) -> float:
@@ -55,7 +55,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MeasureChange:
     """One measure at the first and at another side: means over the rows, and the change with its interval."""
 
     name: str
@@ -83,11 +83,11 @@ class Change:
 
     @property
     def change(self) -> str:
-        return self.interval.text(self.metric.pattern.replace(":", ":+"))
+        return self.interval.format(self.metric.pattern.replace(":", ":+"))
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse:
+class SideToolUse:
     """Use of a tool at one side.
 
     `calls` are per rollout; `failed` and `repeated` are shares of the tool's calls; `first` and `last` are shares of
@@ -102,7 +102,7 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SideSummary:
     """Statistics of a side's rollouts of the compared rows. `tools` has NO_TOOL if some rollouts call no tool."""
 
     num_rollouts: int
@@ -110,33 +110,33 @@ class Summary:
     turns_p95: float
     busy_p95_s: float
     repeated: float
-    tools: Mapping[str, ToolUse]
+    tools: Mapping[str, SideToolUse]
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class SideComparison:
     """Another side compared with the first. `quadrants` counts rows by the signs of the changes in reward and calls."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[MeasureChange, ...]
     quadrants: Counter[tuple[int, int]]
-    gained: tuple[Row, ...]
-    lost: tuple[Row, ...]
+    gained: tuple[ComparisonRow, ...]
+    lost: tuple[ComparisonRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class EvaluationComparison:
     """Comparison of several sides with the first one.
 
     For each side, `only` has the ids of its rows that another side lacks, and `ungraded` the ids of shared rows that it
     has not graded.
     """
 
-    sides: tuple[Side, ...]
-    rows: tuple[Row, ...]
+    sides: tuple[LoadedEvaluation, ...]
+    rows: tuple[ComparisonRow, ...]
     only: tuple[tuple[str, ...], ...]
     ungraded: tuple[tuple[str, ...], ...]
-    summaries: tuple[Summary, ...]
-    against: tuple[Against, ...]
+    summaries: tuple[SideSummary, ...]
+    against: tuple[SideComparison, ...]
 
     @property
     def tools(self) -> list[str]:
@@ -147,7 +147,9 @@ class Comparison:
         return [name for name, _ in calls.most_common()]
 
 
-def compare_sides(sides: Sequence[Side], num_shown: int, target_s: float | None = None) -> Comparison:
+def compare_evaluations(
+    sides: Sequence[LoadedEvaluation], num_shown: int, target_s: float | None = None
+) -> EvaluationComparison:
     """Compare other sides with the first; `num_shown` limits the lists of rows that gained and lost most.
 
     With `target_s`, a target for the model and tool time of a rollout, the share of slower rollouts is compared too.
@@ -167,7 +169,7 @@ def compare_sides(sides: Sequence[Side], num_shown: int, target_s: float | None 
         metrics[f"{BEST}{k}"] = Metric(f"best of {k}", "", "mean over rows of their best grade", better=1)
     if target_s is not None:
         metrics[SLOW] = _slower(target_s)
-    return Comparison(
+    return EvaluationComparison(
         sides=tuple(sides),
         rows=rows,
         only=tuple(tuple(row_id for row_id in rows if row_id not in set(shared)) for rows in found),
@@ -181,7 +183,9 @@ def _slower(target_s: float) -> Metric:
     return Metric(f"rollouts slower than {target_s:g} s", "share", "by model and tool time", form="{:.1%}", better=-1)
 
 
-def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Graded]], shared: Sequence[str]) -> UserError:
+def _nothing_shared(
+    sides: Sequence[LoadedEvaluation], found: Sequence[Mapping[str, GradedRow]], shared: Sequence[str]
+) -> UserError:
     counts = "; ".join(
         f"{side.label} has {len(rows)} rows ({side.name})" for side, rows in zip(sides, found, strict=True)
     )
@@ -194,12 +198,12 @@ def _nothing_shared(sides: Sequence[Side], found: Sequence[Mapping[str, Graded]]
     )
 
 
-def _row(row_id: str, graded: Sequence[Graded], k: int, target_s: float | None) -> Row:
+def _row(row_id: str, graded: Sequence[GradedRow], k: int, target_s: float | None) -> ComparisonRow:
     rollouts = tuple(side.rollouts for side in graded)
-    return Row(row_id, graded[0].question, rollouts, tuple(_means(side, k, target_s) for side in rollouts))
+    return ComparisonRow(row_id, graded[0].question, rollouts, tuple(_means(side, k, target_s) for side in rollouts))
 
 
-def _means(rollouts: Sequence[Brief], k: int, target_s: float | None) -> dict[str, float]:
+def _means(rollouts: Sequence[RolloutBrief], k: int, target_s: float | None) -> dict[str, float]:
     means = {name: _mean(brief.measures[name] for brief in rollouts) for name in MEASURES}
     if k > 1:
         means[f"{BEST}{k}"] = max(brief.measures["grade"] for brief in rollouts[:k])
@@ -214,7 +218,7 @@ def _mean(values: Iterable[float]) -> float:
     return fmean(found) if found else math.nan
 
 
-def _rows_with(rows: Sequence[Row], name: str) -> list[Row]:
+def _rows_with(rows: Sequence[ComparisonRow], name: str) -> list[ComparisonRow]:
     """Return the rows that have this measure at all sides; it is missing where the held-out grader failed."""
     return [row for row in rows if not any(math.isnan(means[name]) for means in row.means)]
 
@@ -222,10 +226,10 @@ def _rows_with(rows: Sequence[Row], name: str) -> list[Row]:
 # -- against the first side --------------------------------------------------------------------------------------------
 
 
-def _against(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric], num_shown: int) -> Against:
+def _against(rows: Sequence[ComparisonRow], side: int, metrics: Mapping[str, Metric], num_shown: int) -> SideComparison:
     quadrants = Counter((_sign(row.change("reward", side)), _sign(row.change("tool_calls", side))) for row in rows)
     by_reward = sorted(rows, key=lambda row: row.change("reward", side))
-    return Against(
+    return SideComparison(
         changes=tuple(_change(rows, side, name, metric) for name, metric in metrics.items()),
         quadrants=quadrants,
         gained=tuple(row for row in by_reward[::-1][:num_shown] if row.change("reward", side) > 0),
@@ -233,11 +237,11 @@ def _against(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric], num_
     )
 
 
-def _change(rows: Sequence[Row], side: int, name: str, metric: Metric) -> Change:
+def _change(rows: Sequence[ComparisonRow], side: int, name: str, metric: Metric) -> MeasureChange:
     before, found = ([row.means[i][name] for row in _rows_with(rows, name)] for i in (0, side))
     after = [old if abs(new - old) <= EQUAL else new for old, new in zip(before, found, strict=True)]
-    interval = paired_bootstrap(before, after, _bounds(name, (*before, *after)))
-    return Change(name, fmean(before), fmean(after), interval, metric)
+    interval = paired_interval(before, after, _bounds(name, (*before, *after)))
+    return MeasureChange(name, fmean(before), fmean(after), interval, metric)
 
 
 def _bounds(name: str, values: Sequence[float]) -> tuple[float, float] | None:
@@ -254,9 +258,9 @@ def _sign(value: float) -> int:
 # -- one side ----------------------------------------------------------------------------------------------------------
 
 
-def _summary(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric]) -> Summary:
+def _summary(rows: Sequence[ComparisonRow], side: int, metrics: Mapping[str, Metric]) -> SideSummary:
     rollouts = [rollout for row in rows for rollout in row.rollouts[side]]
-    return Summary(
+    return SideSummary(
         num_rollouts=len(rollouts),
         means={name: fmean(row.means[side][name] for row in _rows_with(rows, name)) for name in metrics},
         turns_p95=float(np.percentile([rollout.measures["turns"] for rollout in rollouts], 95)),
@@ -266,7 +270,7 @@ def _summary(rows: Sequence[Row], side: int, metrics: Mapping[str, Metric]) -> S
     )
 
 
-def _tools(rollouts: Sequence[Brief]) -> dict[str, ToolUse]:
+def _tools(rollouts: Sequence[RolloutBrief]) -> dict[str, SideToolUse]:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for rollout in rollouts:
         names = rollout.calls or (NO_TOOL,)
@@ -277,7 +281,7 @@ def _tools(rollouts: Sequence[Brief]) -> dict[str, ToolUse]:
                 counts[name][kind] += 1
     n = len(rollouts)
     return {
-        name: ToolUse(
+        name: SideToolUse(
             calls=count["calls"] / n,
             failed=count["failed"] / max(1, count["calls"]),
             repeated=count["repeated"] / max(1, count["calls"]),
@@ -291,7 +295,7 @@ def _tools(rollouts: Sequence[Brief]) -> dict[str, ToolUse]:
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
+def comparison_json(comparison: EvaluationComparison) -> dict[str, Any]:
     """Return all statistics, and each compared row with its means and trace ids at each side."""
     return {
         "sides": [
@@ -307,12 +311,15 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _summary_json(summary: Summary) -> dict[str, Any]:
-    tools = {name: {part: getattr(use, part) for part in ToolUse.__slots__} for name, use in summary.tools.items()}
-    return {part: getattr(summary, part) for part in Summary.__slots__} | {"means": dict(summary.means), "tools": tools}
+def _summary_json(summary: SideSummary) -> dict[str, Any]:
+    tools = {name: {part: getattr(use, part) for part in SideToolUse.__slots__} for name, use in summary.tools.items()}
+    return {part: getattr(summary, part) for part in SideSummary.__slots__} | {
+        "means": dict(summary.means),
+        "tools": tools,
+    }
 
 
-def _against_json(against: Against) -> dict[str, Any]:
+def _against_json(against: SideComparison) -> dict[str, Any]:
     words = {1: "up", 0: "same", -1: "down"}
     return {
         "measures": {
@@ -329,7 +336,7 @@ def _against_json(against: Against) -> dict[str, Any]:
     }
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: ComparisonRow) -> dict[str, Any]:
     sides = zip(row.means, row.rollouts, strict=True)
     return {
         "row_id": row.row_id,

@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 
 from agent_rft.cluster.views.comparison import charts
 from agent_rft.cluster.views.comparison.charts import curves, histogram, interval_bar, scatter
-from agent_rft.cluster.views.comparison.compare import CALLS, REWARD, Comparison
-from agent_rft.cluster.views.comparison.table import left_out, measures, path_of
-from agent_rft.cluster.views.pages import page_template
-from agent_rft.cluster.views.traces import call_note, cut, facts, said
+from agent_rft.cluster.views.comparison.compare import CALLS, REWARD, EvaluationComparison
+from agent_rft.cluster.views.comparison.table import left_out, measures, tool_path
+from agent_rft.cluster.views.pages import load_page_template
+from agent_rft.cluster.views.traces import call_note, cut, split_reasoning, summarize_rollout
 from agent_rft.errors import UserError
 from agent_rft.rows.durable import write_durably
 
@@ -26,21 +26,21 @@ FLAGS = (
     *("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 FUNCTIONS = {
-    **{"said": said, "cut": cut, "facts": facts, "call_note": call_note, "path_of": path_of},
+    **{"said": split_reasoning, "cut": cut, "facts": summarize_rollout, "call_note": call_note, "path_of": tool_path},
     **{"interval_bar": interval_bar, "c": charts, "REWARD": REWARD, "CALLS": CALLS},
 }
 RENDER_S = 120
 PNG_WIDTH = 1240
 
 
-def write_page(comparison: Comparison, path: Path, *, with_traces: bool = True) -> None:
+def write_page(comparison: EvaluationComparison, path: Path, *, with_traces: bool = True) -> None:
     """Write the page atomically.
 
     Raises:
         UserError: The file cannot be written.
     """
     rows = sorted(comparison.rows, key=lambda row: row.change("reward", len(comparison.sides) - 1))
-    html = page_template("comparison", FUNCTIONS).render(
+    html = load_page_template("comparison", FUNCTIONS).render(
         comparison=comparison,
         left_out=list(left_out(comparison)),
         measures=list(measures(comparison)),
@@ -63,7 +63,7 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot write {path}: {error.strerror}; choose another file")
 
 
-def write_png(comparison: Comparison, path: Path, browsers: Sequence[str] = BROWSERS) -> None:
+def write_png(comparison: EvaluationComparison, path: Path, browsers: Sequence[str] = BROWSERS) -> None:
     """Write the page without traces as an image.
 
     Raises:
@@ -91,7 +91,7 @@ def write_png(comparison: Comparison, path: Path, browsers: Sequence[str] = BROW
             raise _cannot_write(path, error) from error
 
 
-def _height(comparison: Comparison) -> int:
+def _height(comparison: EvaluationComparison) -> int:
     """Return the approximate height of the page in pixels."""
     sides, others = len(comparison.sides), len(comparison.against)
     measured = len(comparison.against[0].changes)

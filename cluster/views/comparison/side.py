@@ -16,7 +16,7 @@ from typing import Final
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.traces import cut
 from agent_rft.errors import UserError
-from agent_rft.rows.rollout_files import Place
+from agent_rft.rows.rollout_files import LinePosition
 from agent_rft.types import GroupRequest, Rollout
 
 HELD_OUT: Final = "held_out"
@@ -36,7 +36,7 @@ QUESTION_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class RolloutBrief:
     """Compared data of a rollout: its measures, and the tools of all calls, of failed calls and of repeated calls.
 
     A call is repeated if the rollout has called the same tool with the same arguments before. `whole` reads the full
@@ -51,7 +51,7 @@ class Brief:
     whole: Callable[[], Rollout]
 
     @classmethod
-    def of(cls, rollout: Rollout, whole: Callable[[], Rollout]) -> Brief:
+    def from_rollout(cls, rollout: Rollout, whole: Callable[[], Rollout]) -> RolloutBrief:
         """Create the brief of a rollout; `whole` reads the rollout again."""
         seen: set[tuple[str, str]] = set()
         repeated = []
@@ -71,15 +71,15 @@ class Brief:
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class GradedRow:
     """Row of a side: the beginning of its question, and its rollouts with a finite grade and reward."""
 
     question: str
-    rollouts: tuple[Brief, ...]
+    rollouts: tuple[RolloutBrief, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class LoadedEvaluation:
     """One evaluation: its label, the run and rollout name that recorded it, and its rows by id.
 
     `validations` has the step and mean reward of each validation of the run.
@@ -88,11 +88,11 @@ class Side:
     label: str
     run: str
     name: str
-    rows: Mapping[str, Graded]
+    rows: Mapping[str, GradedRow]
     validations: tuple[tuple[int, float], ...] = ()
 
 
-def read_side(label: str, shown: str, run: RunFolder, name: str) -> Side:
+def load_evaluation(label: str, shown: str, run: RunFolder, name: str) -> LoadedEvaluation:
     """Read the rollouts `name` of a run; only the briefs stay in memory. `shown` is the displayed name of the run.
 
     Raises:
@@ -104,22 +104,22 @@ def read_side(label: str, shown: str, run: RunFolder, name: str) -> Side:
         for place, request, end in run.read_outcomes(name)
     )
     curve = tuple((step, found.reward) for step, found in run.validations() if math.isfinite(found.reward))
-    return Side(label, shown, name, rows_of(found), curve)
+    return LoadedEvaluation(label, shown, name, group_by_row(found), curve)
 
 
-def rows_of(found: Iterable[tuple[GroupRequest, Rollout | None, Callable[[], Rollout]]]) -> dict[str, Graded]:
+def group_by_row(found: Iterable[tuple[GroupRequest, Rollout | None, Callable[[], Rollout]]]) -> dict[str, GradedRow]:
     """Return rows by id from (request, rollout or None, reader) entries; groups of the same row are merged."""
-    rows: dict[str, tuple[str, list[Brief]]] = {}
+    rows: dict[str, tuple[str, list[RolloutBrief]]] = {}
     for request, rollout, whole in found:
         task = request.task
         question = cut(str(task.messages[-1].get("content") or ""), QUESTION_CHARS)  # the last message is the user's
         _, briefs = rows.setdefault(task.row_id, (question, []))
         if rollout is not None and math.isfinite(rollout.grade.value) and math.isfinite(rollout.reward):
-            briefs.append(Brief.of(rollout, whole))
-    return {row_id: Graded(question, tuple(briefs)) for row_id, (question, briefs) in rows.items()}
+            briefs.append(RolloutBrief.from_rollout(rollout, whole))
+    return {row_id: GradedRow(question, tuple(briefs)) for row_id, (question, briefs) in rows.items()}
 
 
-def _read_rollout(run: RunFolder, name: str, place: Place) -> Rollout:
+def _read_rollout(run: RunFolder, name: str, place: LinePosition) -> Rollout:
     with suppress(FileNotFoundError, KeyError):
         end = run.outcome_at(name, place)
         if isinstance(end, Rollout):

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent_rft.cluster.preflight.resumption.contents import digest_of
-from agent_rft.cluster.records.redact import plain, public_job
+from agent_rft.cluster.preflight.resumption.contents import digest_path
+from agent_rft.cluster.records.redact import public_job, to_plain_json
 from agent_rft.cluster.records.run_folder import RunFolder, open_run
-from agent_rft.cluster.views.comparison.side import Side, read_side
+from agent_rft.cluster.views.comparison.side import LoadedEvaluation, load_evaluation
 from agent_rft.cluster.views.live import safe_text
-from agent_rft.errors import MadeBefore, UserError
+from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.spec.job import JobSpec
 
 FILES = ("test_file", "validation_file", "training_file")
@@ -37,7 +37,7 @@ Evaluate = Callable[[Path], Path]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedEvaluation:
     """One side as given by the user: a path and an optional rollout name."""
 
     text: str
@@ -45,7 +45,7 @@ class Named:
     name: str | None
 
     @classmethod
-    def of(cls, text: str, name: str | None) -> Named:
+    def parse(cls, text: str, name: str | None) -> NamedEvaluation:
         """Parse `RUN:NAME`, or a path, which takes `name` as its rollout name.
 
         Raises:
@@ -66,7 +66,9 @@ class Named:
         return any((self.path / name).exists() for name in ("config.json", "adapter_config.json"))
 
 
-def sides_of(texts: Sequence[str], *, name: str | None, file: str | None, evaluate: Evaluate | None) -> list[Side]:
+def load_evaluations(
+    texts: Sequence[str], *, name: str | None, file: str | None, evaluate: Evaluate | None
+) -> list[LoadedEvaluation]:
     """Read the sides in order; models are evaluated with `evaluate`.
 
     `name` selects the rollouts of runs given without a name. `file` selects the file whose newest evaluation is used.
@@ -74,7 +76,7 @@ def sides_of(texts: Sequence[str], *, name: str | None, file: str | None, evalua
     Raises:
         UserError: A side has no such evaluation, or cannot be read.
     """
-    named = [Named.of(text, name) for text in texts]
+    named = [NamedEvaluation.parse(text, name) for text in texts]
     runs = []
     for side in named:
         if side.is_model and evaluate is None:
@@ -83,7 +85,7 @@ def sides_of(texts: Sequence[str], *, name: str | None, file: str | None, evalua
             )
         runs.append(evaluate(side.path) if side.is_model and evaluate is not None else side.path)
     folders = [open_run(path) for path in runs]
-    chosen = file or file_of_all([s.name if not s.is_model else None for s in named], folders)
+    chosen = file or common_file([s.name if not s.is_model else None for s in named], folders)
     labels = _labels(texts)
     return [
         _side(label, folder, None if side.is_model else side.name, chosen)
@@ -91,10 +93,10 @@ def sides_of(texts: Sequence[str], *, name: str | None, file: str | None, evalua
     ]
 
 
-def _side(label: str, run: RunFolder, name: str | None, file: str) -> Side:
+def _side(label: str, run: RunFolder, name: str | None, file: str) -> LoadedEvaluation:
     names = run.rollout_names()
     if name is None:
-        found = evaluations_of(run, file)
+        found = evaluation_names(run, file)
         if not found:
             has = ", ".join(sorted(names)) or "no rollouts at all"
             raise UserError(
@@ -105,25 +107,25 @@ def _side(label: str, run: RunFolder, name: str | None, file: str) -> Side:
         name = f"{counted[1]}-{int(counted[2]):06d}"
     if name not in names:
         raise UserError(f"{run.path} has no rollouts named {name!r}; it has {', '.join(sorted(names)) or 'none'}")
-    side = read_side(label, str(run.path), run, name)
+    side = load_evaluation(label, str(run.path), run, name)
     if not side.rows:
         raise UserError(f"the rollouts {name} of {run.path} are damaged: no row can be read. Evaluate again.")
     return side
 
 
-def evaluations_of(run: RunFolder, file: str) -> list[str]:
+def evaluation_names(run: RunFolder, file: str) -> list[str]:
     """Return the names of a file's evaluations, oldest first."""
     return [name for name in run.rollout_names() if re.fullmatch(_NAMES[file], name)]
 
 
-def file_of_all(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
+def common_file(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
     """Return the file of the first named evaluation, else the first of FILES that all sides have evaluated."""
     for name in names:
         for file, pattern in _NAMES.items():
             if name is not None and re.fullmatch(pattern, name):
                 return file
     unnamed_runs = [run for run, name in zip(runs, names, strict=True) if name is None]
-    return next((file for file in FILES if all(evaluations_of(run, file) for run in unnamed_runs)), FILES[0])
+    return next((file for file in FILES if all(evaluation_names(run, file) for run in unnamed_runs)), FILES[0])
 
 
 def _labels(texts: Sequence[str]) -> list[str]:
@@ -146,13 +148,16 @@ def _matches(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
 
 def recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, samples: int) -> Path | None:
     """Return the newest run folder in `runs` with an evaluation of this model by this job, compared by content."""
-    expected, given = {"model": digest_of(model), file: digest_of(Path(getattr(job, file)))}, plain(public_job(job))
+    expected, given = (
+        {"model": digest_path(model), file: digest_path(Path(getattr(job, file)))},
+        to_plain_json(public_job(job)),
+    )
     name = f"eval-{file.removesuffix('_file')}"
     for path in sorted(runs.glob("*/job.resolved.json"), reverse=True):
         try:
             run = open_run(path.parent)
             found, evaluation = run.job(), run.evaluations().get(name)
-        except (MadeBefore, ValueError, TypeError, KeyError, OSError):
+        except (OutdatedFormat, ValueError, TypeError, KeyError, OSError):
             continue  # unreadable, so evaluate again
         digests, recorded = found.get("digests", {}), found.get("job", {})
         same = {field: digests.get(field) for field in expected} == expected

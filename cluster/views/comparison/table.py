@@ -9,8 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_rft.cluster.views.comparison.compare import CALLS, REWARD, Against, Comparison, Row, Verdict
-from agent_rft.cluster.views.comparison.side import Brief
+from agent_rft.cluster.views.comparison.compare import (
+    CALLS,
+    REWARD,
+    ComparisonRow,
+    EvaluationComparison,
+    SideComparison,
+    Verdict,
+)
+from agent_rft.cluster.views.comparison.side import RolloutBrief
 from agent_rft.cluster.views.live import safe_text
 from agent_rft.cluster.views.traces import cut
 
@@ -19,7 +26,7 @@ SHOWN_IDS = 5
 ANSWER_CHARS = 120
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
+def print_comparison(comparison: EvaluationComparison, console: Console) -> None:
     """Print all parts; text from rows and models is made safe for a terminal."""
     labels = [side.label for side in comparison.sides]
     console.print(f"[bold]{len(comparison.rows)} rows[/], each compared with itself; 95 % intervals", highlight=False)
@@ -35,7 +42,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             _print_rows(console, f"{heading}: {labels[0]} → {labels[number]}", rows, number, comparison)
 
 
-def left_out(comparison: Comparison) -> Iterator[str]:
+def left_out(comparison: EvaluationComparison) -> Iterator[str]:
     """Yield for each side a line about the rows that were not compared."""
     for side, only, ungraded in zip(comparison.sides, comparison.only, comparison.ungraded, strict=True):
         for ids, what in ((only, "only here"), (ungraded, "without a grade here")):
@@ -44,7 +51,7 @@ def left_out(comparison: Comparison) -> Iterator[str]:
                 yield f"{side.label}: {len(ids)} row{'s' * (len(ids) > 1)} {what}: {', '.join(ids[:SHOWN_IDS])}{more}"
 
 
-def measures(comparison: Comparison) -> Iterator[list[tuple[str, Verdict | None]]]:
+def measures(comparison: EvaluationComparison) -> Iterator[list[tuple[str, Verdict | None]]]:
     """Yield the lines of the measures table: label, then each side's value and, except for the first, its change."""
     for lines in zip(*(against.changes for against in comparison.against), strict=True):
         first = lines[0]
@@ -70,7 +77,7 @@ def measures(comparison: Comparison) -> Iterator[list[tuple[str, Verdict | None]
         ]
 
 
-def _measures(comparison: Comparison) -> Table:
+def _measures(comparison: EvaluationComparison) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("", max_width=32)
     for number, side in enumerate(comparison.sides):
@@ -82,7 +89,7 @@ def _measures(comparison: Comparison) -> Table:
     return table
 
 
-def _quadrants(label: str, against: Against) -> Table:
+def _quadrants(label: str, against: SideComparison) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"rows of {label} by change", style="bold"), title_justify="left")
     for heading in ("", *CALLS.values()):
         table.add_column(heading, justify="right")
@@ -91,7 +98,7 @@ def _quadrants(label: str, against: Against) -> Table:
     return table
 
 
-def _tools(comparison: Comparison) -> Table:
+def _tools(comparison: EvaluationComparison) -> Table:
     """Return the table of tools with the statistics of `ToolUse`."""
     table = Table(box=box.SIMPLE_HEAD, title=Text("tools", style="bold"), title_justify="left")
     for heading in ("tool", "", "calls per rollout", "failed", "repeated", "first", "last"):
@@ -107,7 +114,7 @@ def _tools(comparison: Comparison) -> Table:
     return table
 
 
-def path_of(rollout: Brief) -> str:
+def tool_path(rollout: RolloutBrief) -> str:
     """Return the tools of a rollout in order, with repetitions merged: `search x2 → cat → answer`."""
     steps: list[tuple[str, int]] = []
     for name in rollout.calls:
@@ -116,7 +123,9 @@ def path_of(rollout: Brief) -> str:
     return " → ".join([*(name + (f" x{times}" if times > 1 else "") for name, times in steps), "answer"])
 
 
-def _print_rows(console: Console, heading: str, rows: tuple[Row, ...], number: int, comparison: Comparison) -> None:
+def _print_rows(
+    console: Console, heading: str, rows: tuple[ComparisonRow, ...], number: int, comparison: EvaluationComparison
+) -> None:
     if not rows:
         return
     console.print(Text(heading, style="bold"))
@@ -127,7 +136,7 @@ def _print_rows(console: Console, heading: str, rows: tuple[Row, ...], number: i
             rollout, means = row.rollouts[at][0], row.means[at]
             facts = f"reward {means['reward']:.3f}, {means['tool_calls']:.1f} calls"
             answer = cut(" ".join(rollout.whole().answer.split()), ANSWER_CHARS)
-            line = f"    {comparison.sides[at].label}: {facts}; {path_of(rollout)}: {answer}"
+            line = f"    {comparison.sides[at].label}: {facts}; {tool_path(rollout)}: {answer}"
             console.print(Text(safe_text(line), style="dim"), soft_wrap=True)
             run, name = comparison.sides[at].run, comparison.sides[at].name
     shown = f"agent-rft traces {run} --name {name} --row {rows[0].row_id}"

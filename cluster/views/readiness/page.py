@@ -12,11 +12,11 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from agent_rft.cluster.readiness.draws import Row
+from agent_rft.cluster.readiness.draws import RowSignal
 from agent_rft.cluster.readiness.findings import Readiness
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.live import duration
-from agent_rft.cluster.views.pages import page_template
+from agent_rft.cluster.views.pages import load_page_template
 from agent_rft.problems.readiness import REASONS
 from agent_rft.rows.durable import write_durably
 from agent_rft.spec.job import JobSpec
@@ -58,7 +58,7 @@ class Plot:
     right: int = WIDTH - RIGHT
 
 
-def page_of(folder: Path) -> Path:
+def readiness_page_path(folder: Path) -> Path:
     return folder / "readiness.html"
 
 
@@ -69,20 +69,20 @@ def write_page(run: RunFolder, found: Readiness, job: JobSpec) -> Path:
         OSError: The disk is full or read-only.
     """
     write_durably(run.at / "readiness.json", json.dumps(found.as_json(), indent=1).encode())
-    html = page_template("readiness", {"with_code": _with_code}).render(
+    html = load_page_template("readiness", {"with_code": _with_code}).render(
         title=job.suffix or run.path.name,
         heading=TITLES[found.verdict],
         found=found,
         reasons=[(entry, REASONS[entry.reason]) for entry in found.reasons],
-        plot=plot_of(found.rows),
+        plot=make_variance_plot(found.rows),
         rows=found.rows[:SHOWN_ROWS],
         took=None if found.estimate.sampling_s is None else duration(found.estimate.sampling_s),
     )
-    write_durably(page_of(run.at), html.encode("utf-8", errors="replace"))  # a row may have lone surrogates
-    return page_of(run.at)
+    write_durably(readiness_page_path(run.at), html.encode("utf-8", errors="replace"))  # a row may have lone surrogates
+    return readiness_page_path(run.at)
 
 
-def plot_of(rows: Sequence[Row]) -> Plot | None:
+def make_variance_plot(rows: Sequence[RowSignal]) -> Plot | None:
     """Return the variance plot, or None if there are no rows."""
     if not rows:
         return None

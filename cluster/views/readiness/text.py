@@ -7,13 +7,13 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.markup import escape
 
-from agent_rft.cluster.readiness.behaviour import Behaviour
+from agent_rft.cluster.readiness.behaviour import RolloutBehavior
 from agent_rft.cluster.readiness.findings import Readiness
 from agent_rft.cluster.views.live import duration
 from agent_rft.cluster.views.readiness.page import TITLES
 from agent_rft.problems.readiness import REASONS
 
-COLOURS = {"train": "green", "fix_first": "red", "warm_start": "yellow"}
+VERDICT_COLORS = {"train": "green", "fix_first": "red", "warm_start": "yellow"}
 
 
 def print_readiness(console: Console, found: Readiness) -> None:
@@ -22,13 +22,13 @@ def print_readiness(console: Console, found: Readiness) -> None:
     def print_line(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False)
 
-    print_line(f"[bold {COLOURS[found.verdict]}]{TITLES[found.verdict]}[/] ({found.verdict})")
+    print_line(f"[bold {VERDICT_COLORS[found.verdict]}]{TITLES[found.verdict]}[/] ({found.verdict})")
     for entry in found.reasons:
         text = REASONS[entry.reason]
         note = "" if text.verdict else "note: "
         print_line(f"- {note}{escape(entry.words)} [dim]{escape(f'[{entry.reason}]')}[/]")
         if text.verdict != "train":
-            print_line(f"    -> {escape(text.remedy)}")
+            print_line(f"    -> {escape(text.fix)}")
     shares = found.shares
     print_line(
         f"{len(found.rows)} rows, {found.samples} rollouts each: {shares.signal:.0%} with signal, "
@@ -48,7 +48,7 @@ def print_readiness(console: Console, found: Readiness) -> None:
     print_line(f"estimated training run: {found.estimate.steps} steps, {useful}{took}")
 
 
-def _print_behavior(print_line: Callable[[str], None], did: Behaviour) -> None:
+def _print_behavior(print_line: Callable[[str], None], did: RolloutBehavior) -> None:
     ended = ", ".join(f"{kind} {share:.0%}" for kind, share in did.ended.items())
     print_line(
         f"{did.calls.mean:.1f} tool calls, {did.turns.mean:.1f} turns, {did.sampled_tokens.mean:.0f} sampled tokens, "

@@ -13,7 +13,7 @@ from agent_rft.metrics.charts import CHARTS, Chart
 from agent_rft.types import Evaluation
 
 Steps = Sequence[Mapping[str, float]]
-COLOURS = ("#4c78d8", "#e0803a", "#3aa36f", "#b05fc0", "#c9a227", "#d1495b", "#3aa6b9", "#8a8f98")
+CHART_COLORS = ("#4c78d8", "#e0803a", "#3aa36f", "#b05fc0", "#c9a227", "#d1495b", "#3aa6b9", "#8a8f98")
 """Distinguishable for color-blind readers, and visible on light and dark backgrounds."""
 
 
@@ -56,7 +56,7 @@ def quality(
 
 
 def _points(name: str, x: list[int], evaluations: list[Evaluation]) -> dict[str, Any]:
-    found = [e.interval("grade") for e in evaluations]
+    found = [e.get_interval("grade") for e in evaluations]
     above = [0.0 if interval is None else interval.high - interval.mean for interval in found]
     below = [0.0 if interval is None else interval.mean - interval.low for interval in found]
     return {
@@ -99,7 +99,7 @@ def _curve(chart: Chart, steps: Steps, name: str, label: str) -> dict[str, Any]:
 
 def _figure(chart: Chart, curves: list[dict[str, Any]], *, legend: bool = False) -> dict[str, Any]:
     """Return a chart; `legend` shows the legend even if there is only one curve."""
-    for curve, color in zip(curves, cycle(COLOURS), strict=False):
+    for curve, color in zip(curves, cycle(CHART_COLORS), strict=False):
         curve["marker"] = {"color": color} | curve.get("marker", {})
         if curve.get("type") != "bar":
             curve["line"] = {"color": color} | curve["line"]

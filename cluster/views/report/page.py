@@ -17,43 +17,51 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.before_after import Change, compare, few_note, paired_changes
+from agent_rft.cluster.views.before_after import BeforeAfterChange, compare_before_after, few_note, paired_changes
 from agent_rft.cluster.views.live import duration, safe_text
-from agent_rft.cluster.views.pages import page_template
+from agent_rft.cluster.views.pages import load_page_template
 from agent_rft.cluster.views.report.charts import figures, quality
-from agent_rft.cluster.views.report.rows import rows_of
-from agent_rft.cluster.views.traces import SHOWN_CHARS, call_note, cut, facts, own_keys, said, turn_note
+from agent_rft.cluster.views.report.rows import make_report_rows
+from agent_rft.cluster.views.traces import (
+    SHOWN_CHARS,
+    call_note,
+    cut,
+    extra_fields,
+    split_reasoning,
+    summarize_rollout,
+    turn_note,
+)
 from agent_rft.errors import UserError
 from agent_rft.events import AlarmRaised, EarlyStopped, FewerCalls, NothingLeftToLearn
 from agent_rft.problems.alarms import ALARM_RULES
 from agent_rft.run_events import RunEvent
 from agent_rft.types import Evaluation, Group
 
-Graded = tuple[str, Sequence[Group]]
+NamedGroups = tuple[str, Sequence[Group]]
 """Name and groups of a rollout file."""
 SHOWN_ALARMS = 50
 HEADLINES = ("grade", "held_out", "tool_calls", "completion_tokens", "busy_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedEvaluations:
     """Evaluations of the graded file: a single one (`before` is None), or before and after training."""
 
     title: str
     before: Evaluation | None
     after: Evaluation
-    graded_before: Graded | None
-    graded_after: Graded
+    graded_before: NamedGroups | None
+    graded_after: NamedGroups
     left_out: Sequence[str] = ()
     """Problems of the files whose rollouts are missing here."""
 
     @property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[BeforeAfterChange]:
         paired = {} if self.graded_before is None else paired_changes(self.graded_before[1], self.graded_after[1])
-        return compare(self.before or self.after, self.after, paired)
+        return compare_before_after(self.before or self.after, self.after, paired)
 
     @property
-    def headlines(self) -> list[Change]:
+    def headlines(self) -> list[BeforeAfterChange]:
         return [change for change in self.changes if change.name in HEADLINES]
 
     @property
@@ -78,14 +86,14 @@ def write_report(run: RunFolder | Path) -> Path:
         ("Agent behavior", figures("agent", steps)),
         ("Training progress", figures("training", steps)),
     )
-    rows = None if compared is None else rows_of(compared.graded_before, compared.graded_after)
+    rows = None if compared is None else make_report_rows(compared.graded_before, compared.graded_after)
     left_out = [f"Left out: {problem}." for problem in compared.left_out] if compared else []
     alarms = {event.message: event.event.rule for event in events if isinstance(event.event, AlarmRaised)}
     others = [event for event in events if not isinstance(event.event, AlarmRaised)]
     spec = job.get("job", {})
-    functions = {"said": said, "cut": _shown, "facts": facts, "call_note": call_note}
-    functions |= {"own_keys": own_keys, "turn_note": turn_note, "clock": _clock}
-    html = page_template("report", functions).render(
+    functions = {"said": split_reasoning, "cut": _shown, "facts": summarize_rollout, "call_note": call_note}
+    functions |= {"own_keys": extra_fields, "turn_note": turn_note, "clock": _clock}
+    html = load_page_template("report", functions).render(
         nonce=secrets.token_urlsafe(16),
         plotly_js=Markup(get_plotlyjs()),
         name=run.path.resolve().name,
@@ -100,8 +108,8 @@ def write_report(run: RunFolder | Path) -> Path:
         charts=[figure for _, made in sections for figure in made],
         rows=rows,
         alarms=list(alarms)[:SHOWN_ALARMS],
-        remedies=[code.remedy for rule, code in ALARM_RULES.items() if rule in alarms.values()],
-        warnings=[event for event in others if event.level != "info" and not (event.event and event.event.quiet)],
+        fixes=[code.fix for rule, code in ALARM_RULES.items() if rule in alarms.values()],
+        warnings=[event for event in others if event.level != "info" and not (event.event and event.event.is_quiet)],
         job=json.dumps(job, indent=2) if job else "",
     )
     temporary = run.report.with_suffix(".tmp")
@@ -111,23 +119,23 @@ def write_report(run: RunFolder | Path) -> Path:
 
 def _compared(
     run: RunFolder, evaluations: Mapping[str, Evaluation], validations: Sequence[tuple[int, Evaluation]]
-) -> Compared | None:
+) -> ComparedEvaluations | None:
     """Return the test file before and after; else the first and last validation; else the last evaluation."""
     names = set(run.rollout_names())
     left_out: list[str] = []
 
-    def groups(name: str) -> Graded:
+    def groups(name: str) -> NamedGroups:
         try:
             return name, run.read_groups(name) if name in names else []
         except UserError as error:
-            left_out.append(error.public)
+            left_out.append(error.public_message)
             return name, []
 
-    def compared(title: str, *graded: tuple[str, Evaluation]) -> Compared:
+    def compared(title: str, *graded: tuple[str, Evaluation]) -> ComparedEvaluations:
         (first, before), (last, after) = graded[0], graded[-1]
         if len(graded) == 1:
-            return Compared(title, None, after, None, groups(last), left_out)
-        return Compared(title, before, after, groups(first), groups(last), left_out)
+            return ComparedEvaluations(title, None, after, None, groups(last), left_out)
+        return ComparedEvaluations(title, before, after, groups(first), groups(last), left_out)
 
     if "test-after" in evaluations:
         return compared(

@@ -14,7 +14,7 @@ from agent_rft.cluster.views.before_after import mean_grade
 from agent_rft.cluster.views.traces import SHOWN_CHARS
 from agent_rft.types import Group, Rollout
 
-SHOWN_ROWS, SHOWN_TRIES = 1000, 16
+SHOWN_ROWS, SHOWN_ROLLOUTS = 1000, 16
 MAX_CHARS = 20_000_000
 """Maximum length of all traces on a page. A page of 20 MB opens within seconds."""
 ENDS = 5
@@ -22,7 +22,7 @@ ENDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RowRollouts:
     """A row in one rollout file; `file` is the file's name, `shown` are the rollouts whose traces are shown."""
 
     name: str
@@ -46,11 +46,11 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """One row of the graded file: graded once, or before and after training."""
 
-    before: Side | None
-    after: Side
+    before: RowRollouts | None
+    after: RowRollouts
 
     @property
     def line(self) -> str:
@@ -68,7 +68,7 @@ class Row:
         return None if old is None or new is None else new - old
 
     @property
-    def sides(self) -> list[Side]:
+    def sides(self) -> list[RowRollouts]:
         return [self.after] if self.before is None else [self.before, self.after]
 
     @property
@@ -78,14 +78,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ReportRows:
     """Rows of a file that are shown, worst first; rows without a grade come last."""
 
-    shown: Sequence[Row]
+    shown: Sequence[ReportRow]
     num_rows: int
 
     @property
-    def ends(self) -> list[tuple[str, Sequence[Row]]]:
+    def ends(self) -> list[tuple[str, Sequence[ReportRow]]]:
         """Lists of the worst rows and of the best rows, the extremes first; empty if all grades are equal."""
         graded = [row for row in self.shown if row.after.grade is not None]
         if len(graded) < 2 or graded[0].after.grade == graded[-1].after.grade:
@@ -94,37 +94,39 @@ class Rows:
         return [("Worst rows", graded[:count]), ("Best rows", graded[::-1][:count])]
 
 
-def rows_of(before: tuple[str, Sequence[Group]] | None, after: tuple[str, Sequence[Group]]) -> Rows:
+def make_report_rows(before: tuple[str, Sequence[Group]] | None, after: tuple[str, Sequence[Group]]) -> ReportRows:
     """Return the rows of a file from the (name, groups) of its rollouts after and, if available, before training."""
-    old = {} if before is None else {g.request.task.row_id: Side("before", before[0], g) for g in before[1]}
-    rows = [Row(old.get(g.request.task.row_id), Side("after", after[0], g)) for g in after[1]]
+    old = {} if before is None else {g.request.task.row_id: RowRollouts("before", before[0], g) for g in before[1]}
+    rows = [ReportRow(old.get(g.request.task.row_id), RowRollouts("after", after[0], g)) for g in after[1]]
     ordered = sorted(rows, key=_badness)
     outside_in = chain.from_iterable(zip(ordered, reversed(ordered), strict=True))
     selected = list(outside_in)[: min(len(rows), SHOWN_ROWS)]  # the first len(rows) entries contain each row once
-    return Rows(sorted(_with_traces(selected), key=_badness), len(rows))
+    return ReportRows(sorted(_with_traces(selected), key=_badness), len(rows))
 
 
-def _badness(row: Row) -> tuple[bool, float, float]:
+def _badness(row: ReportRow) -> tuple[bool, float, float]:
     """Sort key: the worst rows first; among equal rows, the largest loss first."""
     grade = row.after.grade
     return grade is None, grade or 0.0, row.change or 0.0
 
 
-def _with_traces(rows: Iterable[Row]) -> list[Row]:
+def _with_traces(rows: Iterable[ReportRow]) -> list[ReportRow]:
     """Add traces to the rows until MAX_CHARS is reached; earlier rows take precedence."""
     chars_left = MAX_CHARS
 
-    def limit_traces(side: Side) -> Side:
+    def limit_traces(side: RowRollouts) -> RowRollouts:
         nonlocal chars_left
         shown = []
-        for rollout in side.group.rollouts[:SHOWN_TRIES]:
+        for rollout in side.group.rollouts[:SHOWN_ROLLOUTS]:
             if (size := _num_chars(rollout)) > chars_left:
                 break
             chars_left -= size
             shown.append(rollout)
         return replace(side, shown=shown)
 
-    return [Row(None if row.before is None else limit_traces(row.before), limit_traces(row.after)) for row in rows]
+    return [
+        ReportRow(None if row.before is None else limit_traces(row.before), limit_traces(row.after)) for row in rows
+    ]
 
 
 def _num_chars(rollout: Rollout) -> int:

@@ -69,7 +69,7 @@ class ReasoningTokens(ModelOutput):
     """Sampled tokens that are reasoning."""
 
 
-class Usage(ModelOutput):
+class TokenUsage(ModelOutput):
     """Token counts of a chat completion."""
 
     prompt_tokens: int
@@ -97,7 +97,7 @@ class ChatCompletionBody(ModelOutput):
     """Unix time in seconds."""
     model: str
     choices: list[Choice]
-    usage: Usage
+    usage: TokenUsage
     system_fingerprint: str | None = None
     service_tier: str | None = None
     metadata: BestOf | None = None

@@ -103,7 +103,7 @@ class JobProblem(ResponseBody):
     """All lines with the same problem, such as `1-7, 9`; empty unless several rows have it."""
     message: str
     """Description of the problem."""
-    remedy: str
+    fix: str
     """Fix for the problem."""
 
 

@@ -10,7 +10,7 @@ from agent_rft.serve.http.schemas.base import ResponseBody
 from agent_rft.serve.stores.job_states import JobStatus
 
 
-class EngineNow(ResponseBody):
+class EngineLiveStatus(ResponseBody):
     """State of an engine."""
 
     name: str
@@ -20,28 +20,28 @@ class EngineNow(ResponseBody):
     """Number of running rollouts on the engine."""
 
 
-class DoingNow(ResponseBody):
+class ActorActivity(ResponseBody):
     """One activity of a process."""
 
     trace_id: str
     """Trace id of the rollout; empty if the activity does not belong to a rollout."""
     stage: str
     """Activity: `sampling`, `tool calls`, `grading`, `session start`, `weight update` or a method of the learner."""
-    for_s: float
+    duration_s: float
     """Seconds since the activity began."""
 
 
-class ActorNow(ResponseBody):
+class ActorLiveStatus(ResponseBody):
     """A process of the job: engine, learner rank, dispatcher or grader pool."""
 
     name: str
-    doing: list[DoingNow]
+    doing: list[ActorActivity]
     """Current activities; for an engine, the oldest rollouts in each stage."""
     silent_s: float
     """Seconds since the process last responded to a heartbeat."""
 
 
-class EndpointNow(ResponseBody):
+class EndpointLiveStatus(ResponseBody):
     """State of a tool, session server, grader or judge. Recent values cover the last `recent_s`, about a minute."""
 
     name: str
@@ -71,7 +71,7 @@ class EndpointNow(ResponseBody):
     """95th percentile of the latency of recent responses; null if there were no responses."""
 
 
-class JobNow(ResponseBody):
+class JobLiveStatus(ResponseBody):
     """Live status of a job's processes. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.now"] = "fine_tuning.job.now"
@@ -81,6 +81,6 @@ class JobNow(ResponseBody):
     """Status of the job."""
     age_s: float | None
     """Age of the lists in seconds; null if the job has no processes, in which case all lists are empty."""
-    engines: list[EngineNow] = Field(default=[])
-    actors: list[ActorNow] = Field(default=[])
-    endpoints: list[EndpointNow] = Field(default=[])
+    engines: list[EngineLiveStatus] = Field(default=[])
+    actors: list[ActorLiveStatus] = Field(default=[])
+    endpoints: list[EndpointLiveStatus] = Field(default=[])

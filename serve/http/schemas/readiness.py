@@ -21,7 +21,7 @@ class ReadinessReason(ResponseBody):
     """Whether the reason decides the verdict; false for a note."""
     message: str
     """Measurement behind the reason."""
-    remedy: str
+    fix: str
     """Recommended action."""
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from agent_rft.cluster.records.wanted import Ended
+from agent_rft.cluster.records.wanted import RecordedFinish
 from agent_rft.serve.http.schemas.base import ListEntry, ResponseBody
 
 
@@ -45,7 +45,7 @@ class JobRolloutSummary(ListEntry):
     grade: float | None
     """Grade. This and the following numbers are null if the rollout was discarded."""
     reward: float | None
-    finish: Ended
+    finish: RecordedFinish
     """Reason for its end: an answer, a limit, or discarded."""
     tools: list[str]
     """Distinct tools that it called."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_rft.errors import Problem, RftError
-from agent_rft.serve.jobs.problems import how_it_ended, see_log
+from agent_rft.serve.jobs.problems import add_log_hint, describe_exit
 
 CPU_S = 300
 """CPU seconds of a check; 50,000 rows take one minute."""
@@ -63,5 +63,5 @@ def _describe_failure(code: int, job_id: str | None) -> str:
         return f"the job check used more than {CPU_S} s of CPU time; {fix}"
     if code == OUT_OF_MEMORY:
         return f"the job check used more than {MEMORY_BYTES >> 30} GiB of memory; {fix}"
-    why = f"the job check failed: {how_it_ended(code)}"
-    return why if job_id is None else see_log(why, job_id)
+    why = f"the job check failed: {describe_exit(code)}"
+    return why if job_id is None else add_log_hint(why, job_id)

@@ -15,17 +15,17 @@ from pathlib import Path
 
 from agent_rft.actors.runtime.process import limit_process
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.limits import row_problems
-from agent_rft.cluster.preflight.static import invalid_job, static_problems
+from agent_rft.cluster.preflight.limits import check_row_limits
+from agent_rft.cluster.preflight.static import check_offline, make_invalid_job
 from agent_rft.errors import Problem
-from agent_rft.serve.jobs.problems import public
+from agent_rft.serve.jobs.problems import hide_details
 from agent_rft.serve.jobs.processes.check_process import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY
-from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, Server
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, ServerAccess
 from agent_rft.spec.job import FILES, JobSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class CheckRequest:
     """Valid request without a job: the specification as JSON with its secrets, and the model's id in the request.
 
     `samples` is the rollouts per row of a readiness check; None if the request is for training.
@@ -39,7 +39,7 @@ class Draft:
         return json.dumps(asdict(self))
 
 
-def check(server: Server, draft: Draft) -> list[Problem]:
+def check(server: ServerAccess, draft: CheckRequest) -> list[Problem]:
     """Return the problems with a draft as clients see them.
 
     Raises:
@@ -48,10 +48,10 @@ def check(server: Server, draft: Draft) -> list[Problem]:
     given = JobSpec.model_validate_json(draft.spec)
     spec = server.with_paths(given)
     validation = None if spec.validation_file is None else Path(spec.validation_file)
-    found = row_problems(server.operator.jobs, Path(spec.training_file), validation, draft.samples)
-    found += static_problems(spec, ModelFolder.find(spec.model), server.operator)
-    names = server.names_in(spec, draft.model, {name: getattr(given, name) for name in FILES})
-    return [public(problem, None, names) for problem in invalid_job(found).problems]
+    found = check_row_limits(server.operator.jobs, Path(spec.training_file), validation, draft.samples)
+    found += check_offline(spec, ModelFolder.find(spec.model), server.operator)
+    names = server.client_names_in(spec, draft.model, {name: getattr(given, name) for name in FILES})
+    return [hide_details(problem, None, names) for problem in make_invalid_job(found).problems]
 
 
 def main() -> None:
@@ -60,9 +60,9 @@ def main() -> None:
     parser.add_argument("--check", type=Path, required=True, help="file to write the problems to")
     options = parser.parse_args()
     limit_process(CPU_S, MEMORY_BYTES)
-    server = Server(DriverSettings.read(options.settings))
+    server = ServerAccess(DriverSettings.read(options.settings))
     try:
-        problems = check(server, Draft(**json.load(sys.stdin)))
+        problems = check(server, CheckRequest(**json.load(sys.stdin)))
     except MemoryError:
         sys.exit(OUT_OF_MEMORY)
     finally:

@@ -27,27 +27,27 @@ from pathlib import Path
 
 from agent_rft.actors.runtime.process import drop_lost_output, end_process, limit_process, open_standard_files
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.limits import row_problems
-from agent_rft.cluster.preflight.prepare import prepare
+from agent_rft.cluster.preflight.limits import check_row_limits
+from agent_rft.cluster.preflight.prepare import check_job
 from agent_rft.cluster.ray_cluster.job_status import NEEDED_TO_STOP_S
 from agent_rft.cluster.ray_cluster.session import ray_session
 from agent_rft.cluster.readiness.findings import Readiness
-from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.records.redact import to_plain_json
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.driver import claim_run_soon, look_before, train
-from agent_rft.cluster.run.readiness import Look
-from agent_rft.cluster.views.readiness.page import page_of
+from agent_rft.cluster.run.driver import check_readiness, claim_run_async, train
+from agent_rft.cluster.run.readiness import ReadinessOptions
+from agent_rft.cluster.views.readiness.page import readiness_page_path
 from agent_rft.errors import InvalidJob, LearnerFailed, Problem, RftError
 from agent_rft.events import Outcome
 from agent_rft.rows.ownership import FolderLost, FolderOwned
 from agent_rft.serve.jobs.logs import JobLogs
 from agent_rft.serve.jobs.manager import PAUSING
-from agent_rft.serve.jobs.problems import error_of, public, see_log
+from agent_rft.serve.jobs.problems import add_log_hint, convert_error, hide_details
 from agent_rft.serve.jobs.processes.check_process import CPU_S, MEMORY_BYTES, OUT_OF_MEMORY
-from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, Server
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, ServerAccess
 from agent_rft.serve.jobs.processes.sink import StoreSink
 from agent_rft.serve.jobs.processes.wire_metrics import result_csv
-from agent_rft.serve.jobs.request import model_name
+from agent_rft.serve.jobs.request import make_model_id
 from agent_rft.serve.stores.database import DatabaseError
 from agent_rft.serve.stores.job_states import IllegalMove, JobStatus
 from agent_rft.serve.stores.job_tables import JobError, JobRecord
@@ -58,35 +58,35 @@ LOST = 3
 """Exit code of a driver whose job another driver should continue."""
 
 
-async def check(server: Server, job_id: str) -> list[Problem]:
+async def check(server: ServerAccess, job_id: str) -> list[Problem]:
     """Check a job, which calls its endpoints. Print the problems unchanged, and return them as clients see them."""
     record = server.store.get(job_id)
-    spec, settings = server.spec(record), server.settings
+    spec, settings = server.open_spec(record), server.settings
     validation = None if spec.validation_file is None else Path(spec.validation_file)
     samples = None if record.look is None else record.look["samples"]
-    found = row_problems(server.operator.jobs, Path(spec.training_file), validation, samples)
+    found = check_row_limits(server.operator.jobs, Path(spec.training_file), validation, samples)
     with ray_session(settings.ray_address()) as nodes:
         try:
             model, learner = ModelFolder.find(spec.model), record.look is None
-            await prepare(spec, model, nodes, settings.runs, server.operator, found=found, learner=learner)
+            await check_job(spec, model, nodes, settings.runs, server.operator, known_problems=found, trains=learner)
         except InvalidJob as error:
             for problem in error.problems:
                 print(problem)
-            return [public(problem, job_id, server.names(record)) for problem in error.problems]
+            return [hide_details(problem, job_id, server.client_names(record)) for problem in error.problems]
     return []
 
 
-async def drive(server: Server, job_id: str, attempt: int) -> int:
+async def drive(server: ServerAccess, job_id: str, attempt: int) -> int:
     """Train a job or run its readiness check, and return the exit code."""
     store, settings = server.store, server.settings
     if store.heartbeat(job_id, attempt) != "running":
         return 0
     record = store.get(job_id)
     folder = settings.runs / job_id
-    name = partial(model_name, record.base, settings.organization, record.suffix, job_id)
-    names = server.names(record)
+    name = partial(make_model_id, record.base, settings.organization, record.suffix, job_id)
+    names = server.client_names(record)
     sink = StoreSink(store, server.registry, job_id, attempt, record.base, record.owner, folder, name, names)
-    job = server.spec(record)
+    job = server.open_spec(record)
     training = asyncio.create_task(_run(server, record, job, folder, sink))
     loop = asyncio.get_running_loop()
     ended = threading.Event()
@@ -107,11 +107,11 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
     except asyncio.CancelledError:
         return 0
     except (LearnerFailed, FolderOwned, FolderLost) as error:
-        store.note(job_id, attempt, last_words=str(plain(error.public)))
+        store.note(job_id, attempt, last_words=str(to_plain_json(error.public_message)))
         traceback.print_exception(error)
         return LOST
     except RftError as error:
-        _fail(server, job_id, attempt, error_of(error, job_id, names))
+        _fail(server, job_id, attempt, convert_error(error, job_id, names))
         traceback.print_exception(error)
         return 0
     finally:
@@ -120,7 +120,7 @@ async def drive(server: Server, job_id: str, attempt: int) -> int:
 
 
 async def _run(
-    server: Server, record: JobRecord, job: JobSpec, folder: Path, sink: StoreSink
+    server: ServerAccess, record: JobRecord, job: JobSpec, folder: Path, sink: StoreSink
 ) -> tuple[Outcome, Readiness | None]:
     """Train the job, or run its readiness check. Resumes from the state in `folder`.
 
@@ -128,13 +128,15 @@ async def _run(
         FolderOwned: The previous driver has not exited.
     """
     address = server.settings.ray_address()
-    claimed = await claim_run_soon(folder, NEEDED_TO_STOP_S, partial(print, flush=True))
+    claimed = await claim_run_async(folder, NEEDED_TO_STOP_S, partial(print, flush=True))
     try:
         model = ModelFolder.find(job.model)
         if record.look is None:
             return await train(job, model, folder.parent, claimed, address, server.operator, sink), None
-        look = Look(**record.look)
-        return await look_before(job, model, look, folder.parent, address, server.operator, folder=claimed, watch=sink)
+        look = ReadinessOptions(**record.look)
+        return await check_readiness(
+            job, model, look, folder.parent, address, server.operator, claimed=claimed, watch=sink
+        )
     finally:
         await asyncio.to_thread(claimed.release)
 
@@ -143,12 +145,16 @@ async def _run(
 
 
 def _send_heartbeats(
-    server: Server, job_id: str, attempt: int, ended: threading.Event, on_status: Callable[[JobStatus | None], object]
+    server: ServerAccess,
+    job_id: str,
+    attempt: int,
+    ended: threading.Event,
+    on_status: Callable[[JobStatus | None], object],
 ) -> None:
     """Send heartbeats from a thread, because reading a large file blocks the event loop of a healthy driver."""
     logs = JobLogs(Path(server.settings.folder))
     while not ended.wait(HEARTBEAT_S):
-        logs.bound(job_id, attempt)
+        logs.truncate(job_id, attempt)
         try:
             status = server.store.heartbeat(job_id, attempt)
         except DatabaseError:  # the database restarts, for example; the manager cannot read heartbeats either
@@ -168,10 +174,10 @@ def _apply_status(training: asyncio.Task[tuple[Outcome, Readiness | None]], stat
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
-def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, folder: Path) -> None:
+def _succeed(server: ServerAccess, record: JobRecord, attempt: int, sink: StoreSink, folder: Path) -> None:
     sink.sync_checkpoints()
     model = sink.register_final()
-    results = server.keep_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()), record.owner)
+    results = server.store_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()), record.owner)
     try:
         server.store.move(
             record.id, "succeeded", attempt=attempt, fine_tuned_model=model, result_files=[results], last_words=None
@@ -182,10 +188,10 @@ def _succeed(server: Server, record: JobRecord, attempt: int, sink: StoreSink, f
     server.store.add_event(record.id, "info", "The job has successfully completed")
 
 
-def _store_findings(server: Server, record: JobRecord, attempt: int, folder: Path, found: Readiness) -> None:
+def _store_findings(server: ServerAccess, record: JobRecord, attempt: int, folder: Path, found: Readiness) -> None:
     results = [
-        server.keep_result(path.name, path.read_bytes(), record.owner)
-        for path in (folder / "readiness.json", page_of(folder))
+        server.store_result(path.name, path.read_bytes(), record.owner)
+        for path in (folder / "readiness.json", readiness_page_path(folder))
     ]
     with suppress(IllegalMove):  # a client has just cancelled the job
         server.store.move(
@@ -198,7 +204,7 @@ def _store_findings(server: Server, record: JobRecord, attempt: int, folder: Pat
         )
 
 
-def _finish_stopped(server: Server, job_id: str, attempt: int) -> int:
+def _finish_stopped(server: ServerAccess, job_id: str, attempt: int) -> int:
     if server.store.heartbeat(job_id, attempt) in PAUSING:
         server.store.add_event(job_id, "info", "The job is paused; its resources are free")
         return 0
@@ -206,7 +212,7 @@ def _finish_stopped(server: Server, job_id: str, attempt: int) -> int:
     return LOST
 
 
-def _fail(server: Server, job_id: str, attempt: int, error: JobError) -> None:
+def _fail(server: ServerAccess, job_id: str, attempt: int, error: JobError) -> None:
     try:
         server.store.move(job_id, "failed", attempt=attempt, error=error)
     except IllegalMove:
@@ -215,8 +221,8 @@ def _fail(server: Server, job_id: str, attempt: int, error: JobError) -> None:
 
 
 def _unexpected_error(error: Exception, job_id: str) -> JobError:
-    message = see_log("the driver failed with an unexpected error", job_id)
-    return JobError("internal_error", message, log=str(plain(f"{type(error).__name__}: {error}")))
+    message = add_log_hint("the driver failed with an unexpected error", job_id)
+    return JobError("internal_error", message, log=str(to_plain_json(f"{type(error).__name__}: {error}")))
 
 
 def main() -> None:
@@ -231,7 +237,7 @@ def main() -> None:
     open_standard_files()
     drop_lost_output("stdout")  # the disk that holds the output may be full
     drop_lost_output("stderr")
-    server = Server(DriverSettings.read(options.settings))
+    server = ServerAccess(DriverSettings.read(options.settings))
     try:
         if options.check is not None:
             problems = asyncio.run(check(server, options.job))
@@ -244,7 +250,9 @@ def main() -> None:
         if options.check is not None:
             sys.exit(OUT_OF_MEMORY if isinstance(error, MemoryError) else 1)
         found = (
-            error_of(error, options.job, {}) if isinstance(error, RftError) else _unexpected_error(error, options.job)
+            convert_error(error, options.job, {})
+            if isinstance(error, RftError)
+            else _unexpected_error(error, options.job)
         )
         _fail(server, options.job, options.attempt, found)
         code = 0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.cluster.records.blobs import open_blobs
-from agent_rft.errors import CannotOpen
+from agent_rft.errors import UnsealFailed
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.file_store import FileStore
 from agent_rft.serve.stores.job_store import JobStore
@@ -24,8 +24,8 @@ from agent_rft.serve.stores.job_tables import JobRecord
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.serve.stores.secrets import SecretBox
 from agent_rft.spec.job import FILES, JobSpec
-from agent_rft.spec.kept import without_todays_bounds
-from agent_rft.spec.keys import variable
+from agent_rft.spec.kept import load_legacy_job
+from agent_rft.spec.keys import read_variable
 from agent_rft.spec.operator.config_file import load_operator
 
 SETTINGS_FILE = "driver.json"
@@ -58,7 +58,7 @@ class DriverSettings:
 
     def ray_address(self) -> str | None:
         """Return the cluster's address, which Ray passes to its jobs as an environment variable."""
-        return variable(os.environ, "RAY_ADDRESS") or self.address
+        return read_variable(os.environ, "RAY_ADDRESS") or self.address
 
     def write(self) -> Path:
         """Atomically write the settings to a file in the server's folder, and return its path."""
@@ -75,7 +75,7 @@ class DriverSettings:
         return cls(**values)
 
 
-class Server:
+class ServerAccess:
     """State of the server, opened by a driver."""
 
     def __init__(self, settings: DriverSettings) -> None:
@@ -88,14 +88,14 @@ class Server:
         self.registry = ModelRegistry(self.database, self.operator.aliases)
         self._box = SecretBox.of_folder(folder)
 
-    def spec(self, record: JobRecord) -> JobSpec:
+    def open_spec(self, record: JobRecord) -> JobSpec:
         """Return the job's decrypted specification, with file ids replaced by paths.
 
         Raises:
             UserError: A file no longer exists, the secrets were encrypted with another key, or this version cannot
                 read the job's schema.
         """
-        return self.with_paths(without_todays_bounds(json.loads(self._open_spec(record)), "the job")[0])
+        return self.with_paths(load_legacy_job(json.loads(self._open_spec(record)), "the job")[0])
 
     def with_paths(self, spec: JobSpec) -> JobSpec:
         """Return the specification with file ids replaced by paths.
@@ -110,21 +110,23 @@ class Server:
         sealer = self._box.sealer("job", record.id)
         try:
             return sealer.open(record.sealed_spec)
-        except CannotOpen:  # a key rotation may have sealed the job again since the record was read
+        except UnsealFailed:  # a key rotation may have sealed the job again since the record was read
             return sealer.open(self.store.get(record.id).sealed_spec)
 
-    def names(self, record: JobRecord) -> dict[str, str]:
+    def client_names(self, record: JobRecord) -> dict[str, str]:
         """Return the names that clients of a job see instead of paths, by path."""
         run = {str(self.settings.runs / record.id): "the run"}
-        return run | self.names_in(self.spec(record), record.model, {name: getattr(record, name) for name in FILES})
+        return run | self.client_names_in(
+            self.open_spec(record), record.model, {name: getattr(record, name) for name in FILES}
+        )
 
-    def names_in(self, spec: JobSpec, model: str, ids: Mapping[str, str | None]) -> dict[str, str]:
+    def client_names_in(self, spec: JobSpec, model: str, ids: Mapping[str, str | None]) -> dict[str, str]:
         """Return names for the paths in a specification, by path: the model's id, and the file ids in `ids`."""
         files = {path: id for name in FILES if (path := getattr(spec, name)) and (id := ids[name])}
         models = {spec.model: model} if spec.model.startswith("/") else {}
         return models | files | {self.settings.folder: "the server's folder"}
 
-    def keep_result(self, filename: str, content: bytes, owner: str) -> str:
+    def store_result(self, filename: str, content: bytes, owner: str) -> str:
         """Store a result file that belongs to the job's owner, and return its id."""
 
         async def stream() -> AsyncIterator[bytes]:

@@ -19,8 +19,8 @@ from typing import Any
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from agent_rft.chat.serving import ServeSettings
-from agent_rft.cluster.preflight.prepare import Prepared
-from agent_rft.cluster.records.redact import hide
+from agent_rft.cluster.preflight.prepare import CheckedJob
+from agent_rft.cluster.records.redact import replace_substrings
 from agent_rft.errors import UserError
 from agent_rft.events import (
     CheckpointSaved,
@@ -32,11 +32,11 @@ from agent_rft.events import (
     StepDone,
 )
 from agent_rft.run_events import RunEvent
-from agent_rft.serve.jobs.processes.wire_metrics import checkpoint_metrics, message_of, wire_data
+from agent_rft.serve.jobs.processes.wire_metrics import checkpoint_metrics, format_metrics, make_wire_data
 from agent_rft.serve.stores.database import DatabaseError, is_unavailable, reason_of
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.model_registry import ModelRegistry
-from agent_rft.trainer.loop.checkpoint import checkpoints_in
+from agent_rft.trainer.loop.checkpoint import list_checkpoints
 
 RETRYING = Retrying(
     retry=retry_if_exception(is_unavailable),
@@ -87,23 +87,23 @@ class StoreSink:
 
     # -- Watch ---------------------------------------------------------------------------------------------------------
 
-    def prepared(self, prepared: Prepared) -> None:
+    def prepared(self, prepared: CheckedJob) -> None:
         p = prepared
-        self._settings = ServeSettings.of(p.job, p.plan, p.context_length, p.dialect)
+        self._settings = ServeSettings.from_job(p.job, p.plan, p.context_length, p.dialect)
 
-    def event(self, event: RunEvent) -> None:
+    def handle_event(self, event: RunEvent) -> None:
         match event.event:
             case StepDone(metrics=metrics):
                 self._step_done(event, metrics)
                 return
             case RolloutsProgressed() if event.time < self._progressed_at + PROGRESS_EVERY_S:
                 return
-            case JobEnded() | RolloutDiscarded() | PhaseBegan(quiet=True):
+            case JobEnded() | RolloutDiscarded() | PhaseBegan(is_quiet=True):
                 return  # the job's state shows the outcome; the other events are too many for the job's event list
         if isinstance(event.event, EarlyStopped):
             self._final_step = event.event.best_step
         self._progressed_at = event.time
-        message, data = hide([*public_texts(event)], self._names)
+        message, data = replace_substrings([*public_event_fields(event)], self._names)
         data = {"kind": event.kind, "version": event.version, "step": event.step, **data}
         self._enqueue_write(lambda: self._store.add_event(self._job_id, event.level, message, data=data))
         if isinstance(event.event, CheckpointSaved):
@@ -111,7 +111,7 @@ class StoreSink:
 
     def _step_done(self, event: RunEvent, metrics: dict[str, float]) -> None:
         self._progressed_at = event.time
-        data, message = wire_data(metrics), message_of(metrics)
+        data, message = make_wire_data(metrics), format_metrics(metrics)
         self._enqueue_write(
             lambda: self._store.add_event(self._job_id, "info", message, type="metrics", data=data),
         )
@@ -128,7 +128,7 @@ class StoreSink:
         A checkpoint's row is added after its model and deleted after its model, so that a call can be repeated if the
         connection was lost.
         """
-        on_disk = checkpoints_in(self._checkpoints)
+        on_disk = list_checkpoints(self._checkpoints)
         kept = {state.step: (path, state) for path, state in on_disk if state.offered}
         known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}
         for step in known.keys() - kept.keys():
@@ -142,7 +142,7 @@ class StoreSink:
             self._store.note(self._job_id, self._attempt, trained_tokens=latest.trained_tokens, **changes)
         for step, (path, state) in kept.items():
             if step not in known:
-                shown = checkpoint_metrics(wire_data(state.metrics)) if state.metrics else {"step": float(step)}
+                shown = checkpoint_metrics(make_wire_data(state.metrics)) if state.metrics else {"step": float(step)}
                 self._registry.add(self._name(step), path, self._base, self._job_id, self._settings, self._owner)
                 self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
 
@@ -151,7 +151,7 @@ class StoreSink:
 
         A job that stopped early uses its best checkpoint.
         """
-        offered = {state.step: path for path, state in checkpoints_in(self._checkpoints) if state.offered}
+        offered = {state.step: path for path, state in list_checkpoints(self._checkpoints) if state.offered}
         if not offered:
             return None
         folder = offered[max(offered) if self._final_step is None else self._final_step]
@@ -179,7 +179,7 @@ class StoreSink:
         self._writer.submit(guarded)
 
 
-def public_texts(event: RunEvent) -> tuple[str, dict[str, Any]]:
+def public_event_fields(event: RunEvent) -> tuple[str, dict[str, Any]]:
     """Return the event's message and data as clients see them."""
     if event.event is None or not event.event.PRIVATE:
         return event.message, event.data

@@ -26,14 +26,14 @@ TIMES = (
 )
 
 
-def message_of(metrics: Mapping[str, float]) -> str:
+def format_metrics(metrics: Mapping[str, float]) -> str:
     """Return the message of a metrics event, such as `Step 10/20, train mean reward=0.42, ...`."""
     finite = _finite(metrics)
     shown = [f"{label}={finite[name]:.4g}" for name, label in SHOWN.items() if name in finite]
     return ", ".join([f"Step {metrics['step']:.0f}/{metrics['total_steps']:.0f}", *shown])
 
 
-def wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
+def make_wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
     """Return the data of a metrics event: all finite metrics, then the fields of the contract."""
     m = _finite(metrics)
     rollouts = m.get("rollouts_graded")
@@ -76,7 +76,7 @@ def wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a checkpoint from the `wire_data` of its step."""
+    """Return the metrics of a checkpoint from the `make_wire_data` of its step."""
     return {key: float(data[key]) for key in CHECKPOINT_KEYS if data.get(key) is not None}
 
 

@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from agent_rft.spec.job import AlgorithmSpec
-from agent_rft.trainer.learner.asleep import Asleep
+from agent_rft.trainer.learner.asleep import CpuOffload
 from agent_rft.trainer.learner.host_buffer import HostBuffer
 from agent_rft.trainer.learner.rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
-from agent_rft.trainer.model.batch import pack
-from agent_rft.types import StepReport, TrainSequence
+from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.types import StepReport, TrainSegment
 from tests.support.tiny_model import write_tiny_model
 
 CANARY = np.arange(3, 40, dtype=np.int32)
@@ -33,7 +33,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> LearnerConfig:
     return LearnerConfig(model, steps=4, learning_rate=1e-2, algorithm=AlgorithmSpec(kl_coef=0.1))
 
 
-def sequences(seed: int) -> list[TrainSequence]:
+def sequences(seed: int) -> list[TrainSegment]:
     random = np.random.default_rng(seed)
     made = []
     for length in (40, 25):
@@ -41,21 +41,21 @@ def sequences(seed: int) -> list[TrainSequence]:
         versions = np.where(mask, 0, -1).astype(np.int32)
         logprobs = np.where(mask, random.normal(-5, 1, length), 0).astype(np.float32)
         ids = random.integers(0, 250, length).astype(np.int32)
-        made.append(TrainSequence(ids, mask, logprobs, versions, advantage=float(random.normal())))
+        made.append(TrainSegment(ids, mask, logprobs, versions, advantage=float(random.normal())))
     return made
 
 
 def three_steps(config: LearnerConfig, sleeps: bool) -> tuple[list[StepReport], bytes]:
     """The reports of three updates, and what they led to; if it `sleeps`, all that the rank holds leaves after each."""
     rank, reports = LearnerRank(config), []
-    asleep = Asleep(torch.device("cpu"), HostBuffer(), free_bytes=lambda: 1 << 40)
+    asleep = CpuOffload(torch.device("cpu"), HostBuffer(), free_bytes=lambda: 1 << 40)
     for seed in range(3):
-        [[micro_batch]] = pack(sequences(seed), num_ranks=1, budget=512)
+        [[micro_batch]] = pack_sequences(sequences(seed), num_ranks=1, budget=512)
         reports.append(rank.step([[micro_batch]], version=seed))
         if sleeps:
-            asleep.leave()
+            asleep.offload()
             assert asleep.num_bytes >= 8 * sum(p.numel() for p in rank.policy.parameters())  # Adam's moments at least
-            asleep.come_back()
+            asleep.reload()
     return reports, rank.logprobs(CANARY).tobytes()
 
 
@@ -91,11 +91,11 @@ def test_it_waits_for_a_process_that_was_killed_to_free_the_device() -> None:
     """Then it goes on; without room after the last wait, the allocation says so."""
     waits: list[float] = []
     free = iter([0, 0, 1 << 40])
-    asleep = Asleep(torch.device("cpu"), HostBuffer(), free_bytes=lambda: next(free), wait=waits.append)
+    asleep = CpuOffload(torch.device("cpu"), HostBuffer(), free_bytes=lambda: next(free), wait=waits.append)
     kept = torch.arange(10)
-    asleep.leave()
+    asleep.offload()
     assert asleep.num_bytes >= kept.numel() * 8
-    asleep.come_back()
+    asleep.reload()
     assert kept.tolist() == list(range(10)) and len(waits) == 2
 
 
@@ -105,11 +105,11 @@ def saved_in(folder: Path, config: LearnerConfig, before: Path | None) -> Path:
     if before is not None:
         rank.load(before)
     for seed in range(3 if before is None else 0):
-        [[micro_batch]] = pack(sequences(seed), num_ranks=1, budget=512)
+        [[micro_batch]] = pack_sequences(sequences(seed), num_ranks=1, budget=512)
         rank.step([[micro_batch]], version=seed)
     folder.mkdir()
     rank.snapshot()
-    rank.write(folder)
+    rank.write_snapshot(folder)
     return folder
 
 

@@ -101,7 +101,7 @@ def test_a_signal_in_the_middle_of_a_download_leaves_nothing(
         pytest.param(["--job", JOB_ID, "--training-file", "none.jsonl"], 1, "none.jsonl cannot be read", marks=nightly),
     ],
 )
-def test_a_mistake_has_an_exit_code_and_a_remedy(
+def test_a_mistake_has_an_exit_code_and_a_fix(
     options: list[str], code: int, said: str, api: FakeOpenAI, tmp_path: Path
 ) -> None:
     printed, _ = (process := started(tmp_path, api, *options)).communicate()

@@ -16,8 +16,8 @@ import pytest
 
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.actors.tools.session_journal import SessionJournal
-from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.actors.tools.session_journal import ToolSessionJournal
+from agent_rft.actors.tools.sessions import ToolSessions
 from agent_rft.errors import ToolFailed
 from agent_rft.spec.endpoints import SessionSpec, ToolSpec
 from agent_rft.types import ToolCall
@@ -35,12 +35,12 @@ ROWS = [json.loads(line) for line in (ROOT / "examples/edit_planning/data/few.js
 JOB = """
 import asyncio, json, sys
 from pathlib import Path
-from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.actors.tools.sessions import ToolSessions
 from agent_rft.spec.endpoints import SessionSpec
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 
 async def main(spec, journal, item):
-    book = SessionBook(SessionSpec.model_validate(spec), journal, Operator(allowed_networks=["127.0.0.0/8"]))
+    book = ToolSessions(SessionSpec.model_validate(spec), journal, OperatorConfig(allowed_networks=["127.0.0.0/8"]))
     await asyncio.gather(*(book.start(f"killed_{i}", item) for i in range(spec["max_open"])))
     print("open", flush=True)
     await asyncio.Event().wait()
@@ -95,8 +95,8 @@ def spec_of(url: str, **settings: Any) -> dict[str, Any]:
     return {"start_url": f"{url}/session/start", "end_url": f"{url}/session/end", "max_open": MAX_OPEN} | settings
 
 
-def book_of(url: str, journal: Path, **settings: Any) -> SessionBook:
-    return SessionBook(SessionSpec.model_validate(spec_of(url, **settings)), journal, LOCAL, timing=QUICK)
+def book_of(url: str, journal: Path, **settings: Any) -> ToolSessions:
+    return ToolSessions(SessionSpec.model_validate(spec_of(url, **settings)), journal, LOCAL, timing=QUICK)
 
 
 def left_behind(machines: Machines, tmp_path: Path) -> list[Path]:
@@ -116,7 +116,7 @@ async def test_of_500_sessions_with_16_machines_none_is_lost_however_they_end(
     job.kill()
     await job.wait()
     assert machines.counts()["open"] == MAX_OPEN
-    assert len(SessionJournal(journal).open) == MAX_OPEN
+    assert len(ToolSessionJournal(journal).open_sessions) == MAX_OPEN
 
     tool = ToolSpec.model_validate({"name": "shell", "server_url": f"{url}/tools/shell"})
     book, dispatcher = book_of(url, journal), Dispatcher([tool], LOCAL)
@@ -155,7 +155,7 @@ async def test_of_500_sessions_with_16_machines_none_is_lost_however_they_end(
     assert (counts["open"], counts["idle"], counts["refused"]) == (0, 0, 0)
     assert counts["most_open"] == MAX_OPEN
     assert len(plans) == 121 and all(plans.values())
-    assert SessionJournal(journal).open == []
+    assert ToolSessionJournal(journal).open_sessions == []
     assert left_behind(machines, tmp_path) == []
 
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.graders.kinds.python import PythonRunner
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from examples.kernels import gpu, make_data
 from examples.kernels.cheats import CHEATS, OF
 from tests.support.paths import ROOT
@@ -22,10 +22,10 @@ AS_FAST_AS_IT_IS = ("slow", "the reference", "lazy", "patched clock", "busy neig
 
 
 @pytest.fixture
-async def held_out() -> AsyncIterator[PythonGrade]:
+async def held_out() -> AsyncIterator[PythonRunner]:
     method = load_job(ROOT / "examples" / "kernels" / "job_small.yaml", VARIABLES).method.reinforcement
     assert method is not None and isinstance(method.held_out_grader, PythonGrader)
-    grader = PythonGrade(method.held_out_grader, "held_out", Operator(), way="namespaces", num_workers=1)
+    grader = PythonRunner(method.held_out_grader, "held_out", OperatorConfig(), way="namespaces", num_workers=1)
     yield grader
     await grader.close()
 
@@ -35,7 +35,7 @@ ONE_OF_EACH = ("honest", "slow", "the reference", "no-op", "cached", "very long"
 
 
 @pytest.mark.parametrize("names", [ONE_OF_EACH, pytest.param(tuple(CHEATS), marks=pytest.mark.nightly, id="all")])
-async def test_a_cheat_gets_nothing_or_what_its_time_deserves(held_out: PythonGrade, names: tuple[str, ...]) -> None:
+async def test_a_cheat_gets_nothing_or_what_its_time_deserves(held_out: PythonRunner, names: tuple[str, ...]) -> None:
     for name in names:
         value = (await held_out.grade({"output_text": CHEATS[name]}, ITEM, "trace")).value
         if name == "honest":

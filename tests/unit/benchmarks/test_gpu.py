@@ -52,7 +52,7 @@ def test_parameters_are_those_of_the_model(name: str) -> None:
 def test_the_plans_memory_is_that_of_a_job_with_one_rank() -> None:
     shape = QWEN3["1.7B"]
     sizes = ModelShape(shape.parameters, 28, 2048, 16, 8, 128, 6144, 151_936)
-    memory = rank_memory(sizes, PLACEMENT, on_gpu=True, itemsize=2, longest=16_384, keeps_start=False)
+    memory = rank_memory(sizes, PLACEMENT, on_gpu=True, itemsize=2, max_length=16_384, keeps_reference=False)
     assert shape.plan_gib(16_384) * GIB == pytest.approx(memory.gpu_bytes - memory.gpu["context"])
     held = sum(memory.gpu[part] for part in ("weights", "gradients", "optimizer")) - 200_000_000 * 4
     assert held == (BYTES_PER_PARAMETER + 2) * shape.parameters
@@ -62,7 +62,9 @@ def test_the_plans_memory_depends_on_stage_offload_and_adapter() -> None:
     shape, lora = QWEN3["1.7B"], LoraSpec(rank=16)
     sizes = ModelShape(shape.parameters, 28, 2048, 16, 8, 128, 6144, 151_936)
     placement = replace(PLACEMENT, zero_stage=2, offload="optimizer")
-    expected = rank_memory(sizes, placement, on_gpu=True, itemsize=2, longest=16_384, keeps_start=False, lora=lora)
+    expected = rank_memory(
+        sizes, placement, on_gpu=True, itemsize=2, max_length=16_384, keeps_reference=False, lora=lora
+    )
     planned = shape.plan_memory(OneRank(16_384, zero_stage=2, offload="optimizer"), 2, lora)
     assert planned == expected
     assert tensors_gib(planned) < shape.plan_gib(16_384)

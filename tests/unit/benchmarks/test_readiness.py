@@ -42,11 +42,11 @@ def held_out(change: float) -> list[Group]:
 
 def test_the_gain_is_that_of_the_held_out_grade(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.groups("test-before", held_out(0.0))
+    run.handle_groups("test-before", held_out(0.0))
     run.close()
     assert gain_of(run) is None
     run = RunFolder(tmp_path)
-    run.groups("test-after", held_out(0.5))
+    run.handle_groups("test-after", held_out(0.5))
     run.close()
     gain = gain_of(run)
     assert gain is not None and gain.mean == pytest.approx(0.5) and gain.n == 40

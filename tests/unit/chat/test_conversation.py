@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from agent_rft.chat.conversation import Sample, samples_of
+from agent_rft.chat.conversation import SupervisedSample, split_conversation
 from agent_rft.chat.renderer import Renderer
 from tests.support.paths import BASE
 
@@ -43,27 +43,27 @@ def renderer_of(template: str | None = None) -> Renderer:
     return Renderer(tokenizer)
 
 
-def trained(renderer: Renderer, sample: Sample) -> str:
+def trained(renderer: Renderer, sample: SupervisedSample) -> str:
     ids = [token for token, chosen in zip(sample.token_ids, sample.mask, strict=True) if chosen]
     return renderer.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def whole(renderer: Renderer, sample: Sample) -> str:
+def whole(renderer: Renderer, sample: SupervisedSample) -> str:
     return renderer.tokenizer.decode(sample.token_ids, skip_special_tokens=False)
 
 
 def test_a_conversation_is_one_sample_that_trains_the_assistants_turns_and_their_ends() -> None:
     renderer = renderer_of()
-    (sample,) = samples_of(renderer, TRACE, ())
+    (sample,) = split_conversation(renderer, TRACE, ())
     assert trained(renderer, sample) == f"{FIRST}6912<|im_end|>42<|im_end|>"
     text = whole(renderer, sample)
     assert text.index("1234") < text.index("5678") < text.index("and in 2016?"), "results in the order of their calls"
-    assert text == renderer.rendered(TRACE, (), generate=False).rstrip("\n")
+    assert text == renderer.render_text(TRACE, (), add_generation_prompt=False).rstrip("\n")
 
 
 def test_where_the_template_rewrites_turns_each_is_trained_once_in_a_sample_of_its_own() -> None:
     renderer = renderer_of(KEEPS_LAST)
-    samples = samples_of(renderer, TRACE, ())
+    samples = split_conversation(renderer, TRACE, ())
     assert [trained(renderer, sample).count("<think>\n\n</think>\n") for sample in samples] == [1, 1, 1]
     assert [whole(renderer, sample).count("<think>") for sample in samples] == [1, 1, 1]
     assert trained(renderer, samples[1]).endswith("6912<|im_end|>")
@@ -71,7 +71,7 @@ def test_where_the_template_rewrites_turns_each_is_trained_once_in_a_sample_of_i
 
 def test_a_turn_without_a_thought_closes_the_one_that_the_prompt_opens() -> None:
     renderer = renderer_of(OPENS.replace("{{ '<think>\n\n</think>\n' }}", ""))
-    samples = samples_of(renderer, TRACE[:1] + TRACE[-1:], ())
+    samples = split_conversation(renderer, TRACE[:1] + TRACE[-1:], ())
     assert [trained(renderer, sample) for sample in samples] == ["\n</think>\n\n42<|im_end|>"]
     assert whole(renderer, samples[0]).count("<think>\n\n</think>\n\n42") == 1
 
@@ -79,7 +79,7 @@ def test_a_turn_without_a_thought_closes_the_one_that_the_prompt_opens() -> None
 def test_a_message_of_weight_0_is_history_only() -> None:
     renderer = renderer_of()
     messages = [TRACE[0], TRACE[1] | {"weight": 0}, *TRACE[2:4], TRACE[4] | {"weight": 1}]
-    (sample,) = samples_of(renderer, messages, ())
+    (sample,) = split_conversation(renderer, messages, ())
     assert trained(renderer, sample) == "6912<|im_end|>"
     assert FIRST in whole(renderer, sample)
 
@@ -87,11 +87,13 @@ def test_a_message_of_weight_0_is_history_only() -> None:
 def test_a_template_that_starts_turns_otherwise_than_its_generation_prompt_is_refused() -> None:
     renderer = renderer_of(KEEPS_LAST.replace("'<|im_start|>assistant\n'", "'<|im_start|>bot\n'"))
     with pytest.raises(ValueError, match="generation prompt"):
-        samples_of(renderer, TRACE[:1] + TRACE[-1:], ())
+        split_conversation(renderer, TRACE[:1] + TRACE[-1:], ())
 
 
 @pytest.mark.parametrize("none", ["", " ", None])
 def test_a_supervised_call_without_arguments_trains_an_empty_object(none: str | None) -> None:
     renderer, call = renderer_of(), {"id": "a", "type": "function", "function": {"name": "cat", "arguments": none}}
-    (sample,) = samples_of(renderer, [TRACE[0], {"role": "assistant", "content": None, "tool_calls": [call]}], ())
+    (sample,) = split_conversation(
+        renderer, [TRACE[0], {"role": "assistant", "content": None, "tool_calls": [call]}], ()
+    )
     assert trained(renderer, sample) == '<tool_call>\n{"name": "cat", "arguments": {}}\n</tool_call><|im_end|>'

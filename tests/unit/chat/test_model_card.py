@@ -1,4 +1,4 @@
-"""agent_rft.json in a model's folder: what is written is read again, and what cannot be read says the remedy."""
+"""agent_rft.json in a model's folder: what is written is read again, and what cannot be read says the fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_rft.chat.dialect import Dialect
-from agent_rft.chat.model_card import FILE, ModelCard, digest_of, read_card
+from agent_rft.chat.model_card import FILE, ModelCard, hash_template, read_card
 from agent_rft.errors import UserError
 from agent_rft.spec.model_options import LoraSpec, ModelOptions
 
@@ -17,7 +17,7 @@ DIALECT = Dialect("llama3", "llama3_json", ("<|eom_id|>",), None, {"date_string"
 
 def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
     options = ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False)
-    card = ModelCard.of(DIALECT, options, "{{ messages }}", LoraSpec(rank=8))
+    card = ModelCard.from_job(DIALECT, options, "{{ messages }}", LoraSpec(rank=8))
     (tmp_path / FILE).write_text(card.model_dump_json())
     assert read_card(tmp_path) == card
     assert json.loads((tmp_path / FILE).read_text()) == {
@@ -27,7 +27,7 @@ def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
         "template_arguments": {"date_string": "today"},
         "stop_tokens": ["<|eom_id|>"],
         "tools_in_prompt": False,
-        "template_digest": digest_of("{{ messages }}"),
+        "template_digest": hash_template("{{ messages }}"),
         "lora": {"rank": 8, "alpha": 32.0, "targets": "all-linear"},
     }
 
@@ -46,7 +46,7 @@ def test_a_folder_without_a_card_says_nothing(tmp_path: Path) -> None:
         ('{"family": "x", "tool_parser": "y", "template_arguments": {"messages": 1}}', "'messages' is set by"),
     ],
 )
-def test_a_card_that_cannot_be_read_is_refused_with_the_remedy(tmp_path: Path, content: str, said: str) -> None:
+def test_a_card_that_cannot_be_read_is_refused_with_the_fix(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / FILE).write_text(content)
     with pytest.raises(UserError) as error:
         read_card(tmp_path)
@@ -55,7 +55,9 @@ def test_a_card_that_cannot_be_read_is_refused_with_the_remedy(tmp_path: Path, c
 
 
 def test_a_job_that_starts_from_the_model_takes_what_it_does_not_say_itself() -> None:
-    card = ModelCard.of(DIALECT, ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False), "{{ messages }}")
+    card = ModelCard.from_job(
+        DIALECT, ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False), "{{ messages }}"
+    )
     assert card.fill_in(ModelOptions()) == ModelOptions(
         template_arguments={"date_string": "today"},
         stop_tokens=("<|eom_id|>",),

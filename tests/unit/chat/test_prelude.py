@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_rft.chat.prelude import tools_as_text
+from agent_rft.chat.prelude import add_tools_prelude
 from agent_rft.chat.template import ChatTemplate, RenderFailed
 from agent_rft.errors import UserError
 
@@ -38,7 +38,7 @@ CALLED = (
 
 
 def rendered(template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    with ChatTemplate(template) as own, ChatTemplate(tools_as_text(own)) as wrapped:
+    with ChatTemplate(template) as own, ChatTemplate(add_tools_prelude(own)) as wrapped:
         return wrapped.render(messages, tools, generate=True)
 
 
@@ -71,9 +71,9 @@ def test_tools_are_shown_where_nobody_has_asked_yet() -> None:
 
 def test_a_template_that_shows_no_messages_is_refused() -> None:
     with pytest.raises(UserError, match="omits the user's messages"), ChatTemplate("{{ bos_token }}") as own:
-        tools_as_text(own)
+        add_tools_prelude(own)
 
 
 def test_a_template_that_fails_is_refused() -> None:
     with pytest.raises(RenderFailed, match="no more"), ChatTemplate("{{ raise_exception('no more') }}") as own:
-        tools_as_text(own)
+        add_tools_prelude(own)

@@ -18,9 +18,9 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from agent_rft.chat.template import ChatTemplate, RenderFailed, template_of
+from agent_rft.chat.template import ChatTemplate, RenderFailed, load_chat_template
 from agent_rft.errors import UserError
-from agent_rft.problems import entry_of
+from agent_rft.problems import find_code
 from tests.support.paths import BASE
 from tests.support.tiny_model import TEMPLATE
 
@@ -119,9 +119,9 @@ def test_an_error_has_its_kind_and_line_in_one_line(text: str, kind: str, line: 
         template.render([QUESTION], (), generate=True)
     error = caught.value
     assert (error.kind, error.line) == (kind, line)
-    assert words in error.problem and error.remedy and "\n" not in error.message
-    assert error.message == f"{error.problem}: {error.remedy}"
-    assert error.code == error.details["code"] and entry_of(error.code) is not None
+    assert words in error.problem and error.fix and "\n" not in error.message
+    assert error.message == f"{error.problem}: {error.fix}"
+    assert error.code == error.details["code"] and find_code(error.code) is not None
 
 
 def test_an_error_crosses_to_another_process() -> None:
@@ -187,36 +187,36 @@ def test_a_tokenizers_template_gets_its_special_tokens() -> None:
             wanted = tokenizer.apply_chat_template(
                 messages, tools=tools or None, add_generation_prompt=True, tokenize=False
             )
-            with template_of(tokenizer) as template:
+            with load_chat_template(tokenizer) as template:
                 assert template.render(messages, tools, generate=True) == wanted
-    with template_of(tokenizer, "{{ eos_token }}{{ messages[0].content }}") as template:
+    with load_chat_template(tokenizer, "{{ eos_token }}{{ messages[0].content }}") as template:
         assert template.render(CONVERSATIONS[0], (), generate=True) == tokenizer.eos_token + QUESTION["content"]
 
 
 def test_those_with_the_same_template_share_it() -> None:
     tokenizer, others = FakeTokenizer("x", TOKENS), [FakeTokenizer("x", {}), FakeTokenizer("y", TOKENS)]
-    assert template_of(tokenizer) is template_of(FakeTokenizer("x", TOKENS))
-    assert template_of(tokenizer) not in [template_of(other) for other in others]
-    assert template_of(tokenizer, "y") is not template_of(others[1])  # it has other limits
+    assert load_chat_template(tokenizer) is load_chat_template(FakeTokenizer("x", TOKENS))
+    assert load_chat_template(tokenizer) not in [load_chat_template(other) for other in others]
+    assert load_chat_template(tokenizer, "y") is not load_chat_template(others[1])  # it has other limits
 
 
 def test_of_several_templates_it_is_the_one_for_tools() -> None:
-    assert template_of(FakeTokenizer({"default": "a", "tool_use": "b"}, {})).text == "b"
-    assert template_of(FakeTokenizer({"default": "a", "rag": "b"}, {})).text == "a"
+    assert load_chat_template(FakeTokenizer({"default": "a", "tool_use": "b"}, {})).text == "b"
+    assert load_chat_template(FakeTokenizer({"default": "a", "rag": "b"}, {})).text == "a"
 
 
 @pytest.mark.parametrize("missing", [None, "", {}, {"rag": "a"}])
-def test_no_template_is_a_problem_with_a_remedy(missing: str | dict[str, str] | None) -> None:
+def test_no_template_is_a_problem_with_a_fix(missing: str | dict[str, str] | None) -> None:
     with pytest.raises(UserError, match="no chat template: use an instruction-tuned model") as caught:
-        template_of(FakeTokenizer(missing, {}))
+        load_chat_template(FakeTokenizer(missing, {}))
     assert caught.value.details["code"] == "no_chat_template"
 
 
 def test_a_models_own_template_may_be_larger_than_a_users() -> None:
     large = "{# " + "x" * 70_000 + " #}"
-    assert template_of(FakeTokenizer(large, {})).text == large
+    assert load_chat_template(FakeTokenizer(large, {})).text == large
     with pytest.raises(RenderFailed, match="70,006 bytes, at most 64,000") as caught:
-        template_of(FakeTokenizer("x", {}), large)
+        load_chat_template(FakeTokenizer("x", {}), large)
     assert caught.value.kind == "too_large"
     with pytest.raises(RenderFailed):
-        template_of(FakeTokenizer(json.dumps("x" * (1 << 20)), {}))
+        load_chat_template(FakeTokenizer(json.dumps("x" * (1 << 20)), {}))

@@ -41,7 +41,7 @@ def test_a_model_that_can_be_trained(model: Path) -> None:
     assert (shown.exit_code, f"{model}: trainable" in shown.output.replace("\n", "")) == (0, True)
     (row,) = [json.loads(line) for line in models("doctor", model, "--json").output.splitlines()]
     assert row["trainable"] and row["trainable_without_tools"] and row["problems"] == []
-    assert (row["examined"]["family"], row["examined"]["end_tokens"]) == ("hermes", ["<|im_end|>"])
+    assert (row["examined"]["family"], row["examined"]["stop_tokens"]) == ("hermes", ["<|im_end|>"])
 
 
 def test_one_model_of_several_that_cannot_be_trained_is_a_failure(model: Path, without_tools: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_name_is_explained(name: str, texts: list[str]) -> None:
 def test_json_has_one_object_for_each_meaning() -> None:
     lines = [json.loads(line) for line in explain("tool_failed", "--json").output.splitlines()]
     assert [line["kind"] for line in lines] == ["problem code", "discard reason"]
-    assert all(line.keys() == {"kind", "name", "meaning", "remedy", "facts"} for line in lines)
+    assert all(line.keys() == {"kind", "name", "meaning", "fix", "facts"} for line in lines)
 
 
 def test_an_unknown_name_is_an_error_with_close_matches() -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from agent_rft.cli.main import app
 from agent_rft.cli.projects.example import PROJECTS, write_project
-from agent_rft.cli.reference.schemas import schema_of
+from agent_rft.cli.reference.schemas import editor_schema
 from agent_rft.errors import UserError
 from agent_rft.spec.job_file import load_job
 from agent_rft.spec.operator.config_file import load_operator
@@ -46,7 +46,7 @@ def check_schema(file: Path, name: str) -> None:
     """Check that editors find the schema that the first line of a project's file names."""
     first, _ = file.read_text().split("\n", 1)
     path = first.removeprefix("# yaml-language-server: $schema=")
-    assert json.loads((file.parent / path).read_text()) == schema_of(name)
+    assert json.loads((file.parent / path).read_text()) == editor_schema(name)
 
 
 @pytest.mark.parametrize("example", list(PROJECTS))

@@ -25,7 +25,7 @@ def problems_of(tmp_path: Path, command: str, *options: str, **environment: str)
     empty = {"RAY_ADDRESS": "", "AGENT_RFT_CONFIG": ""}
     error = CliRunner().invoke(app, [command, str(job), *options], env=empty | environment).exception
     assert isinstance(error, InvalidJob)
-    return {problem.field: f"{problem.code}: {problem.message}: {problem.remedy}" for problem in error.problems}
+    return {problem.field: f"{problem.code}: {problem.message}: {problem.fix}" for problem in error.problems}
 
 
 def tool(number: int) -> str:

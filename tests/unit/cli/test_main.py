@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from agent_rft.cli.main import app
 from agent_rft.cluster.records.run_folder import NAMES
 from agent_rft.errors import InvalidJob
-from agent_rft.rows.ownership import claim
+from agent_rft.rows.ownership import claim_folder
 from tests.support.builders import raw_job
 
 
@@ -53,8 +53,8 @@ def test_resume_and_run_folder_exclude_each_other(tmp_path: Path) -> None:
 def test_a_run_folder_without_a_checkpoint_is_a_new_job_with_todays_bounds(tmp_path: Path) -> None:
     job = tmp_path / "job.json"
     job.write_text(json.dumps(raw_job(limits={"max_rollout_retries": 11})))
-    with claim(tmp_path / "run", NAMES) as claimed:
-        (claimed.at / "checkpoints" / "step-000001.tmp").mkdir(parents=True)
+    with claim_folder(tmp_path / "run", NAMES) as claimed:
+        (claimed.folder / "checkpoints" / "step-000001.tmp").mkdir(parents=True)
     error = CliRunner().invoke(app, ["train", str(job), "--run-folder", str(tmp_path / "run")]).exception
     assert isinstance(error, InvalidJob)
     assert "invalid_less_than_equal" in {problem.code for problem in error.problems}

@@ -8,14 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from agent_rft.cli.main import app
-from agent_rft.cli.reference.schemas import MODELS, schema_of
+from agent_rft.cli.reference.schemas import MODELS, editor_schema
 
 
 @pytest.mark.parametrize("file", MODELS)
 def test_it_prints_the_schema_of_each_file(file: str) -> None:
     result = CliRunner().invoke(app, ["schema", file])
     assert result.exit_code == 0
-    assert json.loads(result.output) == schema_of(file)
+    assert json.loads(result.output) == editor_schema(file)
 
 
 def test_an_unknown_file_is_refused_with_the_known_ones() -> None:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from agent_rft.cli.reference.schemas import MODELS, schema_of
+from agent_rft.cli.reference.schemas import MODELS, editor_schema
 from agent_rft.cli.reference.settings import all_settings
 from docs.generator.settings import pages
 
@@ -34,4 +34,4 @@ def test_links_within_a_page_lead_to_a_heading(file: str) -> None:
 
 @pytest.mark.parametrize("file", MODELS)
 def test_the_schema_of_the_page_is_that_of_the_command(file: str) -> None:
-    assert json.loads(PAGES[f"schemas/{file}.json"]) == schema_of(file)
+    assert json.loads(PAGES[f"schemas/{file}.json"]) == editor_schema(file)

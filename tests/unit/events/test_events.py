@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from agent_rft.events import KINDS, CheckpointSaved, Evaluated, Event, JobEnded, Notice, StepDone, kind_of
-from agent_rft.run_events import RunEvent, evaluation_of, stored
+from agent_rft.events import KINDS, CheckpointSaved, Evaluated, Event, JobEnded, Notice, StepDone, event_kind
+from agent_rft.run_events import RunEvent, load_run_event, parse_evaluation
 from agent_rft.types import Evaluation
 from tests.support.events import JOB, run_event
 
@@ -57,7 +57,7 @@ def variants(kind: type[Event]) -> Iterator[Event]:
 
 
 def through_json(event: RunEvent) -> RunEvent:
-    return RunEvent.from_line(json.loads(json.dumps(event.as_line(), allow_nan=False)))
+    return RunEvent.from_line(json.loads(json.dumps(event.to_line(), allow_nan=False)))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
@@ -65,7 +65,7 @@ def test_every_kind_survives_a_json_round_trip(kind: type[Event]) -> None:
     event = run_event(example(kind))
     back = through_json(event)
     assert back == event
-    assert (back.job, back.step, back.kind, back.version) == (JOB, 3, kind_of(kind), kind.VERSION)
+    assert (back.job, back.step, back.kind, back.version) == (JOB, 3, event_kind(kind), kind.VERSION)
     assert type(back.event) is kind
     assert back.message not in (back.kind, back.kind.replace("_", " ")), "each kind has a sentence"
 
@@ -97,17 +97,17 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_read_back_as_missing_o
 
 
 def test_an_unknown_or_damaged_event_keeps_its_message() -> None:
-    line = run_event(Notice(text="a message")).as_line()
+    line = run_event(Notice(text="a message")).to_line()
     for change in ({"kind": "of_another_program"}, {"version": 2}, {"data": {"metrics": 7}}):
         event = RunEvent.from_line(line | change)
         assert (event.event, event.message, event.level) == (None, "a message", "warn")
 
 
 def test_a_field_with_a_default_may_be_missing() -> None:
-    event = stored("j", 4, 0.0, "info", "m", "checkpoint_saved", 1, {"path": "p", "num_bytes": 1}).event
+    event = load_run_event("j", 4, 0.0, "info", "m", "checkpoint_saved", 1, {"path": "p", "num_bytes": 1}).event
     assert event == CheckpointSaved(step=4, path="p", num_bytes=1)
     without = {name: value for name, value in EVALUATION.as_dict().items() if name != "reasoning_tokens"}
-    assert math.isnan(evaluation_of(without).reasoning_tokens)
+    assert math.isnan(parse_evaluation(without).reasoning_tokens)
 
 
 def test_only_a_failed_job_ends_with_level_error() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.factory import make_grader
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.cluster.preflight.dry_run import dry_run_problems
@@ -268,11 +268,11 @@ async def test_the_jobs_judge_cannot_be_talked_into_more_than_an_answer_states(u
     async with FakeEndpoint(says(verdict(1.0))) as judge:
         grader = make_grader(method_of("job", url).grader, judged_by(judge))
         for name in ("right in a sentence", "half"):
-            given = await grader.grade(sample_of(HONEST[name][0], (), "answer", wants_json=False), ITEM, "trace_1")
+            given = await grader.grade(make_sample(HONEST[name][0], (), "answer", wants_json=False), ITEM, "trace_1")
             assert given.value == HONEST[name][2]
         for answer, _, most_judged in CHEATS.values():
             if len(answer) < 100_000:
-                given = await grader.grade(sample_of(answer, (), "answer", wants_json=False), ITEM, "trace_1")
+                given = await grader.grade(make_sample(answer, (), "answer", wants_json=False), ITEM, "trace_1")
                 assert given.value == pytest.approx(most_judged, abs=0.02)
         await grader.close()
     system, user = judge.received[0].body["messages"]
@@ -284,7 +284,7 @@ async def test_the_jobs_judge_cannot_be_talked_into_more_than_an_answer_states(u
 async def test_a_judge_that_finds_less_lowers_the_grade(url: str) -> None:
     async with FakeEndpoint(says(verdict(0.25))) as judge:
         grader = make_grader(method_of("job", url).grader, judged_by(judge))
-        given = await grader.grade(sample_of(RIGHT, (), "answer", wants_json=False), ITEM, "trace_1")
+        given = await grader.grade(make_sample(RIGHT, (), "answer", wants_json=False), ITEM, "trace_1")
         await grader.close()
     assert given.value == 0.25
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from agent_rft.actors.grading.pool import Guarded
+from agent_rft.actors.grading.pool import GuardedGrader
 from agent_rft.spec.job_file import load_job
-from agent_rft.trainer.loop.alarms import Alarms
+from agent_rft.trainer.loop.alarms import RewardHackingAlarms
 from agent_rft.types import Grade
 from examples.filings import make_data
 from examples.filings.cheats import CHEATS
@@ -179,14 +179,14 @@ class ByRubric:
 
 def alarms_of_a_run_that_finds_the_hack(rubric: str) -> list[tuple[str, str]]:
     """Three steps of honest answers, then one of stuffed ones."""
-    grader, alarms = Guarded(ByRubric(rubric), [], ByRubric("held_out")), Alarms(total_steps=40)
+    grader, alarms = GuardedGrader(ByRubric(rubric), [], ByRubric("held_out")), RewardHackingAlarms(total_steps=40)
     found = list[tuple[str, str]]()
     for step, answer in enumerate(["honest"] * 3 + ["stuffed"], start=1):
         grade = asyncio.run(grader.grade({"output_text": ANSWERS[answer]}, ITEM, "trace"))
         metrics = {"step": float(step), "train_mean_grade": grade.value, "held_out_grade_mean": grade.held_out or 0.0}
         metrics |= {"completion_tokens_mean": 50.0, "tool_calls_mean": 3.0}
         rollouts = [rollout(group_request(), i, grade=grade.value) for i in range(4)]
-        found += [(alarm.rule, alarm.metric) for alarm in alarms.look(metrics, rollouts)]
+        found += [(alarm.rule, alarm.metric) for alarm in alarms.check_step(metrics, rollouts)]
     return found
 
 

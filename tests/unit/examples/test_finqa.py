@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.factory import make_grader
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.cluster.preflight.dry_run import dry_run_problems
@@ -636,7 +636,7 @@ async def test_the_judge_gives_0_or_a_half_or_1_and_never_for_an_answer_without_
         grader = make_grader(method_of("job", url).grader, judged_by(judge))
         for name in ("right in a sentence", "calculated", "wrong", "an order to the judge", "a long answer around it"):
             answer, _, at_most, _ = (CHEATS | HONEST)[name]
-            found = await grader.grade(sample_of(answer, (), "answer", wants_json=False), ITEM, "trace_1")
+            found = await grader.grade(make_sample(answer, (), "answer", wants_json=False), ITEM, "trace_1")
             assert found.value == min(given, at_most)
         await grader.close()
     system, user = judge.received[0].body["messages"]

@@ -10,7 +10,7 @@ import yaml
 
 from agent_rft.cluster.planning.memory import GIB
 from agent_rft.cluster.planning.model import ModelShape
-from agent_rft.cluster.planning.model_folder import context_of
+from agent_rft.cluster.planning.model_folder import resolve_context
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.job_file import load_job
@@ -53,10 +53,10 @@ def test_the_swe_job_packs_two_of_the_longest_rollouts_on_eight_gpus_of_80_gib()
     """The figures are those of its README."""
     job = loaded(EXAMPLES / "swe" / "job.yaml")
     assert job.model == "Qwen/Qwen3-8B"
-    context = context_of(job, QWEN3_CONTEXT)
+    context = resolve_context(job, QWEN3_CONTEXT)
     assert job.cluster.micro_batch_tokens == 2 * context == 2 * 16_384
     plan = plan_placement(job, [EIGHT_GPUS], QWEN3_8B, context)
-    assert plan.fits, plan.problems or plan.lacking
+    assert plan.fits, plan.problems or plan.resource_problems
     rank = next(place.memory for place in plan.assignments if place.role == "learner rank")
     assert rank is not None
     assert rank.gpu_bytes / GIB == pytest.approx(70, abs=0.5)

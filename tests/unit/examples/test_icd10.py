@@ -200,8 +200,8 @@ def test_the_codes_that_ship_are_those_of_the_visits() -> None:
 
 def test_a_server_of_all_codes_without_their_file_says_how_to_write_it(tmp_path: Path) -> None:
     missing = tmp_path / "codes.tsv"
-    remedy = r"codes\.tsv is missing: write it with `make build/icd10/codes\.tsv`"
-    with pytest.raises(FileNotFoundError, match=remedy), TestClient(make_app(lambda: all_codes(missing))):
+    fix = r"codes\.tsv is missing: write it with `make build/icd10/codes\.tsv`"
+    with pytest.raises(FileNotFoundError, match=fix), TestClient(make_app(lambda: all_codes(missing))):
         pass
     missing.write_text("C65\t2\tRenal pelvis\n")
     assert [code.code for code in all_codes(missing).billable] == ["C65"]
@@ -315,7 +315,9 @@ def test_the_longest_rollout_fits_into_the_context_of_the_small_model(tmp_path: 
     (tmp_path / "chat_template.jinja").write_text((EXAMPLE.parent / "common" / "chat_template.jinja").read_text())
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     renderer = Renderer(tokenizer)
-    prompt = max(len(renderer.prompt(row["messages"], row["tools"])) for row in rows_of("train") + rows_of("test"))
+    prompt = max(
+        len(renderer.render_prompt(row["messages"], row["tools"])) for row in rows_of("train") + rows_of("test")
+    )
     queries = [f"{finding.name} {side}" for finding in findings(CODES) for side in ("", *SIDES)]
     result = max(len(tokenizer.encode(f"<|im_start|>tool\n{text}<|im_end|>\n")) for text in map(CODES.search, queries))
     job = load_job(EXAMPLE / "job_small.yaml", VARIABLES)

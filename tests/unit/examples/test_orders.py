@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from transformers import AutoTokenizer
 
-from agent_rft.chat.conversation import samples_of
+from agent_rft.chat.conversation import split_conversation
 from agent_rft.chat.renderer import Renderer
 from agent_rft.spec.job_file import load_job
 from examples.common.agent import converse, shown
@@ -145,9 +145,11 @@ def test_the_jobs_are_valid(name: str) -> None:
 def test_the_template_shows_the_tools_and_only_appends(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer)
     row = next(row for row in rows_of("warm_start.jsonl") if len(row["messages"][2].get("tool_calls", ())) == 2)
-    prompt = tokenizer.decode(renderer.prompt(row["messages"][:2], row["tools"]))
+    prompt = tokenizer.decode(renderer.render_prompt(row["messages"][:2], row["tools"]))
     assert "\norder(number): the day an order ships, and its item\nproduct(item): " in prompt
-    (sample,) = samples_of(renderer, row["messages"], row["tools"])  # one for each turn if history were rewritten
+    (sample,) = split_conversation(
+        renderer, row["messages"], row["tools"]
+    )  # one for each turn if history were rewritten
     trained = tokenizer.decode([token for token, mask in zip(sample.token_ids, sample.mask, strict=True) if mask])
     turns = [message for message in row["messages"] if message["role"] == "assistant"]
     calls = sum(len(message.get("tool_calls", ())) for message in turns)

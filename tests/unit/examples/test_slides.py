@@ -14,14 +14,14 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.factory import make_grader
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.cluster.preflight.dry_run import dry_run_problems
 from agent_rft.cluster.views.traces import Trace, trace_json
 from agent_rft.spec.job import Reinforcement
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.plan import resolve
+from agent_rft.spec.plan import resolve_plan
 from agent_rft.types import Grade, ToolCall, Turn
 from examples.slides import make_data, pictures
 from examples.slides.cheats import COMPANY, NUM_SLIDES, POINTS, TOPICS, decks, recorded
@@ -76,7 +76,7 @@ def call(html: str, number: int = 1) -> ToolCall:
 
 def sample(answer: str, *rendered: str) -> dict[str, Any]:
     turns = [Turn(0, 1, "", calls=(call(html, i),)) for i, html in enumerate(rendered)]
-    return sample_of(answer, turns, "answer", wants_json=True)
+    return make_sample(answer, turns, "answer", wants_json=True)
 
 
 def score(deck: Deck) -> float:
@@ -404,7 +404,7 @@ def test_a_picture_that_was_forgotten_is_drawn_again(tmp_path: Path) -> None:
 
 def test_all_decks_of_a_step_and_a_test_are_remembered_until_they_are_graded() -> None:
     job = load_job(EXAMPLE / "job.yaml", {"SLIDES_URL": "http://127.0.0.1:8040"})
-    plan, _ = resolve(job, len(rows_of("train")), 8 * 10**9)
+    plan, _ = resolve_plan(job, len(rows_of("train")), 8 * 10**9)
     steps = 1 + job.reinforcement.algorithm.max_staleness
     rollouts = plan.batch_size * plan.group_size * steps + plan.eval_samples * len(rows_of("test"))
     assert rollouts * job.reinforcement.limits.max_tool_calls <= MAX_DECKS

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agent_rft.problems import GROUPS, PROBLEM_CODES, entry_of, stops_accepted
+from agent_rft.problems import GROUPS, PROBLEM_CODES, find_code, stops_accepted_job
 from agent_rft.problems.code import CheckCode
 from tests.support.codes import ANY, used_codes
 
@@ -15,7 +15,7 @@ USED = used_codes()
 
 def test_every_code_is_registered() -> None:
     families = {re.sub(r"<\w+>", ANY, name) for name in PROBLEM_CODES}
-    missing = {code: places for code, places in USED.items() if code not in families and entry_of(code) is None}
+    missing = {code: places for code, places in USED.items() if code not in families and find_code(code) is None}
     assert not missing, "explain them in agent_rft/problems"
 
 
@@ -45,27 +45,31 @@ def test_a_code_is_in_one_group_only() -> None:
 @pytest.mark.parametrize("name", PROBLEM_CODES)
 def test_an_entry_says_more_than_its_name(name: str) -> None:
     code = PROBLEM_CODES[name]
-    for text in (code.meaning, code.remedy):
+    for text in (code.meaning, code.fix):
         assert text[0].isupper() or text[0] == "`"
         assert text.endswith(".") and "  " not in text
 
 
 def test_a_computed_code_has_the_entry_of_its_family() -> None:
-    assert entry_of("invalid_int_parsing") == "invalid_<type>"
-    assert entry_of("unreadable_job") == "unreadable_<file>"
-    assert entry_of("nodes_syntax") == "<file>_syntax"
-    assert entry_of("invalid_row") == "invalid_row"
-    assert entry_of("no_such_code") is None
+    assert find_code("invalid_int_parsing") == "invalid_<type>"
+    assert find_code("unreadable_job") == "unreadable_<file>"
+    assert find_code("nodes_syntax") == "<file>_syntax"
+    assert find_code("invalid_row") == "invalid_row"
+    assert find_code("no_such_code") is None
 
 
 def test_every_code_of_a_check_says_whether_it_stops_a_job_that_was_accepted_before() -> None:
     checks = ("cluster/preflight/", "cluster/planning/", "agent_rft/spec/", "agent_rft/rows/")
     found = {code for code, places in USED.items() if any(place.startswith(checks) for place in places)}
-    registered = {entry for code in found if (entry := entry_of(code)) is not None}
+    registered = {entry for code in found if (entry := find_code(code)) is not None}
     assert len(registered) > 40
     assert [entry for entry in registered if not isinstance(PROBLEM_CODES[entry], CheckCode)] == []
 
 
 def test_a_code_that_does_not_say_so_stops_it() -> None:
-    assert not stops_accepted("row_too_long") and stops_accepted("missing_model") and stops_accepted("job_changed")
-    assert stops_accepted("no_such_code") and stops_accepted("not_found")
+    assert (
+        not stops_accepted_job("row_too_long")
+        and stops_accepted_job("missing_model")
+        and stops_accepted_job("job_changed")
+    )
+    assert stops_accepted_job("no_such_code") and stops_accepted_job("not_found")

@@ -18,13 +18,13 @@ from agent_rft.rows.ownership import (
     CURRENT,
     HEARTBEAT,
     Claim,
-    Disk,
     FolderLost,
+    FolderOperations,
     FolderOwned,
-    claim,
-    files_of,
-    lasting,
-    silence_s,
+    claim_folder,
+    current_folder,
+    read_silence_s,
+    strip_owner,
 )
 
 NAMES = ("events.jsonl", "journal")
@@ -60,7 +60,7 @@ def claimed(
 ) -> Claim:
     time = time or Time()
     tell: Callable[[str], object] = [].append if told is None else told.append
-    claims.append(claim(path, NAMES, tell=tell, pause=time.pause, clock=time.clock, **more))
+    claims.append(claim_folder(path, NAMES, notify=tell, pause=time.pause, clock=time.clock, **more))
     return claims[-1]
 
 
@@ -73,23 +73,23 @@ def beat(path: Path, number: int = 1) -> Callable[[], object]:
 def test_files_are_found_by_their_names_under_each_owner(claims: list[Claim], tmp_path: Path) -> None:
     path, time = tmp_path / "runs" / "a", Time()
     first = claimed(claims, path, time)
-    (first.at / "events.jsonl").write_text("1\n")
-    (first.at / "journal").mkdir()
-    (first.at / "journal" / "group-1").write_text("g")
+    (first.folder / "events.jsonl").write_text("1\n")
+    (first.folder / "journal").mkdir()
+    (first.folder / "journal" / "group-1").write_text("g")
     assert (path / "events.jsonl").read_text() == "1\n" and (path / "journal" / "group-1").read_text() == "g"
-    assert files_of(path).resolve() == first.at
+    assert current_folder(path).resolve() == first.folder
     first.release()
     second = claimed(claims, path, time)
     assert (second.number, time.now) == (2, 0.0), "an owner that ended in order is succeeded at once"
-    assert (path / "events.jsonl").read_text() == "1\n" and files_of(path).resolve() == second.at
-    assert lasting((path / "journal" / "group-1").resolve()) == path.resolve() / "journal" / "group-1"
+    assert (path / "events.jsonl").read_text() == "1\n" and current_folder(path).resolve() == second.folder
+    assert strip_owner((path / "journal" / "group-1").resolve()) == path.resolve() / "journal" / "group-1"
 
 
 def test_an_owner_that_is_alive_is_named_and_stays(claims: list[Claim], tmp_path: Path) -> None:
     first = claimed(claims, tmp_path)
-    content = (first.at / HEARTBEAT).read_bytes()
+    content = (first.folder / HEARTBEAT).read_bytes()
     counts = iter(range(1, 100))
-    alive = Time(lambda: (first.at / HEARTBEAT).write_bytes(f"{next(counts):020d}".encode() + content[20:]))
+    alive = Time(lambda: (first.folder / HEARTBEAT).write_bytes(f"{next(counts):020d}".encode() + content[20:]))
     with pytest.raises(FolderOwned, match=rf"is used by process {os.getpid()} on .+ \(since "):
         claimed(claims, tmp_path, alive)
     assert alive.now < 5
@@ -104,10 +104,10 @@ def test_one_that_waits_gets_the_folder_when_its_owner_ends(claims: list[Claim],
         if time.now < 90:
             beats()
         elif time.now < 91:
-            (first.at / HEARTBEAT).unlink(missing_ok=True)
+            (first.folder / HEARTBEAT).unlink(missing_ok=True)
 
     time = Time(until_90_s)
-    (first.at / "events.jsonl").write_text("")
+    (first.folder / "events.jsonl").write_text("")
     second = claimed(claims, tmp_path, time, told, wait_s=600.0)
     assert second.number == 2 and 90 <= time.now < 92
     assert len(told) == 2 and re.search("waiting for its end, (599|600) s at most", told[0])
@@ -124,7 +124,7 @@ def test_a_wait_ends_with_the_time_that_it_was_given(claims: list[Claim], tmp_pa
 def test_a_silent_owner_is_succeeded_and_can_write_nothing_any_more(claims: list[Claim], tmp_path: Path) -> None:
     first = claimed(claims, tmp_path, silence_s=10_000.0)  # so it does not beat while the test looks
     lost = threading.Event()
-    with (first.at / "events.jsonl").open("ab") as opened:
+    with (first.folder / "events.jsonl").open("ab") as opened:
         opened.write(b"before\n")
         opened.flush()
         time, told = Time(), list[str]()
@@ -133,10 +133,10 @@ def test_a_silent_owner_is_succeeded_and_can_write_nothing_any_more(claims: list
         opened.write(b"after\n")
     assert (tmp_path / "events.jsonl").read_text() == "before\n"
     for write in (
-        lambda: (first.at / "events.jsonl").open("ab"),
-        lambda: (first.at / "late.tmp").write_text(""),
-        lambda: (first.at / "events.jsonl").unlink(),
-        lambda: shutil.rmtree(first.at / "journal"),
+        lambda: (first.folder / "events.jsonl").open("ab"),
+        lambda: (first.folder / "late.tmp").write_text(""),
+        lambda: (first.folder / "events.jsonl").unlink(),
+        lambda: shutil.rmtree(first.folder / "journal"),
     ):
         with pytest.raises(FileNotFoundError):
             write()
@@ -148,11 +148,11 @@ def test_a_silent_owner_is_succeeded_and_can_write_nothing_any_more(claims: list
 
 def test_an_owner_notices_that_it_has_lost_the_folder(claims: list[Claim], tmp_path: Path) -> None:
     first, lost = claimed(claims, tmp_path, silence_s=0.1), threading.Event()
-    first.when_lost(lost.set)
-    first.at.rename(first.at.with_name("owner-000002"))
+    first.on_lost(lost.set)
+    first.folder.rename(first.folder.with_name("owner-000002"))
     assert lost.wait(20) and first.is_lost
     again = threading.Event()
-    first.when_lost(again.set)
+    first.on_lost(again.set)
     assert again.is_set(), "also one that asks later is told"
 
 
@@ -162,7 +162,7 @@ def compete(claims: list[Claim], path: Path) -> list[Claim]:
 
     def one() -> None:
         try:
-            outcomes.append(claim(path, NAMES, tell=[].append, silence_s=1.0))
+            outcomes.append(claim_folder(path, NAMES, notify=[].append, silence_s=1.0))
         except FolderOwned as error:
             outcomes.append(error)
 
@@ -180,11 +180,11 @@ def compete(claims: list[Claim], path: Path) -> list[Claim]:
 def test_of_many_that_find_a_silent_owner_one_gets_the_folder(claims: list[Claim], tmp_path: Path) -> None:
     """The others see the new owner, which is alive."""
     dead = claimed(claims, tmp_path, silence_s=10_000.0)
-    (dead.at / "events.jsonl").write_text("1\n")
+    (dead.folder / "events.jsonl").write_text("1\n")
     winners = compete(claims, tmp_path)
     assert len(winners) == 1
-    assert (winners[0].at / "events.jsonl").read_text() == "1\n"
-    assert [entry.name for entry in tmp_path.glob("owner-*")] == [winners[0].at.name]
+    assert (winners[0].folder / "events.jsonl").read_text() == "1\n"
+    assert [entry.name for entry in tmp_path.glob("owner-*")] == [winners[0].folder.name]
 
 
 def test_of_many_that_find_no_owner_one_gets_the_folder(claims: list[Claim], tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_file_or_folder_in_the_way_is_refused_and_left_as_it_is(tmp_path: Path
     with pytest.raises(
         UserError, match=f"{name} exists, but the run must create it. Move it away, or choose another folder"
     ):
-        claim(tmp_path, NAMES)
+        claim_folder(tmp_path, NAMES)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -214,10 +214,10 @@ def test_a_folder_in_which_nothing_was_written_is_gone_again(claims: list[Claim]
 def test_what_an_owner_before_makes_again_is_removed(claims: list[Claim], tmp_path: Path) -> None:
     first = claimed(claims, tmp_path, silence_s=10_000.0)
     second = claimed(claims, tmp_path)
-    (second.at / "events.jsonl").write_text("2\n")
-    first.at.mkdir()
-    (first.at / "events.jsonl").write_text("stale\n")
-    assert (tmp_path / "events.jsonl").read_text() == "2\n" and files_of(tmp_path).resolve() == second.at
+    (second.folder / "events.jsonl").write_text("2\n")
+    first.folder.mkdir()
+    (first.folder / "events.jsonl").write_text("stale\n")
+    assert (tmp_path / "events.jsonl").read_text() == "2\n" and current_folder(tmp_path).resolve() == second.folder
     second.release()
     assert claimed(claims, tmp_path).number == 3
     assert [path.name for path in tmp_path.glob("owner-*")] == ["owner-000003"]
@@ -233,10 +233,10 @@ def unsupported(*_: object) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
-@pytest.mark.parametrize("disk", [Disk(rename=unsupported), Disk(symlink=unsupported)])
-def test_a_file_system_without_renames_or_links_is_refused_with_the_fix(tmp_path: Path, disk: Disk) -> None:
+@pytest.mark.parametrize("disk", [FolderOperations(rename=unsupported), FolderOperations(symlink=unsupported)])
+def test_a_file_system_without_renames_or_links_is_refused_with_the_fix(tmp_path: Path, disk: FolderOperations) -> None:
     with pytest.raises(UserError, match=r"rename folders .*, such as a mounted bucket\. Use a local disk"):
-        claim(tmp_path / "run", NAMES, disk=disk)
+        claim_folder(tmp_path / "run", NAMES, disk=disk)
 
 
 @pytest.mark.parametrize(("is_first", "knew"), [(True, []), (False, []), (False, ["owner-000001"])])
@@ -246,29 +246,29 @@ def test_an_old_list_of_the_folder_never_makes_a_second_owner(
     """NFS may list a folder as it was a while ago. Of names that are looked up it tells the truth."""
     if not is_first:
         claimed(claims, tmp_path)
-        (claims[0].at / "events.jsonl").write_text("")
+        (claims[0].folder / "events.jsonl").write_text("")
         claims[0].release()
     owner = claimed(claims, tmp_path, silence_s=10_000.0)
     counts = iter(range(1, 10**6))
 
     def beats() -> None:
-        (owner.at / HEARTBEAT).write_bytes(f"{next(counts):020d} {{}}".encode())
+        (owner.folder / HEARTBEAT).write_bytes(f"{next(counts):020d} {{}}".encode())
 
     time = Time(beats)
-    disk = Disk(listdir=lambda path: os.listdir(path) if time.now > 20 else knew)
+    disk = FolderOperations(listdir=lambda path: os.listdir(path) if time.now > 20 else knew)
     with pytest.raises(FolderOwned):
-        claim(tmp_path, NAMES, tell=[].append, pause=time.pause, clock=time.clock, disk=disk)
+        claim_folder(tmp_path, NAMES, notify=[].append, pause=time.pause, clock=time.clock, disk=disk)
     assert 20 < time.now < 25, "it has to see the owner"
     owner.check()
 
 
 def test_the_seconds_of_silence_can_be_set() -> None:
-    assert (silence_s({}), silence_s({"AGENT_RFT_SILENCE_S": "60"})) == (15, 60)
+    assert (read_silence_s({}), read_silence_s({"AGENT_RFT_SILENCE_S": "60"})) == (15, 60)
     for wrong in ("", "0", "-1", "soon", "nan"):
         with pytest.raises(RftError, match="AGENT_RFT_SILENCE_S: must be a number of seconds above 0"):
-            silence_s({"AGENT_RFT_SILENCE_S": wrong})
+            read_silence_s({"AGENT_RFT_SILENCE_S": wrong})
 
 
 def test_a_path_outside_of_an_owned_folder_lasts_as_it_is(tmp_path: Path) -> None:
-    assert lasting(tmp_path / "owner-000001" / "x") == tmp_path / "owner-000001" / "x"
+    assert strip_owner(tmp_path / "owner-000001" / "x") == tmp_path / "owner-000001" / "x"
     assert not (tmp_path / CURRENT).exists()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_rft.rows.rollout_json import outcome_as_json, outcome_from_json, task_as_json, task_from_json
-from agent_rft.types import Discarded, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
+from agent_rft.rows.rollout_json import outcome_from_json, outcome_to_json, task_from_json, task_to_json
+from agent_rft.types import DiscardedRollout, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
 
 ODD = "\ud800 é\x00 <|im_end|>"
 
@@ -57,7 +57,7 @@ def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
         1.5,
         '{"type": "structural_tag"}',
     )
-    values = outcome_as_json(rollout)
+    values = outcome_to_json(rollout)
     before = json.dumps(values)
     back = outcome_from_json(crossed(values))
     assert isinstance(back, Rollout)
@@ -70,7 +70,7 @@ def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
     assert back.structure == rollout.structure
     older = outcome_from_json({name: value for name, value in values.items() if name != "structure"})
     assert isinstance(older, Rollout) and older.structure is None
-    assert json.dumps(outcome_as_json(back)) == before == json.dumps(values), "reading must not change its input"
+    assert json.dumps(outcome_to_json(back)) == before == json.dumps(values), "reading must not change its input"
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -79,16 +79,16 @@ def test_experts_survive_the_round_trip_where_they_are_asked_for(dtype: Any) -> 
     arrays = np.arange(3, dtype=np.int32), np.array([False, True, True]), np.zeros(3, np.float32)
     segment = Segment(*arrays, np.zeros(3, np.int32), experts)
     rollout = Rollout("trace_1", "row-1", 0, 0, 0, (segment,), (Turn(1, 3, "7"),), "7", "answer", Grade(1.0), 1.0)
-    back = outcome_from_json(crossed(outcome_as_json(rollout, with_experts=True)))
+    back = outcome_from_json(crossed(outcome_to_json(rollout, with_experts=True)))
     assert isinstance(back, Rollout) and back.segments[0].experts is not None
     assert back.segments[0].experts.dtype == dtype and (back.segments[0].experts == experts).all()
-    in_a_file = outcome_from_json(crossed(outcome_as_json(rollout)))
+    in_a_file = outcome_from_json(crossed(outcome_to_json(rollout)))
     assert isinstance(in_a_file, Rollout) and in_a_file.segments[0].experts is None
 
 
 def test_a_discarded_rollout_and_a_task_survive_the_round_trip() -> None:
-    discarded = Discarded("trace_1", "row-1", 2, "tool_failed", ODD, "tool 'cat'")
-    assert outcome_from_json(crossed(outcome_as_json(discarded))) == discarded
+    discarded = DiscardedRollout("trace_1", "row-1", 2, "tool_failed", ODD, "tool 'cat'")
+    assert outcome_from_json(crossed(outcome_to_json(discarded))) == discarded
     schema = {"type": "function", "function": {"name": "cat", "parameters": {}}}
     task = Task("row-1", ({"role": "user", "content": ODD},), (schema,), {"kind": "mine", "n": 2**70, "deep": [[{}]]})
-    assert task_from_json(crossed(task_as_json(task))) == task
+    assert task_from_json(crossed(task_to_json(task))) == task

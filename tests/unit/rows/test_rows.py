@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.rows.rows import RowOrder, ranges, read_tasks
+from agent_rft.rows.rows import RowOrder, format_ranges, read_tasks
 from tests.support.builders import task, tasks_of
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}], "reference": 1}
@@ -59,11 +59,11 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
         (GOOD | {"tools": [{"function": {"name": ["cat"]}}]}, "tools[0].function.name"),
     ],
 )
-def test_a_problem_with_a_row_has_field_line_and_remedy(tmp_path: Path, line: object, said: str) -> None:
+def test_a_problem_with_a_row_has_field_line_and_fix(tmp_path: Path, line: object, said: str) -> None:
     _, (problem,) = read_tasks(write(tmp_path, GOOD, line), "training_file")
     assert said in problem.message
     assert (problem.field, problem.file, problem.line) == ("training_file", "train.jsonl", 2)
-    assert problem.remedy
+    assert problem.fix
 
 
 def test_all_bad_rows_are_reported_together(tmp_path: Path) -> None:
@@ -77,12 +77,12 @@ def test_a_json_array_is_reported_as_one_and_not_line_by_line(tmp_path: Path, in
     path = tmp_path / "train.json"
     path.write_text("\n" + json.dumps([GOOD] * 30, indent=indent))
     tasks, (problem,) = read_tasks(path, "training_file")
-    assert not tasks and problem.code == "json_array" and "jq -c '.[]'" in problem.remedy
+    assert not tasks and problem.code == "json_array" and "jq -c '.[]'" in problem.fix
 
 
 def test_lines_are_told_as_ranges_of_which_there_are_not_too_many() -> None:
-    assert ranges([9, 1, 2, 3, 12, 13, 1]) == "1-3, 9, 12-13"
-    assert ranges(range(0, 100, 2)).endswith(", 38 and 30 more")
+    assert format_ranges([9, 1, 2, 3, 12, 13, 1]) == "1-3, 9, 12-13"
+    assert format_ranges(range(0, 100, 2)).endswith(", 38 and 30 more")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
@@ -113,7 +113,7 @@ def test_a_conversation_must_end_with_the_assistant(tmp_path: Path) -> None:
     path = write(tmp_path, {"messages": [*GOOD["messages"], {"role": "assistant", "content": "ho"}]}, GOOD)  # type: ignore[misc]
     tasks, problems = read_tasks(path, "training_file", conversations=True)
     assert len(tasks) == 1
-    assert "end each conversation with the assistant" in problems[0].remedy
+    assert "end each conversation with the assistant" in problems[0].fix
 
 
 def test_each_epoch_has_every_row_once_in_its_own_order() -> None:

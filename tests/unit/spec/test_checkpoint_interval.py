@@ -27,7 +27,7 @@ from tests.support.builders import job
 def test_a_checkpoint_is_due_once_either_has_passed(
     interval: dict[str, Any], seconds: float, steps: int, due: bool
 ) -> None:
-    assert CheckpointInterval(**interval).has_passed(seconds, steps) is due
+    assert CheckpointInterval(**interval).is_due(seconds, steps) is due
 
 
 @pytest.mark.parametrize("wrong", [{"minutes": 0}, {"minutes": 1e9}, {"steps": 0}, {"steps": 2**31}, {"hours": 1}])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agent_rft.spec.endpoints import Strict
+from agent_rft.spec.endpoints import StrictModel
 from tests.support.settings import all_models
 
 FILLERS = frozenset({"a", "an", "the", "of", "in", "for", "to", "is", "its", "this", "that", "number", "setting"})
@@ -21,7 +21,7 @@ def says_nothing(name: str, description: str) -> bool:
 
 
 @pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
-def test_every_setting_says_more_than_its_name(model: type[Strict]) -> None:
+def test_every_setting_says_more_than_its_name(model: type[StrictModel]) -> None:
     described = {name: field.description or "" for name, field in model.model_fields.items()}
     assert [name for name, description in described.items() if says_nothing(name, description)] == []
 
@@ -33,6 +33,6 @@ def test_a_description_that_repeats_the_name_does_not_count(description: str) ->
 
 
 @pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
-def test_descriptions_are_whole_sentences(model: type[Strict]) -> None:
+def test_descriptions_are_whole_sentences(model: type[StrictModel]) -> None:
     for name, field in model.model_fields.items():
         assert (field.description or "").endswith("."), name

@@ -13,7 +13,7 @@ import pytest
 
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job import FILES, JobSpec
-from agent_rft.spec.job_file import load_job, read_job, with_lines
+from agent_rft.spec.job_file import add_lines, load_job, read_job
 from agent_rft.spec.reader import REMOVED_SETTINGS
 from tests.support.builders import raw_job
 from tests.support.paths import ROOT
@@ -106,7 +106,7 @@ def test_a_mistake_names_its_field(job: Any, field: str, said: str) -> None:
     found = [p for p in problems_of(job) if p.field.startswith(field)]
     assert found, problems_of(job)
     assert said in found[0].message
-    assert found[0].remedy
+    assert found[0].fix
     assert Path(str(found[0].file)).name == "job.json"
 
 
@@ -122,7 +122,7 @@ def test_calls_of_tools_sessions_and_graders_may_take_six_hours() -> None:
 def test_truncated_sampling_is_rejected_with_the_reason(name: str) -> None:
     (problem,) = problems_of(raw_job(algorithm={name: 0.9}))
     assert problem.code == "truncated_sampling"
-    assert "log-probabilities" in problem.remedy
+    assert "log-probabilities" in problem.fix
 
 
 def test_all_mistakes_are_reported_together() -> None:
@@ -357,7 +357,7 @@ SUPERVISED: dict[str, Any] = {"model": "m", "training_file": "t", "method": {"ty
 )
 def test_a_removed_setting_is_refused_with_what_holds_instead(job: Any, field: str, message: str) -> None:
     (problem,) = problems_of(job)
-    assert (problem.field, problem.message, problem.remedy) == (field, message, "delete this setting")
+    assert (problem.field, problem.message, problem.fix) == (field, message, "delete this setting")
 
 
 def test_no_current_setting_has_the_name_of_a_removed_one() -> None:
@@ -373,7 +373,7 @@ def test_the_jobs_of_the_examples_are_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reinforcement", "field", "remedy"),
+    ("reinforcement", "field", "fix"),
     [
         ({"reward": {"tool_cal_budget": 5}}, "reward.tool_cal_budget", "did you mean 'tool_call_budget'?"),
         ({"batch_size": 4}, "batch_size", "move it to method.reinforcement.hyperparameters"),
@@ -386,10 +386,10 @@ def test_the_jobs_of_the_examples_are_valid() -> None:
         ({"tools": [{"name": "a"}]}, "tools[0].server_url", "add `server_url: ...`"),
     ],
 )
-def test_a_wrong_key_comes_with_the_right_one(reinforcement: dict[str, Any], field: str, remedy: str) -> None:
+def test_a_wrong_key_comes_with_the_right_one(reinforcement: dict[str, Any], field: str, fix: str) -> None:
     (problem,) = problems_of(raw_job(**reinforcement))
     assert problem.field == f"method.reinforcement.{field}"
-    assert problem.remedy == remedy
+    assert problem.fix == fix
 
 
 def test_a_problem_found_after_reading_gets_the_line_of_its_field(tmp_path: Path) -> None:
@@ -399,6 +399,6 @@ def test_a_problem_found_after_reading_gets_the_line_of_its_field(tmp_path: Path
     elsewhere = Problem("disk_full", "--runs", "no space", "free some")
     row = Problem("broken_json", "model", "not valid JSON", "fix it", "train.jsonl", 7)
     model = Problem("missing_model", "model", "there is no folder m", "fix it")
-    found = with_lines(path, [headers, model, elsewhere, row])
+    found = add_lines(path, [headers, model, elsewhere, row])
     assert [(problem.file, problem.line) for problem in found[:2]] == [(str(path), 6), (str(path), 1)]
     assert found[2:] == [elsewhere, row]

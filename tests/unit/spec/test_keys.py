@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rft.spec.keys import key_mistake, variable
+from agent_rft.spec.keys import find_key_problem, read_variable
 
 
 @pytest.mark.parametrize("value", ["sk-1", "sk-1\n", "  sk-1\r\n", "\tsk-1 "])
 def test_white_space_around_a_variable_does_not_count(value: str) -> None:
-    assert variable({"KEY": value}, "KEY") == "sk-1"
+    assert read_variable({"KEY": value}, "KEY") == "sk-1"
 
 
 @pytest.mark.parametrize("environment", [{}, {"KEY": ""}, {"KEY": " \n"}])
 def test_an_empty_variable_is_not_set(environment: dict[str, str]) -> None:
-    assert variable(environment, "KEY") is None
+    assert read_variable(environment, "KEY") is None
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_an_empty_variable_is_not_set(environment: dict[str, str]) -> None:
     ],
 )
 def test_a_mistake_is_named_without_the_key(key: str, mistake: str | None) -> None:
-    found = key_mistake(key)
+    found = find_key_problem(key)
     if mistake is None:
         assert found is None
     else:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.plan import MethodType, Plan, auto_learning_rate, resolve
+from agent_rft.spec.plan import MethodType, StepPlan, auto_learning_rate, resolve_plan
 from tests.support.builders import job
 
 B = 10**9
@@ -17,8 +17,8 @@ def hyper(algorithm: dict[str, Any] | None = None, **hyperparameters: Any) -> Jo
     return job({"hyperparameters": hyperparameters, "algorithm": algorithm or {}})
 
 
-def plan_of(spec: JobSpec, num_rows: int = 240) -> Plan:
-    return resolve(spec, num_rows, 8 * B)[0]
+def plan_of(spec: JobSpec, num_rows: int = 240) -> StepPlan:
+    return resolve_plan(spec, num_rows, 8 * B)[0]
 
 
 def test_batches_epochs_and_groups_follow_the_number_of_rows() -> None:
@@ -43,7 +43,7 @@ def test_given_numbers_are_kept_and_are_no_choices() -> None:
     assert plan_of(hyper(reasoning_effort="low")).max_thinking_tokens == 512
     assert plan_of(hyper(batch_size=64, n_epochs=3), 10).steps == 1
     given = {"batch_size": 4, "n_epochs": 2, "compute_multiplier": 1, "eval_interval": 5}
-    plan, choices = resolve(hyper({"learning_rate": 3e-5}, **given), 240, B)
+    plan, choices = resolve_plan(hyper({"learning_rate": 3e-5}, **given), 240, B)
     assert (plan.learning_rate, choices) == (3e-5, ())
 
 
@@ -73,7 +73,7 @@ def test_the_multiplier_scales_an_automatic_and_a_given_rate() -> None:
 
 
 def test_each_choice_says_what_it_follows_from() -> None:
-    choices = {choice.setting: choice for choice in resolve(hyper(), 240, 560_000)[1]}
+    choices = {choice.setting: choice for choice in resolve_plan(hyper(), 240, 560_000)[1]}
     assert {name: choice.value for name, choice in choices.items()} == {
         "hyperparameters.batch_size": 16,
         "hyperparameters.n_epochs": 1,
@@ -84,5 +84,7 @@ def test_each_choice_says_what_it_follows_from() -> None:
     assert "560,000 parameters" in choices["algorithm.learning_rate"].why
     assert "240 rows" in choices["hyperparameters.n_epochs"].why
     for num_rows, rollouts in ((240, 8), (12, 11), (3, 16)):
-        compute = next(c for c in resolve(hyper(), num_rows, 560_000)[1] if c.setting.endswith("compute_multiplier"))
+        compute = next(
+            c for c in resolve_plan(hyper(), num_rows, 560_000)[1] if c.setting.endswith("compute_multiplier")
+        )
         assert compute.why == f"{num_rows} rows, {rollouts} rollouts of each"

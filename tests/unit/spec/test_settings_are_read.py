@@ -7,7 +7,7 @@ import functools
 
 import pytest
 
-from agent_rft.spec.endpoints import Strict
+from agent_rft.spec.endpoints import StrictModel
 from tests.support.settings import all_models
 from tests.support.source import syntax_trees
 
@@ -23,6 +23,6 @@ def attributes_read() -> set[str]:
 
 
 @pytest.mark.parametrize("model", all_models(), ids=lambda model: model.__name__)
-def test_every_setting_is_read(model: type[Strict]) -> None:
+def test_every_setting_is_read(model: type[StrictModel]) -> None:
     dead = {f"{model.__name__}.{name}" for name in set(model.model_fields) - attributes_read()}
     assert dead <= ONLY_ACCEPTED

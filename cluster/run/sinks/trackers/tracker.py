@@ -63,10 +63,10 @@ class TrackerSink:
         self._failures = 0
         self._outcome: Outcome = "stopped"
 
-    def event(self, event: RunEvent) -> None:
+    def handle_event(self, event: RunEvent) -> None:
         if isinstance(event.event, JobEnded):
             self._outcome = event.event.outcome
-        point = point_of(event)
+        point = extract_point(event)
         if point is None:
             return
         self._pending.append(point)
@@ -88,7 +88,7 @@ class TrackerSink:
             self._pending.popleft()
 
 
-def point_of(event: RunEvent) -> Point | None:
+def extract_point(event: RunEvent) -> Point | None:
     """Return the numbers in an event, such as `train_mean_reward` and `validation/grade`; None for other events."""
     match event.event:
         case StepDone(metrics=metrics):
@@ -103,7 +103,7 @@ def point_of(event: RunEvent) -> Point | None:
     return Point(event.step, event.time, {name: value for name, value in numbers.items() if math.isfinite(value)})
 
 
-def settings_of(job: Mapping[str, Any]) -> dict[str, Scalar]:
+def extract_settings(job: Mapping[str, Any]) -> dict[str, Scalar]:
     """Return the hyperparameters of a public job by their paths. The model is shown by name, without its path."""
     method = job["method"]["type"]
     parts = {name: part for name, part in job["method"][method].items() if name in SECTIONS}

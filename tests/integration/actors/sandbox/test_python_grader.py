@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_rft.actors.graders.kinds.python import PythonGrade
+from agent_rft.actors.graders.kinds.python import PythonRunner
 from agent_rft.actors.sandbox.sandbox_config import PROTECTIONS, SandboxLimits
 from agent_rft.actors.sandbox.start import sandbox_report
 from tests.support.graders import RUNTIME, SERVER, Make, failure, python_graders
@@ -27,7 +27,9 @@ async def make() -> AsyncIterator[Make]:
         yield made
 
 
-async def value(grader: PythonGrade, sample: dict[str, Any] | None = None, item: dict[str, Any] | None = None) -> float:
+async def value(
+    grader: PythonRunner, sample: dict[str, Any] | None = None, item: dict[str, Any] | None = None
+) -> float:
     return (await grader.grade(sample or {}, item or {}, "trace_1")).value
 
 
@@ -156,7 +158,7 @@ async def test_no_process_outlives_a_killed_owner() -> None:
     script = (
         "import asyncio\nfrom agent_rft.actors.graders.kinds.python import *\n"
         "spec = PythonGrader(type='python', source='def grade(s, i):\\n    while True: pass')\n"
-        "asyncio.run(PythonGrade(spec, 'g', Operator(), way='namespaces', num_workers=1).grade({}, {}, 't'))"
+        "asyncio.run(PythonRunner(spec, 'g', OperatorConfig(), way='namespaces', num_workers=1).grade({}, {}, 't'))"
     )
     owner = psutil.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent_rft.actors.tools.session_journal import SessionJournal
+from agent_rft.actors.tools.session_journal import ToolSessionJournal
 from agent_rft.errors import ToolFailed
 from tests.support.fakes_http import FakeEndpoint, Received
 from tests.unit.actors.tools.test_sessions import ITEM, Book, Machines, book  # noqa: F401
@@ -57,7 +57,7 @@ async def test_thousands_of_sessions_are_opened_and_all_are_closed(
         "graded": count // 2,
         "job_stopped": count // 2,
     }
-    assert SessionJournal(tmp_path / "sessions.jsonl").open == []
+    assert ToolSessionJournal(tmp_path / "sessions.jsonl").open_sessions == []
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
-from agent_rft.actors.weights.bucket import MASK, checksum
-from agent_rft.actors.weights.sync import Published
+from agent_rft.actors.weights.bucket import MASK, compute_checksum
+from agent_rft.actors.weights.sync import PublishedWeights
 from agent_rft.errors import EngineFailed, RftError
-from agent_rft.trainer.learner.layout import Layout, Loaded
-from agent_rft.trainer.learner.process_group import SENDER, Broadcast, free_port
+from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.process_group import SENDER, BroadcastGroup, find_free_port
 from tests.support.fakes_http import MovableLoop, in_movable_time, until
 
-LAYOUTS: list[Layout] = [[("a", "float32", (2, 3)), ("b", "float32", (1,))], [("c", "float32", (5,))]]
+LAYOUTS: list[BucketLayout] = [[("a", "float32", (2, 3)), ("b", "float32", (1,))], [("c", "float32", (5,))]]
 CPU = torch.device("cpu")
 
 
@@ -48,7 +48,7 @@ class Engine:
         self.weights: list[bytes] = []
         self.groups: list[dict[str, Any]] = []
         self.dies = False
-        self._broadcast: Broadcast | None = None
+        self._broadcast: BroadcastGroup | None = None
         self._staged: list[bytes] = []
         methods = ("init_transport", "receive", "stage", "swap")
         self.init_transport, self.receive, self.stage, self.swap = (Method(getattr(self, f"_{m}")) for m in methods)
@@ -57,9 +57,9 @@ class Engine:
         if self.dies:
             raise EngineFailed(f"{self.name} is gone")
         self.groups.append(info)
-        self._broadcast = Broadcast(info["address"], info["rank"], info["size"], CPU)
+        self._broadcast = BroadcastGroup(info["address"], info["rank"], info["size"], CPU)
 
-    def _receive(self, version: int, layouts: Sequence[Layout]) -> Loaded:
+    def _receive(self, version: int, layouts: Sequence[BucketLayout]) -> LoadedWeights:
         assert self._broadcast is not None
         if self.dies:
             raise EngineFailed(f"{self.name} is gone")
@@ -71,13 +71,13 @@ class Engine:
         self.version = version
         return self._loaded(0.1)
 
-    def _stage(self, data: np.ndarray, layout: Layout) -> None:
+    def _stage(self, data: np.ndarray, layout: BucketLayout) -> None:
         self._staged.append(data.tobytes())
 
-    def _loaded(self, pause_s: float) -> Loaded:
-        return Loaded(pause_s, (sum(number_of(data) for data in self.weights) & MASK,))
+    def _loaded(self, pause_s: float) -> LoadedWeights:
+        return LoadedWeights(pause_s, (sum(number_of(data) for data in self.weights) & MASK,))
 
-    def _swap(self, version: int) -> Loaded:
+    def _swap(self, version: int) -> LoadedWeights:
         if self.dies:
             raise EngineFailed(f"{self.name} is gone")
         self.weights, self._staged, self.version = self._staged, [], version
@@ -85,7 +85,7 @@ class Engine:
 
 
 def number_of(data: bytes) -> int:
-    return checksum(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return compute_checksum(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 
 class Learner:
@@ -94,26 +94,26 @@ class Learner:
     incarnation = 1
 
     def __init__(self) -> None:
-        self._broadcast: Broadcast | None = None
+        self._broadcast: BroadcastGroup | None = None
         self.step = 0
         self.breaks_off = False
         self.keeps_back = 0
 
-    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+    async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
         return LAYOUTS
 
-    async def gather_bucket(self, index: int) -> tuple[np.ndarray, int]:
+    async def publish_bucket(self, index: int) -> tuple[np.ndarray, int]:
         count = sum(int(np.prod(shape)) for _, _, shape in LAYOUTS[index])
         data = np.full(count, self.step + index, np.float32).view(np.uint8)
         return data, number_of(data.tobytes())
 
-    async def meeting_point(self) -> str:
-        return f"127.0.0.1:{free_port()}"
+    async def choose_address(self) -> str:
+        return f"127.0.0.1:{find_free_port()}"
 
     async def open_broadcast(self, address: str, size: int) -> None:
-        self._broadcast = await asyncio.to_thread(Broadcast, address, SENDER, size, CPU)
+        self._broadcast = await asyncio.to_thread(BroadcastGroup, address, SENDER, size, CPU)
 
-    async def send(self, bucket: np.ndarray) -> None:
+    async def broadcast_bucket(self, bucket: np.ndarray) -> None:
         assert self._broadcast is not None
         if self.breaks_off:
             raise EngineFailed("a connection was closed")
@@ -133,7 +133,7 @@ class WeightTransfer:
 
     async def publish(self, version: int) -> list[float | EngineFailed]:
         self.learner.step = 10 * version
-        self.published: Published = await self.sync.collect(version)
+        self.published: PublishedWeights = await self.sync.collect(version)
         return await self.sync.deliver(self.published, self.engines)
 
     def weights(self, version: int) -> list[bytes]:
@@ -157,7 +157,7 @@ async def test_all_engines_get_each_bucket_in_order_and_keep_their_group(transfe
 async def test_an_engine_that_joins_late_catches_up_and_is_in_the_next_group(transfer: WeightTransfer) -> None:
     await transfer.publish(1)
     transfer.engines[1] = Engine("engine-1")
-    assert await transfer.sync.catch_up(transfer.published, transfer.engines[1]) == 0.2
+    assert await transfer.sync.load_into(transfer.published, transfer.engines[1]) == 0.2
     assert transfer.engines[1].weights == transfer.weights(1)
     assert await transfer.publish(2) == [0.1, 0.1]
     assert [len(engine.groups) for engine in transfer.engines] == [2, 1]
@@ -201,13 +201,13 @@ async def test_each_worker_process_of_an_engine_is_a_member(transfer: WeightTran
         async def open_broadcast(self, address: str, size: int) -> None:
             told.append({"address": address, "size": size})
 
-        async def send(self, bucket: np.ndarray) -> None:
+        async def broadcast_bucket(self, bucket: np.ndarray) -> None:
             pass
 
     sync = BroadcastSync(Four(), workers_per_engine=4)
     for engine in transfer.engines:
         engine.init_transport = Method(told.append)
-        engine.receive = Method(lambda version, layouts: Loaded(0.1, ()))
+        engine.receive = Method(lambda version, layouts: LoadedWeights(0.1, ()))
     await sync.deliver(await sync.collect(1), transfer.engines)
     assert {info["size"] for info in told} == {9}
     assert sorted(info["rank"] for info in told if "rank" in info) == [1, 5]
@@ -218,23 +218,23 @@ def test_broadcast_of_a_large_model_may_take_hours_and_only_an_engine_that_hangs
     """140 GB to two engines at 50 MB/s are 5,600 s."""
 
     class Large(Learner):
-        async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+        async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
             return [[("a", "uint8", (140_000_000_000,))]]
 
-        async def gather_bucket(self, index: int) -> tuple[np.ndarray, int]:
+        async def publish_bucket(self, index: int) -> tuple[np.ndarray, int]:
             return np.zeros(1, np.uint8), 0
 
         async def open_broadcast(self, address: str, size: int) -> None:
             pass
 
-        async def send(self, bucket: np.ndarray) -> None:
+        async def broadcast_bucket(self, bucket: np.ndarray) -> None:
             pass
 
     async def test(loop: MovableLoop) -> None:
         sync, engines = BroadcastSync(Large(), workers_per_engine=1), [Engine("slow"), Engine("stuck")]
-        receiving: list[asyncio.Future[Loaded]] = []
+        receiving: list[asyncio.Future[LoadedWeights]] = []
 
-        def receive(version: int, layouts: Sequence[Layout]) -> asyncio.Future[Loaded]:
+        def receive(version: int, layouts: Sequence[BucketLayout]) -> asyncio.Future[LoadedWeights]:
             receiving.append(loop.create_future())
             return receiving[-1]
 
@@ -247,7 +247,7 @@ def test_broadcast_of_a_large_model_may_take_hours_and_only_an_engine_that_hangs
             loop.move(seconds)
             await asyncio.sleep(0.02)
             assert not delivering.done()
-        receiving[0].set_result(Loaded(0.1, (0,)))
+        receiving[0].set_result(LoadedWeights(0.1, (0,)))
         await asyncio.sleep(0)
         loop.move(200.0)
         slow, stuck = await delivering

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.prepare import prepare
+from agent_rft.cluster.preflight.prepare import check_job
 from agent_rft.errors import InvalidJob
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.unit.cluster.preflight.test_prepare import BASE, EXACT, NODE, PLENTY, row
 
 
@@ -27,7 +27,7 @@ def write_job(folder: Path, tool_parser: str) -> Path:
 async def test_the_tool_parser_must_be_one_that_vllm_has(tmp_path: Path) -> None:
     async def check(tool_parser: str) -> None:
         job = load_job(write_job(tmp_path, tool_parser), {})
-        await prepare(job, ModelFolder.find(job.model), [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY)
+        await check_job(job, ModelFolder.find(job.model), [NODE], tmp_path / "runs", DEFAULT_CONFIG, free_space=PLENTY)
 
     await check("granite4")
     with pytest.raises(InvalidJob) as raised:
@@ -35,4 +35,4 @@ async def test_the_tool_parser_must_be_one_that_vllm_has(tmp_path: Path) -> None
     (problem,) = raised.value.problems
     assert (problem.code, problem.field) == ("unknown_parser", "model_options.tool_parser")
     assert "'none'" in problem.message
-    assert "use auto or one of " in problem.remedy and "granite4" in problem.remedy
+    assert "use auto or one of " in problem.fix and "granite4" in problem.fix

@@ -18,24 +18,24 @@ import yaml
 
 from agent_rft.cluster.planning.model_folder import ModelFolder
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.preflight.prepare import Prepared, prepare
-from agent_rft.cluster.preflight.resumption.contents import digest_of
-from agent_rft.cluster.preflight.resumption.resumed import Began
-from agent_rft.cluster.preflight.space import Free
+from agent_rft.cluster.preflight.prepare import CheckedJob, check_job
+from agent_rft.cluster.preflight.resumption.contents import digest_path
+from agent_rft.cluster.preflight.resumption.resumed import RecordedRun
+from agent_rft.cluster.preflight.space import FreeSpace
 from agent_rft.cluster.records.run_folder import FORMAT, RunFolder
 from agent_rft.cluster.run.driver import claim_run, train
-from agent_rft.errors import InvalidJob, MadeBefore, Problem, UserError
+from agent_rft.errors import InvalidJob, OutdatedFormat, Problem, UserError
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import JobLimits, Operator
+from agent_rft.spec.operator.config import JobLimits, OperatorConfig
 from agent_rft.trainer.loop.checkpoint import FORMAT as CHECKPOINT_FORMAT
-from agent_rft.trainer.loop.checkpoint import STATE, Checkpoints, LoopState
+from agent_rft.trainer.loop.checkpoint import LOOP_STATE_FILE, Checkpoints, LoopState
 from tests.support import builders
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import BASE
 
 NODE = Node("a", cores=2.0)
 PYTHON = {"type": "python", "source": "def grade(sample, item): return 1"}
-PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
+PLENTY = FreeSpace(disk_bytes=1 << 40, shm_bytes=1 << 34)
 VARIABLES = {"TOKEN": "another-token"}
 """Tokens may change."""
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -108,9 +108,9 @@ async def stopped(tmp_path: Path) -> AsyncIterator[Stopped]:
         }
         made.job.write_text(yaml.safe_dump(JOB | {"method": {"type": "reinforcement", "reinforcement": reinforcement}}))
         job = load_job(made.job, {"TOKEN": "the-first-token"})
-        first = await prepare(job, ModelFolder.find(job.model), [NODE], made.home / "runs", LOCAL, free=PLENTY)
+        first = await check_job(job, ModelFolder.find(job.model), [NODE], made.home / "runs", LOCAL, free_space=PLENTY)
         with claim_run(made.run, 0.0, print) as claimed:
-            folder = RunFolder(claimed.path, at=claimed.at)
+            folder = RunFolder(claimed.path, at=claimed.folder)
             folder.write_job(first.job, first.plan, first.record())
             checkpoints = Checkpoints(folder.checkpoints)
             for step in (2, 4):
@@ -134,25 +134,25 @@ def change_record(stopped: Stopped, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-async def prepared(stopped: Stopped, operator: Operator = LOCAL) -> Prepared:
+async def prepared(stopped: Stopped, operator: OperatorConfig = LOCAL) -> CheckedJob:
     """The check of the run that is resumed."""
-    began = Began.of(RunFolder(stopped.run))
-    job = began.keep(load_job(stopped.job, VARIABLES))
-    return await prepare(
+    began = RecordedRun.load(RunFolder(stopped.run))
+    job = began.apply_to(load_job(stopped.job, VARIABLES))
+    return await check_job(
         job,
         ModelFolder.find(job.model),
         [NODE],
         stopped.home / "runs",
         operator,
-        free=PLENTY,
-        began=began,
-        accepted=True,
+        free_space=PLENTY,
+        recorded_run=began,
+        was_accepted=True,
     )
 
 
 def refused(stopped: Stopped) -> list[Problem]:
     with pytest.raises(InvalidJob, match="cannot resume") as raised:
-        Began.of(RunFolder(stopped.run)).keep(load_job(stopped.job, VARIABLES))
+        RecordedRun.load(RunFolder(stopped.run)).apply_to(load_job(stopped.job, VARIABLES))
     assert VARIABLES["TOKEN"] not in str(raised.value)
     return raised.value.problems
 
@@ -187,10 +187,17 @@ async def test_files_that_were_moved_or_grew_are_the_same_files(stopped: Stopped
         first = file.readline()
         file.seek(0, os.SEEK_END)
         file.write(first)
-    began = Began.of(RunFolder(stopped.run))
-    job = began.keep(load_job(moved / "job.yaml", VARIABLES))
-    found = await prepare(
-        job, ModelFolder.find(job.model), [NODE], stopped.home, LOCAL, free=PLENTY, began=began, accepted=True
+    began = RecordedRun.load(RunFolder(stopped.run))
+    job = began.apply_to(load_job(moved / "job.yaml", VARIABLES))
+    found = await check_job(
+        job,
+        ModelFolder.find(job.model),
+        [NODE],
+        stopped.home,
+        LOCAL,
+        free_space=PLENTY,
+        recorded_run=began,
+        was_accepted=True,
     )
     assert found.job.training_file == str(moved / "train.jsonl")
     assert [change.setting for change in found.changes] == ["training_file", "validation_file", "test_file"]
@@ -203,7 +210,7 @@ def test_a_value_that_differs_is_refused_with_both_values(stopped: Stopped) -> N
     seed, epochs = refused(stopped)
     assert (seed.code, seed.field, seed.message) == ("job_changed", "seed", "is 8, but the run began with 7")
     assert epochs.field == "method.reinforcement.hyperparameters.n_epochs" and "is 7" in epochs.message
-    assert "resume with the value that the run began with, or start a new run" in epochs.remedy
+    assert "resume with the value that the run began with, or start a new run" in epochs.fix
 
 
 def test_another_file_is_refused(stopped: Stopped) -> None:
@@ -217,9 +224,9 @@ def test_another_file_is_refused(stopped: Stopped) -> None:
 def test_a_file_with_another_name_and_the_same_contents_is_the_same(stopped: Stopped) -> None:
     shutil.copy(stopped.home / "job" / "test.jsonl", stopped.home / "job" / "again.jsonl")
     change_job(stopped, test_file="again.jsonl")
-    began = Began.of(RunFolder(stopped.run))
-    (change,) = began.changes(began.keep(load_job(stopped.job, VARIABLES)))
-    assert change.setting == "test_file" and change.now.endswith('again.jsonl"')
+    began = RecordedRun.load(RunFolder(stopped.run))
+    (change,) = began.list_changes(began.apply_to(load_job(stopped.job, VARIABLES)))
+    assert change.setting == "test_file" and change.new.endswith('again.jsonl"')
 
 
 def test_a_moved_file_with_other_contents_is_refused_once_the_run_has_its_digest(stopped: Stopped) -> None:
@@ -235,11 +242,11 @@ def test_urls_headers_limits_of_endpoints_and_validations_may_differ_and_are_sho
     was = yaml.safe_load(stopped.job.read_text())["method"]["reinforcement"]["tools"][0]["server_url"]
     tool = {"name": "cat", "server_url": "http://127.0.0.1:9/cat?key=1", "timeout_s": 7}
     change_method(stopped, tools=[tool], hyperparameters={"n_epochs": 6, "eval_interval": 3, "compute_multiplier": 0.5})
-    began = Began.of(RunFolder(stopped.run))
-    job = began.keep(load_job(stopped.job, VARIABLES))
+    began = RecordedRun.load(RunFolder(stopped.run))
+    job = began.apply_to(load_job(stopped.job, VARIABLES))
     assert job.reinforcement.tools[0].headers == {} and job.reinforcement.tools[0].timeout_s == 7
-    assert began.plan_of(job, builders.plan(eval_interval=3)).eval_interval == 3
-    changes = {c.setting.removeprefix("method.reinforcement."): (c.now, c.was) for c in began.changes(job)}
+    assert began.recorded_plan(job, builders.plan(eval_interval=3)).eval_interval == 3
+    changes = {c.setting.removeprefix("method.reinforcement."): (c.new, c.old) for c in began.list_changes(job)}
     assert changes == {
         "suffix": ('"again"', '"first"'),
         "tools[0].headers": ("{}", '{"Authorization": "**********"}'),
@@ -251,7 +258,7 @@ def test_urls_headers_limits_of_endpoints_and_validations_may_differ_and_are_sho
 
 def test_resources_may_differ(stopped: Stopped) -> None:
     change_job(stopped, cluster={"engine_cores": 3, "engines": 2})
-    job = Began.of(RunFolder(stopped.run)).keep(load_job(stopped.job, VARIABLES))
+    job = RecordedRun.load(RunFolder(stopped.run)).apply_to(load_job(stopped.job, VARIABLES))
     assert (job.cluster.engine_cores, job.cluster.engines) == (3, 2)
 
 
@@ -264,7 +271,7 @@ async def test_an_operators_lower_cap_warns_a_resumed_run_and_refuses_a_new_one(
     assert any("the operator's limit is 1; a new job would be refused" in warning for warning in found.warnings)
     job = load_job(stopped.job, VARIABLES)
     with pytest.raises(InvalidJob, match="over_limit"):
-        await prepare(job, ModelFolder.find(job.model), [NODE], stopped.home, operator, free=PLENTY)
+        await check_job(job, ModelFolder.find(job.model), [NODE], stopped.home, operator, free_space=PLENTY)
 
 
 async def test_rows_that_are_too_long_today_warn_it(stopped: Stopped) -> None:
@@ -279,7 +286,7 @@ async def test_a_template_that_is_refused_today_warns_it(stopped: Stopped) -> No
     template = stopped.home / "model" / "chat_template.jinja"
     template.write_text(template.read_text().replace('"name": "', '"called": "'))
     digests = json.loads(stopped.record.read_text())["digests"]
-    change_record(stopped, digests=digests | {"model": digest_of(stopped.home / "model")})
+    change_record(stopped, digests=digests | {"model": digest_path(stopped.home / "model")})
     found = await prepared(stopped)
     assert any("hermes does not read the calls" in warning for warning in found.warnings)
 
@@ -301,48 +308,62 @@ async def test_a_grader_and_numbers_beyond_todays_limits_warn_it(stopped: Stoppe
     assert found.job.cluster.max_num_seqs == 70_000
     job = load_job(stopped.job, VARIABLES)
     with pytest.raises(InvalidJob, match="grader_too_large"):
-        await prepare(job, ModelFolder.find(job.model), [NODE], stopped.home, LOCAL, free=PLENTY)
+        await check_job(job, ModelFolder.find(job.model), [NODE], stopped.home, LOCAL, free_space=PLENTY)
 
 
 async def test_memory_that_is_too_small_by_todays_formula_warns_it(stopped: Stopped) -> None:
-    began = Began.of(RunFolder(stopped.run))
-    job = began.keep(load_job(stopped.job, VARIABLES))
+    began = RecordedRun.load(RunFolder(stopped.run))
+    job = began.apply_to(load_job(stopped.job, VARIABLES))
     small = Node("a", cores=2.0, memory_bytes=1 << 20)
-    found = await prepare(
-        job, ModelFolder.find(job.model), [small], stopped.home, LOCAL, free=PLENTY, began=began, accepted=True
+    found = await check_job(
+        job,
+        ModelFolder.find(job.model),
+        [small],
+        stopped.home,
+        LOCAL,
+        free_space=PLENTY,
+        recorded_run=began,
+        was_accepted=True,
     )
     assert any(warning.startswith("cluster: ") and "memory" in warning for warning in found.warnings)
 
 
 async def test_a_node_that_it_fitted_without_headroom_warns_it(stopped: Stopped) -> None:
     (used,) = (await prepared(stopped)).cluster.host_bytes
-    began = Began.of(RunFolder(stopped.run))
-    job, exact = began.keep(load_job(stopped.job, VARIABLES)), replace(NODE, memory_bytes=used)
+    began = RecordedRun.load(RunFolder(stopped.run))
+    job, exact = began.apply_to(load_job(stopped.job, VARIABLES)), replace(NODE, memory_bytes=used)
     with pytest.raises(InvalidJob, match="of which 8% stay free"):
-        await prepare(job, ModelFolder.find(job.model), [exact], stopped.home, LOCAL, free=PLENTY)
-    found = await prepare(
-        job, ModelFolder.find(job.model), [exact], stopped.home, LOCAL, free=PLENTY, began=began, accepted=True
+        await check_job(job, ModelFolder.find(job.model), [exact], stopped.home, LOCAL, free_space=PLENTY)
+    found = await check_job(
+        job,
+        ModelFolder.find(job.model),
+        [exact],
+        stopped.home,
+        LOCAL,
+        free_space=PLENTY,
+        recorded_run=began,
+        was_accepted=True,
     )
     assert any("of which 8% stay free; a new job would be refused" in warning for warning in found.warnings)
 
 
 async def test_the_checkpoints_that_it_has_written_need_no_room_again(stopped: Stopped) -> None:
-    began = Began.of(RunFolder(stopped.run))
+    began = RecordedRun.load(RunFolder(stopped.run))
     assert began.num_checkpoints == len(list(stopped.checkpoints.iterdir())) > 0
-    job, plan = began.keep(load_job(stopped.job, VARIABLES)), dict(began.plan) | {"steps": 60, "eval_interval": 1}
+    job, plan = began.apply_to(load_job(stopped.job, VARIABLES)), dict(began.plan) | {"steps": 60, "eval_interval": 1}
 
     async def refusal(num_checkpoints: int) -> str:
         run = replace(began, plan=plan, num_checkpoints=num_checkpoints)
         with pytest.raises(InvalidJob, match="disk_full") as raised:
-            await prepare(
+            await check_job(
                 job,
                 ModelFolder.find(job.model),
                 [NODE],
                 stopped.home,
                 LOCAL,
-                free=Free(0, 1 << 34),
-                began=run,
-                accepted=True,
+                free_space=FreeSpace(0, 1 << 34),
+                recorded_run=run,
+                was_accepted=True,
             )
         return str(raised.value)
 
@@ -365,8 +386,8 @@ async def test_the_checkpoints_that_it_has_written_need_no_room_again(stopped: S
     ],
 )
 async def test_what_makes_it_impossible_is_an_error(stopped: Stopped, breaks: str, code: str) -> None:
-    began = Began.of(RunFolder(stopped.run))
-    job = began.keep(load_job(stopped.job, VARIABLES))
+    began = RecordedRun.load(RunFolder(stopped.run))
+    job = began.apply_to(load_job(stopped.job, VARIABLES))
     nodes, operator = [NODE], LOCAL
     match breaks:
         case "model":
@@ -374,12 +395,19 @@ async def test_what_makes_it_impossible_is_an_error(stopped: Stopped, breaks: st
         case "rows":
             (stopped.home / "job" / "train.jsonl").unlink()
         case "endpoint":
-            operator = Operator()
+            operator = OperatorConfig()
         case "cores":
             nodes = [Node("a", cores=1.0)]
     with pytest.raises(InvalidJob) as raised:
-        await prepare(
-            job, ModelFolder.find(job.model), nodes, stopped.home, operator, free=PLENTY, began=began, accepted=True
+        await check_job(
+            job,
+            ModelFolder.find(job.model),
+            nodes,
+            stopped.home,
+            operator,
+            free_space=PLENTY,
+            recorded_run=began,
+            was_accepted=True,
         )
     assert code in {problem.code for problem in raised.value.problems}
 
@@ -402,7 +430,7 @@ async def test_a_folder_without_a_checkpoint_is_refused(stopped: Stopped) -> Non
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"plan": {}}'])
-async def test_a_folder_that_does_not_say_how_it_began_is_refused_with_the_remedy(
+async def test_a_folder_that_does_not_say_how_it_began_is_refused_with_the_fix(
     stopped: Stopped, text: str | None
 ) -> None:
     path = stopped.record
@@ -410,15 +438,15 @@ async def test_a_folder_that_does_not_say_how_it_began_is_refused_with_the_remed
     assert "start a new run with `model` set to the checkpoint" in await resume(stopped)
 
 
-async def test_a_folder_of_a_newer_version_is_refused_with_the_remedy(stopped: Stopped) -> None:
+async def test_a_folder_of_a_newer_version_is_refused_with_the_fix(stopped: Stopped) -> None:
     change_record(stopped, format=FORMAT + 1)
     assert "written by a newer version of agent-rft; resume it with that version" in await resume(stopped)
 
 
-async def test_a_checkpoint_of_a_newer_version_is_refused_with_the_remedy(stopped: Stopped) -> None:
+async def test_a_checkpoint_of_a_newer_version_is_refused_with_the_fix(stopped: Stopped) -> None:
     (checkpoint, _) = Checkpoints(stopped.checkpoints).latest() or (stopped.run, None)
-    state = json.loads((checkpoint / STATE).read_text())
-    (checkpoint / STATE).write_text(json.dumps(state | {"format": CHECKPOINT_FORMAT + 1}))
+    state = json.loads((checkpoint / LOOP_STATE_FILE).read_text())
+    (checkpoint / LOOP_STATE_FILE).write_text(json.dumps(state | {"format": CHECKPOINT_FORMAT + 1}))
     assert "was written by a newer version of agent-rft; continue with that version" in await resume(stopped)
 
 
@@ -437,11 +465,11 @@ async def test_a_folder_from_before_the_first_version_is_refused_and_left_as_it_
     before = sorted(stopped.run.rglob("*"))
     assert await resume(stopped) == f"the run folder {stopped.run} {MADE_BEFORE}"
     assert sorted(stopped.run.rglob("*")) == before
-    with pytest.raises(MadeBefore):
-        Began.of(RunFolder(stopped.run))
+    with pytest.raises(OutdatedFormat):
+        RecordedRun.load(RunFolder(stopped.run))
 
 
 async def test_a_checkpoint_from_before_the_first_version_is_refused(stopped: Stopped) -> None:
-    path = stopped.checkpoints / "step-000004" / STATE
+    path = stopped.checkpoints / "step-000004" / LOOP_STATE_FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
     assert (await resume(stopped)).endswith(f"step-000004 {MADE_BEFORE}")

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from agent_rft.actors.endpoints.answer import retry_after_s
+from agent_rft.actors.endpoints.answer import parse_retry_after_s
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.network.transport import MAX_BODY_BYTES
-from agent_rft.actors.endpoints.network.url import endpoint_mistake, safe_url
+from agent_rft.actors.endpoints.network.url import find_endpoint_problem, redact_url
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint
@@ -80,10 +80,10 @@ async def test_the_fourth_failure_ends_the_call_and_quotes_the_response(connect:
             await connect(server.url).post({}, "call_1")
     assert len(server.received) == 1 + Endpoint().max_retries
     error = failed.value
-    assert (error.message, error.remedy) == (f"{error.problem}; {error.remedy}", "check the endpoint's own log")
+    assert (error.message, error.fix) == (f"{error.problem}; {error.fix}", "check the endpoint's own log")
     assert error.details == {
         "problem": error.problem,
-        "remedy": error.remedy,
+        "fix": error.fix,
         "endpoint": server.url,
         "kind": "server_error",
         "attempts": 4,
@@ -97,7 +97,7 @@ async def test_waits_do_not_use_up_the_retries(connect: Connect) -> None:
         assert (await connect(server.url).post({}, "call_1")).retries == 3
 
 
-async def test_connection_refused_is_retried_then_fails_with_a_remedy(connect: Connect) -> None:
+async def test_connection_refused_is_retried_then_fails_with_a_fix(connect: Connect) -> None:
     fake = FakeTime()
     with pytest.raises(ToolFailed, match=r"no connection \(Connection refused\).*check that it is running") as failed:
         await connect(f"http://127.0.0.1:{unused_port()}/x", fake.timing()).post({}, "call_1")
@@ -304,7 +304,7 @@ async def test_jitter_at_most_halves_a_wait_and_only_adds_to_retry_after(connect
     ],
 )
 def test_retry_after(value: str, seconds: float | None) -> None:
-    assert retry_after_s(value, now=10.0) == seconds
+    assert parse_retry_after_s(value, now=10.0) == seconds
 
 
 @pytest.mark.parametrize(
@@ -324,11 +324,11 @@ def test_retry_after(value: str, seconds: float | None) -> None:
 )
 def test_invalid_urls_and_headers_are_rejected_before_any_call(url: str, headers: dict[str, str], mistake: str) -> None:
     endpoint = Endpoint.model_validate({"headers": headers})
-    found = endpoint_mistake(url, endpoint.headers)
+    found = find_endpoint_problem(url, endpoint.headers)
     assert found is not None and mistake in found and SECRET not in found
     with pytest.raises(UserError, match="tool 'search'"):
         EndpointClient("tool 'search'", url, endpoint, ToolFailed)
 
 
 def test_a_url_is_shown_without_possible_secrets() -> None:
-    assert safe_url("https://me:pw@host:8443/a/b?key=1#c") == "https://host:8443/a/b"
+    assert redact_url("https://me:pw@host:8443/a/b?key=1#c") == "https://host:8443/a/b"

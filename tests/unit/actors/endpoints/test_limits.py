@@ -11,7 +11,7 @@ from itertools import chain, count
 import numpy as np
 import pytest
 
-from agent_rft.actors.endpoints.limits import START, AdaptiveLimit, RateLimit
+from agent_rft.actors.endpoints.limits import START, AdaptiveLimit, RequestRateLimit
 
 Server = Callable[[float, int], tuple[float, bool]]
 """(time, requests in flight including this one) -> latency in seconds, whether the request is pushed back."""
@@ -20,17 +20,17 @@ Server = Callable[[float, int], tuple[float, bool]]
 def play(limit: AdaptiveLimit, server: Server, until: float, since: float = 0.0, wanted: int = 10**6) -> Iterator[int]:
     """Send as many requests as the limit and `wanted` allow; yields the limit after each outcome."""
     in_flight: list[tuple[float, float, bool]] = []
-    now, allowed = since, min(limit.now, wanted)
+    now, allowed = since, min(limit.current, wanted)
     while now < until:
         while len(in_flight) < allowed:
             latency_s, pushed_back = server(now, len(in_flight) + 1)
             heapq.heappush(in_flight, (now + latency_s, now, pushed_back))
         num_in_flight = len(in_flight)
         now, sent, pushed_back = heapq.heappop(in_flight)
-        note = limit.pushed_back if pushed_back else limit.answered
+        note = limit.record_throttled if pushed_back else limit.record_answer
         note(sent, now, num_in_flight)
-        yield limit.now
-        allowed = min(limit.now, wanted)
+        yield limit.current
+        allowed = min(limit.current, wanted)
 
 
 def log_normal(seed: int) -> Callable[[], float]:
@@ -45,10 +45,10 @@ def mean(values: list[int]) -> float:
 
 def test_it_starts_small_and_doubles_each_round_trip_up_to_the_maximum() -> None:
     limit = AdaptiveLimit(256)
-    assert limit.now == START
+    assert limit.current == START
     *_, last = play(limit, lambda now, n: (0.2, False), until=1.0)
     assert last == 256
-    assert AdaptiveLimit(3).now == 3
+    assert AdaptiveLimit(3).current == 3
 
 
 @pytest.mark.parametrize("maximum", [8, 64, 1000])
@@ -111,14 +111,14 @@ def test_a_few_rejections_cost_little() -> None:
 def test_one_burst_of_rejections_counts_once_per_round_trip() -> None:
     limit = AdaptiveLimit(16)
     for _ in range(16):
-        limit.pushed_back(sent=1.0, now=2.0, in_flight=16)
-    assert limit.now == 8
+        limit.record_throttled(sent=1.0, now=2.0, in_flight=16)
+    assert limit.current == 8
     for _ in range(100):
-        limit.pushed_back(sent=1.9, now=2.5, in_flight=8)  # sent before the limit shrank
-    assert limit.now == 8
+        limit.record_throttled(sent=1.9, now=2.5, in_flight=8)  # sent before the limit shrank
+    assert limit.current == 8
     for _ in range(8):
-        limit.pushed_back(sent=2.1, now=3.0, in_flight=8)
-    assert limit.now == 4
+        limit.record_throttled(sent=2.1, now=3.0, in_flight=8)
+    assert limit.current == 4
 
 
 def test_millisecond_changes_of_a_fast_endpoint_are_ignored() -> None:
@@ -137,15 +137,15 @@ def test_a_lasting_higher_latency_becomes_the_usual_one() -> None:
 
 def test_after_an_outage_it_starts_at_one() -> None:
     limit = AdaptiveLimit(64)
-    limit.start_over()
-    assert limit.now == 1
-    limit.answered(sent=0.0, now=0.2, in_flight=1)
-    assert limit.now == 2
+    limit.reset()
+    assert limit.current == 1
+    limit.record_answer(sent=0.0, now=0.2, in_flight=1)
+    assert limit.current == 2
 
 
 @pytest.mark.parametrize("rate", [0.5, 20.0, 1000.0])
 def test_no_second_sees_more_requests_than_the_rate_and_one_burst(rate: float) -> None:
-    limit, now, sent = RateLimit(rate), 0.0, []
+    limit, now, sent = RequestRateLimit(rate), 0.0, []
     while now < 20:
         now += limit.wait_s(now)
         limit.take(now)

@@ -8,7 +8,7 @@ import pytest
 
 from agent_rft.actors.endpoints.call_errors import EXCERPT_CHARS
 from agent_rft.actors.endpoints.client import MIN_ANSWERS, WINDOW, EndpointClient
-from agent_rft.errors import Discard, EndpointRefused, ToolFailed
+from agent_rft.errors import DiscardError, EndpointRefused, ToolFailed
 from agent_rft.spec.endpoints import Endpoint
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, one_by_one, says
 from tests.unit.actors.conftest import Connect
@@ -16,10 +16,10 @@ from tests.unit.actors.conftest import Connect
 SECRET = "sk-very-secret-4711"
 
 
-async def error_of(client: EndpointClient) -> Discard | EndpointRefused:
-    with pytest.raises((Discard, EndpointRefused)) as raised:
+async def error_of(client: EndpointClient) -> DiscardError | EndpointRefused:
+    with pytest.raises((DiscardError, EndpointRefused)) as raised:
         await client.post({}, "call_1")
-    assert isinstance(raised.value, Discard | EndpointRefused)
+    assert isinstance(raised.value, DiscardError | EndpointRefused)
     return raised.value
 
 
@@ -91,7 +91,7 @@ async def test_an_account_without_credit_fails_at_once(connect: Connect, status:
     async with FakeEndpoint(says(body, status)) as server:
         error = await error_of(connect(server.url, fake.timing()))
     assert (len(server.received), fake.slept, error.details["kind"]) == (1, [], "no_credit")
-    assert "the account has no credit" in error.problem and "add credit" in error.remedy
+    assert "the account has no credit" in error.problem and "add credit" in error.fix
     assert "capacity" not in error.message and "keys in" not in error.message
 
 
@@ -163,7 +163,7 @@ async def test_a_share_of_403_above_one_half_stops_the_job(connect: Connect) -> 
             await client.post({}, "call_1")
         error = await error_of(client)
     assert f"rejected {WINDOW // 2 + 1} of its last {WINDOW} calls with HTTP 403 Forbidden (expired)" in error.problem
-    assert isinstance(error, EndpointRefused) and "check the keys" in error.remedy
+    assert isinstance(error, EndpointRefused) and "check the keys" in error.fix
 
 
 async def test_a_key_that_expires_after_the_first_call_stops_the_job_soon(connect: Connect) -> None:

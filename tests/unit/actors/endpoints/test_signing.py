@@ -16,13 +16,13 @@ from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.signing import Signer
 from agent_rft.actors.grading.pool import GraderPool
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.actors.tools.sessions import SessionBook
-from agent_rft.cluster.preflight.form_check import endpoint_problems
+from agent_rft.actors.tools.sessions import ToolSessions
+from agent_rft.cluster.preflight.form_check import check_endpoints
 from agent_rft.cluster.records.redact import REDACTED
 from agent_rft.errors import ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint, SessionSpec, ToolSpec
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from agent_rft.types import ToolCall
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, one_by_one, says
 from tests.support.paths import ROOT
@@ -53,7 +53,7 @@ def signer(*secrets: str) -> Signer:
 def test_the_signature_is_that_of_standard_webhooks() -> None:
     """Their published example."""
     ours = signer("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-    headers = ours.headers("msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', 1614265330.9)
+    headers = ours.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', 1614265330.9)
     assert headers == {
         "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
         "webhook-timestamp": "1614265330",
@@ -79,10 +79,10 @@ async def test_tools_graders_and_sessions_are_signed(monkeypatch: pytest.MonkeyP
                 "signing_secret": OLD,
             }
         )
-        pool = GraderPool.of(spec, LOCAL)
+        pool = GraderPool.for_job(spec, LOCAL)
         await pool.grade({}, {}, "trace_1")
         await pool.close()
-        book = SessionBook(SessionSpec(start_url=url, end_url=url), None, LOCAL, signer=ours)
+        book = ToolSessions(SessionSpec(start_url=url, end_url=url), None, LOCAL, signer=ours)
         await book.start("trace_1", {})
         await book.close("done")
     assert len(server.received) == 6
@@ -123,18 +123,18 @@ async def test_all_attempts_of_a_call_have_its_id_and_each_its_own_time(monkeypa
 
 
 def test_while_a_secret_is_replaced_each_signs(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = signer(OLD, NEW).headers("call_1", b"{}", time.time())
+    both = signer(OLD, NEW).sign("call_1", b"{}", time.time())
     assert both["webhook-signature"].count("v1,") == 2
     for accepted in ([OLD], [NEW], [NEW, OLD]):
         assert documented(monkeypatch, *accepted)(both, b"{}")
-    only_new = signer(NEW).headers("call_1", b"{}", time.time())
+    only_new = signer(NEW).sign("call_1", b"{}", time.time())
     assert documented(monkeypatch, OLD, NEW)(only_new, b"{}")
     assert not documented(monkeypatch, OLD)(only_new, b"{}")
 
 
 async def test_without_a_secret_nothing_is_signed() -> None:
     async with FakeEndpoint(says({"score": 1})) as server:
-        pool = GraderPool.of(reinforcement(server.url), LOCAL)
+        pool = GraderPool.for_job(reinforcement(server.url), LOCAL)
         await pool.grade({}, {}, "trace_1")
         await pool.close()
     assert not [name for name in server.received[0].headers if name.lower().startswith("webhook")]
@@ -143,7 +143,7 @@ async def test_without_a_secret_nothing_is_signed() -> None:
 @pytest.mark.parametrize("secret", ["whsec_", "whsec_AAAA", "whsec_not base64!", OLD.removeprefix("whsec_"), "é"])
 def test_a_secret_that_no_library_could_read_is_a_problem_that_does_not_show_it(secret: str) -> None:
     spec = reinforcement("https://x.example/grade", signing_secret=[OLD, secret])
-    (problem,) = endpoint_problems(spec, NOTHING_ALLOWED)
+    (problem,) = check_endpoints(spec, DEFAULT_CONFIG)
     assert (problem.code, problem.field) == ("invalid_signing_secret", "method.reinforcement.signing_secret")
     assert len(secret) < 7 or secret not in str(problem)
     with pytest.raises(UserError, match="must be whsec_ followed by base64"):
@@ -156,4 +156,4 @@ def test_no_output_has_a_secret(given: Any) -> None:
     shown = f"{spec!r} {spec} {json.dumps(spec.model_dump(mode='json'))} {signer(OLD)}"
     assert REDACTED in shown
     assert OLD not in shown and NEW not in shown
-    assert endpoint_problems(spec, NOTHING_ALLOWED) == []
+    assert check_endpoints(spec, DEFAULT_CONFIG) == []

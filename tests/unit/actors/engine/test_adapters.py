@@ -48,7 +48,7 @@ async def turn(times: int = 20) -> None:
 
 
 async def use(adapters: Adapters, name: str, until: asyncio.Event | None = None) -> None:
-    with adapters.used(await adapters.load(name, FOLDER)):
+    with adapters.use(await adapters.load(name, FOLDER)):
         if until is not None:
             await until.wait()
 
@@ -105,26 +105,26 @@ async def test_a_load_that_is_cancelled_takes_no_slot(host: FakeHost) -> None:
 
 async def test_a_new_version_is_there_before_the_one_in_use_goes(host: FakeHost) -> None:
     adapters = Adapters(host, 2)
-    first = await adapters.update("1", FOLDER)
-    with adapters.used(first):
-        second = await adapters.update("2", FOLDER)
-        adapters.give_up(first)
-        waiting = asyncio.create_task(adapters.update("3", FOLDER))
+    first = await adapters.load_version("1", FOLDER)
+    with adapters.use(first):
+        second = await adapters.load_version("2", FOLDER)
+        adapters.release(first)
+        waiting = asyncio.create_task(adapters.load_version("3", FOLDER))
         await turn()
         assert not waiting.done() and host.names == ["1", "2"]
     third = await waiting
-    adapters.give_up(second)
+    adapters.release(second)
     assert host.names == ["2", "3"]
-    await adapters.update("4", FOLDER)
-    adapters.give_up(third)
+    await adapters.load_version("4", FOLDER)
+    adapters.release(third)
     assert host.names == ["3", "4"]
 
 
 async def test_the_same_version_again_is_loaded_again(host: FakeHost) -> None:
     adapters = Adapters(host, 2)
-    first = await adapters.update("1", FOLDER)
-    again = await adapters.update("1", FOLDER)
-    adapters.give_up(first)
+    first = await adapters.load_version("1", FOLDER)
+    again = await adapters.load_version("1", FOLDER)
+    adapters.release(first)
     assert again.request.lora_int_id != first.request.lora_int_id
 
 
@@ -132,12 +132,12 @@ async def test_a_version_that_stays_makes_no_room_and_others_take_turns_in_the_s
     host: FakeHost,
 ) -> None:
     adapters = Adapters(host, 3)
-    stays = await adapters.update("job a", FOLDER)
-    await adapters.update("job b", FOLDER)
+    stays = await adapters.load_version("job a", FOLDER)
+    await adapters.load_version("job b", FOLDER)
     for name in ("x", "y"):
         await use(adapters, name)
     assert host.names == ["job a", "job b", "y"]
-    adapters.give_up(stays)
+    adapters.release(stays)
     for name in ("x", "y"):
         await use(adapters, name)
     assert host.names == ["job b", "y", "x"]

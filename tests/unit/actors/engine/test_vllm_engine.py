@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_rft.actors.engine.engine_config import EngineConfig, executor_of
+from agent_rft.actors.engine.engine_config import EngineConfig, choose_executor
 from agent_rft.actors.engine.failures import last_error
 from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.engine.vllm_internals import CPU_EXECUTOR
@@ -19,13 +19,13 @@ CONFIG = EngineConfig("model", "float32", context_length=64, max_num_seqs=4, see
 def test_weights_that_do_not_fit_into_shared_memory_are_a_clear_error(tmp_path: Path) -> None:
     engine = Engine(CONFIG, shm=tmp_path / "missing")
     with pytest.raises(EngineFailed, match=r"cannot write 8 bytes of weights to .*missing"):
-        engine.stage(np.zeros(8, np.uint8), [("x", "float32", (2,))])
+        engine.stage_bucket(np.zeros(8, np.uint8), [("x", "float32", (2,))])
 
 
 def test_shutdown_removes_staged_buckets(tmp_path: Path) -> None:
     engine = Engine(CONFIG, shm=tmp_path)
     for _ in range(3):
-        engine.stage(np.zeros(8, np.uint8), [("x", "float32", (2,))])
+        engine.stage_bucket(np.zeros(8, np.uint8), [("x", "float32", (2,))])
     assert len(list(tmp_path.iterdir())) == 3
     engine.shutdown()
     assert list(tmp_path.iterdir()) == []
@@ -50,4 +50,4 @@ def test_the_cause_of_an_engine_s_death_is_read_from_the_end_of_its_log(tmp_path
 
 
 def test_an_engine_runs_its_own_workers_even_in_a_placement_group() -> None:
-    assert [executor_of(gpus) for gpus in (0, 1, 2, 8)] == [CPU_EXECUTOR, "uni", "mp", "mp"]
+    assert [choose_executor(gpus) for gpus in (0, 1, 2, 8)] == [CPU_EXECUTOR, "uni", "mp", "mp"]

@@ -12,14 +12,14 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from agent_rft.actors.engine.vllm_internals import (
-    complete_cache,
-    error_in,
-    error_of,
+    find_complete_cache,
+    find_error,
+    iter_running_requests,
+    make_tokens_request,
     missing_modules,
     register_transport,
     replace_lora_operations,
-    running_requests,
-    tokens_request,
+    to_error_fields,
 )
 
 SIZES: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
@@ -43,7 +43,7 @@ def together(*specs: object) -> SimpleNamespace:
 def test_the_first_cache_with_all_tokens_is_found(specs: list[Any], expected: tuple[int, int, int] | None) -> None:
     groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
     runner = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=groups, num_blocks=7))
-    assert complete_cache(runner) == expected
+    assert find_complete_cache(runner) == expected
 
 
 def test_requests_of_a_step_come_in_the_order_of_its_tokens() -> None:
@@ -52,7 +52,7 @@ def test_requests_of_a_step_come_in_the_order_of_its_tokens() -> None:
     computed = np.array([5, 6, 7])
     batch = SimpleNamespace(block_table=table, req_ids=["a", "b", "c"], num_computed_tokens_cpu=computed)
     scheduled = SimpleNamespace(num_scheduled_tokens={"c": 1, "a": 4})
-    found = list(running_requests(SimpleNamespace(input_batch=batch), scheduled, 1))
+    found = list(iter_running_requests(SimpleNamespace(input_batch=batch), scheduled, 1))
     assert [(name, count, start, list(of)) for name, count, start, of in found] == [
         ("a", 4, 5, [0, 1]),
         ("c", 1, 7, [4, 5]),
@@ -100,10 +100,10 @@ def test_a_transport_may_be_registered_again() -> None:
 
 
 def test_a_request_has_the_tokens_and_the_salt() -> None:
-    assert tokens_request([1, 2], "3") == {"type": "token", "prompt_token_ids": [1, 2], "cache_salt": "3"}
+    assert make_tokens_request([1, 2], "3") == {"type": "token", "prompt_token_ids": [1, 2], "cache_salt": "3"}
 
 
 def test_an_exception_of_the_serving_layer_has_a_status_and_a_message() -> None:
-    fields = error_of(ValueError("too many tokens"))
+    fields = to_error_fields(ValueError("too many tokens"))
     assert (fields["code"], fields["message"]) == (400, "too many tokens")
-    assert error_in("an answer") is None
+    assert find_error("an answer") is None

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 
 from agent_rft.actors.endpoints.network.transport import MAX_BODY_BYTES
-from agent_rft.actors.graders.base import REASON_CHARS, finite_number, wire_errors
+from agent_rft.actors.graders.base import MAX_REASON_CHARS, check_finite_number, wire_errors
 from agent_rft.actors.graders.kinds.endpoint import MAX_PARTS
 from agent_rft.actors.graders.kinds.expression import expression_problems, parse
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.factory import grader_problems, make_grader
 from agent_rft.actors.grading.pool import GraderPool
 from agent_rft.actors.runtime.timing import Timing
@@ -39,7 +39,7 @@ from tests.support.fakes_http import (
 
 SECRET = "sk-very-secret-4711"
 ITEM = {"reference": "Paris", "weight": 2}
-SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)
+SAMPLE = make_sample("It is Paris", (), "answer", wants_json=False)
 Pool = Callable[..., GraderPool]
 
 
@@ -69,12 +69,12 @@ async def pool() -> AsyncIterator[Pool]:
 @pytest.mark.parametrize("value", [True, None, "1.0", math.nan, math.inf, -math.inf, 10**400, [1.0], {"score": 1}])
 def test_a_value_that_is_not_a_finite_number_is_a_failure(value: object) -> None:
     with pytest.raises(GraderFailed, match=r"the score is .*, but must be"):
-        finite_number(value, "the score")
+        check_finite_number(value, "the score")
 
 
 @pytest.mark.parametrize("value", [0, 1, -2.5, 1e-300])
 def test_finite_numbers_pass(value: float) -> None:
-    assert finite_number(value, "the score") == value
+    assert check_finite_number(value, "the score") == value
 
 
 # -- string_check ------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ async def test_an_endpoints_reason_and_parts_are_kept_without_secrets_and_bounde
         grader = pool(grader_spec(type="endpoint", url=server.url, headers={"X-Key": SECRET}))
         grade = await grader.grade(SAMPLE, ITEM, "t")
     assert grade.reason.startswith("no unit, [redacted] xxx") and SECRET not in grade.reason
-    assert len(grade.reason) <= REASON_CHARS + 3 and grade.scores == {"value": 1.0, "unit": 0.0}
+    assert len(grade.reason) <= MAX_REASON_CHARS + 3 and grade.scores == {"value": 1.0, "unit": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -244,14 +244,14 @@ async def test_a_403_of_a_grader_that_has_answered_fails_one_grade(pool: Pool) -
 async def test_graders_of_a_run_have_answered_its_check() -> None:
     async with FakeEndpoint(says("closed", 403)) as server:
         job = Reinforcement.model_validate({"grader": {"type": "endpoint", "url": server.url}})
-        graders = GraderPool.of(job, LOCAL, FakeTime().timing(), has_answered=True)
+        graders = GraderPool.for_job(job, LOCAL, FakeTime().timing(), has_answered=True)
         with pytest.raises(GraderFailed, match="closed"):
             await graders.grade(SAMPLE, ITEM, "t")
         await graders.close()
 
 
 @pytest.mark.parametrize("status", [413, 414, 431])
-async def test_a_size_that_a_graders_proxy_refuses_has_a_remedy(pool: Pool, status: int) -> None:
+async def test_a_size_that_a_graders_proxy_refuses_has_a_fix(pool: Pool, status: int) -> None:
     item = {"page": "报" * 1_000}
     async with FakeEndpoint(says("too large for nginx", status)) as server:
         with pytest.raises(GraderFailed, match=rf"HTTP {status} .* bytes; body: too large for nginx; ") as failed:
@@ -407,7 +407,7 @@ def with_json(**more: Any) -> GraderSpec:
 
 
 async def test_a_sample_that_a_part_cannot_read_gets_the_invalid_grade(pool: Pool) -> None:
-    readable = sample_of('{"city": "Paris"}', (), "answer", wants_json=True)
+    readable = make_sample('{"city": "Paris"}', (), "answer", wants_json=True)
     assert (await pool(with_json()).grade(readable, ITEM, "t")).value == 1.0
     grade = await pool(with_json()).grade(SAMPLE, ITEM, "t")
     assert (grade.value, grade.scores) == (-0.25, {})
@@ -431,7 +431,7 @@ async def test_a_row_that_a_part_cannot_read_and_a_part_that_is_down_get_no_grad
 
 async def test_a_template_may_use_the_result_of_a_call(pool: Pool) -> None:
     result = ToolResult("call_search", "Paris it is", latency_s=0.5)
-    sample = sample_of("", [replace(turn("", "search"), results=(result,))], "answer", wants_json=False)
+    sample = make_sample("", [replace(turn("", "search"), results=(result,))], "answer", wants_json=False)
     text = "{{ sample.output_tools[0].output }} after {{ sample.output_tools[0].latency_s }} s"
     grader = grader_spec(**check("eq", "Paris it is after 0.5 s", text))
     assert (await pool(grader).grade(sample, ITEM, "t")).value == 1.0
@@ -439,7 +439,7 @@ async def test_a_template_may_use_the_result_of_a_call(pool: Pool) -> None:
 
 @pytest.mark.parametrize(("length", "grade"), [(5, 1.0), (6, 0.0), (0, 1.0)])
 async def test_length(pool: Pool, length: int, grade: float) -> None:
-    sample = sample_of("ä" * length, (), "answer", wants_json=False)
+    sample = make_sample("ä" * length, (), "answer", wants_json=False)
     assert (await pool(grader_spec(type="length", max_chars=5)).grade(sample, ITEM, "t")).value == grade
 
 
@@ -481,7 +481,7 @@ def test_problems_are_found_before_the_job_starts_with_their_fields() -> None:
         ("invalid_template", f"{base}.graders.exact.reference"),
         ("invalid_endpoint", f"{base}.graders.remote.url"),
     ]
-    assert all(problem.remedy for problem in problems)
+    assert all(problem.fix for problem in problems)
     with pytest.raises(InvalidJob, match=r"calculate_output: the grader 'other' does not exist"):
         make_grader(grader)
 
@@ -557,7 +557,7 @@ def test_the_sample_holds_all_calls_of_the_trajectory_in_order() -> None:
     first = turn("thinking", "search", "open")
     result = ToolResult("call_search", "found", "tool_error", latency_s=0.5)
     turns = [replace(first, results=(result, ToolResult("call_open", "x"))), turn("more", "search"), turn("done")]
-    sample = sample_of("done", turns, "answer", wants_json=False)
+    sample = make_sample("done", turns, "answer", wants_json=False)
     assert [call["function"]["name"] for call in sample["output_tools"]] == ["search", "open", "search"]
     assert sample["output_tools"][0] == {
         "id": "call_search",
@@ -579,7 +579,7 @@ def test_the_sample_holds_all_calls_of_the_trajectory_in_order() -> None:
     ("finish", "reason"), [("max_tokens", "length"), ("context", "length"), ("max_steps", "tool_calls")]
 )
 def test_the_finish_is_mapped_to_the_chat_api_s_finish_reason(finish: str, reason: str) -> None:
-    [choice] = sample_of("", [turn("", "search")], finish, wants_json=False)["choices"]
+    [choice] = make_sample("", [turn("", "search")], finish, wants_json=False)["choices"]
     assert choice["finish_reason"] == reason
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "search"
 
@@ -599,6 +599,6 @@ def test_the_finish_is_mapped_to_the_chat_api_s_finish_reason(finish: str, reaso
 def test_output_json_exists_only_if_it_was_asked_for_and_is_valid(
     answer: str, wants_json: bool, expected: object
 ) -> None:
-    sample = sample_of(answer, (), "answer", wants_json)
+    sample = make_sample(answer, (), "answer", wants_json)
     assert sample.get("output_json", "left out") == expected
     json.dumps(sample, allow_nan=False)

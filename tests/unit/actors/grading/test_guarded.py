@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.factory import all_grader_problems
 from agent_rft.actors.grading.pool import GraderPool
 from agent_rft.errors import GraderFailed, InvalidJob
-from agent_rft.metrics import metric_of
+from agent_rft.metrics import find_metric
 from agent_rft.spec.graders import GuardSpec
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from agent_rft.trainer.loop.measure import rollout_metrics
 from agent_rft.types import Grade
 from tests.support.builders import grader_spec, group_request, rollout
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, says, until
 
 ITEM = {"reference": "Paris"}
-SAMPLE = sample_of("It is Paris, surely", (), "answer", wants_json=False)
+SAMPLE = make_sample("It is Paris, surely", (), "answer", wants_json=False)
 PASSES = {"type": "string_check", "input": "a", "reference": "a", "operation": "eq"}
 FAILS = PASSES | {"reference": "b"}
 SHORT = {"type": "length", "max_chars": 10}
@@ -102,7 +102,7 @@ async def test_a_judge_as_a_guard_gives_the_reason_and_its_tokens_count(pool: Po
         "passing_labels": ["honest"],
     }
     async with FakeEndpoint(says(body)) as server:
-        operator = Operator(models={"judge": ModelEndpoint(base_url=server.url)})
+        operator = OperatorConfig(models={"judge": ModelEndpoint(base_url=server.url)})
         graders = pool(PASSES, operator=operator, guards=guards(honest={"grader": judge}))
         grade = await graders.grade(SAMPLE, ITEM, "t")
     assert grade.reason.endswith("cheats: it copies the reference")
@@ -165,7 +165,7 @@ def test_guards_held_out_grades_and_judges_tokens_are_in_the_metrics() -> None:
     assert metrics["held_out_grade_mean"] == 0.75
     assert metrics["held_out_failures"] == 1
     assert metrics["judge_tokens/judge"] == 40
-    assert all(metric_of(name) for name in metrics)
+    assert all(find_metric(name) for name in metrics)
 
 
 # -- before the job starts ---------------------------------------------------------------------------------------------
@@ -182,21 +182,21 @@ def test_problems_of_guards_and_the_held_out_grader_name_their_fields() -> None:
         }
     )
     base = "method.reinforcement"
-    assert [(problem.code, problem.field) for problem in all_grader_problems(reinforcement, Operator())] == [
+    assert [(problem.code, problem.field) for problem in all_grader_problems(reinforcement, OperatorConfig())] == [
         ("invalid_template", f"{base}.guards[1].grader.input"),
         ("duplicate_name", f"{base}.guards[1].name"),
         ("invalid_grader_name", f"{base}.held_out_grader.graders.ungated"),
         ("unknown_model", f"{base}.held_out_grader.graders.j.model"),
     ]
     with pytest.raises(InvalidJob):
-        GraderPool.of(reinforcement, Operator())
+        GraderPool.for_job(reinforcement, OperatorConfig())
 
 
 async def test_the_pool_of_a_job_has_all_its_graders() -> None:
     reinforcement = Reinforcement.model_validate(
         {"grader": PASSES, "guards": [{"name": "a", "grader": FAILS, "reward": -1}], "held_out_grader": PASSES}
     )
-    pool = GraderPool.of(reinforcement, Operator())
+    pool = GraderPool.for_job(reinforcement, OperatorConfig())
     grade = await pool.grade(SAMPLE, ITEM, "t")
     assert (grade.value, grade.guard, grade.held_out) == (-1.0, "a", 1.0)
     await pool.close()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.grading.slots import InSlot, OncePerSlot, TrialSlots
-from agent_rft.actors.runtime.fair_slots import NoSlot
+from agent_rft.actors.grading.slots import OneGradeGrader, SlottedGrader, TrialSlots
+from agent_rft.actors.runtime.fair_slots import NoFreeSlot
 from agent_rft.types import Grade
 
 
@@ -21,7 +21,7 @@ class Holder:
         self._ends: list[asyncio.Event] = []
 
     async def hold(self, key: str) -> None:
-        async with self.slots.slot(key):
+        async with self.slots.hold_slot(key):
             self.order.append(key)
             self._ends.append(end := asyncio.Event())
             await end.wait()
@@ -72,12 +72,12 @@ async def test_the_queue_is_bounded_for_a_key_and_in_all() -> None:
     tasks = holder.start(*"aaaa")
     await settled()
     assert slots.num_waiting == 3
-    with pytest.raises(NoSlot, match="the queue is full"):
+    with pytest.raises(NoFreeSlot, match="the queue is full"):
         await holder.hold("a")
     tasks += holder.start("b")
     await settled()
     assert slots.num_waiting == 4
-    with pytest.raises(NoSlot, match="the queue is full"):
+    with pytest.raises(NoFreeSlot, match="the queue is full"):
         await holder.hold("c")
     for task in tasks:
         task.cancel()
@@ -89,7 +89,7 @@ async def test_a_wait_ends_at_its_deadline_and_leaves_the_queue() -> None:
     (first,) = holder.start("a")
     await settled()
     assert slots.num_held == 1
-    with pytest.raises(NoSlot, match=r"no slot became free within 0\.01 s"):
+    with pytest.raises(NoFreeSlot, match=r"no slot became free within 0\.01 s"):
         await holder.hold("b")
     assert (slots.num_held, slots.num_waiting) == (1, 0)
     holder.end(0)
@@ -99,7 +99,7 @@ async def test_a_wait_ends_at_its_deadline_and_leaves_the_queue() -> None:
 
 async def test_a_cancelled_waiter_passes_on_the_slot_that_it_was_just_given() -> None:
     holder = Holder(slots := TrialSlots(1))
-    async with slots.slot("a"):
+    async with slots.hold_slot("a"):
         second, third = holder.start("b", "c")
         await settled()
     second.cancel()  # the slot is its own, but it has not run since
@@ -130,7 +130,7 @@ class Fake:
 
 async def test_a_grader_of_one_grade_is_closed_before_its_slot_is_free() -> None:
     slots = TrialSlots(2)
-    grader = OncePerSlot(Fake, lambda: slots.slot("a"))
+    grader = OneGradeGrader(Fake, lambda: slots.hold_slot("a"))
     await asyncio.gather(*(grader.grade({}, {}, "t") for _ in range(10)))
     assert (Fake.open, Fake.most_open, slots.num_held) == (0, 2, 0)
 
@@ -142,7 +142,7 @@ async def test_a_slot_is_not_free_before_its_grader_is_closed_however_often_that
         async def close(self) -> None:
             await closing.wait()
 
-    grading = asyncio.create_task(OncePerSlot(Slow, lambda: slots.slot("a")).grade({}, {}, "t"))
+    grading = asyncio.create_task(OneGradeGrader(Slow, lambda: slots.hold_slot("a")).grade({}, {}, "t"))
     for _ in range(3):
         await settled()
         grading.cancel()
@@ -155,7 +155,7 @@ async def test_a_slot_is_not_free_before_its_grader_is_closed_however_often_that
 
 async def test_an_endpoints_grader_waits_for_each_grade() -> None:
     slots = TrialSlots(1, max_waiting=1)
-    grader = InSlot(Fake(), lambda: slots.slot("a"))
+    grader = SlottedGrader(Fake(), lambda: slots.hold_slot("a"))
     outcomes = await asyncio.gather(*(grader.grade({}, {}, "t") for _ in range(3)), return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [Grade, Grade, NoSlot]
+    assert [type(outcome) for outcome in outcomes] == [Grade, Grade, NoFreeSlot]
     await grader.close()

@@ -12,8 +12,8 @@ from agent_rft.actors.rollout.assignment import (
     EngineLoad,
     GroupAffinity,
     GroupKey,
-    group_of,
-    least_loaded,
+    find_least_loaded,
+    group_key,
 )
 from agent_rft.actors.rollout.episode import RolloutRequest
 from tests.support.builders import task
@@ -75,21 +75,21 @@ def test_group_on_several_engines_goes_to_the_least_loaded_of_them() -> None:
 
 def test_new_group_goes_to_the_least_loaded_engine() -> None:
     loads = [load(b=2), load(b=1)]
-    assert GroupAffinity(SLOTS)(loads, A) == least_loaded(loads, A) == 1
+    assert GroupAffinity(SLOTS)(loads, A) == find_least_loaded(loads, A) == 1
 
 
 def test_group_with_no_rollout_left_is_forgotten() -> None:
     here = load(a=2)
     here.remove(A)
-    assert here.has(A) and here.total == 1
+    assert here.has_group(A) and here.total == 1
     here.remove(A)
-    assert not here.has(A) and here.total == 0
+    assert not here.has_group(A) and here.total == 0
 
 
 def test_attempts_and_samples_of_a_row_are_one_group_and_epochs_are_not() -> None:
-    first = group_of(RolloutRequest(task("a"), 0, sample=0, attempt=0, temperature=1.0))
-    assert first == group_of(RolloutRequest(task("a"), 0, sample=5, attempt=3, temperature=1.0))
-    assert first != group_of(RolloutRequest(task("a"), 1, sample=0, attempt=0, temperature=1.0))
+    first = group_key(RolloutRequest(task("a"), 0, sample=0, attempt=0, temperature=1.0))
+    assert first == group_key(RolloutRequest(task("a"), 0, sample=5, attempt=3, temperature=1.0))
+    assert first != group_key(RolloutRequest(task("a"), 1, sample=0, attempt=0, temperature=1.0))
 
 
 @pytest.mark.parametrize(("num_engines", "num_groups"), [(2, 2), (2, 3), (2, 16), (4, 8), (8, 8)])

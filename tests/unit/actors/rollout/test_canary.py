@@ -43,16 +43,16 @@ async def test_the_tokens_are_the_start_of_the_first_rollout() -> None:
 async def test_the_gap_is_the_mean_absolute_difference() -> None:
     canary, worker = Canary(1e-3), FakeWorker()
     canary.observe(rollout(group_request(), sampled=3))
-    worker.canary_logprobs = np.array([-1.0, -1.2, -0.9, -1.0], dtype=np.float32)
-    gap = await canary.gap(worker, "engine-0", np.full(4, -1.0, dtype=np.float32))
+    worker.canary_values = np.array([-1.0, -1.2, -0.9, -1.0], dtype=np.float32)
+    gap = await canary.measure_gap(worker, "engine-0", np.full(4, -1.0, dtype=np.float32))
     assert gap == pytest.approx(0.075)
 
 
 async def test_the_gap_of_an_engine_that_failed_is_infinite() -> None:
     canary, worker = Canary(1e-3), FakeWorker()
     canary.observe(rollout(group_request(), sampled=3))
-    worker.canary_logprobs = None
-    assert await canary.gap(worker, "engine-0", np.zeros(4, dtype=np.float32)) == math.inf
+    worker.canary_values = None
+    assert await canary.measure_gap(worker, "engine-0", np.zeros(4, dtype=np.float32)) == math.inf
 
 
 @pytest.mark.parametrize(("gap", "accepted"), [(0.0, True), (0.9e-3, True), (1e-3, False), (math.nan, False)])

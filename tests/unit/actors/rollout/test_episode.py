@@ -13,18 +13,18 @@ import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
-from agent_rft.actors.engine.chat.parsing import parser_of
-from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.actors.engine.chat.parsing import load_parser
+from agent_rft.actors.engine.grammar.structure import build_turn_structure
 from agent_rft.actors.engine.vllm_engine import Completion
-from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, turn_seed
+from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, derive_turn_seed
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.chat.dialect import UNKNOWN
+from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
 from agent_rft.errors import EndpointRefused, EngineFailed, GraderFailed, ToolFailed
 from agent_rft.spec.endpoints import ToolSpec
 from agent_rft.spec.job import RewardSpec, RolloutLimits
-from agent_rft.types import Discarded, Rollout, ToolCall, ToolResult
+from agent_rft.types import DiscardedRollout, Rollout, ToolCall, ToolResult
 from tests.support.episodes import REQUEST, TASK, TOOLS, ScriptedEpisode, call, graded, parse
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received
 from tests.support.paths import BASE
@@ -51,9 +51,9 @@ async def test_exactly_the_sampled_tokens_are_trained_on(renderer: Renderer) -> 
 
 async def test_a_turn_of_a_model_without_a_tool_parser_is_an_answer_even_if_it_looks_like_a_call() -> None:
     tokenizer = AutoTokenizer.from_pretrained(BASE)
-    renderer = Renderer(tokenizer, replace(UNKNOWN, tool_parser=None))
+    renderer = Renderer(tokenizer, replace(DEFAULT_DIALECT, tool_parser=None))
     episode = ScriptedEpisode(renderer, call("a"), "never sampled")
-    episode.parse = parser_of(renderer.family, tokenizer)
+    episode.parse = load_parser(renderer.family, tokenizer)
     request = replace(REQUEST, task=replace(TASK, tools=()))
     rollout = await graded(episode.runner(), request)
     assert (rollout.finish, len(rollout.turns), rollout.turns[0].calls) == ("answer", 1, ())
@@ -85,7 +85,7 @@ async def test_a_rollout_keeps_the_structure_that_constrained_all_its_turns(rend
     assert constrained.structures == [rollout.structure] * 2
     assert (
         json.loads(str(rollout.structure))["format"]
-        == json.loads(str(turn_structure(TOOLS, {"type": "integer"}, HERMES.calls[0])))["format"]
+        == json.loads(str(build_turn_structure(TOOLS, {"type": "integer"}, HERMES.calls[0])))["format"]
     )
 
 
@@ -130,7 +130,7 @@ async def test_a_rollout_without_a_session_is_discarded_and_samples_nothing(rend
 
     episode.start = full  # type: ignore[method-assign]
     outcome = await episode.runner().run(REQUEST)
-    assert isinstance(outcome, Discarded)
+    assert isinstance(outcome, DiscardedRollout)
     assert (outcome.reason, outcome.message) == ("tool_failed", "no machine is free")
     assert (episode.prompts, episode.sessions) == ([], ["tool_failed"])
 
@@ -143,7 +143,7 @@ async def test_waiting_for_a_session_has_a_limit(renderer: Renderer) -> None:
 
     episode.start = boots  # type: ignore[method-assign]
     outcome = await episode.runner(rollout_timeout_s=0.01).run(REQUEST)
-    assert isinstance(outcome, Discarded)
+    assert isinstance(outcome, DiscardedRollout)
     assert episode.sessions == [outcome.reason] == ["rollout_waited"]
     assert outcome.endpoint == "the session server"
 
@@ -169,7 +169,7 @@ async def test_rollout_is_discarded_when_a_library_raises_cancelled_error(render
 
     setattr(episode, stage, cancel)
     outcome = await episode.runner().run(REQUEST)
-    assert isinstance(outcome, Discarded)
+    assert isinstance(outcome, DiscardedRollout)
     assert outcome.reason == "other" and "a library cancelled the rollout" in outcome.message
     assert "pool closed" in outcome.message and episode.sessions[-1] == "other"
 
@@ -184,12 +184,12 @@ async def test_a_running_rollout_reports_its_stage(renderer: Renderer, stage: st
     runner = episode.runner()
     rollout = asyncio.create_task(runner.run(REQUEST))
     await reached.wait()
-    (doing,) = runner.in_flight.longest()
+    (doing,) = runner.in_flight.list_longest()
     assert (doing.stage, doing.trace_id[:6]) == (named, "trace_")
     rollout.cancel()
     with pytest.raises(asyncio.CancelledError):
         await rollout
-    assert runner.in_flight.longest() == []
+    assert runner.in_flight.list_longest() == []
 
 
 async def test_a_tool_result_cannot_start_a_turn(renderer: Renderer) -> None:
@@ -300,7 +300,7 @@ async def test_model_and_tool_time_above_its_limit_discards_a_rollout(renderer: 
     assert isinstance(await episode.runner(rollout_timeout_s=1.2).run(REQUEST), Rollout)
     episode = ScriptedEpisode(renderer, call("a"), "1")
     outcome = await episode.runner(rollout_timeout_s=1.0).run(REQUEST)
-    assert isinstance(outcome, Discarded) and outcome.reason == "rollout_timeout"
+    assert isinstance(outcome, DiscardedRollout) and outcome.reason == "rollout_timeout"
     assert outcome.message == "took 1.1 s of model and tool time; limits.rollout_timeout_s is 1 s"
     assert episode.graded == []
 
@@ -315,7 +315,7 @@ async def test_a_rollout_whose_tool_never_answers_is_discarded_and_never_graded(
     episode.call_tools = hang  # type: ignore[method-assign]
     episode.model_s = 0.0
     outcome = await episode.runner(rollout_timeout_s=0.01).run(REQUEST)
-    assert isinstance(outcome, Discarded)
+    assert isinstance(outcome, DiscardedRollout)
     assert (outcome.reason, outcome.endpoint) == ("rollout_waited", "tool 'cat'")
     assert episode.graded == []
 
@@ -364,7 +364,7 @@ async def test_who_waits_too_long_says_for_what(
     renderer: Renderer, waits: dict[str, float], endpoint: str, message: str
 ) -> None:
     outcome = await Crowded(renderer, *TURNS, **waits).runner(**LIMITS).run(REQUEST)
-    assert isinstance(outcome, Discarded)
+    assert isinstance(outcome, DiscardedRollout)
     assert (outcome.reason, outcome.endpoint) == ("rollout_waited", endpoint)
     assert outcome.message == f"{message}; the limit is 12 s (6 x limits.rollout_timeout_s)"
 
@@ -402,7 +402,7 @@ async def test_a_failure_discards_the_rollout_without_a_grade(renderer: Renderer
 
     setattr(episode, stage, fail)
     outcome = await episode.runner().run(REQUEST)
-    assert isinstance(outcome, Discarded)
+    assert isinstance(outcome, DiscardedRollout)
     assert (outcome.reason, outcome.message) == (error.reason, error.message)
     assert episode.sessions[1:] == [error.reason]
 
@@ -425,7 +425,7 @@ async def test_seeds_differ_by_turn_and_sample_and_repeat_for_equal_requests(ren
     await graded(second.runner())
     assert first.seeds == second.seeds
     seeds = {
-        turn_seed("7", RolloutRequest(TASK, epoch, sample, attempt, 1.0), turn)
+        derive_turn_seed("7", RolloutRequest(TASK, epoch, sample, attempt, 1.0), turn)
         for epoch in range(3)
         for sample in range(3)
         for attempt in range(2)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from agent_rft.actors.rollout.assignment import GroupAffinity
 from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.actors.weights.sync import WeightSync
-from agent_rft.errors import EngineFailed, GraderFailed, Halted
+from agent_rft.errors import EngineFailed, GraderFailed, TrainingHalted
 from agent_rft.events import EngineReplaced, EngineUnstable, Event
 from agent_rft.spec.job import RolloutLimits
-from agent_rft.trainer.learner.layout import Layout
+from agent_rft.trainer.learner.layout import BucketLayout
 from agent_rft.types import Group
 from tests.support.builders import group_request, task
 from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
@@ -90,7 +90,7 @@ class TwoEngines:
     async def replaced(self, *workers: FakeWorker) -> None:
         """Wait until other workers are ready in place of these."""
         await until(lambda: not set(workers) & set(self.now))
-        await self.fleet.all_ready()
+        await self.fleet.wait_until_all_ready()
 
     def unstable(self) -> list[tuple[str, int]]:
         return [(event.engine, event.times) for event in self.events if isinstance(event, EngineUnstable)]
@@ -100,10 +100,10 @@ class TwoEngines:
     async def _logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         return np.zeros(len(token_ids) - 1, dtype=np.float32)
 
-    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+    async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
         return [[("a", "uint8", (self._num_bytes,))]]
 
-    async def gather_bucket(self, index: int) -> tuple[NDArray[np.uint8], int]:
+    async def publish_bucket(self, index: int) -> tuple[NDArray[np.uint8], int]:
         return BUCKET, CHECKSUM
 
     async def lose(self, index: int) -> None:
@@ -172,7 +172,7 @@ async def test_rollouts_of_an_engine_that_died_go_to_the_other_engine() -> None:
     await until(lambda: job.rows[1] == {"a": 4, "b": 4})
     job.now[1].end_all()
     assert [len((await group).rollouts) for group in groups] == [4, 4]
-    assert [engine.rollouts for engine in job.fleet.engines()] == [0, 0]
+    assert [engine.rollouts for engine in job.fleet.engine_states()] == [0, 0]
 
 
 async def test_replaced_engine_begins_without_rollouts_and_takes_new_groups() -> None:
@@ -182,7 +182,7 @@ async def test_replaced_engine_begins_without_rollouts_and_takes_new_groups() ->
     dead.die()
     await job.replaced(dead)
     await until(lambda: job.in_flight == 8)
-    loads = [engine.rollouts for engine in job.fleet.engines()]
+    loads = [engine.rollouts for engine in job.fleet.engine_states()]
     assert loads == [counts.total() for counts in job.rows]
     await job.sample("c", size=2)
     assert job.rows[loads.index(min(loads))]["c"] >= 1
@@ -209,9 +209,9 @@ async def test_engines_may_be_replaced_three_times_each_between_two_updates() ->
         await job.lose(index)
     await job.sample("a", size=4)
     job.now[0].die()
-    await until(lambda: job.fleet.engines()[0].state != "ready")
-    with pytest.raises(Halted, match="engine-0 was replaced too often: engines were replaced 7 times since"):
-        await job.fleet.all_ready()
+    await until(lambda: job.fleet.engine_states()[0].state != "ready")
+    with pytest.raises(TrainingHalted, match="engine-0 was replaced too often: engines were replaced 7 times since"):
+        await job.fleet.wait_until_all_ready()
 
 
 async def test_each_weight_update_renews_the_replacements() -> None:
@@ -220,7 +220,7 @@ async def test_each_weight_update_renews_the_replacements() -> None:
         for index in (0, 1, 0, 1):
             await job.lose(index)
         await job.fleet.publish(version)
-    assert job.fleet.live()["engine_replacements"] == 20.0
+    assert job.fleet.live_metrics()["engine_replacements"] == 20.0
 
 
 async def test_update_that_no_engine_takes_does_not_renew_the_replacements() -> None:
@@ -234,8 +234,8 @@ async def test_update_that_no_engine_takes_does_not_renew_the_replacements() -> 
     for worker in job.now:
         worker.cannot_load = True
     await job.fleet.publish(4)
-    with pytest.raises(Halted, match="too often"):
-        await job.fleet.all_ready()
+    with pytest.raises(TrainingHalted, match="too often"):
+        await job.fleet.wait_until_all_ready()
 
 
 async def test_version_that_is_published_again_does_not_renew_the_replacements() -> None:
@@ -246,9 +246,9 @@ async def test_version_that_is_published_again_does_not_renew_the_replacements()
         await job.fleet.publish(1)
     await job.sample("a", size=4)
     job.now[0].die()
-    await until(lambda: job.fleet.engines()[0].state != "ready")
-    with pytest.raises(Halted, match="too often"):
-        await job.fleet.all_ready()
+    await until(lambda: job.fleet.engine_states()[0].state != "ready")
+    with pytest.raises(TrainingHalted, match="too often"):
+        await job.fleet.wait_until_all_ready()
 
 
 async def test_engine_that_each_update_kills_is_reported_as_unstable() -> None:
@@ -274,12 +274,12 @@ async def test_engine_that_works_from_one_update_to_the_next_is_stable_again() -
 
 async def test_a_step_counts_how_busy_the_engines_were() -> None:
     engines = await TwoEngines().started()
-    assert "engine_busy_share" not in await engines.fleet.counts()  # since when?
+    assert "engine_busy_share" not in await engines.fleet.get_counts()  # since when?
     first, second = engines.now
     first.busy_s, second.busy_s = 1e6, None
-    assert (await engines.fleet.counts())["engine_busy_share"] > 0
+    assert (await engines.fleet.get_counts())["engine_busy_share"] > 0
     first.busy_s = None
-    assert "engine_busy_share" not in await engines.fleet.counts()
+    assert "engine_busy_share" not in await engines.fleet.get_counts()
 
 
 def test_update_of_a_large_model_may_take_hours_and_only_an_engine_that_hangs_is_given_up() -> None:
@@ -307,7 +307,7 @@ def test_update_of_a_large_model_may_take_hours_and_only_an_engine_that_hangs_is
         loop.move(5_500.0)
         await asyncio.sleep(0.02)
         job.now[1].may_load.set()
-        await job.fleet.all_ready()
+        await job.fleet.wait_until_all_ready()
         assert job.now[1].version == 1, "an engine that joins has as much time"
 
     in_movable_time(test)

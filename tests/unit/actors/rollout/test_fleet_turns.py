@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.actors.rollout.assignment import least_loaded
+from agent_rft.actors.rollout.assignment import find_least_loaded
 from agent_rft.actors.rollout.fleet import Fleet
-from agent_rft.actors.runtime.turns import Turns
+from agent_rft.actors.runtime.turns import GpuLease
 from agent_rft.actors.weights.sync import WeightSync
 from agent_rft.events import EngineReplaced, Event
 from agent_rft.spec.job import RolloutLimits
-from agent_rft.trainer.learner.layout import Layout
+from agent_rft.trainer.learner.layout import BucketLayout
 from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
 from tests.support.fakes_http import until
 
@@ -29,14 +29,14 @@ class Job:
         self.events: list[Event] = []
         self.learner_awake = True
         emit, kill = self.events.append, self.killed.append
-        self.fleet = Fleet(self._spawn, 2, least_loaded, 1e-3, RolloutLimits(), emit, kill=kill)
-        self.turns = Turns(self.fleet, self)
+        self.fleet = Fleet(self._spawn, 2, find_least_loaded, 1e-3, RolloutLimits(), emit, kill=kill)
+        self.turns = GpuLease(self.fleet, self)
         self.sync = WeightSync(self)
         self.fleet.connect(self.sync, self._canary)
-        self.fleet.share(self.turns)
+        self.fleet.set_gpu_lease(self.turns)
 
     async def started(self) -> Job:
-        await self.turns.to_engines()
+        await self.turns.give_to_engines()
         starting = asyncio.create_task(self.fleet.start())
         await until(lambda: len(self.workers) == 2)
         for worker in self.workers:
@@ -54,17 +54,17 @@ class Job:
 
     # -- the learner ---------------------------------------------------------------------------------------------------
 
-    async def sleep(self) -> None:
+    async def offload(self) -> None:
         self.learner_awake = False
 
-    async def wake(self) -> None:
+    async def reload(self) -> None:
         assert all(worker.asleep for worker in self.workers if worker not in self.killed)
         self.learner_awake = True
 
-    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+    async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
         return [[("a", "uint8", (8,))]]
 
-    async def gather_bucket(self, index: int) -> tuple[NDArray[np.uint8], int]:
+    async def publish_bucket(self, index: int) -> tuple[NDArray[np.uint8], int]:
         assert self.learner_awake
         return BUCKET, CHECKSUM
 
@@ -79,22 +79,22 @@ async def test_weights_are_gathered_in_the_learners_turn_and_loaded_in_the_engin
 async def test_an_engine_that_cannot_sleep_is_replaced_once_it_is_its_turn() -> None:
     job = await Job().started()
     job.workers[0].cannot_sleep = True
-    await job.turns.to_learner()
+    await job.turns.give_to_learner()
     assert job.killed == [job.workers[0]] and len(job.workers) == 2
     assert [event.engine for event in job.events if isinstance(event, EngineReplaced)] == ["engine-0"]
-    await job.turns.to_engines()
+    await job.turns.give_to_engines()
     await until(lambda: len(job.workers) == 3)
     job.workers[2].may_start.set()
-    await job.fleet.all_ready()
+    await job.fleet.wait_until_all_ready()
 
 
 async def test_the_learner_waits_for_an_engine_that_starts() -> None:
     job = await Job().started()
     job.workers[0].cannot_sleep = True
-    await job.turns.to_learner()
-    await job.turns.to_engines()
+    await job.turns.give_to_learner()
+    await job.turns.give_to_engines()
     await until(lambda: len(job.workers) == 3)
-    learners = asyncio.create_task(job.turns.to_learner())
+    learners = asyncio.create_task(job.turns.give_to_learner())
     assert not (await asyncio.wait({learners}, timeout=0.01))[0]
     job.workers[2].may_start.set()
     await learners
@@ -105,23 +105,23 @@ async def test_an_engine_that_waits_for_lost_weights_lets_a_new_learner_publish_
     job = await Job().started()
     await job.fleet.publish(1)
     job.workers[0].cannot_sleep = True
-    await job.turns.to_learner()
-    await job.turns.to_engines()
+    await job.turns.give_to_learner()
+    await job.turns.give_to_engines()
     await until(lambda: len(job.workers) == 3)
-    job.sync.last = None  # they were lost with the learner
+    job.sync.last_published = None  # they were lost with the learner
     job.workers[2].may_start.set()
-    await asyncio.wait_for(job.turns.to_new_learner(), 5)
+    await asyncio.wait_for(job.turns.give_to_restarted_learner(), 5)
     job.learner_awake = True
     await job.fleet.publish(1)
-    await job.fleet.all_ready()
+    await job.fleet.wait_until_all_ready()
     assert job.workers[2].version == 1
 
 
 async def test_the_counts_of_rollouts_outlast_the_engines() -> None:
     job = await Job().started()
-    before = job.fleet.live()
+    before = job.fleet.live_metrics()
     assert before["engine/engine-0/ready"] == 1.0
     await job.fleet.shutdown()
-    after = job.fleet.live()
+    after = job.fleet.live_metrics()
     assert after == {name: count for name, count in before.items() if not name.startswith("engine/")}
     assert "rollouts_started" in after

@@ -11,27 +11,27 @@ import numpy as np
 import pytest
 
 from agent_rft.actors.rollout.episode import RolloutRequest
-from agent_rft.actors.rollout.groups import Account, Groups
-from agent_rft.actors.rollout.holdback import MIN_OUTCOMES, Holdback
+from agent_rft.actors.rollout.groups import AttemptCounts, GroupRunner
+from agent_rft.actors.rollout.holdback import MIN_OUTCOMES, RolloutThrottle
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import EndpointRefused
 from agent_rft.events import EndpointDown, EndpointUp, Event
 from agent_rft.spec.job import RolloutLimits
-from agent_rft.trainer.algorithm.advantage import advantages
+from agent_rft.trainer.algorithm.advantage import compute_advantages
 from agent_rft.trainer.loop.measure import slow_rows_ratio
-from agent_rft.types import Discarded, Rollout
+from agent_rft.types import DiscardedRollout, Rollout
 from tests.support.builders import group, group_request, rollout
 from tests.support.fakes_http import until
 
-Run = Callable[[RolloutRequest], Awaitable[Rollout | Discarded]]
+Run = Callable[[RolloutRequest], Awaitable[Rollout | DiscardedRollout]]
 
 
 def graded(asked: RolloutRequest, grade: float = 1.0) -> Rollout:
     return rollout(group_request(), asked.sample, grade)
 
 
-def failed(asked: RolloutRequest, reason: str = "tool_failed") -> Discarded:
-    return Discarded("t", asked.task.row_id, asked.sample, reason, "tool 'a' failed: HTTP 500", "http://a")
+def failed(asked: RolloutRequest, reason: str = "tool_failed") -> DiscardedRollout:
+    return DiscardedRollout("t", asked.task.row_id, asked.sample, reason, "tool 'a' failed: HTTP 500", "http://a")
 
 
 class SharedTime:
@@ -60,29 +60,29 @@ class Made:
         self.time = SharedTime()
         self.events: list[Event] = []
         self.discards: list[Event] = []
-        self.holdback = Holdback(
+        self.holdback = RolloutThrottle(
             RolloutLimits(**limits).max_failure_rate,
             self.events.append,
             Timing(clock=lambda: self.time.now, sleep=self.time.sleep),
         )
         self.asked: list[RolloutRequest] = []
-        self.groups = Groups(self._counted(run), RolloutLimits(**limits), self.holdback, self.discards.append)
+        self.groups = GroupRunner(self._counted(run), RolloutLimits(**limits), self.holdback, self.discards.append)
 
     def _counted(self, run: Run) -> Run:
-        async def counted(asked: RolloutRequest) -> Rollout | Discarded:
+        async def counted(asked: RolloutRequest) -> Rollout | DiscardedRollout:
             self.asked.append(asked)
-            assert self.account.balances
+            assert self.account.is_balanced
             return await run(asked)
 
         return counted
 
     @property
-    def account(self) -> Account:
+    def account(self) -> AttemptCounts:
         return self.groups.account
 
 
 async def test_a_discarded_rollout_is_retried_with_another_attempt_and_then_given_up() -> None:
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         return failed(asked) if asked.sample < 2 and (asked.sample == 0 or asked.attempt == 0) else graded(asked)
 
     made = Made(run, max_rollout_retries=2)
@@ -95,17 +95,17 @@ async def test_a_discarded_rollout_is_retried_with_another_attempt_and_then_give
 
 
 async def test_advantages_are_computed_over_the_graded_rollouts_of_a_group_only() -> None:
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         return failed(asked) if asked.sample % 2 else graded(asked, grade=asked.sample / 8)
 
     group = await Made(run, max_rollout_retries=0, max_failure_rate=1).groups.sample(group_request())
     survivors = np.array([0, 2, 4, 6]) / 8
-    assert advantages("grpo", group.rewards) == pytest.approx(advantages("grpo", survivors))
+    assert compute_advantages("grpo", group.rewards) == pytest.approx(compute_advantages("grpo", survivors))
     assert len(group.discarded) == 4
 
 
 async def test_a_group_with_too_few_graded_rollouts_is_sampled_again_once() -> None:
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         return graded(asked) if asked.sample < 3 or asked.attempt >= 2 else failed(asked)
 
     made = Made(run, max_rollout_retries=1, max_failure_rate=1)
@@ -116,7 +116,7 @@ async def test_a_group_with_too_few_graded_rollouts_is_sampled_again_once() -> N
 
 
 async def test_groups_that_start_together_start_their_rollouts_in_turns() -> None:
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         return graded(asked)
 
     made = Made(run)
@@ -127,7 +127,7 @@ async def test_groups_that_start_together_start_their_rollouts_in_turns() -> Non
 
 
 async def test_a_lost_engine_does_not_use_up_a_retry() -> None:
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         first = sum(a.sample == asked.sample for a in made.asked) == 1
         return failed(asked, "engine_failed") if first else graded(asked)
 
@@ -140,7 +140,7 @@ async def test_a_lost_engine_does_not_use_up_a_retry() -> None:
 async def test_a_training_group_leaves_out_stragglers_and_a_validation_group_waits() -> None:
     ended = asyncio.Event()
 
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         if asked.sample >= 6:
             await ended.wait()
         return graded(asked)
@@ -161,7 +161,7 @@ async def test_a_training_group_leaves_out_stragglers_and_a_validation_group_wai
 
 
 async def test_without_straggler_wait_s_a_group_waits_for_all() -> None:
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         await asyncio.sleep(0.1 if asked.sample == 7 else 0)
         return graded(asked)
 
@@ -169,7 +169,7 @@ async def test_without_straggler_wait_s_a_group_waits_for_all() -> None:
 
 
 async def test_an_error_that_ends_the_job_is_raised_at_once_and_cancels_the_others() -> None:
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         if asked.sample == 3:
             raise EndpointRefused("tool 'a' rejected the request")
         await asyncio.Event().wait()
@@ -179,13 +179,13 @@ async def test_an_error_that_ends_the_job_is_raised_at_once_and_cancels_the_othe
     with pytest.raises(EndpointRefused):
         await made.groups.sample(group_request())
     assert made.account.cancelled == 8
-    assert made.account.balances
+    assert made.account.is_balanced
 
 
 async def test_the_account_balances_at_every_moment_whatever_is_cancelled() -> None:
     chance = random.Random(3)
 
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         for _ in range(chance.randrange(5)):
             await asyncio.sleep(0)
         return failed(asked) if chance.random() < 0.4 else graded(asked)
@@ -198,7 +198,7 @@ async def test_the_account_balances_at_every_moment_whatever_is_cancelled() -> N
             sampling.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     account = made.account
-    assert account.balances
+    assert account.is_balanced
     assert account.in_flight == 0
     assert min(account.graded, account.discarded["tool_failed"], account.cancelled) > 20
     assert account.started == len(made.asked)
@@ -211,7 +211,7 @@ async def test_while_most_rollouts_fail_only_probes_start_and_the_event_names_th
     def probes() -> list[float]:
         return [start for start in starts if start > 0]
 
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         starts.append(made.time.now)
         await asyncio.sleep(0)
         return failed(asked) if down else graded(asked)
@@ -220,7 +220,7 @@ async def test_while_most_rollouts_fail_only_probes_start_and_the_event_names_th
     groups = [asyncio.create_task(made.groups.sample(group_request(index=i))) for i in range(4)]
     await until(lambda: len(probes()) > 8)
     assert probes()[:8] == [2, 6, 14, 30, 62, 122, 182, 242]
-    assert made.holdback.holding
+    assert made.holdback.is_throttled
     (down_event,) = made.events
     assert isinstance(down_event, EndpointDown)
     assert (down_event.num_failed, down_event.num_rollouts) == (MIN_OUTCOMES, MIN_OUTCOMES)
@@ -229,11 +229,11 @@ async def test_while_most_rollouts_fail_only_probes_start_and_the_event_names_th
     assert all(len(group.rollouts) == 8 for group in await asyncio.gather(*groups))
     assert made.events == [down_event, EndpointUp(endpoint="http://a")]
     assert len(made.discards) == made.groups.account.discarded.total()
-    assert {(one.kind, one.quiet) for one in made.discards} == {("rollout_discarded", True)}
+    assert {(one.kind, one.is_quiet) for one in made.discards} == {("rollout_discarded", True)}
 
 
 async def test_a_failure_rate_below_the_limit_holds_no_rollouts_back() -> None:
-    async def run(asked: RolloutRequest) -> Rollout | Discarded:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
         return failed(asked) if asked.sample % 3 == 0 else graded(asked)
 
     made = Made(run, max_failure_rate=0.5, max_rollout_retries=0)

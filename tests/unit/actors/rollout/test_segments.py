@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from agent_rft.chat.renderer import Renderer
-from agent_rft.types import Discarded, Rollout
+from agent_rft.types import DiscardedRollout, Rollout
 from tests.support.episodes import REQUEST, TASK, ScriptedEpisode, call, graded
 from tests.support.paths import BASE
 
@@ -108,7 +108,7 @@ async def test_a_segment_ends_where_a_thought_is_dropped_and_goes_on_where_nothi
     episode = ScriptedEpisode(renderer_of(TEMPLATES["drops thoughts"]), *script)
     rollout = await graded(episode.runner())
     assert [turn.segment for turn in rollout.turns] == [0, 1, 1]
-    text = episode.renderer.text(episode.prompts[-1])
+    text = episode.renderer.decode_turn(episode.prompts[-1])
     assert "hm" not in text and call("a") in text and "result of a" in text and "result of b" in text
     assert rollout.num_tokens == sum(len(segment.token_ids) for segment in rollout.segments)
     assert rollout.num_prompt == len(episode.prompts[0]) + len(episode.prompts[1])
@@ -128,18 +128,18 @@ async def test_a_token_has_the_experts_of_the_turn_that_first_computed_it(name: 
         expected[-1] = expected[-2]  # the last token was sampled, and not computed
         assert segment.experts is not None and segment.experts.shape == (len(segment.token_ids), 2, 3)
         assert segment.experts[:, 1, 2].tolist() == expected.tolist()
-    trained = [sequence.experts for sequence in rollout.train_sequences(1.0)]
+    trained = [sequence.experts for sequence in rollout.to_train_segments(1.0)]
     assert all(ours is segment.experts for ours, segment in zip(trained, rollout.segments, strict=True))
 
 
 async def test_without_a_report_of_the_engine_no_experts_are_known() -> None:
     rollout = await graded(ScriptedEpisode(renderer_of(TEMPLATES["appends"]), call("a"), "42").runner())
-    assert [sequence.experts for sequence in rollout.train_sequences(1.0)] == [None]
+    assert [sequence.experts for sequence in rollout.to_train_segments(1.0)] == [None]
 
 
 async def test_a_template_that_appends_renders_no_history() -> None:
     class Appending(Renderer):
-        def resume(self, *args: object) -> list[int]:
+        def render_history(self, *args: object) -> list[int]:
             raise AssertionError("rendered again")
 
     tokenizer = AutoTokenizer.from_pretrained(BASE)
@@ -149,7 +149,7 @@ async def test_a_template_that_appends_renders_no_history() -> None:
 
 async def test_what_is_appended_equals_what_is_rendered_where_a_template_changes_nothing() -> None:
     class EveryOther(Renderer):
-        def appends_after(self, *args: Any, **options: Any) -> bool:
+        def can_append(self, *args: Any, **options: Any) -> bool:
             self.num_turns = getattr(self, "num_turns", 0) + 1
             return self.num_turns % 2 == 0
 
@@ -166,7 +166,7 @@ async def test_a_turn_that_cannot_be_read_stays_as_it_was_sampled() -> None:
     episode = ScriptedEpisode(renderer_of(TEMPLATES["counts messages"]), malformed, "42")
     rollout = await graded(episode.runner())
     assert rollout.results[0].error == "malformed_call"
-    assert malformed in episode.renderer.text(episode.prompts[1])
+    assert malformed in episode.renderer.decode_turn(episode.prompts[1])
     told = f"<|im_start|>user\n{rollout.results[0].output}<|im_end|>"
     assert told in episode.renderer.tokenizer.decode(episode.prompts[1])
 
@@ -177,7 +177,7 @@ async def test_two_calls_are_shown_one_by_one_if_the_template_allows_no_more() -
     )
     rollout = await graded(episode.runner())
     assert [turn.segment for turn in rollout.turns] == [0, 1, 1]
-    text = episode.renderer.text(episode.prompts[-1])
+    text = episode.renderer.decode_turn(episode.prompts[-1])
     shown = [call("a"), "result of a", call("b"), "result of b", call("c"), "result of c"]
     assert sorted(shown, key=text.index) == shown
 
@@ -213,14 +213,14 @@ async def test_a_template_that_cannot_render_a_turn_discards_the_rollout_without
     chat_template: str, why: str
 ) -> None:
     class Rewriting(Renderer):
-        def appends_after(self, end: int, num_calls: int, *, says: bool, thinks: bool) -> bool:
+        def can_append(self, end: int, num_calls: int, *, has_text: bool, has_reasoning: bool) -> bool:
             return False
 
     tokenizer = AutoTokenizer.from_pretrained(BASE)
     tokenizer.chat_template = chat_template
     episode = ScriptedEpisode(Rewriting(tokenizer), call("a") + "\n" + call("b"), "42")
     outcome = await episode.runner().run(REQUEST)
-    assert isinstance(outcome, Discarded)
+    assert isinstance(outcome, DiscardedRollout)
     assert outcome.reason == "template_failed"
     assert "cannot render turn 1" in outcome.message and why in outcome.message
     assert episode.graded == [] and episode.sessions[-1] == "template_failed"
@@ -232,7 +232,7 @@ async def test_where_the_template_takes_one_call_a_turn_a_turn_with_two_becomes_
     episode.version = lambda turn: len(episode.prompts[turn])
     rollout = await graded(episode.runner())
     assert [turn.segment for turn in rollout.turns] == [0, 1, 1], "one call is appended, two are not"
-    text = renderer.text(episode.prompts[1])
+    text = renderer.decode_turn(episode.prompts[1])
     assert text.index(call("a")) < text.index("result of a") < text.index(call("b")) < text.index("result of b")
     assert_sampled_are_trained_once(rollout, episode)
 
@@ -261,5 +261,5 @@ async def test_results_in_the_row_itself_stay_in_the_history() -> None:
     )
     episode = ScriptedEpisode(renderer, call("a"), "42")
     await graded(episode.runner(), replace(REQUEST, task=replace(TASK, messages=messages)))
-    text = renderer.text(episode.prompts[1])
+    text = renderer.decode_turn(episode.prompts[1])
     assert text.index("old result") < text.index(call("a")) < text.index("result of a")

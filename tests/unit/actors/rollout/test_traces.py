@@ -11,9 +11,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from transformers import AutoTokenizer
 
-from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, traceparent, tracer_of
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, create_tracer, current_trace_headers
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.actors.tools.sessions import SessionBook
+from agent_rft.actors.tools.sessions import ToolSessions
 from agent_rft.chat.renderer import Renderer
 from agent_rft.spec.endpoints import SessionSpec, ToolSpec
 from agent_rft.spec.operator.config import TraceSettings
@@ -35,7 +35,7 @@ class Spans(InMemorySpanExporter):
 
     def __init__(self, settings: TraceSettings = ALL) -> None:
         super().__init__()
-        self.tracer = tracer_of(settings, "a process", exporter=self)
+        self.tracer = create_tracer(settings, "a process", exporter=self)
 
     def all(self) -> Sequence[ReadableSpan]:
         self.tracer.flush()
@@ -84,8 +84,8 @@ async def test_a_rollout_that_is_not_sampled_has_no_span_and_says_so_to_tools(re
 
 async def test_without_a_collector_there_are_no_spans_and_no_headers(renderer: Renderer) -> None:
     async with FakeEndpoint(says({"output": "x"})) as tool:
-        await rollout_of(renderer, tool.url, tracer_of(None, "engine-0"), NO_TRACES)
-    assert "traceparent" not in tool.received[0].headers and traceparent() == {}
+        await rollout_of(renderer, tool.url, create_tracer(None, "engine-0"), NO_TRACES)
+    assert "traceparent" not in tool.received[0].headers and current_trace_headers() == {}
 
 
 async def test_a_failed_call_and_its_rollout_are_failed_spans_without_the_message(renderer: Renderer) -> None:
@@ -109,8 +109,8 @@ async def test_the_requests_of_a_session_are_spans_of_its_rollout() -> None:
     spans, number = Spans(), "0123456789abcdef" * 2
     async with FakeEndpoint(says({})) as server:
         spec = SessionSpec.model_validate({"start_url": server.url, "end_url": server.url})
-        book = SessionBook(spec, operator=LOCAL, tracer=spans.tracer)
-        with spans.tracer.rollout(f"trace_{number}", "invoke_agent"):
+        book = ToolSessions(spec, operator=LOCAL, tracer=spans.tracer)
+        with spans.tracer.rollout_span(f"trace_{number}", "invoke_agent"):
             await book.start(f"trace_{number}", {})
         assert await book.close("graded") == 0
     found = {span.name: span for span in spans.all()}
@@ -132,8 +132,8 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer() -> None:
             return super().export(spans)
 
     exporter = Hanging()
-    tracer = tracer_of(ALL, "a process", exporter=exporter)
-    with tracer.rollout("trace_" + "1" * 32, "invoke_agent"):
+    tracer = create_tracer(ALL, "a process", exporter=exporter)
+    with tracer.rollout_span("trace_" + "1" * 32, "invoke_agent"):
         pass
     assert not tracer.flush(within_s=0.05)
     answers.set()
@@ -144,6 +144,6 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer() -> None:
 def test_an_id_that_is_not_ours_has_no_span() -> None:
     spans = Spans()
     for trace_id in ("", "trace_1", "trace_" + "0" * 32, "x" * 10_000):
-        with spans.tracer.rollout(trace_id, "invoke_agent") as root, spans.tracer.span(trace_id, "chat") as span:
+        with spans.tracer.rollout_span(trace_id, "invoke_agent") as root, spans.tracer.span(trace_id, "chat") as span:
             assert not root.is_recording() and not span.is_recording()
     assert not spans.all()

@@ -14,10 +14,10 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from agent_rft.actors.runtime.channel import (
     LENGTH_BYTES,
-    Address,
-    Channel,
-    Listener,
-    Reachable,
+    ChannelActor,
+    ChannelAddress,
+    ChannelClient,
+    ChannelServer,
     ray_encrypts,
 )
 from agent_rft.actors.runtime.keep_alive import KEEP_ALIVE
@@ -44,23 +44,25 @@ class FakeActor:
         self.cancelled: list[str] = []
         self.running = 0
         self.lookups = 0
-        self.listeners: list[Listener] = []
+        self.listeners: list[ChannelServer] = []
         self.by_ray = 0
         self.reachable = True
         self.listener = self.restart()
-        self.address, self.lifeline = Remote(self._address), Remote(self._live)
-        self.call, self.pulse = Remote(self._call), Remote(lambda: self._give([]))
+        self.get_channel_address, self.lifeline = Remote(self._address), Remote(self._live)
+        self.call, self.heartbeat = Remote(self._call), Remote(lambda: self._give([]))
 
-    def restart(self) -> Listener:
+    def restart(self) -> ChannelServer:
         self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.listener = Listener({"echo": self._echo, "hangs": self._hangs, "fails": self._fails, "odd": self._odd})
+        self.listener = ChannelServer(
+            {"echo": self._echo, "hangs": self._hangs, "fails": self._fails, "odd": self._odd}
+        )
         self.listeners.append(self.listener)
         return self.listener
 
-    async def _address(self) -> Address | None:
+    async def _address(self) -> ChannelAddress | None:
         self.lookups += 1
-        address = await self.listener.address(HOST)
-        return address if self.reachable else Address(HOST, 1, address.secret)
+        address = await self.listener.start(HOST)
+        return address if self.reachable else ChannelAddress(HOST, 1, address.secret)
 
     async def _live(self) -> None:
         await asyncio.shield(self.died)
@@ -105,24 +107,24 @@ async def actor() -> AsyncIterator[FakeActor]:
 
 
 @pytest.fixture
-async def channel(actor: FakeActor) -> Channel:
-    return Channel(actor, "the tool dispatcher", ToolFailed)
+async def channel(actor: FakeActor) -> ChannelClient:
+    return ChannelClient(actor, "the tool dispatcher", ToolFailed)
 
 
-async def test_any_json_value_crosses_whatever_its_size(channel: Channel) -> None:
+async def test_any_json_value_crosses_whatever_its_size(channel: ChannelClient) -> None:
     row = {"text": "\ud800 é\x00", "n": 2**70, "none": None, "deep": [[[{}]]], "inf": math.inf}
     assert await channel.call("echo", row, True) == [row, True]
     large = "x" * 5_000_000
     assert await channel.call("echo", large) == [large]
 
 
-async def test_concurrent_calls_each_get_their_own_answer(channel: Channel, actor: FakeActor) -> None:
+async def test_concurrent_calls_each_get_their_own_answer(channel: ChannelClient, actor: FakeActor) -> None:
     answers = await asyncio.gather(*(channel.call("echo", (500 - i) / 10_000, i) for i in range(500)))
     assert [answer[1] for answer in answers] == list(range(500))
     assert (actor.lookups, actor.by_ray) == (1, 0)
 
 
-async def test_errors_come_back_unchanged_and_bugs_with_their_traceback(channel: Channel) -> None:
+async def test_errors_come_back_unchanged_and_bugs_with_their_traceback(channel: ChannelClient) -> None:
     with pytest.raises(EndpointRefused, match="tool 'x' said no") as refused:
         await channel.call("fails")
     assert refused.value.details == {"endpoint": "tool 'x'", "kind": "refused", "why": "odd"}
@@ -135,7 +137,7 @@ async def test_errors_come_back_unchanged_and_bugs_with_their_traceback(channel:
     assert await channel.call("echo", 1) == [1]
 
 
-async def test_cancelling_a_call_cancels_it_in_the_actor(channel: Channel, actor: FakeActor) -> None:
+async def test_cancelling_a_call_cancels_it_in_the_actor(channel: ChannelClient, actor: FakeActor) -> None:
     cancelled = asyncio.create_task(channel.call("hangs", "first"))
     other = asyncio.create_task(channel.call("hangs", "second"))
     await until(lambda: actor.running == 2)
@@ -145,7 +147,7 @@ async def test_cancelling_a_call_cancels_it_in_the_actor(channel: Channel, actor
     other.cancel()
 
 
-async def test_calls_of_a_caller_that_is_gone_are_cancelled(channel: Channel, actor: FakeActor) -> None:
+async def test_calls_of_a_caller_that_is_gone_are_cancelled(channel: ChannelClient, actor: FakeActor) -> None:
     waits = asyncio.create_task(channel.call("hangs", "orphan"))
     await until(lambda: actor.running == 1)
     assert channel._connection is not None
@@ -157,7 +159,7 @@ async def test_calls_of_a_caller_that_is_gone_are_cancelled(channel: Channel, ac
 
 @pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("it hangs", b"0" * 16)])
 async def test_a_lost_actor_fails_its_calls_and_later_calls_go_to_its_replacement(
-    channel: Channel, actor: FakeActor, error: Exception
+    channel: ChannelClient, actor: FakeActor, error: Exception
 ) -> None:
     waits = [asyncio.create_task(channel.call("hangs", "x")) for _ in range(3)]
     await until(lambda: actor.running == 3)
@@ -175,7 +177,7 @@ async def test_a_lost_actor_fails_its_calls_and_later_calls_go_to_its_replacemen
 @pytest.mark.parametrize("reachable", [True, False])
 async def test_a_permanent_death_is_raised_once_ray_knows_of_it(actor: FakeActor, reachable: bool) -> None:
     actor.reachable = reachable
-    channel = Channel(actor, "engine-0", EngineFailed)
+    channel = ChannelClient(actor, "engine-0", EngineFailed)
     waits = asyncio.create_task(channel.call("hangs", "x"))
     await until(lambda: actor.running == 1)
     asked, knows = asyncio.Event(), asyncio.Event()
@@ -185,7 +187,7 @@ async def test_a_permanent_death_is_raised_once_ray_knows_of_it(actor: FakeActor
         await knows.wait()
         raise ActorDiedError()
 
-    actor.pulse = actor.address = Remote(nobody)
+    actor.heartbeat = actor.get_channel_address = Remote(nobody)
     if channel._connection is None:
         actor.died.set_exception(ActorDiedError())
     else:
@@ -201,7 +203,7 @@ async def test_a_permanent_death_is_raised_once_ray_knows_of_it(actor: FakeActor
 @pytest.mark.parametrize("reachable", [True, False])
 async def test_a_call_that_takes_too_long_is_cancelled(actor: FakeActor, reachable: bool) -> None:
     actor.reachable = reachable
-    channel = Channel(actor, "engine-0", EngineFailed, 0.05)
+    channel = ChannelClient(actor, "engine-0", EngineFailed, 0.05)
     with pytest.raises(EngineFailed, match=r"engine-0 did not answer within 0\.05 s"):
         await channel.call("hangs", "x")
     await until(lambda: actor.cancelled == ["x"])
@@ -209,7 +211,7 @@ async def test_a_call_that_takes_too_long_is_cancelled(actor: FakeActor, reachab
 
 
 async def test_a_failed_connection_without_waiting_callers_is_not_reported_by_asyncio(
-    channel: Channel, actor: FakeActor
+    channel: ChannelClient, actor: FakeActor
 ) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
@@ -220,7 +222,7 @@ async def test_a_failed_connection_without_waiting_callers_is_not_reported_by_as
         await opens.wait()
         raise ActorDiedError()
 
-    actor.address = Remote(address)
+    actor.get_channel_address = Remote(address)
     call = asyncio.create_task(channel.call("echo", 1))
     await asked.wait()
     call.cancel()
@@ -234,7 +236,7 @@ async def test_a_failed_connection_without_waiting_callers_is_not_reported_by_as
     assert not reported
 
 
-async def test_an_idle_connection_is_kept_alive(channel: Channel, actor: FakeActor) -> None:
+async def test_an_idle_connection_is_kept_alive(channel: ChannelClient, actor: FakeActor) -> None:
     await channel.call("echo", 1)
     assert channel._connection is not None
     sock = channel._connection._writer.get_extra_info("socket")
@@ -243,22 +245,22 @@ async def test_an_idle_connection_is_kept_alive(channel: Channel, actor: FakeAct
 
 
 async def test_an_actor_without_a_free_port_has_no_address() -> None:
-    callee = Reachable()
+    callee = ChannelActor()
     callee._serve_methods({})
     callee._listener._server = asyncio.get_running_loop().create_future()
     callee._listener._server.set_exception(OSError("no port is free"))
-    assert await callee.address() is None
+    assert await callee.get_channel_address() is None
 
 
-async def test_an_actor_whose_address_has_changed_is_looked_up_again(channel: Channel, actor: FakeActor) -> None:
-    old = await actor.listener.address(HOST)
-    addresses = [Address(HOST, old.port, "0" * len(old.secret)), old]  # of a dead actor: its secret is rejected
-    actor.address = Remote(lambda: actor._give(addresses.pop(0)))
+async def test_an_actor_whose_address_has_changed_is_looked_up_again(channel: ChannelClient, actor: FakeActor) -> None:
+    old = await actor.listener.start(HOST)
+    addresses = [ChannelAddress(HOST, old.port, "0" * len(old.secret)), old]  # of a dead actor: its secret is rejected
+    actor.get_channel_address = Remote(lambda: actor._give(addresses.pop(0)))
     assert await channel.call("echo", 1) == [1]
     assert actor.by_ray == 0 and not addresses
 
 
-async def test_without_a_connection_calls_go_through_ray(channel: Channel, actor: FakeActor) -> None:
+async def test_without_a_connection_calls_go_through_ray(channel: ChannelClient, actor: FakeActor) -> None:
     actor.reachable = False
     assert list(await asyncio.gather(channel.call("echo", 1), channel.call("echo", 2))) == [(1,), (2,)]
     assert actor.by_ray == 2
@@ -266,10 +268,10 @@ async def test_without_a_connection_calls_go_through_ray(channel: Channel, actor
 
 
 async def test_without_an_address_calls_go_through_ray_and_errors_cross_as_values(actor: FakeActor) -> None:
-    callee = Reachable()
+    callee = ChannelActor()
     callee._serve_methods(actor.listener.methods)
-    actor.address, actor.call = Remote(lambda: actor._give(None)), Remote(callee.call)
-    channel = Channel(actor, "the tool dispatcher", ToolFailed)
+    actor.get_channel_address, actor.call = Remote(lambda: actor._give(None)), Remote(callee.call)
+    channel = ChannelClient(actor, "the tool dispatcher", ToolFailed)
     assert await channel.call("echo", 1) == (1,)
     with pytest.raises(EndpointRefused, match="tool 'x' said no"):
         await channel.call("fails")
@@ -281,8 +283,8 @@ def test_ray_encrypts_is_read_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize("secret", [b"", b"short", b"0" * 64])
-async def test_a_client_without_the_secret_is_rejected(channel: Channel, actor: FakeActor, secret: bytes) -> None:
-    address = await actor.listener.address(HOST)
+async def test_a_client_without_the_secret_is_rejected(channel: ChannelClient, actor: FakeActor, secret: bytes) -> None:
+    address = await actor.listener.start(HOST)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     frame = b'[0,"hangs",["intruder"]]'
     writer.write(secret + len(frame).to_bytes(LENGTH_BYTES) + frame)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.actors.runtime.cores import usable_cores
+from agent_rft.actors.runtime.cores import count_usable_cores
 
 MACHINE = len(os.sched_getaffinity(0))
 
@@ -33,13 +33,13 @@ def test_the_quota_of_a_container_counts(own_groups: str, files: dict[str, str],
     for name, text in files.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(f"{text}\n")
-    assert usable_cores(tmp_path / "groups", tmp_path / "own") == cores
+    assert count_usable_cores(tmp_path / "groups", tmp_path / "own") == cores
 
 
 def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        assert usable_cores(tmp_path, tmp_path / "none") == 1
+        assert count_usable_cores(tmp_path, tmp_path / "none") == 1
     finally:
         os.sched_setaffinity(0, allowed)

@@ -12,13 +12,13 @@ async def test_a_key_that_comes_late_gets_its_share_before_thousands_that_wait()
     slots, ended = FairSlots(4), list[str]()
 
     async def use(key: str) -> None:
-        async with slots.slot(key):
+        async with slots.hold_slot(key):
             await asyncio.sleep(0)
             ended.append(key)
 
     many = [asyncio.create_task(use("many")) for _ in range(2_000)]
     await asyncio.sleep(0)
-    assert slots.of("many") == (4, 1_996)
+    assert slots.count_for("many") == (4, 1_996)
     few = [asyncio.create_task(use("few")) for _ in range(20)]
     await asyncio.gather(*few)
     assert Counter(ended)["many"] < 2 * 20
@@ -28,16 +28,16 @@ async def test_a_key_that_comes_late_gets_its_share_before_thousands_that_wait()
 
 async def test_alone_a_key_has_all_slots() -> None:
     slots = FairSlots(3)
-    async with slots.slot("a"), slots.slot("a"), slots.slot("a"):
-        assert slots.of("a") == (3, 0)
-        assert slots.of("b") == (0, 0)
+    async with slots.hold_slot("a"), slots.hold_slot("a"), slots.hold_slot("a"):
+        assert slots.count_for("a") == (3, 0)
+        assert slots.count_for("b") == (0, 0)
 
 
 async def test_lowest_order_of_a_key_gets_the_next_slot() -> None:
     slots, started = FairSlots(1), list[int]()
 
     async def use(order: int) -> None:
-        async with slots.slot("job", order):
+        async with slots.hold_slot("job", order):
             started.append(order)
             await asyncio.sleep(0)
 
@@ -49,15 +49,15 @@ async def test_a_cancelled_waiter_leaves_the_others_in_order() -> None:
     slots, started = FairSlots(1), list[int]()
 
     async def use(order: int) -> None:
-        async with slots.slot("job", order):
+        async with slots.hold_slot("job", order):
             started.append(order)
 
-    async with slots.slot("job"):
+    async with slots.hold_slot("job"):
         waiting = [asyncio.create_task(use(order)) for order in (4, 1, 3, 2)]
         await asyncio.sleep(0)
         waiting[1].cancel()
         await asyncio.wait(waiting[1:2])
-        assert slots.of("job") == (1, 3)
+        assert slots.count_for("job") == (1, 3)
     await asyncio.gather(*waiting, return_exceptions=True)
     assert started == [2, 3, 4]
     assert (slots.num_held, slots.num_waiting) == (0, 0)

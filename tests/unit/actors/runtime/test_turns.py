@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent_rft.actors.runtime.turns import Turns
+from agent_rft.actors.runtime.turns import GpuLease
 from agent_rft.errors import LearnerFailed
 
 
@@ -33,10 +33,10 @@ class Part:
         self._who = who
         self.fails_in: str | None = None
 
-    async def sleep(self) -> None:
+    async def offload(self) -> None:
         await self._do("sleep")
 
-    async def wake(self) -> None:
+    async def reload(self) -> None:
         await self._do("wake")
 
     async def _do(self, what: str) -> None:
@@ -45,25 +45,25 @@ class Part:
         await self._device.change(what, self._who)
 
 
-def made() -> tuple[Device, Part, Turns]:
+def made() -> tuple[Device, Part, GpuLease]:
     device = Device()
     learner = Part(device, "learner")
-    return device, learner, Turns(Part(device, "engines"), learner)
+    return device, learner, GpuLease(Part(device, "engines"), learner)
 
 
 async def test_one_sleeps_before_the_other_wakes_up() -> None:
     device, _, turns = made()
-    await turns.to_learner()
+    await turns.give_to_learner()
     assert device.log == []  # it has the first turn
-    await asyncio.gather(turns.to_engines(), turns.to_engines(), turns.to_learner())
+    await asyncio.gather(turns.give_to_engines(), turns.give_to_engines(), turns.give_to_learner())
     assert device.log == ["learner sleep", "engines wake", "engines sleep", "learner wake"]
 
 
 async def test_a_new_learner_finds_the_devices_free() -> None:
     device, _, turns = made()
-    await turns.to_engines()
-    await turns.to_new_learner()
-    await turns.to_learner()  # its processes are awake as they start
+    await turns.give_to_engines()
+    await turns.give_to_restarted_learner()
+    await turns.give_to_learner()  # its processes are awake as they start
     assert device.log[-1] == "engines sleep"
     assert device.awake == []
 
@@ -72,13 +72,13 @@ async def test_a_new_learner_finds_the_devices_free() -> None:
 async def test_a_learner_lost_in_a_change_is_replaced_and_the_turns_go_on(what: str) -> None:
     device, learner, turns = made()
     if what == "wake":
-        await turns.to_engines()
+        await turns.give_to_engines()
     learner.fails_in = what
     with pytest.raises(LearnerFailed):
-        await (turns.to_learner() if what == "wake" else turns.to_engines())
+        await (turns.give_to_learner() if what == "wake" else turns.give_to_engines())
     learner.fails_in = None
     device.awake = []  # its processes are gone
-    await turns.to_new_learner()
+    await turns.give_to_restarted_learner()
     device.awake = ["learner"]
-    await turns.to_engines()
+    await turns.give_to_engines()
     assert device.awake == ["engines"]

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from agent_rft.actors.runtime.calls import LOST, UNREACHABLE
-from agent_rft.actors.runtime.in_flight import Doing, InFlight
-from agent_rft.actors.runtime.watchdog import GIVE_UP_S, LOOK_EVERY_S, SILENT_S, STALLED_S, Watchdog, Watched
+from agent_rft.actors.runtime.in_flight import RolloutStages, WorkInProgress
+from agent_rft.actors.runtime.watchdog import CHECK_INTERVAL_S, GIVE_UP_S, SILENT_S, STALLED_S, Watchdog, WatchedActor
 from agent_rft.errors import EngineFailed
 from agent_rft.events import ActorAnswered, ActorSilent, Event, RolloutsStalled, WorkStalled
 
-TO_SILENCE = round(SILENT_S / LOOK_EVERY_S)
-TO_GIVING_UP = round(GIVE_UP_S / LOOK_EVERY_S)
+TO_SILENCE = round(SILENT_S / CHECK_INTERVAL_S)
+TO_GIVING_UP = round(GIVE_UP_S / CHECK_INTERVAL_S)
 
 
 class Actor:
     """Answers with `doing` while `moves` is set."""
 
-    def __init__(self, name: str, *doing: Doing, waits_here: Any = None) -> None:
+    def __init__(self, name: str, *doing: WorkInProgress, waits_here: Any = None) -> None:
         self.name = name
         self.doing = list(doing)
         self.moves = asyncio.Event()
@@ -31,7 +31,7 @@ class Actor:
         self.given_up: list[str] = []
         self._waits_here = waits_here
 
-    async def pulse(self) -> list[Doing]:
+    async def heartbeat(self) -> list[WorkInProgress]:
         await self.moves.wait()
         if self.dead:
             raise EngineFailed("the process was lost", kind=LOST)
@@ -42,8 +42,8 @@ class Actor:
     async def give_up(self, why: str) -> None:
         self.given_up.append(why)
 
-    def watched(self) -> Watched:
-        return Watched(self.name, self.pulse, self.give_up, self.process, self._waits_here)
+    def watched(self) -> WatchedActor:
+        return WatchedActor(self.name, self.heartbeat, self.give_up, self.process, self._waits_here)
 
 
 class Watch:
@@ -64,15 +64,15 @@ class Watch:
         """The events of this many looks."""
         self.events.clear()
         for _ in range(count):
-            await self.dog.look()
+            await self.dog.check()
             for _ in range(5):
                 await asyncio.sleep(0)
         return list(self.events)
 
 
 async def test_a_silent_engine_is_reported_once_with_its_rollouts_and_finally_given_up() -> None:
-    engine = Actor("engine-0", Doing("trace_a", "sampling", 3), Doing("trace_b", "grading", 7))
-    other = Actor("engine-1", Doing("trace_c", "sampling", 2))
+    engine = Actor("engine-0", WorkInProgress("trace_a", "sampling", 3), WorkInProgress("trace_b", "grading", 7))
+    other = Actor("engine-1", WorkInProgress("trace_c", "sampling", 2))
     watch = Watch(engine, other)
     assert await watch.looks(100) == []
     engine.moves.clear()
@@ -95,7 +95,7 @@ async def test_an_actor_that_answers_again_is_not_given_up() -> None:
 
 
 async def test_an_unreachable_actor_counts_as_silent() -> None:
-    engine = Actor("engine-0", Doing("trace_1", "sampling", 1.0))
+    engine = Actor("engine-0", WorkInProgress("trace_1", "sampling", 1.0))
     watch = Watch(engine)
     assert await watch.looks(2) == []
     engine.reachable = False
@@ -108,12 +108,12 @@ async def test_an_unreachable_actor_counts_as_silent() -> None:
 
 
 async def test_a_silent_helper_is_reported_with_the_rollouts_that_wait_for_it() -> None:
-    def waits_here(doing: Doing) -> bool:
+    def waits_here(doing: WorkInProgress) -> bool:
         return doing.stage == "tool calls" and doing.trace_id in ("trace_a", "trace_c")
 
     engines = [
-        Actor("engine-0", Doing("trace_a", "tool calls", 40), Doing("trace_b", "tool calls", 50)),
-        Actor("engine-1", Doing("trace_c", "tool calls", 41), Doing("trace_d", "sampling", 60)),
+        Actor("engine-0", WorkInProgress("trace_a", "tool calls", 40), WorkInProgress("trace_b", "tool calls", 50)),
+        Actor("engine-1", WorkInProgress("trace_c", "tool calls", 41), WorkInProgress("trace_d", "sampling", 60)),
     ]
     watch = Watch(*engines, dispatcher := Actor("the tool dispatcher", waits_here=waits_here))
     dispatcher.moves.clear()
@@ -142,9 +142,9 @@ async def test_a_dead_actor_is_left_to_its_callers_and_a_bug_is_not_hidden() -> 
 
 
 async def test_stalled_rollouts_are_reported_and_again_only_after_twice_the_time() -> None:
-    engine = Actor("engine-0", Doing("trace_a", "grading", 320), Doing("trace_b", "sampling", 400))
+    engine = Actor("engine-0", WorkInProgress("trace_a", "grading", 320), WorkInProgress("trace_b", "sampling", 400))
     watch = Watch(engine)
-    until_reported = round(STALLED_S / LOOK_EVERY_S)
+    until_reported = round(STALLED_S / CHECK_INTERVAL_S)
     watch.rollouts = 7, 0
     assert await watch.looks(2 * until_reported) == []  # none is in flight
     watch.rollouts = 7, 2
@@ -158,47 +158,49 @@ async def test_stalled_rollouts_are_reported_and_again_only_after_twice_the_time
 
 
 async def test_a_tool_call_of_five_hours_is_no_stall_until_its_deadline() -> None:
-    engine = Actor("engine-0", Doing("trace_a", "tool calls", 18_000), Doing("trace_b", "tool calls", 20))
+    engine = Actor(
+        "engine-0", WorkInProgress("trace_a", "tool calls", 18_000), WorkInProgress("trace_b", "tool calls", 20)
+    )
     watch = Watch(engine, stage_deadlines_s={"tool calls": 18_005.0})
     watch.rollouts = 7, 2
-    five_hours = round(18_000 / LOOK_EVERY_S)
+    five_hours = round(18_000 / CHECK_INTERVAL_S)
     assert await watch.looks(five_hours) == []
-    engine.doing = [Doing("trace_a", "tool calls", 18_006)]
+    engine.doing = [WorkInProgress("trace_a", "tool calls", 18_006)]
     (stalled,) = await watch.looks(2)
     assert isinstance(stalled, RolloutsStalled) and stalled.idle_s >= 18_000
 
 
 async def test_rollouts_that_wait_for_the_sessions_of_long_calls_are_not_stalled() -> None:
-    doing = [Doing("trace_a", "tool calls", 9_000), Doing("trace_b", "session start", 9_000)]
+    doing = [WorkInProgress("trace_a", "tool calls", 9_000), WorkInProgress("trace_b", "session start", 9_000)]
     watch = Watch(Actor("engine-0", *doing), stage_deadlines_s={"tool calls": 18_005.0, "session start": 125.0})
     watch.rollouts = 7, 2
-    assert await watch.looks(2 * round(STALLED_S / LOOK_EVERY_S)) == []
+    assert await watch.looks(2 * round(STALLED_S / CHECK_INTERVAL_S)) == []
 
 
 @pytest.mark.parametrize(
     "doing",
     [
-        [Doing("trace_a", "tool calls", 9_000), Doing("trace_b", "sampling", STALLED_S)],
-        [Doing("trace_a", "tool calls", 9_000), Doing("trace_b", "grading", STALLED_S)],
-        [Doing("trace_b", "session start", 9_000)],
-        [Doing("trace_b", "sampling", 20)],
+        [WorkInProgress("trace_a", "tool calls", 9_000), WorkInProgress("trace_b", "sampling", STALLED_S)],
+        [WorkInProgress("trace_a", "tool calls", 9_000), WorkInProgress("trace_b", "grading", STALLED_S)],
+        [WorkInProgress("trace_b", "session start", 9_000)],
+        [WorkInProgress("trace_b", "sampling", 20)],
     ],
 )
-async def test_other_stuck_rollouts_are_reported_in_a_job_with_long_calls(doing: list[Doing]) -> None:
+async def test_other_stuck_rollouts_are_reported_in_a_job_with_long_calls(doing: list[WorkInProgress]) -> None:
     deadlines = {"tool calls": 18_005.0, "grading": 125.0, "session start": 125.0}
     watch = Watch(Actor("engine-0", *doing), stage_deadlines_s=deadlines)
     watch.rollouts = 7, 2
-    assert list(map(type, await watch.looks(round(STALLED_S / LOOK_EVERY_S) + 1))) == [RolloutsStalled]
+    assert list(map(type, await watch.looks(round(STALLED_S / CHECK_INTERVAL_S) + 1))) == [RolloutsStalled]
 
 
 async def test_a_learner_step_that_takes_too_long_is_reported() -> None:
     watch = Watch(rank := Actor("learner rank 0"))
-    rank.doing = [Doing("", "step", STALLED_S - 1)]
+    rank.doing = [WorkInProgress("", "step", STALLED_S - 1)]
     assert await watch.looks(2) == []
-    rank.doing = [Doing("", "step", STALLED_S + 1)]
-    assert await watch.looks(3) == [WorkStalled(actor="learner rank 0", stage="step", for_s=STALLED_S + 1)]
-    rank.doing = [Doing("", "save", STALLED_S + 1)]
-    assert await watch.looks(3) == [WorkStalled(actor="learner rank 0", stage="save", for_s=STALLED_S + 1)]
+    rank.doing = [WorkInProgress("", "step", STALLED_S + 1)]
+    assert await watch.looks(3) == [WorkStalled(actor="learner rank 0", stage="step", duration_s=STALLED_S + 1)]
+    rank.doing = [WorkInProgress("", "save", STALLED_S + 1)]
+    assert await watch.looks(3) == [WorkStalled(actor="learner rank 0", stage="save", duration_s=STALLED_S + 1)]
 
 
 async def test_cancelling_the_watchdog_cancels_its_pending_pulses() -> None:
@@ -216,13 +218,13 @@ async def test_cancelling_the_watchdog_cancels_its_pending_pulses() -> None:
 
 def test_longest_returns_the_oldest_rollouts_of_each_stage() -> None:
     now = 0.0
-    in_flight = InFlight(lambda: now)
+    in_flight = RolloutStages(lambda: now)
     for number in range(9):
         now = float(number)
         in_flight.enter(f"trace_{number}", "sampling" if number % 2 else "grading")
     in_flight.leave("trace_0")
     in_flight.enter("trace_1", "grading")
     now = 10.0
-    shown = {(doing.trace_id, doing.stage, doing.for_s) for doing in in_flight.longest()}
+    shown = {(doing.trace_id, doing.stage, doing.duration_s) for doing in in_flight.list_longest()}
     grading = {("trace_2", "grading", 8.0), ("trace_4", "grading", 6.0), ("trace_6", "grading", 4.0)}
     assert shown == grading | {("trace_3", "sampling", 7.0), ("trace_5", "sampling", 5.0), ("trace_7", "sampling", 3.0)}

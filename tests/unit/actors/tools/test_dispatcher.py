@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 
-from agent_rft.actors.endpoints.client import process_stats
-from agent_rft.actors.endpoints.stats import endpoint_metrics, merged
+from agent_rft.actors.endpoints.client import collect_process_stats
+from agent_rft.actors.endpoints.stats import merge_stats, to_endpoint_metrics
 from agent_rft.actors.runtime.timing import Timing
-from agent_rft.actors.tools.actor import share_of
+from agent_rft.actors.tools.actor import split_limits
 from agent_rft.actors.tools.dispatcher import MAX_ERROR_CHARS, Dispatcher
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
-from agent_rft.metrics import metric_of
+from agent_rft.metrics import find_metric
 from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES, ToolSpec
 from agent_rft.types import ToolCall, ToolResult
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, one_by_one, says, until
@@ -199,10 +199,10 @@ async def test_the_stats_of_a_process_become_known_metrics(dispatch: Dispatch) -
         dispatcher = dispatch(tool(server.url, "counted"))
         for _ in range(2):
             await dispatcher.call_turn("trace_1", {}, [ToolCall("call_1", "counted", "{}")])
-        metrics = endpoint_metrics(process_stats())
+        metrics = to_endpoint_metrics(collect_process_stats())
     wanted = {"calls": 2, "answered": 2, "waits": 1, "breaker": 0, "errors/tool_error": 1}
     assert {name: metrics[f"endpoint/tool 'counted'/{name}"] for name in wanted} == wanted
-    assert all(metric_of(name) for name in metrics)
+    assert all(find_metric(name) for name in metrics)
 
 
 async def test_stats_are_counted_per_tool(dispatch: Dispatch) -> None:
@@ -260,7 +260,7 @@ async def test_a_row_that_makes_a_call_too_large_is_never_the_models_mistake(dis
             ToolFailed, match=r"tool 'search' .*the call has 1,100,\d+ bytes.* its row takes 700,012"
         ) as lost:
             await dispatcher.call_turn("t", item, [ToolCall("call_2", "search", "y" * 400_000)])
-        assert lost.value.details["kind"] == "request_too_large" and "shorten the row" in lost.value.remedy
+        assert lost.value.details["kind"] == "request_too_large" and "shorten the row" in lost.value.fix
         (result,) = await dispatcher.call_turn("t", item, [ToolCall("call_3", "search", "z" * 1_000_001)])
     assert result.error == "tool_error" and "Give shorter arguments" in result.output
     assert server.received == []
@@ -281,10 +281,10 @@ async def test_a_lone_surrogate_in_arguments_is_sent_as_its_escape(dispatch: Dis
 
 
 @pytest.mark.parametrize(
-    ("status", "remedy"), [(413, "client_max_body_size"), (414, "shorten the endpoint's URL"), (431, "`headers`")]
+    ("status", "fix"), [(413, "client_max_body_size"), (414, "shorten the endpoint's URL"), (431, "`headers`")]
 )
 async def test_a_size_that_a_proxy_refuses_is_never_the_models_mistake(
-    dispatch: Dispatch, status: int, remedy: str
+    dispatch: Dispatch, status: int, fix: str
 ) -> None:
     async with FakeEndpoint(says("<h1>too large for nginx</h1>", status)) as server:
         dispatcher = dispatch(tool(server.url))
@@ -292,7 +292,7 @@ async def test_a_size_that_a_proxy_refuses_is_never_the_models_mistake(
             ToolFailed, match=rf"HTTP {status} .* to a body of 2\d\d bytes.*too large for nginx"
         ) as lost:
             await one(dispatcher)
-    assert lost.value.details["kind"] == "request_too_large" and remedy in lost.value.remedy
+    assert lost.value.details["kind"] == "request_too_large" and fix in lost.value.fix
     assert dispatcher.stats()["search"]["errors"] == {"request_too_large": 1}
 
 
@@ -365,7 +365,7 @@ async def test_an_address_that_the_operator_does_not_allow_ends_the_job() -> Non
 @pytest.mark.parametrize(("maximum", "count"), [(64, 3), (5, 5), (7, 2), (1, 1)])
 def test_dispatchers_together_keep_the_limits_of_one(maximum: int, count: int) -> None:
     whole = tool("http://tools.example/x", max_concurrency=maximum, rate_limit_per_s=10.0)
-    shares = [share_of(whole, index, count) for index in range(count)]
+    shares = [split_limits(whole, index, count) for index in range(count)]
     assert sum(share.max_concurrency for share in shares) == maximum
     assert min(share.max_concurrency for share in shares) >= 1
     assert sum(share.rate_limit_per_s or 0.0 for share in shares) == pytest.approx(10.0)
@@ -376,7 +376,7 @@ async def test_stats_of_several_dispatchers_are_added_up(dispatch: Dispatch) -> 
         first, second = dispatch(tool(server.url), tool(other.url, "other")), dispatch(tool(other.url))
         for dispatcher in (first, first, second):
             await one(dispatcher)
-        stats = merged([first.stats(), second.stats()])
+        stats = merge_stats([first.stats(), second.stats()])
     assert stats["search"]["calls"] == 3
     assert stats["search"]["errors"] == {"tool_error": 1}
     assert sum(stats["search"]["latency_counts"]) == 3

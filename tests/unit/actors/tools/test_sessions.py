@@ -13,14 +13,14 @@ import pytest
 from aiohttp import web
 
 from agent_rft.actors.runtime.timing import Timing
-from agent_rft.actors.tools.session_journal import SessionJournal
-from agent_rft.actors.tools.sessions import WARM_UP_STARTS, SessionBook
+from agent_rft.actors.tools.session_journal import ToolSessionJournal
+from agent_rft.actors.tools.sessions import WARM_UP_STARTS, ToolSessions
 from agent_rft.errors import EndpointRefused, ToolFailed
 from agent_rft.spec.endpoints import SessionSpec
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, FakeTime, Received, hangs, says, until
 
 ITEM = {"question": "q"}
-Book = Callable[..., SessionBook]
+Book = Callable[..., ToolSessions]
 
 
 async def quick_sleep(seconds: float) -> None:
@@ -72,11 +72,11 @@ def only(kind: str, behave: Behaviour) -> Behaviour:
 @pytest.fixture
 async def book() -> AsyncIterator[Book]:
     """A factory of books, which closes them after the test."""
-    made: list[SessionBook] = []
+    made: list[ToolSessions] = []
 
-    def make(url: str, journal: Path | None = None, timing: Timing = QUICK, **spec: Any) -> SessionBook:
+    def make(url: str, journal: Path | None = None, timing: Timing = QUICK, **spec: Any) -> ToolSessions:
         urls = {"start_url": url, "end_url": url} if "start_url" not in spec and "end_url" not in spec else {}
-        made.append(SessionBook(SessionSpec.model_validate({**urls, **spec}), journal, LOCAL, timing=timing))
+        made.append(ToolSessions(SessionSpec.model_validate({**urls, **spec}), journal, LOCAL, timing=timing))
         return made[-1]
 
     yield make
@@ -255,7 +255,7 @@ async def test_an_end_is_repeated_until_it_is_confirmed_and_the_session_counts_a
 
     async with FakeEndpoint(machines := Machines(only("end", ends))) as server:
         spec = SessionSpec(start_url=server.url, end_url=server.url, max_open=1)
-        sessions = SessionBook(spec, tmp_path / "sessions.jsonl", LOCAL, tell=messages.append, timing=QUICK)
+        sessions = ToolSessions(spec, tmp_path / "sessions.jsonl", LOCAL, on_message=messages.append, timing=QUICK)
         await sessions.start("trace_1", ITEM)
         sessions.end("trace_1", "graded")
         await until(lambda: sessions.stats()["end_failures"] >= 3)
@@ -310,7 +310,7 @@ async def test_open_sessions_survive_a_killed_process(book: Book, tmp_path: Path
         "trace_2": "job_restarted",
         "trace_9": "job_stopped",
     }
-    assert SessionJournal(again).open == []
+    assert ToolSessionJournal(again).open_sessions == []
 
 
 async def test_closing_returns_by_its_deadline_and_leaves_unconfirmed_sessions_in_the_journal(
@@ -323,7 +323,7 @@ async def test_closing_returns_by_its_deadline_and_leaves_unconfirmed_sessions_i
         assert await sessions.close("job_stopped", deadline_s=0.2) == 3
         with pytest.raises(ToolFailed):
             await sessions.start("trace_9", ITEM)
-    assert SessionJournal(tmp_path / "sessions.jsonl").open == ["trace_0", "trace_1", "trace_2"]
+    assert ToolSessionJournal(tmp_path / "sessions.jsonl").open_sessions == ["trace_0", "trace_1", "trace_2"]
 
 
 async def test_closing_gives_up_hanging_starts_and_ends_their_sessions(book: Book) -> None:

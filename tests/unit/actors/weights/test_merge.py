@@ -12,13 +12,19 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from agent_rft.actors.engine.vllm_internals import has_adapters
+from agent_rft.actors.engine.vllm_internals import supports_adapters
 from agent_rft.actors.weights.merge import merge_adapter
 from agent_rft.cli.main import app
 from agent_rft.errors import UserError
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder, write_adapter
-from agent_rft.trainer.model.lora import adapter_tensors, add_adapter, linear_shapes, targets_of, tensor_shapes
+from agent_rft.trainer.model.lora import (
+    add_adapter,
+    expand_targets,
+    find_linear_shapes,
+    get_adapter_tensors,
+    tensor_shapes,
+)
 from agent_rft.trainer.model.policy import load_policy
 from docs.generator.architectures import FOUND
 from tests.support.shapes import SHAPES, shape_config, write_shape
@@ -43,10 +49,12 @@ def adapter(base: Path, tmp_path: Path) -> Path:
     """An adapter that changes something, in a folder as a checkpoint's."""
     folder = tmp_path / "adapter"
     folder.mkdir()
-    layers = linear_shapes(AutoModelForCausalLM.from_pretrained(base).config, LoraSpec(targets=("q_proj", "up_proj")))
+    layers = find_linear_shapes(
+        AutoModelForCausalLM.from_pretrained(base).config, LoraSpec(targets=("q_proj", "up_proj"))
+    )
     random = torch.Generator().manual_seed(1)
     tensors = {name: torch.randn(shape, generator=random) / 4 for name, shape in tensor_shapes(layers, 4).items()}
-    write_adapter(folder, tensors, AdapterConfig(4, 2.0, ("q_proj", "up_proj")).config(str(base)))
+    write_adapter(folder, tensors, AdapterConfig(4, 2.0, ("q_proj", "up_proj")).to_peft_config(str(base)))
     for name, text in (("config.json", (base / "config.json").read_text()), ("chat_template.jinja", "mine")):
         (folder / name).write_text(text)
     (folder / "learner.json").write_text("{}")
@@ -81,14 +89,14 @@ def test_each_architecture_computes_with_a_merged_adapter_as_with_the_adapter(sh
     before = policy(batch)[0].detach()
     add_adapter(policy, LORA, 1)
     random = torch.Generator().manual_seed(3)
-    tensors = {name: torch.randn(t.shape, generator=random) / 8 for name, t in adapter_tensors(policy).items()}
-    for name, tensor in adapter_tensors(policy).items():
+    tensors = {name: torch.randn(t.shape, generator=random) / 8 for name, t in get_adapter_tensors(policy).items()}
+    for name, tensor in get_adapter_tensors(policy).items():
         tensor.data.copy_(tensors[name])
     wanted = policy(batch)[0].detach()
     folder = tmp_path / "adapter"
     folder.mkdir()
     (folder / "config.json").write_text((base / "config.json").read_text())
-    write_adapter(folder, tensors, AdapterConfig(4, LORA.alpha, targets_of(policy, LORA)).config(str(base)))
+    write_adapter(folder, tensors, AdapterConfig(4, LORA.alpha, expand_targets(policy, LORA)).to_peft_config(str(base)))
     found = AdapterFolder.read(folder)
     assert found is not None
     merge_adapter(found, base, tmp_path / "out")
@@ -101,7 +109,7 @@ def test_each_architecture_computes_with_a_merged_adapter_as_with_the_adapter(sh
 def test_the_manual_says_which_architectures_have_adapters_in_the_engine() -> None:
     for shape, row in json.loads(FOUND.read_text()).items():
         name = MODEL_FOR_CAUSAL_LM_MAPPING[type(shape_config(shape))].__name__
-        assert row["lora"] == ("yes" if has_adapters(name) else "supervised only"), name
+        assert row["lora"] == ("yes" if supports_adapters(name) else "supervised only"), name
 
 
 def test_an_adapter_of_another_model_is_not_merged(adapter: Path, tmp_path: Path) -> None:

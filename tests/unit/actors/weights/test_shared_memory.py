@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_rft.actors.weights.shared_memory import SHM, SharedFile, remove_leftovers, shared_folder, write_all
+from agent_rft.actors.weights.shared_memory import SHM, SharedFile, create_shared_folder, remove_leftovers, write_all
 
 DATA = np.arange(8, dtype=np.uint8)
 
@@ -53,11 +53,11 @@ def test_a_bucket_that_is_larger_than_one_write_is_written_whole() -> None:
 
 def test_a_shared_folder_is_there_for_a_block_and_a_dead_process_leaves_none(tmp_path: Path) -> None:
     killed(
-        "from pathlib import Path; from agent_rft.actors.weights.shared_memory import shared_folder",
-        f"entered = shared_folder(Path({str(tmp_path)!r})); (entered.__enter__() / 'file').touch()",
+        "from pathlib import Path; from agent_rft.actors.weights.shared_memory import create_shared_folder",
+        f"entered = create_shared_folder(Path({str(tmp_path)!r})); (entered.__enter__() / 'file').touch()",
     )
     assert len(list(tmp_path.glob("*/file"))) == 1
-    with shared_folder(tmp_path) as folder:
+    with create_shared_folder(tmp_path) as folder:
         (folder / "adapter").touch()
         remove_leftovers(tmp_path)
         assert list(tmp_path.iterdir()) == [folder]
@@ -80,10 +80,10 @@ def test_files_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp_p
 def test_shared_memory_without_a_name_still_works_and_ends_with_its_process() -> None:
     name, still_there, value = killed(
         "from multiprocessing.shared_memory import SharedMemory",
-        "from agent_rft.actors.weights.shared_memory import SHM, unname_shared_memory",
+        "from agent_rft.actors.weights.shared_memory import SHM, unlink_shared_memory",
         "memory = SharedMemory(create=True, size=100)",
         "memory.buf[0] = 7",
-        "unname_shared_memory()",
+        "unlink_shared_memory()",
         "print(memory.name, (SHM / memory.name).exists(), memory.buf[0])",
     )
     assert (still_there, value) == ("False", "7")

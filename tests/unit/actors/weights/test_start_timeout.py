@@ -50,5 +50,5 @@ def test_adapter_counts_with_its_base(tmp_path: Path) -> None:
     write_weights(base, 2 * GB)
     adapter = tmp_path / "adapter"
     write_weights(adapter, GB, WEIGHTS_FILE)
-    (adapter / CONFIG_FILE).write_text(json.dumps(AdapterConfig(8, 16.0).config(str(base))))
+    (adapter / CONFIG_FILE).write_text(json.dumps(AdapterConfig(8, 16.0).to_peft_config(str(base))))
     assert start_timeout_s(adapter) == START_TIMEOUT_S + 60

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.weights.sync import Published, WeightSync, sync_timeout_s
+from agent_rft.actors.weights.sync import PublishedWeights, WeightSync, sync_timeout_s
 from agent_rft.errors import EngineFailed
-from agent_rft.trainer.learner.layout import Layout, Loaded
+from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
 
-LAYOUT: Layout = [("a", "float32", (2,)), ("b", "float32", (1,))]
-WHOLE = Loaded(0.5, (7, 7))
+LAYOUT: BucketLayout = [("a", "float32", (2,)), ("b", "float32", (1,))]
+WHOLE = LoadedWeights(0.5, (7, 7))
 
 
 class Source:
     incarnation = 1
 
-    async def bucket_plan(self, max_bytes: int) -> list[Layout]:
+    async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
         return [LAYOUT, LAYOUT]
 
-    async def gather_bucket(self, index: int) -> tuple[Any, int]:
+    async def publish_bucket(self, index: int) -> tuple[Any, int]:
         return f"bucket {index}", [(1 << 64) - 1, 8][index]
 
 
@@ -30,32 +30,32 @@ def sync() -> WeightSync:
 
 
 @pytest.fixture
-async def published(sync: WeightSync) -> Published:
+async def published(sync: WeightSync) -> PublishedWeights:
     return await sync.collect(3)
 
 
-async def test_the_learner_s_checksums_are_added_up(published: Published) -> None:
+async def test_the_learner_s_checksums_are_added_up(published: PublishedWeights) -> None:
     assert published.checksum == 7
     assert published.buckets == (("bucket 0", LAYOUT), ("bucket 1", LAYOUT))
 
 
 async def test_an_engine_one_of_whose_processes_loaded_other_bytes_has_failed(
-    sync: WeightSync, published: Published
+    sync: WeightSync, published: PublishedWeights
 ) -> None:
-    assert sync.compared(published, WHOLE) == 0.5
-    failed = sync.compared(published, Loaded(0.5, (7, 6)))
+    assert sync.compare(published, WHOLE) == 0.5
+    failed = sync.compare(published, LoadedWeights(0.5, (7, 6)))
     assert isinstance(failed, EngineFailed)
     assert failed.message == "its weights differ from the learner's version 3 (checksum)"
 
 
 async def test_an_engine_whose_parameters_missed_a_tensor_has_failed_if_another_took_it(
-    sync: WeightSync, published: Published
+    sync: WeightSync, published: PublishedWeights
 ) -> None:
-    missed = Loaded(0.5, (7,), ("b",))
-    assert sync.compared(published, missed) == 0.5, "perhaps this model transforms it"
-    assert sync.untaken == ("b",)
-    assert sync.compared(published, WHOLE) == 0.5
-    failed = sync.compared(published, missed)
+    missed = LoadedWeights(0.5, (7,), ("b",))
+    assert sync.compare(published, missed) == 0.5, "perhaps this model transforms it"
+    assert sync.unloaded_tensors == ("b",)
+    assert sync.compare(published, WHOLE) == 0.5
+    failed = sync.compare(published, missed)
     assert isinstance(failed, EngineFailed) and failed.message == "it did not load 1 tensors of version 3: b"
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from agent_rft.cli.api_commands.api_client import NoAnswer, ask, check, client_of
+from agent_rft.cli.api_commands.api_client import ServerUnavailable, make_server_client, raise_for_status, send_request
 from agent_rft.cli.main import app as cli
 from agent_rft.cluster.records.blobs import FolderBlobs
 from agent_rft.errors import RftError, UserError
@@ -50,11 +50,11 @@ def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
     database.close()
 
 
-@pytest.mark.parametrize(("status", "raised"), [(404, UserError), (502, NoAnswer)])
+@pytest.mark.parametrize(("status", "raised"), [(404, UserError), (502, ServerUnavailable)])
 def test_a_server_that_is_another_one_is_named_instead_of_shown(status: int, raised: type[RftError]) -> None:
     request = httpx.Request("POST", "http://other.example.com/files?after=x")
     with pytest.raises(raised, match=f"HTTP {status}: .*http://other.example.com/files does not.*base URL") as error:
-        check(httpx.Response(status, html="<!DOCTYPE html>\n<p>an error page</p>", request=request))
+        raise_for_status(httpx.Response(status, html="<!DOCTYPE html>\n<p>an error page</p>", request=request))
 
     assert "<" not in error.value.message
 
@@ -151,7 +151,7 @@ def test_a_key_is_used_without_white_space_and_refused_without_being_shown(sourc
         profiles.write_text(json.dumps({"default": {"api_key": key}} if "profile" in source else {}))
         option = key if source == "--api-key" else None
         environment = {base: "http://host/v1\n", source: key}
-        with client_of(None, option, "default", environment, profiles) as client:
+        with make_server_client(None, option, "default", environment, profiles) as client:
             assert str(client.base_url) == "http://host/v1/"
             return client.headers["Authorization"]
 
@@ -166,7 +166,7 @@ def test_an_answer_that_is_not_json_names_the_base_url() -> None:
     page = httpx.MockTransport(lambda request: httpx.Response(200, html="<p>hello"))
     said = "http://host/models does not answer as this API does; check the base URL"
     with httpx.Client(base_url="http://host", transport=page) as client, pytest.raises(UserError, match=said):
-        ask(client, "GET", "/models")
+        send_request(client, "GET", "/models")
 
 
 def test_an_id_with_characters_that_cannot_be_sent_is_refused() -> None:
@@ -174,7 +174,7 @@ def test_an_id_with_characters_that_cannot_be_sent_is_refused() -> None:
         httpx.Client(base_url="http://host") as client,
         pytest.raises(UserError, match="characters that are invalid in a URL"),
     ):
-        ask(client, "GET", "/fine_tuning/jobs/ftjob\n1")
+        send_request(client, "GET", "/fine_tuning/jobs/ftjob\n1")
 
 
 def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: 
     }
 
     def found(url: str | None, key: str | None, profile: str, environment: dict[str, str]) -> tuple[str, Any]:
-        client = client_of(url, key, profile, environment, profiles)
+        client = make_server_client(url, key, profile, environment, profiles)
         return str(client.base_url), client.headers["Authorization"]
 
     assert found("http://given/v1", "k1", "default", environment) == ("http://given/v1/", "Bearer k1")

@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from agent_rft.cli.api_commands.api_client import NoAnswer, ask
+from agent_rft.cli.api_commands.api_client import ServerUnavailable, send_request
 from agent_rft.cli.api_commands.client import CANCELLED
-from agent_rft.cli.api_commands.follow import AWAY_S, JsonProgress, LiveProgress, follow
+from agent_rft.cli.api_commands.follow import UNREACHABLE_TIMEOUT_S, JsonProgress, LiveProgress, follow
 from agent_rft.cli.main import app as cli
 from agent_rft.errors import RftError
 from agent_rft.events import Event, PhaseBegan
@@ -37,7 +37,7 @@ class ServedJob(StoredJobs):
     def __init__(self, folder: Path) -> None:
         super().__init__(database_with_tables(folder))
         self.client = sync_client_of([fine_tuning.make_router(job_service(self.store))])
-        self.job = ask(self.client, "POST", "/fine_tuning/jobs", json=BODY)
+        self.job = send_request(self.client, "POST", "/fine_tuning/jobs", json=BODY)
         self.id: str = self.job["id"]
 
     def run(self, steps: int, total: int = 12, describe: Callable[[Event], str] = str) -> None:
@@ -175,6 +175,6 @@ def test_following_fails_if_the_server_stays_unreachable(served: ServedJob) -> N
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    with pytest.raises(NoAnswer, match="http://server/v1/ does not answer: the connection failed"):
+    with pytest.raises(ServerUnavailable, match="http://server/v1/ does not answer: the connection failed"):
         follow(flaky(served, [True, True]), served.job, JsonProgress(), clock=lambda: now[0], sleep=sleep)
-    assert AWAY_S < now[0] < AWAY_S + 10
+    assert UNREACHABLE_TIMEOUT_S < now[0] < UNREACHABLE_TIMEOUT_S + 10

@@ -16,7 +16,7 @@ from agent_rft.errors import UserError
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.stores.migrate import open_database
 from agent_rft.serve.stores.secrets import NEW_VARIABLE, VARIABLE, Master
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 
 
 def keys(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Result:
@@ -27,7 +27,7 @@ def test_a_key_is_created_listed_and_revoked(tmp_path: Path) -> None:
     made = keys(tmp_path, "create", "ci", "--scope", "read", "--requests-per-minute", "7")
     token = made.stdout.strip()
     assert token.startswith("sk-rft-") and "\n" not in token  # scripts read it
-    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(tmp_path), DEFAULT_CONFIG)
     key = state.keys.find(token)
     assert key is not None and (key.name, key.scopes, key.requests_per_minute) == ("ci", ("read",), 7)
     listed = keys(tmp_path, "list", "--json").stdout
@@ -50,9 +50,9 @@ def test_a_folder_that_does_not_exist_is_reported_and_not_created(tmp_path: Path
 
 
 def test_only_the_first_start_creates_a_key(tmp_path: Path) -> None:
-    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
-    token = state.first_key()
-    assert token is not None and state.first_key() is None
+    state = ServerState(StateLocations(tmp_path), DEFAULT_CONFIG)
+    token = state.create_first_key()
+    assert token is not None and state.create_first_key() is None
     key = state.keys.find(token)
     assert key is not None and key.scopes == ("admin",)
     state.close()
@@ -70,7 +70,7 @@ def test_an_unusable_database_is_reported_without_its_password(url: str, tmp_pat
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be used: Not a directory"):
-        ServerState(StateLocations(tmp_path / "file" / "folder"), NOTHING_ALLOWED)
+        ServerState(StateLocations(tmp_path / "file" / "folder"), DEFAULT_CONFIG)
 
 
 def test_a_key_is_created_for_some_time(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def audit(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_what_the_commands_do_is_in_the_audit_log(tmp_path: Path) -> None:
-    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
-    state.first_key()
+    state = ServerState(StateLocations(tmp_path), DEFAULT_CONFIG)
+    state.create_first_key()
     state.close()
     keys(tmp_path, "create", "ci")
     id = json.loads(keys(tmp_path, "list", "--json").stdout.splitlines()[-1])["id"]
@@ -118,7 +118,7 @@ def test_an_unknown_outcome_and_a_folder_that_does_not_exist_are_refused(tmp_pat
 
 
 def test_the_master_secret_of_the_folder_is_changed_and_not_printed(tmp_path: Path) -> None:
-    ServerState(StateLocations(tmp_path), NOTHING_ALLOWED).close()
+    ServerState(StateLocations(tmp_path), DEFAULT_CONFIG).close()
     before = (tmp_path / "secret.key").read_text()
     done = keys(tmp_path, "rotate-master")
     after = (tmp_path / "secret.key").read_text()
@@ -127,7 +127,7 @@ def test_the_master_secret_of_the_folder_is_changed_and_not_printed(tmp_path: Pa
 
 
 def test_the_master_secret_of_the_environment_is_changed_by_setting_a_new_one(tmp_path: Path) -> None:
-    ServerState(StateLocations(tmp_path), NOTHING_ALLOWED).close()
+    ServerState(StateLocations(tmp_path), DEFAULT_CONFIG).close()
     old, new = Master.generated().text, Master.generated().text
     refused = keys(tmp_path, "rotate-master", environment={VARIABLE: old})
     assert f"{NEW_VARIABLE} is not set" in str(refused.exception)

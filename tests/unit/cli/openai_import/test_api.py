@@ -1,4 +1,4 @@
-"""Whatever OpenAI's API answers, an import goes on, or ends with a remedy and leaves nothing."""
+"""Whatever OpenAI's API answers, an import goes on, or ends with a fix and leaves nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from agent_rft.cli.openai_import.api import MAX_ATTEMPTS, NoAnswer, Refused, client_of
+from agent_rft.cli.openai_import.api import MAX_ATTEMPTS, OpenAIRefused, OpenAIUnavailable, make_openai_client
 from agent_rft.errors import UserError
 from tests.support.imports import checked, imported, run
 from tests.support.openai_api import KEY, FakeOpenAI, Reply, refusal
@@ -39,7 +39,7 @@ def test_a_refusal_says_what_to_do_and_shows_no_key(reply: Reply, said: str, api
 
 
 def test_a_wrong_key_is_not_repeated_in_the_message(api: FakeOpenAI, tmp_path: Path) -> None:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(OpenAIRefused) as error:
         run(api, tmp_path, key="sk-wrong-9876543210")
 
     assert "Incorrect API key provided: [redacted]" in str(error.value)
@@ -65,7 +65,7 @@ def test_a_busy_or_failing_api_is_asked_again_as_late_as_it_says(place: str, api
 
 def test_an_api_that_stays_busy_is_given_up_and_nothing_is_left(api: FakeOpenAI, tmp_path: Path) -> None:
     api.instead = lambda path, times: refusal(429, "slow down") if path.endswith("/content") else None
-    with pytest.raises(NoAnswer, match="try again later"):
+    with pytest.raises(OpenAIUnavailable, match="try again later"):
         imported(api, tmp_path, recorded(reinforcement()))
 
     assert api.asked["/files/file-train/content"] == MAX_ATTEMPTS
@@ -84,7 +84,7 @@ def test_a_download_that_breaks_off_is_begun_again(api: FakeOpenAI, tmp_path: Pa
 def test_a_download_that_is_not_what_its_header_says_is_given_up(api: FakeOpenAI, tmp_path: Path) -> None:
     broken = Reply(200, b"not gzip", {"Content-Encoding": "gzip"})
     api.instead = lambda path, times: broken if path.endswith("train/content") else None
-    with pytest.raises(NoAnswer, match="does not answer"):
+    with pytest.raises(OpenAIUnavailable, match="does not answer"):
         imported(api, tmp_path, recorded(reinforcement()))
 
     assert not list(tmp_path.iterdir())
@@ -93,7 +93,9 @@ def test_a_download_that_is_not_what_its_header_says_is_given_up(api: FakeOpenAI
 def test_an_api_that_is_not_there_is_named(tmp_path: Path) -> None:
     nobody = FakeOpenAI()
     nobody.url = "http://127.0.0.1:1/v1"
-    with pytest.raises(NoAnswer, match=r"127.0.0.1:1/v1/ does not answer: Connection refused \(6 attempts\); check"):
+    with pytest.raises(
+        OpenAIUnavailable, match=r"127.0.0.1:1/v1/ does not answer: Connection refused \(6 attempts\); check"
+    ):
         run(nobody, tmp_path)
 
 
@@ -110,10 +112,10 @@ def test_an_api_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 def test_the_environment_is_read_as_the_sdk_does(environment: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        client_of(None, environment)
+        make_openai_client(None, environment)
 
     set_by_files = {"OPENAI_API_KEY": f"{KEY}\n", "OPENAI_ORG_ID": "org-1\n", "OPENAI_PROJECT_ID": "proj-1\r\n"}
-    client, key = client_of(None, set_by_files)
+    client, key = make_openai_client(None, set_by_files)
     assert key == KEY
     known = openai.OpenAI(api_key=KEY, organization="org-1", project="proj-1", base_url=None)
     with client, known:

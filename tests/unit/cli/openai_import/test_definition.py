@@ -8,16 +8,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rft.cli.openai_import.definition import definition_of
-from agent_rft.cli.openai_import.folder import as_yaml, read_me
-from agent_rft.cli.openai_import.models import OPEN_MODELS, propose
-from agent_rft.cli.openai_import.rows import Converted
-from agent_rft.cli.openai_import.wire import WireJob
+from agent_rft.cli.openai_import.definition import convert_job
+from agent_rft.cli.openai_import.folder import format_readme, format_yaml
+from agent_rft.cli.openai_import.models import OPEN_MODELS, propose_model
+from agent_rft.cli.openai_import.rows import ConvertedRows
+from agent_rft.cli.openai_import.wire import OpenAIJob
 from agent_rft.errors import InvalidJob
 from agent_rft.spec.reader import Variables
 from tests.support.openai_jobs import recorded, reinforcement
 
-ROWS = {"training_file": Converted(num_rows=12, longest_bytes=400)}
+ROWS = {"training_file": ConvertedRows(num_rows=12, longest_bytes=400)}
 TEXT = st.text(max_size=20) | st.sampled_from(
     ["${HOME}", "$${A}", "a\n\n b\n", "\n x", "#", "a: b\n", "\x85\u2028", "~"]
 )
@@ -60,13 +60,13 @@ PARTS = [
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(PARTS), JSON | st.lists(st.dictionaries(KEYS, JSON)))
 def test_any_value_in_a_job_is_accepted_or_named(part: str, value: Any) -> None:
-    job = WireJob.model_validate(recorded(reinforcement(**{part: value})))
+    job = OpenAIJob.model_validate(recorded(reinforcement(**{part: value})))
     try:
-        definition = definition_of(job, ROWS, None)
+        definition = convert_job(job, ROWS, None)
     except InvalidJob as error:
         assert error.problems
     else:
-        assert all(line.isprintable() for line in read_me(job, definition, ROWS, "x").splitlines())
+        assert all(line.isprintable() for line in format_readme(job, definition, ROWS, "x").splitlines())
 
 
 def test_calls_of_an_imported_job_keep_the_limit_of_openai() -> None:
@@ -78,7 +78,7 @@ def test_calls_of_an_imported_job_keep_the_limit_of_openai() -> None:
         session={"start_url": "https://tools.example.com/start"} | long,
         guards=[{"name": "safe", "grader": grader | {"timeout_s": 60}}],
     )
-    definition = definition_of(WireJob.model_validate(recorded(method)), ROWS, None)
+    definition = convert_job(OpenAIJob.model_validate(recorded(method)), ROWS, None)
 
     written = definition.job["method"]["reinforcement"]
     for endpoint in (written["tools"][0], written["session"], written["grader"]["graders"]["mine"]):
@@ -98,17 +98,17 @@ def test_calls_of_an_imported_job_keep_the_limit_of_openai() -> None:
 @given(TEXT)
 def test_a_text_means_the_same_in_the_job_file(text: str) -> None:
     grader = {"type": "string_check", "input": "a", "reference": "b", "operation": "eq", "name": text}
-    definition = definition_of(WireJob.model_validate(recorded(reinforcement(grader))), ROWS, None)
+    definition = convert_job(OpenAIJob.model_validate(recorded(reinforcement(grader))), ROWS, None)
     assert not set(definition.variables) - {"DOLLAR", "KEY_TOOLS_EXAMPLE_COM_AUTHORIZATION"}
 
     environment = dict.fromkeys(definition.variables, "x") | {"DOLLAR": "$", "HOME": "/root", "A": "a"}
-    read = Variables(environment).fill_in(yaml.safe_load(as_yaml(definition.job, "a job")), ())
+    read = Variables(environment).fill_in(yaml.safe_load(format_yaml(definition.job, "a job")), ())
     assert read["method"]["reinforcement"]["grader"]["name"] == text
 
 
 def test_the_proposed_model_has_the_size_the_room_and_tools() -> None:
     def proposed(model: str, context: int = 1_000) -> str:
-        return propose(model, context, tools=True).name.removeprefix("Qwen/Qwen3-")
+        return propose_model(model, context, tools=True).name.removeprefix("Qwen/Qwen3-")
 
     assert [proposed(model) for model in ("gpt-4.1-nano-2025-04-14", "o4-mini-2025-04-16", "gpt-5")] == [
         "1.7B",

@@ -16,7 +16,7 @@ from agent_rft.cluster.preflight.rows import read_files
 from agent_rft.errors import InvalidJob, RftError, UserError
 from agent_rft.serve.jobs.request import parse_api_job
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.spec.reader import Variables
 from tests.support.imports import checked, environment_of, imported, run
 from tests.support.openai_api import KEY, FakeOpenAI
@@ -186,7 +186,7 @@ def test_the_job_file_is_a_request_of_the_api_too(api: FakeOpenAI, tmp_path: Pat
     body = variables.fill_in(yaml.safe_load((tmp_path / "moved" / "job.yaml").read_text()), ())
     files = {"training_file": "file-1", "validation_file": "file-1"}
 
-    made = parse_api_job(body | files | {"model": "gpt-5"}, KnownModels(), KnownFiles(), Operator())
+    made = parse_api_job(body | files | {"model": "gpt-5"}, KnownModels(), KnownFiles(), OperatorConfig())
     assert made.spec.reinforcement.grader.type == "multi"
 
 

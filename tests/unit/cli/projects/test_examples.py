@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.cli.projects.examples import MAX_FIELD_CHARS, Example, Examples, read_examples
-from agent_rft.cli.projects.rows import rows_of, split, starter_rows
-from agent_rft.cli.projects.tools import Tool
+from agent_rft.cli.projects.examples import MAX_FIELD_CHARS, CsvExample, CsvExamples, read_examples
+from agent_rft.cli.projects.rows import generate_rows, make_rows, split_rows
+from agent_rft.cli.projects.tools import ProjectTool
 from agent_rft.errors import UserError
-from agent_rft.spec.schemas.json_schema import Checker
+from agent_rft.spec.schemas.json_schema import SchemaValidator
 
 
-def read(folder: Path, content: str | bytes) -> Examples:
+def read(folder: Path, content: str | bytes) -> CsvExamples:
     path = folder / "questions.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_examples(path)
@@ -28,8 +28,8 @@ def test_columns_are_found_by_name_whatever_the_delimiter(tmp_path: Path, delimi
     assert (found.question, found.answer, found.own) == ("Question", "Expected", ("kind",))
     four = f"4{delimiter} or four"
     assert found.rows == [
-        Example("What is\n1 + 1?", "2", {"kind": "easy"}),
-        Example("What is 2 + 2?", four, {"kind": "easy"}),
+        CsvExample("What is\n1 + 1?", "2", {"kind": "easy"}),
+        CsvExample("What is 2 + 2?", four, {"kind": "easy"}),
     ]
 
 
@@ -71,7 +71,7 @@ def test_a_repeated_line_is_left_out_and_counted(tmp_path: Path) -> None:
         (",".join(["question", "answer", *map(str, range(99))]) + "\n", r"the file has 101 columns"),
     ],
 )
-def test_what_is_no_example_is_named_with_line_and_remedy(tmp_path: Path, content: str | bytes, said: str) -> None:
+def test_what_is_no_example_is_named_with_line_and_fix(tmp_path: Path, content: str | bytes, said: str) -> None:
     with pytest.raises(UserError, match=said):
         read(tmp_path, content)
 
@@ -89,35 +89,35 @@ def test_a_file_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_rows", [3, 4, 10, 30, 100, 2_000])
 def test_rows_are_split_three_ways_without_a_row_in_two_files(num_rows: int) -> None:
     rows = [{"n": i} for i in range(num_rows)]
-    files = split(rows)
+    files = split_rows(rows)
     assert len(files["test"]) == max(1, min(300, num_rows // 5))
     assert len(files["validation"]) == max(1, min(100, num_rows // 10))
     assert sorted(row["n"] for part in files.values() for row in part) == list(range(num_rows))
-    assert split(rows) == files, "the same every time"
+    assert split_rows(rows) == files, "the same every time"
     assert num_rows < 100 or files["train"][0] != rows[0], "mixed"
 
 
 def test_rows_of_one_group_stay_together() -> None:
     rows = [{"n": i, "group": f"customer {i % 7}"} for i in range(70)]
-    files = split(rows)
+    files = split_rows(rows)
     groups = [{row["group"] for row in part} for part in files.values()]
     assert all(groups) and sum(map(len, groups)) == 7
     with pytest.raises(UserError, match="only 2 different values of 'group'"):
-        split([{"group": i % 2} for i in range(10)])
+        split_rows([{"group": i % 2} for i in range(10)])
     with pytest.raises(
         UserError, match="only 2 different examples: training, validation and test need at least one each"
     ):
-        split([{}, {}])
+        split_rows([{}, {}])
 
 
 NUMBER = {"type": "integer", "minimum": 3}
-ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]})
-NOW = Tool("now", "", {"type": "object", "properties": {}, "additionalProperties": False})
-DELETE = Tool("delete", "", {"type": "object", "properties": {}}, changes=True)
+ADD = ProjectTool("add", "Adds.", {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]})
+NOW = ProjectTool("now", "", {"type": "object", "properties": {}, "additionalProperties": False})
+DELETE = ProjectTool("delete", "", {"type": "object", "properties": {}}, changes=True)
 
 
 def test_made_up_rows_ask_for_calls_that_the_schema_allows_and_that_change_nothing() -> None:
-    rows = starter_rows([ADD, NOW, DELETE], "Be short.")
+    rows = generate_rows([ADD, NOW, DELETE], "Be short.")
     questions = [row["messages"][-1]["content"] for row in rows]
     assert len(set(questions)) == len(rows) == 30
     for row in rows:
@@ -126,14 +126,14 @@ def test_made_up_rows_ask_for_calls_that_the_schema_allows_and_that_change_nothi
         call = row["expected_call"]
         assert call["name"] in ("add", "now")
         if call["name"] == "add":
-            assert Checker(ADD.parameters).mistake(call["arguments"]) is None
+            assert SchemaValidator(ADD.parameters).find_violation(call["arguments"]) is None
             assert f"a = {call['arguments']['a']}" in row["messages"][-1]["content"]
-    assert len(starter_rows([NOW], "")) >= 3, "enough for three files"
-    assert {row["expected_call"]["name"] for row in starter_rows([DELETE], "")} == {"delete"}
+    assert len(generate_rows([NOW], "")) >= 3, "enough for three files"
+    assert {row["expected_call"]["name"] for row in generate_rows([DELETE], "")} == {"delete"}
 
 
 def test_an_examples_row_has_question_answer_and_its_own_keys() -> None:
-    (row,) = rows_of([Example("What?", "2", {"kind": "easy"})], [], "")
+    (row,) = make_rows([CsvExample("What?", "2", {"kind": "easy"})], [], "")
     assert row == {"messages": [{"role": "user", "content": "What?"}], "reference_answer": "2", "kind": "easy"}
-    (row,) = rows_of([Example("What?", "2", {"reference_answer": "3"})], [], "")
+    (row,) = make_rows([CsvExample("What?", "2", {"reference_answer": "3"})], [], "")
     assert row["reference_answer"] == "2", "the chosen column's"

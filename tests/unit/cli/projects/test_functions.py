@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.cli.projects.functions import Module, read_module
+from agent_rft.cli.projects.functions import ToolModule, read_module
 from agent_rft.errors import InvalidJob, UserError
 
 SHOP = '''
@@ -73,7 +73,7 @@ def test_public_functions_become_tools_by_their_hints_and_none_is_called(tmp_pat
     assert wait.parameters["properties"] == {}
 
 
-def read(folder: Path, text: str, *wanted: str, name: str = "shop.py") -> Module:
+def read(folder: Path, text: str, *wanted: str, name: str = "shop.py") -> ToolModule:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return read_module(path, wanted)
@@ -95,7 +95,7 @@ def read(folder: Path, text: str, *wanted: str, name: str = "shop.py") -> Module
         ("def add():\n    '\\ud800'", r"add \(.*shop.py:1\): its docstring has a lone .*\n.*write complete characters"),
     ],
 )
-def test_what_a_model_cannot_call_is_named_with_line_and_remedy(tmp_path: Path, text: str, said: str) -> None:
+def test_what_a_model_cannot_call_is_named_with_line_and_fix(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(InvalidJob, match=said):
         read(tmp_path, text)
 

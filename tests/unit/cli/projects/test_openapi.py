@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from agent_rft.cli.projects.document import MAX_BYTES
-from agent_rft.cli.projects.openapi import Api, read_api
+from agent_rft.cli.projects.openapi import ToolApi, read_api
 from agent_rft.errors import InvalidJob, UserError
 
 PETS = """\
@@ -57,7 +57,7 @@ components:
 """
 
 
-def read(folder: Path, text: str, *wanted: str, name: str = "api.yaml") -> Api:
+def read(folder: Path, text: str, *wanted: str, name: str = "api.yaml") -> ToolApi:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return read_api(str(path), wanted)
@@ -162,7 +162,7 @@ OTHERS = "such as --tool|each with --tool"
         (changed("[id, name]", "[[id], name]"), r"put_pet.: its arguments at \$.properties.body.required"),
     ],
 )
-def test_what_cannot_be_called_is_named_with_line_and_remedy(tmp_path: Path, text: str, said: str) -> None:
+def test_what_cannot_be_called_is_named_with_line_and_fix(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(InvalidJob, match=said):
         read(tmp_path, text)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from agent_rft.cli.init import asked
+from agent_rft.cli.init import ask_project_questions
 from agent_rft.cli.main import app
-from agent_rft.cli.projects.project import Wanted, write_own_project
+from agent_rft.cli.projects.project import ProjectRequest, write_own_project
 from agent_rft.errors import UserError
 from agent_rft.spec.job_file import load_job
 from tests.unit.cli.projects.test_openapi import PETS, site
@@ -125,7 +125,7 @@ def test_a_project_of_an_api_forwards_calls_and_changes_nothing_unasked(tmp_path
     }
     with site(found) as url:
         (tmp_path / "api.yaml").write_text(PETS.replace("https://{place}.example.com", url))
-        said = write_own_project(tmp_path / "pets", Wanted((str(tmp_path / "api.yaml"),)))
+        said = write_own_project(tmp_path / "pets", ProjectRequest((str(tmp_path / "api.yaml"),)))
         got = answers(
             tmp_path / "pets",
             call("get_pet", {"petId": "a/b", "fields": ["x", "y"], "X-Page": 2}),
@@ -142,7 +142,7 @@ def test_a_project_of_an_api_forwards_calls_and_changes_nothing_unasked(tmp_path
 def test_a_project_of_examples_alone_has_no_tools_and_takes_a_model(tmp_path: Path) -> None:
     (tmp_path / "questions.csv").write_text(QUESTIONS)
     model = "Qwen/Qwen3-0.6B"
-    said = write_own_project(tmp_path / "sums", Wanted((str(tmp_path / "questions.csv"),), model=model))
+    said = write_own_project(tmp_path / "sums", ProjectRequest((str(tmp_path / "questions.csv"),), model=model))
     assert f"download {model}" in said
     check_files(tmp_path / "sums", 10)
     assert not (tmp_path / "sums" / "base").exists() and load_job(tmp_path / "sums" / "job.yaml", {}).model == model
@@ -185,6 +185,8 @@ def test_five_questions_ask_for_the_same_as_the_options() -> None:
         questions.append(question)
         return next(replies)
 
-    assert asked(ask) == Wanted(("tools.py", "q.csv"), (), "Be short.", None, 8123)
+    assert ask_project_questions(ask) == ProjectRequest(("tools.py", "q.csv"), (), "Be short.", None, 8123)
     assert list(dict.fromkeys(question[:2] for question in questions)) == ["1.", "2.", "3.", "4.", "5."]
-    assert asked(lambda question, default: default) is None, "who has nothing yet gets the ledger example"
+    assert ask_project_questions(lambda question, default: default) is None, (
+        "who has nothing yet gets the ledger example"
+    )

@@ -7,18 +7,20 @@ import pytest
 from agent_rft.cli import main
 from agent_rft.cli.api_commands import client
 from agent_rft.cli.ready import NOT_READY
-from agent_rft.cli.reference.catalogue import EXIT_CODES, catalogue, find, near
-from agent_rft.cli.reference.settings import Setting
-from agent_rft.cluster.run.signals import STOPPED
-from agent_rft.errors import Discard
+from agent_rft.cli.reference.catalogue import EXIT_CODES, build_catalog, find_entries, similar_names
+from agent_rft.cli.reference.settings import DocumentedSetting
+from agent_rft.cluster.run.signals import STOPPED_EXIT_CODE
+from agent_rft.errors import DiscardError
 
 
-def setting(path: str, file: str = "job") -> Setting:
-    return Setting(file=file, path=path, type="integer", default="1", bounds="at least 1", description=f"About {path}.")
+def setting(path: str, file: str = "job") -> DocumentedSetting:
+    return DocumentedSetting(
+        file=file, path=path, type="integer", default="1", bounds="at least 1", description=f"About {path}."
+    )
 
 
 GRADER = "method.reinforcement.grader"
-ENTRIES = catalogue(
+ENTRIES = build_catalog(
     [
         setting("seed"),
         setting("method.reinforcement.limits.max_tool_calls"),
@@ -31,7 +33,7 @@ ENTRIES = catalogue(
 
 
 def found(name: str) -> list[tuple[str, str]]:
-    return [(entry.kind, entry.name) for entry in find(name, ENTRIES)]
+    return [(entry.kind, entry.name) for entry in find_entries(name, ENTRIES)]
 
 
 @pytest.mark.parametrize(
@@ -84,23 +86,23 @@ def test_other_names_are_unknown(name: str) -> None:
 
 
 def test_names_that_are_spelled_alike_are_suggested() -> None:
-    assert near("forbiden_address", ENTRIES)[0] == "forbidden_address"
-    assert near("max_tol_calls", ENTRIES)[0] == "method.reinforcement.limits.max_tool_calls"
-    assert near("xyzzy", ENTRIES) == []
+    assert similar_names("forbiden_address", ENTRIES)[0] == "forbidden_address"
+    assert similar_names("max_tol_calls", ENTRIES)[0] == "method.reinforcement.limits.max_tool_calls"
+    assert similar_names("xyzzy", ENTRIES) == []
 
 
 def test_every_reason_to_discard_a_rollout_says_what_to_do() -> None:
     entries = [entry for entry in ENTRIES if entry.kind == "discard reason"]
-    assert {entry.name for entry in entries} == {cls.reason for cls in Discard.__subclasses__()}
+    assert {entry.name for entry in entries} == {cls.reason for cls in DiscardError.__subclasses__()}
     assert all(len(entry.meaning) > 80 for entry in entries)
 
 
 def test_a_metric_says_its_unit_and_where_it_is_shown() -> None:
-    (entry,) = find("sync_pause_s", ENTRIES)
+    (entry,) = find_entries("sync_pause_s", ENTRIES)
     assert entry.facts["unit"] == "s"
     assert "report, 'Weight sync'" in entry.facts["shown in"]
 
 
 def test_the_exit_codes_of_the_commands_are_listed() -> None:
-    assert {0, 1, 2, client.CANCELLED, NOT_READY, STOPPED} == EXIT_CODES.keys()
+    assert {0, 1, 2, client.CANCELLED, NOT_READY, STOPPED_EXIT_CODE} == EXIT_CODES.keys()
     assert all(f"{code} " in str(main.__doc__) for code in EXIT_CODES)

@@ -7,17 +7,17 @@ from dataclasses import fields
 import pytest
 
 from agent_rft.cli.reference.events import event_fields, json_type
-from agent_rft.cli.reference.texts import field_texts, text_of
+from agent_rft.cli.reference.texts import docstring_text, field_docstrings
 from agent_rft.events import KINDS, Event
 from agent_rft.types import Evaluation
 
 
 @pytest.mark.parametrize("cls", KINDS.values(), ids=KINDS)
 def test_a_kind_and_its_fields_are_described(cls: type[Event]) -> None:
-    assert not text_of(cls).startswith(f"{cls.__name__}("), "the docstring that dataclasses generate"
-    assert field_texts(cls).keys() == {field.name for field in fields(cls)}
+    assert not docstring_text(cls).startswith(f"{cls.__name__}("), "the docstring that dataclasses generate"
+    assert field_docstrings(cls).keys() == {field.name for field in fields(cls)}
     assert [name for name, _, _ in event_fields(cls)] == [field.name for field in fields(cls) if field.name != "step"]
-    assert all(text.endswith((".", "`")) for text in field_texts(cls).values())
+    assert all(text.endswith((".", "`")) for text in field_docstrings(cls).values())
 
 
 def test_types_are_named_as_in_json() -> None:
@@ -40,5 +40,5 @@ def test_a_text_of_several_lines_becomes_one_line_a_paragraph() -> None:
         large."""
         plain: int
 
-    assert text_of(Documented) == "First line.\n\nSecond paragraph."
-    assert field_texts(Documented) == {"size": "How large."}
+    assert docstring_text(Documented) == "First line.\n\nSecond paragraph."
+    assert field_docstrings(Documented) == {"size": "How large."}

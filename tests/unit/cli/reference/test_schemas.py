@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from jsonschema.exceptions import best_match
 from pydantic import ValidationError
 
-from agent_rft.cli.reference.schemas import MODELS, schema_of
+from agent_rft.cli.reference.schemas import MODELS, editor_schema
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.nodes import NodesFile
-from agent_rft.spec.operator.config import Operator
-from agent_rft.spec.reader import Lines, ParsedFile, fill_in
+from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.reader import LineNumbers, ParsedFile, substitute_variables
 from tests.support.builders import EXACT, raw_job
 from tests.support.paths import ROOT
 
@@ -33,20 +33,20 @@ TOOL = {"name": "a", "server_url": "https://x.example/a"}
 
 def mistake(file: str, content: Any) -> str | None:
     """What is wrong most likely; None if nothing is."""
-    found = best_match(jsonschema.Draft202012Validator(schema_of(file)).iter_errors(content))
+    found = best_match(jsonschema.Draft202012Validator(editor_schema(file)).iter_errors(content))
     return None if found is None else found.message
 
 
 def as_read(text: str, environment: dict[str, str]) -> JobSpec:
-    source = ParsedFile("job", yaml.safe_load(text), Lines(None))
-    raw, _, problems = fill_in(source, environment)
+    source = ParsedFile("job", yaml.safe_load(text), LineNumbers(None))
+    raw, _, problems = substitute_variables(source, environment)
     assert not problems
     return JobSpec.model_validate(raw)
 
 
 @pytest.mark.parametrize("file", MODELS)
 def test_a_schema_is_valid_and_carries_what_an_editor_shows(file: str) -> None:
-    schema = schema_of(file)
+    schema = editor_schema(file)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["title"] and "$id" not in schema
     assert schema["additionalProperties"] is False
@@ -173,7 +173,7 @@ def test_mistakes_in_jobs_are_marked(reinforcement: dict[str, Any], said: str) -
 def test_valid_operators_configurations_are_valid(text: str) -> None:
     variables = {"NETWORK": "10.9.0.0/16", "KEY": "k", "N": "3"}
     content = yaml.safe_load(text)
-    Operator.model_validate(fill_in(ParsedFile("config", content, Lines(None)), variables)[0])
+    OperatorConfig.model_validate(substitute_variables(ParsedFile("config", content, LineNumbers(None)), variables)[0])
     assert mistake("operator", content) is None
 
 
@@ -222,7 +222,7 @@ WHOLE: list[tuple[str, Any]] = [
 ]
 FULL = [(file, MODELS[file].model_validate(content).model_dump(mode="json")) for file, content in WHOLE]
 """Files in which every setting is given."""
-CHECKERS = {file: jsonschema.Draft202012Validator(schema_of(file)) for file in MODELS}
+CHECKERS = {file: jsonschema.Draft202012Validator(editor_schema(file)) for file in MODELS}
 ONLY_THE_READER = {"value_error"}
 """Errors of what depends on several settings."""
 

@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from agent_rft.cli.reference.schemas import MODELS
-from agent_rft.cli.reference.settings import Setting, all_settings, sections
+from agent_rft.cli.reference.settings import DocumentedSetting, all_settings, sections
 from agent_rft.spec.job import JobSpec
 from tests.support.builders import raw_job
 
 BY_PATH = {(setting.file, setting.path): setting for setting in all_settings()}
 
 
-def setting(path: str, file: str = "job") -> Setting:
+def setting(path: str, file: str = "job") -> DocumentedSetting:
     return BY_PATH[file, path]
 
 

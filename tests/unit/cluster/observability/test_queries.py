@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rft.cluster.observability.dashboards.queries import MetricQuery, gauge, mean_of, panel, quantile_of, rate_of
+from agent_rft.cluster.observability.dashboards.queries import (
+    MetricQuery,
+    gauge,
+    panel,
+    query_mean,
+    query_quantile,
+    query_rate,
+)
 from agent_rft.cluster.observability.promql import samples
 
 
@@ -19,7 +26,7 @@ def test_a_panel_of_one_metric_has_its_label_unit_and_help() -> None:
 
 
 def test_a_panel_of_several_metrics_names_each_in_legend_and_description() -> None:
-    shown = panel(rate_of("groups_trained", per="minute"), rate_of("groups_lost", per="minute"), title="Groups")
+    shown = panel(query_rate("groups_trained", per="minute"), query_rate("groups_lost", per="minute"), title="Groups")
     assert [query.legend for query in shown.queries] == ["trained", "lost"]
     assert [line.partition(":")[0] for line in shown.about.splitlines()] == ["- trained", "- lost"]
 
@@ -27,7 +34,7 @@ def test_a_panel_of_several_metrics_names_each_in_legend_and_description() -> No
 def test_legends_name_the_job_on_a_page_of_many() -> None:
     shown = panel(gauge("version"), many_jobs=True)
     assert [query.legend for query in shown.queries] == ["{{job}}"]
-    assert quantile_of(0.95, "rollout_tokens/train/<kind>").legend(many_jobs=True) == "p95 {{kind}} {{job}}"
+    assert query_quantile(0.95, "rollout_tokens/train/<kind>").legend(many_jobs=True) == "p95 {{kind}} {{job}}"
 
 
 def test_a_baseline_is_a_dashed_line() -> None:
@@ -37,7 +44,7 @@ def test_a_baseline_is_a_dashed_line() -> None:
 
 
 def test_placeholders_become_labels_of_the_query_and_fixed_values_conditions() -> None:
-    query = quantile_of(0.95, "rollout_tokens/train/<kind>")
+    query = query_quantile(0.95, "rollout_tokens/train/<kind>")
     assert 'agent_rft_rollout_tokens_bucket{job=~"$job",split="train"}[$steps]' in query.expr
     assert "sum by (job, kind, le)" in query.expr
     assert query.legend() == "p95 {{kind}}"
@@ -46,11 +53,11 @@ def test_placeholders_become_labels_of_the_query_and_fixed_values_conditions() -
 @pytest.mark.parametrize(
     ("query", "unit"),
     [
-        (rate_of("endpoint/<endpoint>/bytes_in"), "Bps"),
+        (query_rate("endpoint/<endpoint>/bytes_in"), "Bps"),
         (gauge("clipped_share"), "percentunit"),
         (gauge("learning_rate"), "sci"),
         (gauge("grad_norm"), "none"),
-        (mean_of("time_wait_s"), "s"),
+        (query_mean("time_wait_s"), "s"),
         (gauge("engine_slots"), "short"),
     ],
 )
@@ -62,7 +69,7 @@ def test_queries_that_prometheus_cannot_answer_are_refused() -> None:
     with pytest.raises(KeyError, match="made_up"):
         gauge("made_up")
     with pytest.raises(ValueError, match="not a counter"):
-        rate_of("grad_norm")
+        query_rate("grad_norm")
     with pytest.raises(ValueError, match="histogram"):
         gauge("time_step_s")
     with pytest.raises(ValueError, match="file"):
@@ -71,6 +78,6 @@ def test_queries_that_prometheus_cannot_answer_are_refused() -> None:
 
 def test_panels_of_metrics_with_different_units_or_without_a_title_are_refused() -> None:
     with pytest.raises(ValueError, match="one unit"):
-        panel(gauge("loss"), mean_of("time_step_s"), title="Loss and time")
+        panel(gauge("loss"), query_mean("time_step_s"), title="Loss and time")
     with pytest.raises(ValueError, match="needs a title"):
         panel(gauge("loss"), gauge("grad_norm"))

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from agent_rft.cluster.planning.model import (
     CacheShape,
     ModelShape,
-    cache_shape,
     count_parameters,
+    get_text_config,
+    read_cache_shape,
     read_config,
-    shape_of,
-    text_config,
+    read_shape,
 )
 from tests.support.architectures import ARCHITECTURES, WINDOW
 
@@ -26,7 +26,7 @@ TOKENS = 20
 def shape_in(folder: Path, config: PreTrainedConfig) -> ModelShape:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     config = read_config(folder)
-    return shape_of(text_config(config), count_parameters(folder, config))
+    return read_shape(get_text_config(config), count_parameters(folder, config))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3", "gpt_oss", "glm4_moe"])
@@ -74,7 +74,7 @@ NEMOTRON_H = {"hybrid_override_pattern": "M-M*-E", "mamba_num_heads": 8, "mamba_
 def test_only_full_attention_keeps_every_token(
     config: dict[str, Any], layers: int, kv_heads: int, head_dim: int, num_bytes: int
 ) -> None:
-    assert cache_shape(config, layers, kv_heads, head_dim).sequence_bytes(1000, 2) == num_bytes
+    assert read_cache_shape(config, layers, kv_heads, head_dim).sequence_bytes(1000, 2) == num_bytes
 
 
 def test_tensor_parallelism_splits_heads_and_no_latent_vector() -> None:
@@ -85,5 +85,5 @@ def test_tensor_parallelism_splits_heads_and_no_latent_vector() -> None:
 
 
 def test_a_window_is_full_after_as_many_tokens() -> None:
-    shape = cache_shape({"sliding_window": WINDOW}, 2, 2, 32)
+    shape = read_cache_shape({"sliding_window": WINDOW}, 2, 2, 32)
     assert shape.sequence_bytes(WINDOW, 4) == shape.sequence_bytes(1000, 4)

@@ -13,8 +13,8 @@ from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
 from agent_rft.cluster.planning.memory import GIB
 from agent_rft.cluster.planning.model import CacheShape, ModelShape
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import RECORDED, RecordedLayout, Request, size_of
-from agent_rft.cluster.planning.plan import plan_of
+from agent_rft.cluster.planning.placement import RECORDED, PlanRequest, RecordedLayout, total_resources
+from agent_rft.cluster.planning.plan import plan_cluster
 from agent_rft.spec.model_options import LoraSpec
 from tests.support.builders import job
 
@@ -72,12 +72,12 @@ CLUSTERS = {
 PAIRS = [pytest.param(model, cluster, id=f"{model} on {cluster}") for model, cluster in product(MODELS, CLUSTERS)]
 
 
-def request(model: str, cluster: str, lora: Any = "auto", **given: Any) -> Request:
+def request(model: str, cluster: str, lora: Any = "auto", **given: Any) -> PlanRequest:
     made = job({"algorithm": {"lora": lora}}, cluster=given)
-    return Request(made, tuple(CLUSTERS[cluster]), MODELS[model], CONTEXT)
+    return PlanRequest(made, tuple(CLUSTERS[cluster]), MODELS[model], CONTEXT)
 
 
-def combinations(model: str, cluster: str) -> Iterator[Request]:
+def combinations(model: str, cluster: str) -> Iterator[PlanRequest]:
     """One engine and any number of ranks, with each stage, offload and LoRA: more engines only take more memory."""
     total = sum(int(node.gpus) for node in CLUSTERS[cluster])
     offloads = ("none", "optimizer", "optimizer_and_activations")
@@ -123,7 +123,7 @@ def test_where_the_defaults_do_not_fit_no_other_setting_does(model: str, cluster
 def test_a_gpu_is_unused_only_if_neither_another_engine_nor_another_rank_fits(model: str, cluster: str) -> None:
     plan = lay_out(request(model, cluster))
     total, placement = sum(int(node.gpus) for node in CLUSTERS[cluster]), plan.placement
-    if not plan.fits or size_of(placement)[0] == total:
+    if not plan.fits or total_resources(placement)[0] == total:
         return
     for more in ({"engines": placement.engines + 1}, {"learner_ranks": placement.learner_ranks + 1}):
         given = {name: getattr(placement, name) for name in ("engines", "engine_gpus", "learner_ranks", "offload")}
@@ -179,7 +179,7 @@ def test_a_given_number_of_cores_that_leaves_too_few_for_the_others_still_fits()
 
 def test_on_cpus_there_is_one_engine_and_one_rank_and_all_weights_are_trained() -> None:
     cpus = Node("laptop", cores=64, memory_bytes=64 * GIB)
-    plan = lay_out(Request(job(), (cpus,), MODELS["0.6B"], 2048))
+    plan = lay_out(PlanRequest(job(), (cpus,), MODELS["0.6B"], 2048))
     values = {name: getattr(plan.placement, name) for name in RECORDED if name != "micro_batch_tokens"}
     assert values == {
         "engines": 1,
@@ -196,7 +196,7 @@ def test_on_cpus_there_is_one_engine_and_one_rank_and_all_weights_are_trained() 
 
 def test_a_supervised_job_and_one_that_grades_use_all_gpus() -> None:
     cluster = tuple(CLUSTERS["8 x 80"])
-    supervised = lay_out(Request(job(method={"type": "supervised"}), cluster, MODELS["8B"], CONTEXT)).placement
+    supervised = lay_out(PlanRequest(job(method={"type": "supervised"}), cluster, MODELS["8B"], CONTEXT)).placement
     assert (supervised.engines, supervised.learner_ranks) == (0, 8)
     graded = lay_out(replace(request("8B", "8 x 80"), learner=False)).placement
     assert (graded.engines, graded.learner_ranks) == (8, 0)
@@ -204,7 +204,7 @@ def test_a_supervised_job_and_one_that_grades_use_all_gpus() -> None:
 
 def test_the_operator_limits_the_gpus_that_are_chosen() -> None:
     placement = lay_out(replace(request("0.6B", "8 x 80"), max_gpus=4)).placement
-    assert size_of(placement)[0] == 4
+    assert total_resources(placement)[0] == 4
 
 
 def test_weights_are_not_divided_among_ranks_if_layers_have_a_state() -> None:
@@ -231,7 +231,7 @@ def test_shared_engines_have_fixed_values() -> None:
 
 def test_the_fewest_gpus_are_found() -> None:
     plan = lay_out(request("4B", "8 x 80"), fewest_gpus=True)
-    assert plan.fits and size_of(plan.placement)[0] == 1 and plan.placement.colocated
+    assert plan.fits and total_resources(plan.placement)[0] == 1 and plan.placement.colocated
 
 
 # -- reasons and records -----------------------------------------------------------------------------------------------
@@ -252,29 +252,29 @@ def test_the_plan_says_what_was_chosen_and_why() -> None:
 
 def test_a_recorded_layout_is_kept_while_it_fits() -> None:
     first = lay_out(request("8B", "2 x 80", {}))
-    recorded = RecordedLayout.of(first.placement)
+    recorded = RecordedLayout.from_placement(first.placement)
     larger = replace(request("8B", "8 x 80", {}), recorded=recorded)
-    assert RecordedLayout.of(lay_out(larger).placement) == recorded
+    assert RecordedLayout.from_placement(lay_out(larger).placement) == recorded
     smaller = replace(request("8B", "1 x 80", {}), recorded=recorded)
-    assert plan_of(smaller).fits and plan_of(smaller).placement.colocated
+    assert plan_cluster(smaller).fits and plan_cluster(smaller).placement.colocated
 
 
 def test_gpus_that_other_jobs_hold_are_left_out_if_the_job_fits_on_the_others() -> None:
     (node,) = CLUSTERS["8 x 80"]
     half = replace(request("8B", "8 x 80"), nodes=(replace(node, held_gpus=4),))
     plan = lay_out(half)
-    assert plan.fits and size_of(plan.placement)[0] == 4
+    assert plan.fits and total_resources(plan.placement)[0] == 4
     assert "4 of 4 GPUs, others hold 4" in reasons(plan)["cluster"]
 
 
 def test_cores_that_other_jobs_hold_are_left_out_too() -> None:
     node = Node("n", cores=16, gpus=8, held_gpus=5, held_cores=10)
-    plan = lay_out(Request(job(), (node,), None, CONTEXT))
-    assert size_of(plan.placement) == (3, 6)
+    plan = lay_out(PlanRequest(job(), (node,), None, CONTEXT))
+    assert total_resources(plan.placement) == (3, 6)
 
 
 @pytest.mark.parametrize("held", [7, 8])
 def test_a_job_that_does_not_fit_on_free_gpus_is_planned_for_all_and_never_for_cpus(held: int) -> None:
     (node,) = CLUSTERS["8 x 80"]
     plan = lay_out(replace(request("32B", "8 x 80"), nodes=(replace(node, held_gpus=held),)))
-    assert plan.fits and size_of(plan.placement)[0] == 8
+    assert plan.fits and total_resources(plan.placement)[0] == 8

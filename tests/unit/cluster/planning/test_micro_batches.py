@@ -16,9 +16,9 @@ from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
 from agent_rft.cluster.planning.memory import GIB
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import RecordedLayout, Request
-from agent_rft.cluster.planning.plan import plan_of, remedies_of
-from agent_rft.cluster.planning.plan_view import print_planned
+from agent_rft.cluster.planning.placement import PlanRequest, RecordedLayout
+from agent_rft.cluster.planning.plan import find_fixes, plan_cluster
+from agent_rft.cluster.planning.plan_view import plan_and_print
 from agent_rft.events import SettingChosen
 from tests.support.builders import job
 
@@ -30,10 +30,10 @@ TWO_GPUS = Node("gpus", cores=32, gpus=2, memory_bytes=256 * GIB, gpu_memory_byt
 UNKNOWN = replace(TWO_GPUS, memory_bytes=None, gpu_memory_bytes=None)
 
 
-def request(node: Node, model: ModelShape, context: int, recorded: int | None = None, **cluster: Any) -> Request:
+def request(node: Node, model: ModelShape, context: int, recorded: int | None = None, **cluster: Any) -> PlanRequest:
     """A job that trains all weights without offload."""
     made = job({"algorithm": {"lora": "off"}}, cluster={"offload": "none"} | cluster)
-    return Request(made, (node,), model, context, recorded=RecordedLayout(recorded))
+    return PlanRequest(made, (node,), model, context, recorded=RecordedLayout(recorded))
 
 
 def size_of(plan: ClusterPlan) -> int:
@@ -49,18 +49,18 @@ def chosen(plan: ClusterPlan) -> list[SettingChosen]:
 
 
 def test_a_small_model_with_a_short_context_fits_a_machine_with_24_gib() -> None:
-    plan = plan_of(request(CORES_24, SMOLLM2_135M, 256))
+    plan = plan_cluster(request(CORES_24, SMOLLM2_135M, 256))
     (choice,) = chosen(plan)
     assert plan.fits and choice.value == 7168
     assert "as much as memory allows" in str(choice)
-    refused = plan_of(request(CORES_24, SMOLLM2_135M, 256, micro_batch_tokens=8192))
+    refused = plan_cluster(request(CORES_24, SMOLLM2_135M, 256, micro_batch_tokens=8192))
     assert "23.0 GiB of memory are needed" in refused.problems[0].message
-    assert refused.problems[0].remedy == "set cluster.micro_batch_tokens to auto"
+    assert refused.problems[0].fix == "set cluster.micro_batch_tokens to auto"
 
 
 @pytest.mark.parametrize(("context", "size"), [(2048, 8192), (8192, 8192), (10_000, 10_000), (16_384, 16_384)])
 def test_auto_is_8192_or_the_context_length_where_memory_allows(context: int, size: int) -> None:
-    plan = plan_of(request(TWO_GPUS, QWEN3_2B, context))
+    plan = plan_cluster(request(TWO_GPUS, QWEN3_2B, context))
     (choice,) = chosen(plan)
     assert plan.fits and choice.value == size
     assert "whichever is larger" in str(choice)
@@ -68,36 +68,36 @@ def test_auto_is_8192_or_the_context_length_where_memory_allows(context: int, si
 
 @pytest.mark.parametrize(("gpu_gib", "size"), [(42, 8192), (40.5, 4096), (39.8, 2100)])
 def test_auto_is_less_on_a_small_gpu_and_still_holds_the_longest_sequence(gpu_gib: float, size: int) -> None:
-    plan = plan_of(request(replace(TWO_GPUS, gpu_memory_bytes=round(gpu_gib * GIB)), QWEN3_2B, 2100))
+    plan = plan_cluster(request(replace(TWO_GPUS, gpu_memory_bytes=round(gpu_gib * GIB)), QWEN3_2B, 2100))
     assert plan.fits and size_of(plan) == size
 
 
 def test_memory_that_is_unknown_or_on_missing_nodes_does_not_limit_auto() -> None:
-    assert size_of(plan_of(request(UNKNOWN, QWEN3_8B, 256))) == 8192
-    missing = plan_of(request(replace(CORES_24, cores=0), SMOLLM2_135M, 256))
-    assert missing.lacking and size_of(missing) == 8192
+    assert size_of(plan_cluster(request(UNKNOWN, QWEN3_8B, 256))) == 8192
+    missing = plan_cluster(request(replace(CORES_24, cores=0), SMOLLM2_135M, 256))
+    assert missing.resource_problems and size_of(missing) == 8192
 
 
 def test_a_job_that_fits_with_no_size_is_refused_with_fixes_that_help() -> None:
     hopeless = request(CORES_24, SMOLLM2_135M, 8192)
-    plan = plan_of(hopeless)
+    plan = plan_cluster(hopeless)
     assert not plan.fits and size_of(plan) == 8192
     assert [problem.code for problem in plan.problems] == ["too_little_memory"]
-    assert plan.problems[0].remedy == "set method.reinforcement.algorithm.lora to {}"
-    assert all(lay_out(remedy.applied(hopeless)).fits for remedy in remedies_of(hopeless))
+    assert plan.problems[0].fix == "set method.reinforcement.algorithm.lora to {}"
+    assert all(lay_out(fix.apply(hopeless)).fits for fix in find_fixes(hopeless))
 
 
 def test_a_run_that_only_grades_has_no_micro_batches() -> None:
-    plan = plan_of(replace(request(CORES_24, SMOLLM2_135M, 256), learner=False))
-    assert plan.choices == () and RecordedLayout.of(plan.placement) == RecordedLayout(None)
+    plan = plan_cluster(replace(request(CORES_24, SMOLLM2_135M, 256), learner=False))
+    assert plan.choices == () and RecordedLayout.from_placement(plan.placement) == RecordedLayout(None)
 
 
 def test_a_plan_prints_the_size_with_its_reason() -> None:
     made = request(CORES_24, SMOLLM2_135M, 256)
     console = Console(record=True, width=400, file=io.StringIO())
-    assert print_planned(console, made, smallest=False, as_json=False)
+    assert plan_and_print(console, made, smallest=False, as_json=False)
     assert "cluster.micro_batch_tokens: auto is 7168 (as much as memory allows" in console.export_text()
-    assert print_planned(console, made, smallest=False, as_json=True)
+    assert plan_and_print(console, made, smallest=False, as_json=True)
     assert json.loads(console.export_text())["micro_batch_tokens"] == 7168
 
 
@@ -107,7 +107,7 @@ def test_a_plan_prints_the_size_with_its_reason() -> None:
 @pytest.mark.parametrize("number", [1, 100, 5000, 32_768])
 @pytest.mark.parametrize("node", [CORES_24, TWO_GPUS, UNKNOWN])
 def test_a_number_is_used_as_it_is(node: Node, number: int) -> None:
-    plan = plan_of(request(node, SMOLLM2_135M, 2048, micro_batch_tokens=number))
+    plan = plan_cluster(request(node, SMOLLM2_135M, 2048, micro_batch_tokens=number))
     assert size_of(plan) == number and chosen(plan) == []
 
 
@@ -128,7 +128,7 @@ def test_a_number_is_used_as_it_is(node: Node, number: int) -> None:
 def test_a_recorded_size_is_kept_while_it_fits_and_holds_the_context(
     node: Node, context: int, recorded: int, size: int
 ) -> None:
-    plan = plan_of(request(node, SMOLLM2_135M, context, recorded))
+    plan = plan_cluster(request(node, SMOLLM2_135M, context, recorded))
     assert plan.fits and size_of(plan) == size
 
 

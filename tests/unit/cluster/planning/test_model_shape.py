@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cluster.planning.model import max_context, read_config, shape_of, text_config
+from agent_rft.cluster.planning.model import get_text_config, read_config, read_max_context, read_shape
 from agent_rft.cluster.planning.model_folder import (
     MAX_AUTO_CONTEXT,
     ModelFolder,
-    context_of,
     context_problems,
     read_sizes,
+    resolve_context,
 )
 from agent_rft.cluster.preflight.model_checks.model import read_model
 from tests.support.builders import job
@@ -32,20 +32,20 @@ def test_a_plan_and_the_full_check_read_the_same_sizes() -> None:
 
 
 def test_sizes_that_old_configs_leave_out_follow_from_the_others() -> None:
-    shape = shape_of(SIZES, 1000)
+    shape = read_shape(SIZES, 1000)
     assert (shape.kv_heads, shape.head_dim, shape.intermediate) == (8, 8, 96)
     experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    assert shape_of(SIZES | experts, 1000).intermediate == 32
+    assert read_shape(SIZES | experts, 1000).intermediate == 32
 
 
 def test_a_config_without_a_size_is_refused() -> None:
     with pytest.raises(ValueError, match="hidden_size, vocab_size must be an integer"):
-        shape_of(SIZES | {"hidden_size": None, "vocab_size": "50"}, 1000)
+        read_shape(SIZES | {"hidden_size": None, "vocab_size": "50"}, 1000)
 
 
 def test_the_language_model_of_several_parts_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}, "text_config": SIZES}))
-    assert text_config(read_config(tmp_path)) == SIZES
+    assert get_text_config(read_config(tmp_path)) == SIZES
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="JSON object"):
         read_config(tmp_path)
@@ -62,12 +62,12 @@ def test_the_language_model_of_several_parts_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_the_longest_context_includes_rotary_scaling(config: dict[str, Any], limit: int | None) -> None:
-    assert max_context(config) == limit
+    assert read_max_context(config) == limit
 
 
 def test_an_automatic_context_is_the_models_up_to_a_limit() -> None:
-    assert context_of(job(), 2048) == 2048
-    assert context_of(job(), None) == context_of(job(), 1 << 20) == MAX_AUTO_CONTEXT
-    assert context_of(job(cluster={"context_length": 512}), 2048) == 512
+    assert resolve_context(job(), 2048) == 2048
+    assert resolve_context(job(), None) == resolve_context(job(), 1 << 20) == MAX_AUTO_CONTEXT
+    assert resolve_context(job(cluster={"context_length": 512}), 2048) == 512
     assert context_problems(2048, 2048) == context_problems(4096, None) == []
     assert [problem.code for problem in context_problems(4096, 2048)] == ["context_too_long"]

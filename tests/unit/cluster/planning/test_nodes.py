@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from agent_rft.cluster.planning.memory import GIB
-from agent_rft.cluster.planning.nodes import Node, memory_here, nodes_of, read_nodes, this_machine, with_joining
+from agent_rft.cluster.planning.nodes import (
+    Node,
+    add_joining_nodes,
+    expand_nodes,
+    read_local_memory,
+    read_local_node,
+    read_nodes,
+)
 from agent_rft.errors import InvalidJob
 from agent_rft.spec.nodes import NodeGroup
 
@@ -56,15 +63,15 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
 
 def test_nodes_that_join_on_demand_come_after_those_that_have_joined() -> None:
     groups = NodeGroup(name="head", cores=0), NodeGroup(name="gpu", count=3, cores=32, gpus=8, gpu_memory_gib=80)
-    head, *gpus = nodes_of(groups)
+    head, *gpus = expand_nodes(groups)
     joined, other = replace(gpus[0], name="joined", held_gpus=8.0), Node("other", cores=4)
-    assert with_joining([replace(head, name="h")], groups) == [replace(head, name="h"), *gpus]
-    assert with_joining([head, other, joined], groups) == [head, other, joined, *gpus[1:]]
-    assert with_joining([joined] * 4, groups) == [*[joined] * 4, head]
+    assert add_joining_nodes([replace(head, name="h")], groups) == [replace(head, name="h"), *gpus]
+    assert add_joining_nodes([head, other, joined], groups) == [head, other, joined, *gpus[1:]]
+    assert add_joining_nodes([joined] * 4, groups) == [*[joined] * 4, head]
 
 
 def test_this_machine_has_cores_and_memory() -> None:
-    machine = this_machine()
+    machine = read_local_node()
     assert machine.cores >= 1
     assert machine.memory_bytes is not None
     assert machine.memory_bytes > GIB
@@ -72,8 +79,8 @@ def test_this_machine_has_cores_and_memory() -> None:
 
 @pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
 def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, file: str) -> None:
-    machine = memory_here(tmp_path)
+    machine = read_local_memory(tmp_path)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     for limit, memory in [("67108864", 64 << 20), ("max", machine), (str(2**63 - 4096), machine)]:
         (tmp_path / file).write_text(f"{limit}\n")
-        assert memory_here(tmp_path) == memory
+        assert read_local_memory(tmp_path) == memory

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rft.cluster.planning.layout import MIN_SEQUENCES_AT_ONCE, ClusterPlan, lay_out
-from agent_rft.cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, Memory
+from agent_rft.cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, MemoryEstimate
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import Request
-from agent_rft.cluster.planning.plan import MOVE_BYTES_PER_S, NONE_FOUND, plan_of, remedies_of, step_cost
-from agent_rft.cluster.planning.plan_view import how_shared
-from agent_rft.trainer.learner.sizes import ASLEEP_SLACK
+from agent_rft.cluster.planning.placement import PlanRequest
+from agent_rft.cluster.planning.plan import MOVE_BYTES_PER_S, NONE_FOUND, estimate_step, find_fixes, plan_cluster
+from agent_rft.cluster.planning.plan_view import describe_sharing
+from agent_rft.trainer.learner.sizes import OFFLOAD_SLACK
 from tests.support.builders import job
 
 QWEN2_5_HALF_B = ModelShape(494_032_768, 24, 896, 14, 2, 64, 4864, 151_936)
@@ -24,14 +24,14 @@ QWEN2_5_1_5B = ModelShape(1_543_714_304, 28, 1536, 12, 2, 128, 8960, 151_936)
 ONE_24 = Node("box", cores=8, gpus=1, memory_bytes=64 * GIB, gpu_memory_bytes=24 * GIB)
 
 
-def request(node: Node, model: ModelShape | None, context: int = 4096, **cluster: Any) -> Request:
+def request(node: Node, model: ModelShape | None, context: int = 4096, **cluster: Any) -> PlanRequest:
     """A job that trains all weights, without offload unless it is given."""
     made = job({"algorithm": {"lora": "off"}}, cluster={"offload": "none"} | cluster)
-    return Request(made, (node,), model, context)
+    return PlanRequest(made, (node,), model, context)
 
 
 def planned(node: Node, model: ModelShape | None, context: int = 4096, **cluster: Any) -> ClusterPlan:
-    return plan_of(request(node, model, context, **cluster))
+    return plan_cluster(request(node, model, context, **cluster))
 
 
 def test_with_one_gpu_nothing_needs_to_be_set() -> None:
@@ -43,35 +43,37 @@ def test_with_one_gpu_nothing_needs_to_be_set() -> None:
 def test_what_fits_at_once_shares_the_memory() -> None:
     plan = planned(ONE_24, QWEN2_5_HALF_B)
     engine, rank = plan.assignments
-    assert not plan.placement.turns and engine.memory is not None and rank.memory is not None
+    assert not plan.placement.takes_turns and engine.memory is not None and rank.memory is not None
     assert ONE_24.usable_gpu_bytes is not None
     assert engine.memory.gpu_bytes + rank.memory.gpu_bytes <= ONE_24.usable_gpu_bytes
     assert (engine.memory.num_sequences or 0) >= MIN_SEQUENCES_AT_ONCE
-    assert "both run concurrently" in str(how_shared(plan.placement))
+    assert "both run concurrently" in str(describe_sharing(plan.placement))
 
 
 def test_what_does_not_fit_at_once_takes_turns() -> None:
     plan = planned(replace(ONE_24, gpu_memory_bytes=18 * GIB), QWEN2_5_HALF_B)
     engine, rank = plan.assignments
-    assert plan.fits and plan.placement.turns and engine.memory is not None and rank.memory is not None
+    assert plan.fits and plan.placement.takes_turns and engine.memory is not None and rank.memory is not None
     for memory in (engine.memory, rank.memory):
         assert memory.gpu["other CUDA context"] == CUDA_CONTEXT_BYTES
     assert engine.memory.host["offloaded"] == engine.memory.gpu["weights"]
     state = ("weights", "gradients", "optimizer")
     kept = sum(rank.memory.gpu[part] for part in state)
-    assert kept * (1 + ASLEEP_SLACK) == pytest.approx(rank.memory.host["offloaded"])
-    assert "take turns" in str(how_shared(plan.placement)) and "not yet measured" in str(how_shared(plan.placement))
+    assert kept * (1 + OFFLOAD_SLACK) == pytest.approx(rank.memory.host["offloaded"])
+    assert "take turns" in str(describe_sharing(plan.placement)) and "not yet measured" in str(
+        describe_sharing(plan.placement)
+    )
 
 
 def test_of_two_gpus_each_has_one_unless_the_job_shares_them() -> None:
     two = replace(ONE_24, gpus=2)
     assert not planned(two, QWEN2_5_HALF_B).placement.colocated
     assert planned(two, QWEN2_5_HALF_B, colocated=True).placement.shares_gpus
-    assert how_shared(planned(two, QWEN2_5_HALF_B).placement) is None
+    assert describe_sharing(planned(two, QWEN2_5_HALF_B).placement) is None
 
 
 def test_a_supervised_job_or_one_that_only_grades_shares_nothing() -> None:
-    supervised = Request(job(method={"type": "supervised"}), (ONE_24,), QWEN2_5_HALF_B, 4096)
+    supervised = PlanRequest(job(method={"type": "supervised"}), (ONE_24,), QWEN2_5_HALF_B, 4096)
     grades = replace(request(ONE_24, QWEN2_5_HALF_B), learner=False)
     for made in (supervised, grades):
         assert lay_out(made).fits and not lay_out(made).placement.colocated
@@ -80,7 +82,7 @@ def test_a_supervised_job_or_one_that_only_grades_shares_nothing() -> None:
 @pytest.mark.parametrize("gpu_bytes", [None, 24 * GIB])
 def test_without_known_sizes_it_is_by_turns(gpu_bytes: int | None) -> None:
     model = None if gpu_bytes else QWEN2_5_HALF_B
-    assert planned(replace(ONE_24, gpu_memory_bytes=gpu_bytes), model).placement.turns
+    assert planned(replace(ONE_24, gpu_memory_bytes=gpu_bytes), model).placement.takes_turns
 
 
 # -- what fits, by calculation -----------------------------------------------------------------------------------------
@@ -94,13 +96,13 @@ def test_one_and_a_half_billion_need_the_optimizer_in_host_memory_there() -> Non
     node = replace(ONE_24, memory_bytes=96 * GIB)
     refused = planned(node, QWEN2_5_1_5B)
     assert not refused.fits
-    assert refused.problems[0].remedy.startswith("set method.reinforcement.algorithm.lora to {}")
+    assert refused.problems[0].fix.startswith("set method.reinforcement.algorithm.lora to {}")
     assert planned(node, QWEN2_5_1_5B, offload="auto").placement.offload == "optimizer"
     assert planned(node, QWEN2_5_1_5B, offload="optimizer").fits
 
 
 def test_offloading_moves_memory_from_the_gpu_to_its_node() -> None:
-    def rank(offload: str) -> Memory:
+    def rank(offload: str) -> MemoryEstimate:
         memory = lay_out(request(ONE_24, QWEN2_5_1_5B, offload=offload)).assignments[1].memory
         assert memory is not None
         return memory
@@ -116,10 +118,10 @@ ONE_80 = Node("box", cores=16, gpus=1, memory_bytes=128 * GIB, gpu_memory_bytes=
 
 
 def test_eight_billion_parameters_are_trained_with_lora_at_16k_on_80_gib() -> None:
-    made = Request(job({"algorithm": {"lora": {}}}), (ONE_80,), QWEN3_8B, 16_384)
-    assert plan_of(made).fits and not plan_of(made).placement.turns
-    full = plan_of(request(ONE_80, QWEN3_8B, context=16_384))
-    assert full.problems[0].remedy.startswith("set method.reinforcement.algorithm.lora to {}")
+    made = PlanRequest(job({"algorithm": {"lora": {}}}), (ONE_80,), QWEN3_8B, 16_384)
+    assert plan_cluster(made).fits and not plan_cluster(made).placement.takes_turns
+    full = plan_cluster(request(ONE_80, QWEN3_8B, context=16_384))
+    assert full.problems[0].fix.startswith("set method.reinforcement.algorithm.lora to {}")
 
 
 GPUS = st.builds(
@@ -144,25 +146,25 @@ GPUS = st.builds(
         }
     ),
 )
-def test_the_first_remedy_of_a_refused_plan_leads_to_one_that_is_accepted(
+def test_the_first_fix_of_a_refused_plan_leads_to_one_that_is_accepted(
     node: Node, model: ModelShape, context: int, cluster: dict[str, Any]
 ) -> None:
     made = request(node, model, context, **cluster)
     if not lay_out(made).fits:
-        remedies = remedies_of(made)
-        accepted = [plan_of(remedy.applied(made)).fits for remedy in remedies]
+        fixes = find_fixes(made)
+        accepted = [plan_cluster(fix.apply(made)).fits for fix in fixes]
         assert all(accepted)
-        said = {problem.remedy for problem in (*plan_of(made).lacking, *plan_of(made).problems)}
-        assert said == {"; or ".join(map(str, remedies)) or NONE_FOUND}
+        said = {problem.fix for problem in (*plan_cluster(made).resource_problems, *plan_cluster(made).problems)}
+        assert said == {"; or ".join(map(str, fixes)) or NONE_FOUND}
 
 
 def test_changes_of_turns_take_time_in_the_cost_of_a_step() -> None:
     made = request(replace(ONE_24, gpu_memory_bytes=18 * GIB), QWEN2_5_HALF_B)
-    plan = plan_of(made)
-    cost = step_cost(made, plan)
+    plan = plan_cluster(made)
+    cost = estimate_step(made, plan)
     memory = [place.memory for place in plan.assignments if place.memory is not None]
     resident = [replace(place, memory=replace(place.memory, host={})) for place in plan.assignments if place.memory]
-    stays = step_cost(made, replace(plan, assignments=tuple(resident)))
+    stays = estimate_step(made, replace(plan, assignments=tuple(resident)))
     assert cost is not None and stays is not None and cost.update_s == stays.update_s
     asleep = sum(parts.host["offloaded"] for parts in memory if "offloaded" in parts.host)
     assert cost.step_s - stays.step_s == pytest.approx(2 * asleep / MOVE_BYTES_PER_S) and asleep > GIB

@@ -12,7 +12,7 @@ from agent_rft.cluster.planning.layout import DISPATCHER_BYTES, ClusterPlan, lay
 from agent_rft.cluster.planning.memory import GIB, activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import Placement, Request, assign, num_dispatchers
+from agent_rft.cluster.planning.placement import Placement, PlanRequest, assign_nodes, num_dispatchers
 from agent_rft.errors import Problem
 from agent_rft.spec.endpoints import ToolSpec
 from agent_rft.spec.job import JobSpec
@@ -46,7 +46,7 @@ def plan(*nodes: Node, model: ModelShape | None = None, context: int = 16_384, *
 def resolved(**cluster: Any) -> Placement:
     """The settings of `cluster`, resolved for a node with eight GPUs and a context of 1,024 tokens."""
     made = job({"algorithm": {"lora": "off"}}, cluster=GIVEN | cluster)
-    return lay_out(Request(made, (EIGHT_GPUS,), QWEN3_8B, 1024)).placement
+    return lay_out(PlanRequest(made, (EIGHT_GPUS,), QWEN3_8B, 1024)).placement
 
 
 def on_policy(**cluster: Any) -> JobSpec:
@@ -96,14 +96,14 @@ def test_the_memory_of_all_dispatchers_is_planned() -> None:
 
 def test_two_cores_run_one_engine_and_one_learner_in_float32() -> None:
     made = plan(LAPTOP)
-    assert made.lacking == made.problems == ()
+    assert made.resource_problems == made.problems == ()
     assert made.placement.bundles == [{"CPU": 1.0}, {"CPU": 1.0}]
     assert made.placement.dtype == "float32"
 
 
 def test_gpus_are_used_if_there_are_any() -> None:
     made = plan(EIGHT_GPUS, engines=3, learner_ranks=2, engine_gpus=2, rank_cores=4)
-    assert made.lacking == made.problems == ()
+    assert made.resource_problems == made.problems == ()
     assert made.placement.bundles == [{"CPU": 1.0, "GPU": 2.0}] * 3 + [{"CPU": 4.0, "GPU": 1.0}] * 2
     assert made.placement.dtype == "bfloat16"
     assert plan(EIGHT_GPUS).placement.engine_gpus == 1
@@ -111,23 +111,23 @@ def test_gpus_are_used_if_there_are_any() -> None:
 
 def test_a_job_can_stay_on_cores_of_nodes_with_gpus() -> None:
     made = plan(EIGHT_GPUS, engine_gpus=0)
-    assert made.lacking == made.problems == ()
+    assert made.resource_problems == made.problems == ()
     assert made.placement.bundles == [{"CPU": 1.0}, {"CPU": 1.0}]
     assert made.placement.dtype == "float32"
 
 
 def test_a_supervised_job_has_no_engines() -> None:
     made = plan_placement(job(method={"type": "supervised"}), [replace(LAPTOP, cores=1)], None, 2048)
-    assert made.lacking == ()
+    assert made.resource_problems == ()
     assert [place.role for place in made.assignments] == ["learner rank"]
 
 
 def test_a_run_that_only_grades_needs_room_for_engines_only() -> None:
     one_core = replace(LAPTOP, cores=1)
-    assert codes(plan(one_core).lacking) == ["too_few_resources"]
+    assert codes(plan(one_core).resource_problems) == ["too_few_resources"]
     for spec in (job(), on_policy(colocated=True)):
         made = plan_placement(spec, [one_core], None, 2048, learner=False)
-        assert made.lacking == made.problems == ()
+        assert made.resource_problems == made.problems == ()
         assert [place.role for place in made.assignments] == ["engine"]
 
 
@@ -137,7 +137,7 @@ def test_a_run_that_only_grades_needs_room_for_engines_only() -> None:
 def test_actors_are_packed_onto_few_nodes_and_engines_are_never_split() -> None:
     small, large = replace(EIGHT_GPUS, name="small", gpus=4), replace(EIGHT_GPUS, name="large")
     made = plan(small, large, engines=2, engine_gpus=4, learner_ranks=4)
-    assert made.lacking == ()
+    assert made.resource_problems == ()
     nodes = [(place.role, place.node.name if place.node else None) for place in made.assignments]
     assert [node for role, node in nodes if role == "engine"] in (["small", "large"], ["large", "small"])
     assert {node for role, node in nodes if role == "learner rank"} == {"large"}
@@ -145,20 +145,20 @@ def test_actors_are_packed_onto_few_nodes_and_engines_are_never_split() -> None:
 
 def test_a_bundle_that_fits_no_single_node_is_reported_although_the_total_suffices() -> None:
     nodes = [replace(EIGHT_GPUS, name=name, gpus=3) for name in "abc"]
-    (problem,) = plan(*nodes, engines=2, engine_gpus=4, learner_ranks=1).lacking
+    (problem,) = plan(*nodes, engines=2, engine_gpus=4, learner_ranks=1).resource_problems
     assert problem.message == "engine 0 needs 1 cores, 4 GPUs, but no single node has that much"
-    (problem,) = plan(*nodes, engines=4, engine_gpus=2, learner_ranks=1).lacking
+    (problem,) = plan(*nodes, engines=4, engine_gpus=2, learner_ranks=1).resource_problems
     assert problem.message == ("engine 3 needs 1 cores, 2 GPUs on one node, but no node has that much left for it")
 
 
 def test_a_bundle_is_assigned_to_the_node_with_the_least_left() -> None:
-    assert assign([{"CPU": 2.0}], [{"CPU": 8.0}, {"CPU": 2.0}]) == [1]
-    assert assign([{"CPU": 2.0}, {"CPU": 3.0}], [{"CPU": 4.0}, {"CPU": 4.0}]) == [1, 0]
-    assert assign([{"CPU": 9.0}], [{"CPU": 8.0}]) == [None]
+    assert assign_nodes([{"CPU": 2.0}], [{"CPU": 8.0}, {"CPU": 2.0}]) == [1]
+    assert assign_nodes([{"CPU": 2.0}, {"CPU": 3.0}], [{"CPU": 4.0}, {"CPU": 4.0}]) == [1, 0]
+    assert assign_nodes([{"CPU": 9.0}], [{"CPU": 8.0}]) == [None]
 
 
 @pytest.mark.parametrize(
-    ("node", "cluster", "field", "message", "remedy"),
+    ("node", "cluster", "field", "message", "fix"),
     [
         (
             LAPTOP,
@@ -178,17 +178,17 @@ def test_a_bundle_is_assigned_to_the_node_with_the_least_left() -> None:
         (LAPTOP, {"engine_cores": 5, "engine_gpus": 4}, "cluster", "needs 6 cores", "cluster.engine_gpus to auto and"),
     ],
 )
-def test_missing_resources_are_reported_with_numbers_and_a_remedy(
-    node: Node, cluster: dict[str, Any], field: str, message: str, remedy: str
+def test_missing_resources_are_reported_with_numbers_and_a_fix(
+    node: Node, cluster: dict[str, Any], field: str, message: str, fix: str
 ) -> None:
-    first, *_ = plan(node, **cluster).lacking
+    first, *_ = plan(node, **cluster).resource_problems
     assert (first.code, first.field) == ("too_few_resources", field)
     assert message in first.message
-    assert remedy in first.remedy
+    assert fix in first.fix
 
 
 def test_missing_cores_and_gpus_are_reported_together() -> None:
-    lacking = plan(LAPTOP, engine_cores=5, engine_gpus=4).lacking
+    lacking = plan(LAPTOP, engine_cores=5, engine_gpus=4).resource_problems
     assert [problem.field for problem in lacking] == ["cluster", "cluster.engine_gpus"]
 
 
@@ -197,7 +197,7 @@ def test_bfloat16_on_cores_is_refused_with_the_reason(node: Node, engine_gpus: o
     (problem,) = plan(node, dtype="bfloat16", engine_gpus=engine_gpus).problems
     assert (problem.code, problem.field) == ("bfloat16_on_cpu", "cluster.dtype")
     assert "round differently" in problem.message
-    assert "set cluster.dtype to auto" in problem.remedy
+    assert "set cluster.dtype to auto" in problem.fix
 
 
 # -- colocated ---------------------------------------------------------------------------------------------------------
@@ -205,18 +205,18 @@ def test_bfloat16_on_cores_is_refused_with_the_reason(node: Node, engine_gpus: o
 
 def test_colocated_engines_and_ranks_take_turns_on_one_core() -> None:
     made = plan_placement(on_policy(colocated=True), [replace(LAPTOP, cores=1)], None, 2048)
-    assert made.lacking == made.problems == ()
+    assert made.resource_problems == made.problems == ()
     assert made.placement.bundles == [{"CPU": 1.0}]
     wide = plan_placement(on_policy(colocated=True, engines=2, rank_cores=2), [LAPTOP], None, 2048)
     assert wide.placement.bundles == [{"CPU": 2.0}] * 2
-    assert "needs 4 cores (2 x 2, shared by engines and learner ranks)" in wide.lacking[0].message
+    assert "needs 4 cores (2 x 2, shared by engines and learner ranks)" in wide.resource_problems[0].message
 
 
 def test_an_engine_of_several_gpus_shares_none() -> None:
     spec = on_policy(colocated=True, engine_gpus=4, learner_ranks=4, rank_cores=1)
     made = plan_placement(spec, [EIGHT_GPUS], None, 2048)
     assert made.placement.bundles == [{"CPU": 16.0, "GPU": 4.0}]
-    assert [made.placement.bundle_of_rank(i) for i in range(4)] == [0, 0, 0, 0]
+    assert [made.placement.rank_bundle(i) for i in range(4)] == [0, 0, 0, 0]
     assert codes(made.problems) == ["colocated_on_gpus"]
     shared = plan_placement(on_policy(colocated=True, engines=4, learner_ranks=4), [EIGHT_GPUS], None, 2048)
     assert shared.problems == () and shared.placement.bundles == [{"CPU": 8.0, "GPU": 1.0}] * 4
@@ -225,7 +225,7 @@ def test_an_engine_of_several_gpus_shares_none() -> None:
 def test_weights_are_not_broadcast_to_the_same_gpu() -> None:
     (problem,) = plan(replace(EIGHT_GPUS, gpus=1), weight_transport="broadcast").problems
     assert problem.code == "broadcast_on_shared_gpus"
-    assert problem.remedy.startswith("set cluster.weight_transport to object_store")
+    assert problem.fix.startswith("set cluster.weight_transport to object_store")
 
 
 def test_turns_need_no_other_setting_but_a_job_that_samples() -> None:
@@ -268,7 +268,7 @@ def test_zero_stages_share_optimizer_then_gradients_then_weights(
     stage: int, ranks: int, bytes_per_parameter: float
 ) -> None:
     cluster = resolved(zero_stage=stage, learner_ranks=ranks)
-    memory = rank_memory(QWEN3_8B, cluster, on_gpu=True, itemsize=2, longest=1024, keeps_start=False)
+    memory = rank_memory(QWEN3_8B, cluster, on_gpu=True, itemsize=2, max_length=1024, keeps_reference=False)
     gathered = 1_000_000_000 * 2 if stage == 3 else 0
     state = memory.gpu["weights"] + memory.gpu["gradients"] + memory.gpu["optimizer"]
     bucket = 200_000_000 * 4
@@ -276,19 +276,21 @@ def test_zero_stages_share_optimizer_then_gradients_then_weights(
 
 
 def test_float32_on_one_core_takes_sixteen_bytes_per_parameter() -> None:
-    memory = rank_memory(QWEN3_8B, resolved(), on_gpu=False, itemsize=4, longest=1024, keeps_start=False)
+    memory = rank_memory(QWEN3_8B, resolved(), on_gpu=False, itemsize=4, max_length=1024, keeps_reference=False)
     state = memory.host["weights"] + memory.host["gradients"] + memory.host["optimizer"]
     assert state == 16 * QWEN3_8B.num_parameters
-    twice = rank_memory(QWEN3_8B, resolved(), on_gpu=False, itemsize=4, longest=1024, keeps_start=True)
+    twice = rank_memory(QWEN3_8B, resolved(), on_gpu=False, itemsize=4, max_length=1024, keeps_reference=True)
     assert twice.host["weights"] == 2 * memory.host["weights"]
 
 
 def test_lora_needs_little_beside_the_weights() -> None:
     """Rank 32 on each linear layer of 36: 2 x (4096 + 4096) + 2 x (4096 + 1024) + 3 x (4096 + 12288) a layer."""
     lora = LoraSpec(rank=32)
-    trained = QWEN3_8B.trained(lora)
+    trained = QWEN3_8B.count_trained(lora)
     assert trained == 36 * 32 * (16_384 + 10_240 + 49_152)
-    memory = rank_memory(QWEN3_8B, resolved(), on_gpu=True, itemsize=2, longest=1024, keeps_start=True, lora=lora)
+    memory = rank_memory(
+        QWEN3_8B, resolved(), on_gpu=True, itemsize=2, max_length=1024, keeps_reference=True, lora=lora
+    )
     assert memory.gpu["weights"] == 2 * (QWEN3_8B.num_parameters + trained)
     assert memory.gpu["gradients"] + memory.gpu["optimizer"] == (4 + 2 + 12 + 4) * trained
     assert memory.host["snapshot"] == (12 + 2) * trained
@@ -303,12 +305,12 @@ def test_activation_checkpointing_keeps_one_layer_in_full() -> None:
     assert kept > 36 * 8192 * 4096 * 2
 
 
-def test_a_learner_that_is_too_large_for_its_gpu_gets_a_remedy() -> None:
+def test_a_learner_that_is_too_large_for_its_gpu_gets_a_fix() -> None:
     (problem,) = plan(EIGHT_GPUS, model=QWEN3_8B).problems
     assert problem.code == "too_little_gpu_memory"
     assert "learner rank 0 needs" in problem.message
     assert "(optimizer 91.5 GiB, gradients" in problem.message
-    assert problem.remedy == "set cluster.zero_stage to auto and cluster.learner_ranks to auto"
+    assert problem.fix == "set cluster.zero_stage to auto and cluster.learner_ranks to auto"
     assert plan(EIGHT_GPUS, model=QWEN3_8B, learner_ranks=4, zero_stage=3).problems == ()
 
 
@@ -338,7 +340,7 @@ def test_the_copy_for_a_checkpoint_counts_on_the_node_of_each_rank() -> None:
     def host(rank: int, *, on_gpu: bool) -> Mapping[str, int]:
         itemsize = 2 if on_gpu else 4
         return rank_memory(
-            QWEN3_8B, cluster, on_gpu=on_gpu, itemsize=itemsize, longest=1024, keeps_start=False, rank=rank
+            QWEN3_8B, cluster, on_gpu=on_gpu, itemsize=itemsize, max_length=1024, keeps_reference=False, rank=rank
         ).host
 
     assert host(0, on_gpu=True)["snapshot"] == 12 * number // 4 + 2 * number
@@ -357,10 +359,10 @@ def test_a_shared_engine_is_planned_but_not_reserved_by_the_job() -> None:
     made = plan_placement(adapting(engines=2, learner_ranks=3), [replace(LAPTOP, cores=5)], None, 512)
     assert made.fits
     assert len(made.placement.bundles) == 5
-    assert list(made.placement.reserved) == [2, 3, 4]
+    assert list(made.placement.reserved_bundles) == [2, 3, 4]
     assert not plan_placement(adapting(engines=2), [LAPTOP], None, 512).fits
     graded = plan_placement(adapting(), [LAPTOP], None, 512, learner=False)
-    assert list(graded.placement.reserved) == [0]
+    assert list(graded.placement.reserved_bundles) == [0]
 
 
 @pytest.mark.parametrize(
@@ -377,4 +379,4 @@ def test_engines_of_other_jobs_are_not_shared(spec: JobSpec, message: str) -> No
     made = plan_placement(spec, [LAPTOP], None, 512)
     assert codes(made.problems) == ["engines_not_shared"]
     assert message in made.problems[0].message
-    assert "share_engines to false" in made.problems[0].remedy
+    assert "share_engines to false" in made.problems[0].fix

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_rft.cluster.planning.memory import GIB, LIVE_PARAMETERS, Memory, rank_memory
-from agent_rft.cluster.planning.model import ModelShape, count_parameters, read_config, shape_of, text_config
+from agent_rft.cluster.planning.memory import GIB, LIVE_PARAMETERS, MemoryEstimate, rank_memory
+from agent_rft.cluster.planning.model import ModelShape, count_parameters, get_text_config, read_config, read_shape
 from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
 from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.planning.plan import learning_token_s
-from agent_rft.cluster.planning.plan_view import request_of_file
+from agent_rft.cluster.planning.plan import estimate_token_s
+from agent_rft.cluster.planning.plan_view import read_request
 from agent_rft.cluster.preflight.model_checks.model import read_model
 from agent_rft.errors import InvalidJob
 from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
@@ -28,7 +28,7 @@ EIGHT = Node("box", cores=64, gpus=8, memory_bytes=2048 * GIB, gpu_memory_bytes=
 
 def shape(folder: Path) -> ModelShape:
     config = read_config(folder)
-    return shape_of(text_config(config), count_parameters(folder, config))
+    return read_shape(get_text_config(config), count_parameters(folder, config))
 
 
 def test_gpt_oss_has_the_same_size_as_downloaded_and_in_bfloat16(tmp_path: Path) -> None:
@@ -43,12 +43,12 @@ def test_a_plan_refuses_quantized_weights_as_the_check_does(tmp_path: Path) -> N
     folder = ModelFolder.find(str(model))
     _, problems = read_model(job(model=str(model)), folder)
     (refused,) = [problem for problem in problems if problem.message.startswith("its weights are quantized (mxfp4)")]
-    assert refused.code == "unsupported_model" and "Mxfp4Config(dequantize=True)" in refused.remedy
+    assert refused.code == "unsupported_model" and "Mxfp4Config(dequantize=True)" in refused.fix
     assert read_sizes(folder) == (None, [refused])
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(raw_job() | {"model": str(model)}))
     with pytest.raises(InvalidJob) as raised:
-        request_of_file(path, [EIGHT])
+        read_request(path, [EIGHT])
     assert raised.value.problems == [refused]
 
 
@@ -105,10 +105,10 @@ def test_names_like_those_of_scales_count_in_a_model_that_is_not_quantized(tmp_p
 # -- fused experts -----------------------------------------------------------------------------------------------------
 
 
-def of_rank(model: ModelShape) -> Memory:
+def of_rank(model: ModelShape) -> MemoryEstimate:
     placement = plan_placement(job(), [EIGHT], None, 4096).placement
     sharded = replace(placement, learner_ranks=8, zero_stage=3)
-    return rank_memory(model, sharded, on_gpu=True, itemsize=2, longest=4096, keeps_start=False)
+    return rank_memory(model, sharded, on_gpu=True, itemsize=2, max_length=4096, keeps_reference=False)
 
 
 def test_all_experts_of_a_layer_are_gathered_and_sent_as_one(tmp_path: Path) -> None:
@@ -127,4 +127,4 @@ def test_all_experts_of_a_layer_are_gathered_and_sent_as_one(tmp_path: Path) -> 
 def test_no_time_is_negative(tmp_path: Path, quantized: bool) -> None:
     model = shape(gpt_oss_20b(tmp_path / "model", quantized=quantized))
     placement: Placement = plan_placement(job(), [EIGHT], model, 4096).placement
-    assert learning_token_s(job(), model, placement) > 0
+    assert estimate_token_s(job(), model, placement) > 0

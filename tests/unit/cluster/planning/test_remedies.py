@@ -11,8 +11,8 @@ from agent_rft.cluster.planning.layout import lay_out
 from agent_rft.cluster.planning.memory import GIB
 from agent_rft.cluster.planning.model import ModelShape
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import Request
-from agent_rft.cluster.planning.plan import NONE_FOUND, plan_of, remedies_of
+from agent_rft.cluster.planning.placement import PlanRequest
+from agent_rft.cluster.planning.plan import NONE_FOUND, find_fixes, plan_cluster
 from tests.support.builders import job
 
 QWEN3_2B = ModelShape(1_720_574_976, 28, 2048, 16, 8, 128, 6144, 151_936)
@@ -22,37 +22,37 @@ ONE_GPU = Node("box", cores=16, gpus=1, memory_bytes=256 * GIB, gpu_memory_bytes
 EIGHT_GPUS = Node("gpus", cores=64, gpus=8, memory_bytes=512 * GIB, gpu_memory_bytes=80 * GIB)
 
 
-def request(*nodes: Node, model: ModelShape = QWEN3_8B, context: int = 16_384, **cluster: Any) -> Request:
+def request(*nodes: Node, model: ModelShape = QWEN3_8B, context: int = 16_384, **cluster: Any) -> PlanRequest:
     """A job that trains all weights."""
-    return Request(job({"algorithm": {"lora": "off"}}, cluster=cluster), nodes, model, context)
+    return PlanRequest(job({"algorithm": {"lora": "off"}}, cluster=cluster), nodes, model, context)
 
 
-def remedy(of: Request) -> str:
-    plan = plan_of(of)
-    (text,) = {problem.remedy for problem in (*plan.lacking, *plan.problems)}
+def fix(of: PlanRequest) -> str:
+    plan = plan_cluster(of)
+    (text,) = {problem.fix for problem in (*plan.resource_problems, *plan.problems)}
     return text
 
 
-# -- remedies ----------------------------------------------------------------------------------------------------------
+# -- fixes ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_stage_of_zero_is_named_where_fewer_tokens_would_not_help() -> None:
-    assert remedy(request(EIGHT_GPUS, learner_ranks=4, zero_stage=1, offload="none")).startswith(
+    assert fix(request(EIGHT_GPUS, learner_ranks=4, zero_stage=1, offload="none")).startswith(
         "set cluster.zero_stage to auto"
     )
 
 
-def test_with_one_gpu_the_remedy_leads_to_a_job_that_fits() -> None:
-    assert plan_of(request(ONE_GPU, model=QWEN3_2B, context=4096)).fits
+def test_with_one_gpu_the_fix_leads_to_a_job_that_fits() -> None:
+    assert plan_cluster(request(ONE_GPU, model=QWEN3_2B, context=4096)).fits
     apart = request(ONE_GPU, model=QWEN3_2B, context=4096, colocated=False)
-    assert remedy(apart) == "set cluster.colocated to auto; or add 1 node like box"
-    assert remedy(request(ONE_GPU)).startswith("set method.reinforcement.algorithm.lora to {}")
+    assert fix(apart) == "set cluster.colocated to auto; or add 1 node like box"
+    assert fix(request(ONE_GPU)).startswith("set method.reinforcement.algorithm.lora to {}")
 
 
 def test_if_nothing_fits_that_is_what_it_says() -> None:
     tiny = Node("tiny", cores=1, memory_bytes=GIB)
-    assert remedies_of(request(tiny)) == []
-    assert remedy(request(tiny)) == NONE_FOUND
+    assert find_fixes(request(tiny)) == []
+    assert fix(request(tiny)) == NONE_FOUND
 
 
 def test_a_job_in_the_headroom_of_a_gpu_does_not_fit() -> None:
@@ -94,13 +94,13 @@ CLUSTERS = st.fixed_dictionaries(
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Request:
+def requests(draw: st.DrawFn) -> PlanRequest:
     kinds = draw(st.lists(NODES, min_size=1, max_size=3))
     nodes = tuple(Node(f"n{i}", *_sizes(node)) for i, node in enumerate(kinds))
     staleness, kl_coef = draw(st.sampled_from([0, 1])), draw(st.sampled_from([0.0, 0.01]))
     algorithm = {"max_staleness": staleness, "kl_coef": kl_coef}
     made = job({"algorithm": algorithm}, cluster=draw(CLUSTERS))
-    return Request(
+    return PlanRequest(
         made, nodes, draw(st.sampled_from([SMALL, QWEN3_2B, QWEN3_8B])), draw(st.sampled_from([2048, 16_384]))
     )
 
@@ -111,7 +111,7 @@ def _sizes(node: Node) -> tuple[Any, ...]:
 
 @settings(max_examples=10, deadline=None)
 @given(requests())
-def test_each_remedy_fits(made: Request) -> None:
+def test_each_fix_fits(made: PlanRequest) -> None:
     if not lay_out(made).fits:
-        for found in remedies_of(made):
-            assert lay_out(found.applied(made)).fits, found
+        for found in find_fixes(made):
+            assert lay_out(found.apply(made)).fits, found

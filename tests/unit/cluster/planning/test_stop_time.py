@@ -10,7 +10,7 @@ def warnings(checkpoint_s: float, step_s: float | None, minutes: float | None, s
     interval = CheckpointInterval(minutes=minutes, steps=steps)
     found = list(interval_warnings(interval, checkpoint_s, step_s))
     assert {warning.code for warning in found} <= {"slow_checkpoints"}
-    return [f"{warning.field}: {warning.message}; {warning.remedy}" for warning in found]
+    return [f"{warning.field}: {warning.message}; {warning.fix}" for warning in found]
 
 
 def test_interval_that_is_longer_than_a_write_gives_no_warning() -> None:

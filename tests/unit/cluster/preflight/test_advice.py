@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from agent_rft.chat.dialect import Dialect
 from agent_rft.chat.renderer import Renderer
-from agent_rft.cluster.preflight.advice import advice
+from agent_rft.cluster.preflight.advice import find_advice
 from agent_rft.types import Task
 from tests.support.builders import EXACT, job, plan, task
 from tests.support.families import TINY
@@ -28,7 +28,7 @@ def told(
     tasks: list[Task], reinforcement: dict[str, Any] | None = None, renderer: Renderer = RENDERER, **changes: Any
 ) -> list[str]:
     files = {"training_file": tasks, "validation_file": [], "test_file": []}
-    return list(advice(job(reinforcement), PLAN.model_copy(update=changes), renderer, files))
+    return list(find_advice(job(reinforcement), PLAN.model_copy(update=changes), renderer, files))
 
 
 def rows(*texts: str, **more: Any) -> list[Task]:

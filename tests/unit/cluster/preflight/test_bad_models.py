@@ -12,7 +12,7 @@ import pytest
 
 from agent_rft.cluster.planning.model_folder import ModelFolder
 from agent_rft.cluster.preflight.model_checks.model import read_model
-from agent_rft.cluster.preflight.rows import JobRow, length_problems
+from agent_rft.cluster.preflight.rows import CheckedRow, check_row_lengths
 from agent_rft.errors import Problem
 from agent_rft.spec.job import JobSpec
 from agent_rft.types import Task
@@ -68,7 +68,7 @@ def template(text: str) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("breaks", "code", "message", "remedy"),
+    ("breaks", "code", "message", "fix"),
     [
         (removed("tokenizer.json", "tokenizer_config.json"), "not_a_model", "has no tokenizer", "add tokenizer.json"),
         (only_gguf, "not_a_model", "has no config.json", GGUF),
@@ -79,23 +79,23 @@ def template(text: str) -> Callable[[Path], None]:
         (template(ENDLESS), "template_too_costly", "2 s of CPU time", "remove nested loops"),
     ],
 )
-def test_a_model_that_cannot_be_trained_is_a_problem_with_a_remedy(
-    model: Path, breaks: Callable[[Path], None], code: str, message: str, remedy: str
+def test_a_model_that_cannot_be_trained_is_a_problem_with_a_fix(
+    model: Path, breaks: Callable[[Path], None], code: str, message: str, fix: str
 ) -> None:
     breaks(model)
     (problem,) = problems_of(model)
     assert (problem.code, problem.field in ("model", "model_options.tool_parser")) == (code, True)
-    assert message in problem.message and remedy in problem.remedy
+    assert message in problem.message and fix in problem.fix
 
 
 def test_a_gguf_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     (problem,) = problems_of(tmp_path / "model.gguf")
-    assert problem.code == "not_a_model" and GGUF in problem.remedy
+    assert problem.code == "not_a_model" and GGUF in problem.fix
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "field", "message", "remedy"),
+    ("options", "code", "field", "message", "fix"),
     [
         ({"stop_tokens": ["the end"]}, "unknown_stop_token", "stop_tokens[0]", "'the end' is not", "added_tokens"),
         ({"tool_parser": "spells"}, "unknown_parser", "tool_parser", "'spells' does not exist", "use auto or one of"),
@@ -104,11 +104,11 @@ def test_a_gguf_file_is_no_model(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_do_not_fit_the_model_are_problems_of_their_fields(
-    model: Path, options: dict[str, Any], code: str, field: str, message: str, remedy: str
+    model: Path, options: dict[str, Any], code: str, field: str, message: str, fix: str
 ) -> None:
     (problem,) = problems_of(model, **options)
     assert (problem.code, problem.field) == (code, f"model_options.{field}")
-    assert message in problem.message and remedy in problem.remedy
+    assert message in problem.message and fix in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ async def test_what_a_template_leaves_out_is_a_problem_of_each_row(
 ) -> None:
     shows = TEMPLATE.replace("{%- for m in messages", "{{ tools | tojson if tools }}{%- for m in messages", 1)
     messages = ({"role": "system", "content": "Be kind."}, {"role": "user", "content": "where?"})
-    rows = [JobRow("training_file", "train.jsonl", Task("1-a", messages, (TOOL,), {}))]
+    rows = [CheckedRow("training_file", "train.jsonl", Task("1-a", messages, (TOOL,), {}))]
     for text, codes in ((shows, []), (leaves_out + shows, [code])):
         found, problems = read_model(job_of(model, chat_template=text), ModelFolder.find(str(model)))
         assert found is not None and problems == []
-        problems = await length_problems(rows, found.renderer, 2048, conversations=False)
+        problems = await check_row_lengths(rows, found.renderer, 2048, conversations=False)
         assert [problem.code for problem in problems] == codes
-    assert message in problems[0].message and problems[0].remedy
+    assert message in problems[0].message and problems[0].fix

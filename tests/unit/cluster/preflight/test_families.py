@@ -9,10 +9,10 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from agent_rft.actors.engine.chat.dialects import PROBE_CALLS, PROBE_TOOLS
-from agent_rft.actors.engine.chat.parsing import parser_of
+from agent_rft.actors.engine.chat.dialects import ROUND_TRIP_CALLS, ROUND_TRIP_TOOLS
+from agent_rft.actors.engine.chat.parsing import load_parser
 from agent_rft.actors.rollout.episode import RolloutRequest
-from agent_rft.chat.conversation import Sample, samples_of
+from agent_rft.chat.conversation import SupervisedSample, split_conversation
 from agent_rft.chat.renderer import Renderer
 from agent_rft.types import Message
 from docs.generator.models import FOUND, WITH_TINY_WEIGHTS
@@ -73,13 +73,13 @@ def test_the_manual_says_what_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_results_come_through_in_the_order_of_their_calls(name: str) -> None:
     renderer, _ = found(name)
-    results = [renderer.result(text) for text in ("result of one", "result of two")]
+    results = [renderer.encode_result(text) for text in ("result of one", "result of two")]
     calls = [
         {"id": f"c{i}", "type": "function", "function": {"name": tool, "arguments": json.dumps(given)}}
-        for i, (tool, given) in enumerate(PROBE_CALLS)
+        for i, (tool, given) in enumerate(ROUND_TRIP_CALLS)
     ]
     turn: Message = {"role": "assistant", "content": "", "tool_calls": calls}
-    prompt = renderer.resume([QUESTION, turn, result(0, "x"), result(1, "y")], PROBE_TOOLS, results)
+    prompt = renderer.render_history([QUESTION, turn, result(0, "x"), result(1, "y")], ROUND_TRIP_TOOLS, results)
     text = renderer.tokenizer.decode(prompt)
     assert text.count("result of one") == text.count("result of two") == 1
     assert text.index("result of one") < text.index("result of two")
@@ -89,15 +89,15 @@ def test_results_come_through_in_the_order_of_their_calls(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_turn_of_an_example_is_trained_once(name: str) -> None:
     renderer, _ = found(name)
-    samples = samples_of(renderer, CONVERSATION, TOOLS)
+    samples = split_conversation(renderer, CONVERSATION, TOOLS)
     trained = renderer.tokenizer.decode([id for sample in samples for id in trained_of(sample)])
     assert [trained.count(text) for text in ("first-file", "second-file", "third-file", "It was seven.")] == [1] * 4
     assert QUESTION["content"] not in trained and "result of" not in trained
     ends = [renderer.tokenizer.decode([sample.token_ids[-1]]) for sample in samples]
-    assert all(sample.mask[-1] for sample in samples) and set(ends) <= set(renderer.end_tokens.values())
+    assert all(sample.mask[-1] for sample in samples) and set(ends) <= set(renderer.stop_tokens.values())
 
 
-def trained_of(sample: Sample) -> list[int]:
+def trained_of(sample: SupervisedSample) -> list[int]:
     return [id for id, on in zip(sample.token_ids, sample.mask, strict=True) if on]
 
 
@@ -107,7 +107,7 @@ def turns(renderer: Renderer) -> list[list[int]]:
     for i, message in enumerate(CONVERSATION):
         if message["role"] == "assistant":
             untrained = [{**earlier, "weight": 0} for earlier in CONVERSATION[:i]]
-            said.append(trained_of(*samples_of(renderer, [*untrained, message], TOOLS)))
+            said.append(trained_of(*split_conversation(renderer, [*untrained, message], TOOLS)))
     return said
 
 
@@ -128,7 +128,7 @@ async def num_segments(renderer: Renderer) -> int:
     """The segments of a rollout that samples the turns of the conversation, once they are what is trained."""
     script = turns(renderer)
     episode = ScriptedEpisode(renderer, *script)
-    episode.parse = parser_of(renderer.family, renderer.tokenizer)
+    episode.parse = load_parser(renderer.family, renderer.tokenizer)
     rollout = await graded(episode.runner(context=16_384), REQUEST)
     called = [json.loads(call.arguments)["path"] for calls in episode.messages for call in calls]
     assert called == ["first-file", "second-file", "third-file"]

@@ -11,12 +11,12 @@ from aiohttp import web
 from yarl import URL
 
 from agent_rft.actors.endpoints.client import EndpointClient
-from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
-from agent_rft.cluster.preflight.job_endpoints import Resolve, allow_own_endpoints, resolve
+from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
+from agent_rft.cluster.preflight.job_endpoints import Resolve, allow_local_endpoints, resolve_host
 from agent_rft.errors import EndpointRefused, ToolFailed
 from agent_rft.spec.endpoints import Endpoint
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, Operator
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
 
 GRADER = {"type": "string_check", "input": "", "reference": "", "operation": "eq"}
@@ -32,13 +32,13 @@ def resolves_to(*addresses: str) -> Resolve:
     return lambda host, port: [ip_address(address) for address in addresses]
 
 
-def allowed_for(*urls: str, addresses: Sequence[str] = (), operator: Operator = NOTHING_ALLOWED) -> Operator:
-    return allow_own_endpoints(operator, job_of(*urls), None, resolves_to(*addresses))
+def allowed_for(*urls: str, addresses: Sequence[str] = (), operator: OperatorConfig = DEFAULT_CONFIG) -> OperatorConfig:
+    return allow_local_endpoints(operator, job_of(*urls), None, resolves_to(*addresses))
 
 
-def is_allowed(operator: Operator, address: str, port: int, host: str = "") -> bool:
+def is_allowed(operator: OperatorConfig, address: str, port: int, host: str = "") -> bool:
     try:
-        Guard(operator.reachable).check(ip_address(address), port, host or address)
+        AddressGuard(operator.allowed_destinations).check(ip_address(address), port, host or address)
     except ForbiddenAddress:
         return False
     return True
@@ -60,10 +60,10 @@ def is_allowed(operator: Operator, address: str, port: int, host: str = "") -> b
 )
 def test_loopback_and_private_addresses_in_the_job_file_are_allowed_on_their_port(host: str) -> None:
     operator = allowed_for(f"http://{host}:8000/run")
-    guard = Guard(operator.reachable)
-    assert guard.mistake(f"http://{host}:8000/another/path") is None
-    assert guard.mistake(f"http://{host}:8001/run") is not None
-    assert guard.mistake(f"http://{host}/run") is not None
+    guard = AddressGuard(operator.allowed_destinations)
+    assert guard.find_address_problem(f"http://{host}:8000/another/path") is None
+    assert guard.find_address_problem(f"http://{host}:8001/run") is not None
+    assert guard.find_address_problem(f"http://{host}/run") is not None
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_loopback_and_private_addresses_in_the_job_file_are_allowed_on_their_por
 )
 def test_other_special_addresses_stay_refused(host: str) -> None:
     operator = allowed_for(f"http://{host}:8000/run")
-    mistake = Guard(operator.reachable).mistake(f"http://{host}:8000/run")
-    assert operator.reachable == () and mistake is not None
+    mistake = AddressGuard(operator.allowed_destinations).find_address_problem(f"http://{host}:8000/run")
+    assert operator.allowed_destinations == () and mistake is not None
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["::1", "127.0.0.1"], ["10.0.0.7"], ["fe80::7", "192.168.1.5"]])
@@ -109,7 +109,7 @@ def test_a_host_name_with_local_addresses_is_allowed(addresses: list[str]) -> No
 
 @pytest.mark.parametrize("addresses", [[], [PUBLIC], [PUBLIC, "127.0.0.1"], ["169.254.169.254"], ["100.64.0.1"]])
 def test_other_host_names_are_not_allowed_locally(addresses: list[str]) -> None:
-    assert allowed_for("http://tools.example:8000/run", addresses=addresses).reachable == ()
+    assert allowed_for("http://tools.example:8000/run", addresses=addresses).allowed_destinations == ()
 
 
 def test_every_kind_of_endpoint_counts() -> None:
@@ -123,14 +123,14 @@ def test_every_kind_of_endpoint_counts() -> None:
         },
         held_out_grader={"type": "endpoint", "url": "http://127.0.0.1:5/held_out"},
     )
-    operator = allow_own_endpoints(NOTHING_ALLOWED, reinforcement, None)
-    assert [str(entry) for entry in operator.reachable] == [f"127.0.0.1:{port}" for port in range(1, 6)]
+    operator = allow_local_endpoints(DEFAULT_CONFIG, reinforcement, None)
+    assert [str(entry) for entry in operator.allowed_destinations] == [f"127.0.0.1:{port}" for port in range(1, 6)]
 
 
 def test_a_configuration_with_allowed_networks_decides_alone() -> None:
-    for operator in (Operator(allowed_networks=[]), Operator(allowed_networks=["10.0.0.0/8"])):
+    for operator in (OperatorConfig(allowed_networks=[]), OperatorConfig(allowed_networks=["10.0.0.0/8"])):
         assert allowed_for("http://127.0.0.1:8000/run", operator=operator) == operator
-    others = Operator(unsandboxed_python=True)
+    others = OperatorConfig(unsandboxed_python=True)
     allowed = allowed_for("http://127.0.0.1:8000/run", operator=others)
     assert is_allowed(allowed, "127.0.0.1", 8000) and allowed.unsandboxed_python
 
@@ -138,37 +138,37 @@ def test_a_configuration_with_allowed_networks_decides_alone() -> None:
 @pytest.mark.parametrize("address", ["auto", "10.0.0.9:6379", "127.0.0.1:6379"])
 def test_the_guard_stays_on_a_cluster_that_was_there_before(address: str) -> None:
     job = job_of("http://127.0.0.1:8000/run")
-    assert allow_own_endpoints(NOTHING_ALLOWED, job, address) is NOTHING_ALLOWED
+    assert allow_local_endpoints(DEFAULT_CONFIG, job, address) is DEFAULT_CONFIG
 
 
 def test_a_job_without_endpoints_allows_nothing() -> None:
-    assert allow_own_endpoints(NOTHING_ALLOWED, None, None) is NOTHING_ALLOWED
-    assert allow_own_endpoints(NOTHING_ALLOWED, job_of(), None).reachable == ()
+    assert allow_local_endpoints(DEFAULT_CONFIG, None, None) is DEFAULT_CONFIG
+    assert allow_local_endpoints(DEFAULT_CONFIG, job_of(), None).allowed_destinations == ()
 
 
 def test_endpoints_reach_other_processes_but_no_configuration_file() -> None:
     """Actors get the operator by pickle; a file that is written from it must not open anything for other jobs."""
     operator = allowed_for("http://127.0.0.1:8000/run")
-    assert pickle.loads(pickle.dumps(operator)).reachable == operator.reachable != ()
+    assert pickle.loads(pickle.dumps(operator)).allowed_destinations == operator.allowed_destinations != ()
     assert "127.0.0.1" not in operator.model_dump_json()
-    assert NOTHING_ALLOWED.reachable == ()
+    assert DEFAULT_CONFIG.allowed_destinations == ()
     with pytest.raises(ValueError, match="_job_endpoints"):
-        Operator.model_validate({"_job_endpoints": ["127.0.0.1:8000"]})
+        OperatorConfig.model_validate({"_job_endpoints": ["127.0.0.1:8000"]})
 
 
 def test_the_systems_resolver_knows_localhost() -> None:
-    assert ip_address("127.0.0.1") in resolve("localhost", 80)
-    assert resolve("no-such-host.invalid", 80) == resolve("a" * 70 + ".example", 80) == []
+    assert ip_address("127.0.0.1") in resolve_host("localhost", 80)
+    assert resolve_host("no-such-host.invalid", 80) == resolve_host("a" * 70 + ".example", 80) == []
 
 
-async def post(operator: Operator, url: str, names: Names) -> int:
+async def post(operator: OperatorConfig, url: str, names: Names) -> int:
     client = EndpointClient(
         "tool 'a'",
         url,
         Endpoint(max_retries=0),
         ToolFailed,
         FakeTime().timing(),
-        allowed_networks=operator.reachable,
+        allowed_networks=operator.allowed_destinations,
         resolver=names,
     )
     try:
@@ -185,7 +185,7 @@ async def test_a_name_that_was_public_at_the_start_does_not_become_private() -> 
         operator = allowed_for(server.url, rebound, addresses=[PUBLIC])
         with pytest.raises(EndpointRefused, match=r"resolves to 127\.0\.0\.1, a loopback address") as refused:
             await post(operator, rebound, Names(["127.0.0.1"]))
-        assert f"add 127.0.0.1:{port}" in str(refused.value.remedy)
+        assert f"add 127.0.0.1:{port}" in str(refused.value.fix)
         assert server.received == []
         assert await post(operator, server.url, Names(["127.0.0.1"])) == 200
 

@@ -11,11 +11,11 @@ import pytest
 
 from agent_rft.chat.model_card import FILE, ModelCard, read_card
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.prepare import Prepared, prepare
+from agent_rft.cluster.preflight.prepare import CheckedJob, check_job
 from agent_rft.cluster.run.actor_configs import learner_config, model_files
 from agent_rft.errors import InvalidJob
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.builders import EXACT
 from tests.support.families import OTHER, TINY
 from tests.support.paths import BASE
@@ -32,7 +32,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"t
 TEMPLATE = (BASE / "chat_template.jinja").read_text()
 
 
-async def prepared(folder: Path, card: str | None, effort: str = "default", **options: Any) -> Prepared:
+async def prepared(folder: Path, card: str | None, effort: str = "default", **options: Any) -> CheckedJob:
     """The check of a job of a model whose folder has this card."""
     model = folder / "model"
     shutil.copytree(BASE, model)
@@ -47,7 +47,9 @@ async def prepared(folder: Path, card: str | None, effort: str = "default", **op
     job = {"model": "model", "training_file": "train.jsonl", "method": method, "model_options": options}
     (folder / "job.json").write_text(json.dumps(job))
     spec = load_job(folder / "job.json", {})
-    return await prepare(spec, ModelFolder.find(spec.model), [NODE], folder / "runs", NOTHING_ALLOWED, free=PLENTY)
+    return await check_job(
+        spec, ModelFolder.find(spec.model), [NODE], folder / "runs", DEFAULT_CONFIG, free_space=PLENTY
+    )
 
 
 async def test_a_job_goes_on_as_its_models_folder_says(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ async def test_a_damaged_card_is_a_problem_of_the_model(tmp_path: Path) -> None:
     (problem,) = raised.value.problems
     assert (problem.code, problem.field) == ("not_a_model", "model")
     assert "its agent_rft.json: format: Input should be less than or equal to 1" in problem.message
-    assert "set model_options" in problem.remedy
+    assert "set model_options" in problem.fix
 
 
 async def test_a_checkpoint_carries_what_the_job_said(tmp_path: Path) -> None:
@@ -107,8 +109,14 @@ async def test_a_response_format_with_tools_needs_a_grammar_of_the_familys_calls
     (tmp_path / "job.json").write_text(json.dumps(job))
     spec = load_job(tmp_path / "job.json", {})
     try:
-        await prepare(
-            spec, ModelFolder.find(spec.model), [NODE], tmp_path / "runs", NOTHING_ALLOWED, free=PLENTY, dry_run=False
+        await check_job(
+            spec,
+            ModelFolder.find(spec.model),
+            [NODE],
+            tmp_path / "runs",
+            DEFAULT_CONFIG,
+            free_space=PLENTY,
+            dry_run=False,
         )
         problems = []
     except InvalidJob as error:

@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoTokenizer
 
 from agent_rft.cluster.planning.model_folder import ModelFolder
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.preflight.prepare import prepare
-from agent_rft.cluster.preflight.space import Free
-from agent_rft.cluster.preflight.static import static_problems
+from agent_rft.cluster.preflight.prepare import check_job
+from agent_rft.cluster.preflight.space import FreeSpace
+from agent_rft.cluster.preflight.static import check_offline
 from agent_rft.spec.job import JobSpec
 from tests.support.fakes_http import LOCAL
 from tests.support.opened_files import opened_files
@@ -42,8 +42,8 @@ async def test_all_checks_together_read_each_file_of_the_model_once(tmp_path: Pa
         read_once(model, base)
     with opened_files(models) as opened:
         folder = ModelFolder.find(job.model)
-        assert static_problems(job, folder, LOCAL) == []
-        free = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
-        await prepare(job, folder, [Node("a", cores=2.0)], tmp_path / "runs", LOCAL, free=free)
+        assert check_offline(job, folder, LOCAL) == []
+        free = FreeSpace(disk_bytes=1 << 40, shm_bytes=1 << 34)
+        await check_job(job, folder, [Node("a", cores=2.0)], tmp_path / "runs", LOCAL, free_space=free)
     assert expected["adapter/chat_template.jinja"] == 1
     assert opened == expected

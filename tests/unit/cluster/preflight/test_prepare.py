@@ -1,4 +1,4 @@
-"""The full check of a job: all problems in one list with code, field, line and remedy; a valid job as it is resolved.
+"""The full check of a job: all problems in one list with code, field, line and fix; a valid job as it is resolved.
 
 Tools and graders are real servers on localhost; there is no Ray and no engine.
 """
@@ -26,19 +26,19 @@ from agent_rft.actors.weights.broadcast_sync import BroadcastSync
 from agent_rft.actors.weights.sync import WeightSync
 from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
 from agent_rft.cluster.planning.nodes import HEADROOM, Node
-from agent_rft.cluster.preflight.examples import example_of
-from agent_rft.cluster.preflight.prepare import Prepared, prepare
-from agent_rft.cluster.preflight.resumption.resumed import Began
-from agent_rft.cluster.preflight.resumption.same_job import Change
-from agent_rft.cluster.preflight.space import Free
+from agent_rft.cluster.preflight.examples import make_example
+from agent_rft.cluster.preflight.prepare import CheckedJob, check_job
+from agent_rft.cluster.preflight.resumption.resumed import RecordedRun
+from agent_rft.cluster.preflight.resumption.same_job import SettingDifference
+from agent_rft.cluster.preflight.space import FreeSpace
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.run.actor_configs import learner_config, model_files, print_plan, weight_sync, worker_config
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job_file import load_job, read_job
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.nodes import NodeGroup
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, ModelEndpoint, Operator
-from agent_rft.spec.schemas.json_schema import schema_mistake
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, ModelEndpoint, OperatorConfig
+from agent_rft.spec.schemas.json_schema import find_schema_problem
 from agent_rft.trainer.learner.adapter import AdapterConfig
 from tests.support.builders import EXACT, job
 from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
@@ -49,7 +49,7 @@ FEW_ROWS = "the model will memorize so few"
 SECRET = "sk-very-secret-4711"
 NODE = Node("a", cores=2.0)
 HEAD, GPU_NODE = Node("head", cores=0.0), Node("gpu", cores=32.0, gpus=4.0)
-PLENTY = Free(disk_bytes=1 << 40, shm_bytes=1 << 34)
+PLENTY = FreeSpace(disk_bytes=1 << 40, shm_bytes=1 << 34)
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 
 
@@ -72,8 +72,8 @@ class Case:
     job: dict[str, Any] = field(default_factory=dict)
     reinforcement: dict[str, Any] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=lambda: [NODE])
-    free: Free = PLENTY
-    operator: Operator = LOCAL
+    free: FreeSpace = PLENTY
+    operator: OperatorConfig = LOCAL
 
     def write(self, name: str = "train.jsonl", rows: list[Any] | None = None) -> str:
         lines = [r if isinstance(r, str) else json.dumps(r) for r in (self.rows if rows is None else rows)]
@@ -90,28 +90,30 @@ class Case:
         method = {"type": "reinforcement", "reinforcement": reinforcement}
         return {"model": str(BASE), "training_file": self.write(), "method": method, **self.job}
 
-    async def prepare(self, learner: bool = True, accepted: bool = False, began: Began | None = None) -> Prepared:
+    async def prepare(
+        self, learner: bool = True, accepted: bool = False, began: RecordedRun | None = None
+    ) -> CheckedJob:
         path = self.folder / "job.json"
         path.write_text(json.dumps(self.raw()))
         job = load_job(path, {})
-        job, accepted = (job, accepted) if began is None else (began.keep(job), True)
-        return await prepare(
+        job, accepted = (job, accepted) if began is None else (began.apply_to(job), True)
+        return await check_job(
             job,
             ModelFolder.find(job.model),
             self.nodes,
             self.folder / "runs",
             self.operator,
-            free=self.free,
-            learner=learner,
-            accepted=accepted,
-            began=began,
+            free_space=self.free,
+            trains=learner,
+            was_accepted=accepted,
+            recorded_run=began,
         )
 
-    def began(self, prepared: Prepared) -> Began:
+    def began(self, prepared: CheckedJob) -> RecordedRun:
         """A run that has begun with this job."""
         run = RunFolder(self.folder / "run")
         run.write_job(prepared.job, prepared.plan, prepared.record())
-        return Began.of(run)
+        return RecordedRun.load(run)
 
     async def warnings(self) -> tuple[str, ...]:
         """Without that of a test's few rows."""
@@ -121,7 +123,7 @@ class Case:
         with pytest.raises(InvalidJob) as raised:
             await self.prepare()
         assert SECRET not in str(raised.value)
-        assert all(problem.remedy and problem.message for problem in raised.value.problems)
+        assert all(problem.fix and problem.message for problem in raised.value.problems)
         return raised.value.problems
 
     async def only_problem(self) -> Problem:
@@ -187,7 +189,7 @@ async def test_a_supervised_job_makes_one_update_a_batch_at_its_own_rate(case: C
     assert "algorithm.learning_rate" in [choice.setting for choice in prepared.choices]
 
 
-def micro_batches(prepared: Prepared) -> int:
+def micro_batches(prepared: CheckedJob) -> int:
     return learner_config(prepared).micro_batch_tokens
 
 
@@ -199,7 +201,7 @@ def small(size: int) -> Node:
     return replace(NODE, memory_bytes=math.ceil(needed / (1 - HEADROOM)) + 1)
 
 
-def printed(prepared: Prepared) -> str:
+def printed(prepared: CheckedJob) -> str:
     console = Console(record=True, width=400, file=io.StringIO())
     print_plan(console, prepared)
     return console.export_text()
@@ -227,11 +229,11 @@ async def test_a_resumed_run_keeps_its_micro_batches_while_they_fit(case: Case) 
     case.nodes = [small(4096)]
     smaller = await case.prepare(began=began)
     assert micro_batches(smaller) == 4096
-    assert smaller.layout_changes == (Change("cluster.micro_batch_tokens", "4096", "5120"),)
+    assert smaller.layout_changes == (SettingDifference("cluster.micro_batch_tokens", "4096", "5120"),)
     case.job = {"cluster": {"micro_batch_tokens": 2048}}
     given = await case.prepare(began=began)
     assert micro_batches(given) == 2048
-    assert given.changes == (Change("cluster.micro_batch_tokens", "2048", "5120"),)
+    assert given.changes == (SettingDifference("cluster.micro_batch_tokens", "2048", "5120"),)
 
 
 async def test_a_resumed_run_whose_layout_no_longer_fits_gets_another_and_reports_both(case: Case) -> None:
@@ -242,8 +244,8 @@ async def test_a_resumed_run_whose_layout_no_longer_fits_gets_another_and_report
     resumed = await case.prepare(began=began)
     (change,) = resumed.layout_changes
     assert change.setting == "cluster"
-    assert change.was.startswith("2 engines of 1 GPU and 2 learner ranks, ZeRO stage 0")
-    assert change.now.startswith("1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")
+    assert change.old.startswith("2 engines of 1 GPU and 2 learner ranks, ZeRO stage 0")
+    assert change.new.startswith("1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")
     assert "cluster: is 1 engine of 1 GPU and 1 learner rank" in printed(resumed)
 
 
@@ -299,7 +301,7 @@ async def test_early_stop_needs_a_validation_file(case: Case) -> None:
     case.reinforcement = {"early_stop": {"patience": 2}, "hyperparameters": {"n_epochs": 9, "eval_interval": 1}}
     [problem] = await case.problems()
     assert (problem.code, problem.field) == ("early_stop_without_validation", "method.reinforcement.early_stop")
-    assert "set validation_file" in problem.remedy
+    assert "set validation_file" in problem.fix
     case.job = {"validation_file": case.write("validation.jsonl", [row("new question?")])}
     assert (await case.prepare()).warnings == ()
 
@@ -362,7 +364,15 @@ async def test_mistakes_of_all_kinds_are_in_one_list(case: Case) -> None:
     job, found = read_job(case.folder / "job.yaml", {})
     assert job is not None
     with pytest.raises(InvalidJob, match="the job has 16 problems") as raised:
-        await prepare(job, ModelFolder.find(job.model), [NODE], case.folder, LOCAL, found=found, free=Free(0, None))
+        await check_job(
+            job,
+            ModelFolder.find(job.model),
+            [NODE],
+            case.folder,
+            LOCAL,
+            known_problems=found,
+            free_space=FreeSpace(0, None),
+        )
     name = str(case.folder / "job.yaml")
     reinforcement = "method.reinforcement"
     assert [(p.code, p.field, p.file, p.line) for p in raised.value.problems] == [
@@ -427,7 +437,7 @@ async def test_a_row_that_leaves_no_room_for_an_answer_is_too_long(case: Case) -
         2,
     )
     assert "the context has 2048" in problem.message
-    assert "raise cluster.context_length" in problem.remedy
+    assert "raise cluster.context_length" in problem.fix
 
 
 async def test_a_row_that_the_template_cannot_render_is_named(case: Case) -> None:
@@ -466,7 +476,7 @@ async def test_a_row_that_is_too_large_for_calls_is_named_by_line(case: Case) ->
     ],
 )
 def test_invalid_schemas_are_refused(parameters: dict[str, Any], message: str) -> None:
-    assert message in str(schema_mistake(parameters))
+    assert message in str(find_schema_problem(parameters))
 
 
 @pytest.mark.parametrize("key", ["$ref", "$dynamicRef"])
@@ -503,20 +513,20 @@ async def test_a_pattern_that_a_grammar_cannot_express_is_refused_only_beside_a_
 def test_references_to_files_are_never_read(tmp_path: Path) -> None:
     secret = tmp_path / "credentials.json"
     secret.write_text('{"const": "sk-4711"}')
-    mistake = str(schema_mistake({"$ref": secret.as_uri()}))
+    mistake = str(find_schema_problem({"$ref": secret.as_uri()}))
     assert "points outside the schema" in mistake and "4711" not in mistake
     based = {"$id": secret.as_uri(), "$ref": "#/$defs/x", "$defs": {"x": {"type": "string"}}}
-    assert schema_mistake(based) is None, "with an id, the reference still stays within the schema"
+    assert find_schema_problem(based) is None, "with an id, the reference still stays within the schema"
 
 
 def test_a_schema_that_refers_to_itself_only_is_refused() -> None:
-    assert "cycle" in str(schema_mistake({"$ref": "#"}))
+    assert "cycle" in str(find_schema_problem({"$ref": "#"}))
 
 
 def test_valid_schemas_pass() -> None:
-    assert schema_mistake(None) is None
-    assert schema_mistake({}) is None
-    assert schema_mistake(PARAMETERS) is None
+    assert find_schema_problem(None) is None
+    assert find_schema_problem({}) is None
+    assert find_schema_problem(PARAMETERS) is None
 
 
 @pytest.mark.parametrize(
@@ -540,12 +550,12 @@ def test_valid_schemas_pass() -> None:
     ],
 )
 def test_examples_fit_their_schemas(schema: dict[str, Any], example: Any) -> None:
-    assert example_of(schema) == example
+    assert make_example(schema) == example
 
 
 def test_an_example_of_a_recursive_schema_ends() -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
-    assert "next" in example_of(node)
+    assert "next" in make_example(node)
 
 
 async def test_fifty_thousand_rows_are_checked_in_a_minute(case: Case) -> None:
@@ -640,7 +650,7 @@ async def test_layers_with_a_state_are_not_divided_among_ranks(case: Case) -> No
     replaced("config.json", ('"full_attention"', '"linear_attention"'))(model)
     case.job = {"model": str(model), "cluster": {"zero_stage": 3}}
     problem = await case.only_problem()
-    assert (problem.code, problem.field, problem.remedy) == ("states_under_zero_3", "cluster.zero_stage", "set it to 2")
+    assert (problem.code, problem.field, problem.fix) == ("states_under_zero_3", "cluster.zero_stage", "set it to 2")
 
 
 @pytest.mark.parametrize(
@@ -670,18 +680,18 @@ async def test_problems_of_weights_and_tokenizer_are_reported_together(case: Cas
 
 
 @pytest.mark.parametrize(
-    ("model", "remedy"),
+    ("model", "fix"),
     [
         ("nowhere", "Hugging Face name"),
         ("/no/such/folder", "Hugging Face name"),
         ("org/model-7B", "hf download org/model-7B"),
     ],
 )
-async def test_a_missing_model_is_reported(case: Case, model: str, remedy: str) -> None:
+async def test_a_missing_model_is_reported(case: Case, model: str, fix: str) -> None:
     case.job = {"model": model}
     problem = await case.only_problem()
     assert (problem.code, problem.field) == ("missing_model", "model")
-    assert remedy in problem.remedy
+    assert fix in problem.fix
 
 
 async def test_a_file_is_not_a_model_folder(case: Case) -> None:
@@ -714,7 +724,7 @@ async def _tool_fails(case: Case, behave: Behaviour, code: str, part: str, text:
     async with FakeEndpoint(behave) as case.tool:
         problem = await case.only_problem()
     assert (problem.code, problem.field) == (code, f"method.reinforcement.tools[0].{part}")
-    assert text in problem.message + problem.remedy
+    assert text in problem.message + problem.fix
     assert case.tool.url in problem.message or part == "server_url"
 
 
@@ -725,7 +735,7 @@ async def test_a_tool_that_is_not_running_is_named_with_its_url(case: Case) -> N
     assert problem.code == "tool_failed"
     assert url in problem.message
     assert "refused" in problem.message.lower()
-    assert "check that it is running" in problem.remedy
+    assert "check that it is running" in problem.fix
     assert "check that it is running" not in problem.message
 
 
@@ -797,7 +807,7 @@ async def test_a_grader_that_returns_no_number_is_refused(case: Case, answer: st
     async with FakeEndpoint(says(answer)) as case.grader:
         problem = await case.only_problem()
     assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.grader")
-    assert '{"score": number}' in problem.remedy
+    assert '{"score": number}' in problem.fix
 
 
 async def test_a_judge_s_server_without_log_probabilities_is_found_by_the_check(case: Case) -> None:
@@ -810,7 +820,7 @@ async def test_a_judge_s_server_without_log_probabilities_is_found_by_the_check(
         case.operator = case.operator.model_copy(update={"models": {"judge": judge}})
         problem = await case.only_problem()
     assert (problem.code, problem.field) == ("grader_failed", "method.reinforcement.grader")
-    assert "no top_logprobs" in problem.message and "remove `scoring` from models.judge" in problem.remedy
+    assert "no top_logprobs" in problem.message and "remove `scoring` from models.judge" in problem.fix
 
 
 async def test_a_judge_that_refuses_schemas_is_reported_once_by_the_check(case: Case) -> None:
@@ -838,7 +848,7 @@ async def test_a_judge_with_a_wrong_key_is_named_with_its_own_setting_and_reason
         case.operator = case.operator.model_copy(update={"models": models})
         problem = await case.only_problem()
     assert (problem.code, problem.field) == ("endpoint_refused", "method.reinforcement.grader")
-    assert "Incorrect API key provided" in problem.message and "`api_key` of models.judge" in problem.remedy
+    assert "Incorrect API key provided" in problem.message and "`api_key` of models.judge" in problem.fix
 
 
 async def test_a_grader_that_refuses_the_token(case: Case) -> None:
@@ -866,7 +876,7 @@ async def test_a_slow_grader_fails_at_its_own_deadline(case: Case) -> None:
 
 
 async def test_addresses_that_the_operator_does_not_allow_are_found_before_any_call(case: Case) -> None:
-    case.operator = NOTHING_ALLOWED
+    case.operator = DEFAULT_CONFIG
     case.reinforcement = {"session": {"start_url": "http://169.254.169.254/latest"}}
     problems = await case.problems()
     reinforcement = "method.reinforcement"
@@ -875,12 +885,12 @@ async def test_addresses_that_the_operator_does_not_allow_are_found_before_any_c
         ("forbidden_address", f"{reinforcement}.session.start_url"),
         ("forbidden_address", f"{reinforcement}.grader.url"),
     ]
-    assert "allowed_networks" in problems[0].remedy
+    assert "allowed_networks" in problems[0].fix
     assert case.tool.received == case.grader.received == []
 
 
 async def test_host_names_of_such_addresses_are_found_by_the_first_call(case: Case) -> None:
-    case.operator = NOTHING_ALLOWED
+    case.operator = DEFAULT_CONFIG
     case.reinforcement = {
         "tools": [{"name": "cat", "server_url": "http://localhost:9/cat"}],
         "grader": {"type": "endpoint", "url": "http://localhost:9/grade"},
@@ -891,7 +901,7 @@ async def test_host_names_of_such_addresses_are_found_by_the_first_call(case: Ca
         "method.reinforcement.tools[0].server_url",
     )
     assert "resolves to" in tool_problem.message and "loopback" in tool_problem.message
-    assert "allowed_networks" in tool_problem.remedy and "allowed_networks" not in tool_problem.message
+    assert "allowed_networks" in tool_problem.fix and "allowed_networks" not in tool_problem.message
     assert (grader_problem.code, grader_problem.field) == ("forbidden_address", "method.reinforcement.grader")
 
 
@@ -911,7 +921,7 @@ async def test_a_grader_that_reads_json_needs_a_response_format(case: Case) -> N
     case.reinforcement = {"grader": JSON_GRADER}
     problem = await case.only_problem()
     assert problem.code == "grader_failed"
-    assert "response_format" in problem.remedy
+    assert "response_format" in problem.fix
 
 
 async def test_a_grader_that_reads_tool_calls_gets_one(case: Case) -> None:
@@ -924,7 +934,7 @@ async def test_a_grader_that_reads_tool_calls_gets_one(case: Case) -> None:
 
 
 async def test_a_full_disk_is_reported_with_numbers(case: Case) -> None:
-    case.free = Free(disk_bytes=80 << 20, shm_bytes=PLENTY.shm_bytes)
+    case.free = FreeSpace(disk_bytes=80 << 20, shm_bytes=PLENTY.shm_bytes)
     problem = await case.only_problem()
     assert (problem.code, problem.field) == ("disk_full", "--runs")
     assert "5 checkpoints may take 88 MiB" in problem.message
@@ -935,22 +945,22 @@ async def test_a_full_disk_is_reported_with_numbers(case: Case) -> None:
 
 async def test_a_run_that_only_grades_needs_room_neither_for_a_learner_nor_for_checkpoints(case: Case) -> None:
     case.nodes = [replace(NODE, cores=1)]
-    case.free = Free(disk_bytes=90 << 20, shm_bytes=None)
+    case.free = FreeSpace(disk_bytes=90 << 20, shm_bytes=None)
     prepared = await case.prepare(learner=False)
     assert [place.role for place in prepared.cluster.assignments] == ["engine"]
 
 
 @pytest.mark.parametrize(("shm_bytes", "message"), [(None, "no shared memory exists"), (1 << 20, "1 MiB are free")])
 async def test_too_little_shared_memory_is_refused(case: Case, shm_bytes: int | None, message: str) -> None:
-    case.free = Free(PLENTY.disk_bytes, shm_bytes)
+    case.free = FreeSpace(PLENTY.disk_bytes, shm_bytes)
     problem = await case.only_problem()
     assert problem.code == "no_shared_memory"
     assert message in problem.message
-    assert "--shm-size=1g" in problem.remedy
+    assert "--shm-size=1g" in problem.fix
 
 
 async def test_shared_memory_is_not_checked_with_several_nodes(case: Case) -> None:
-    case.free = Free(PLENTY.disk_bytes, None)
+    case.free = FreeSpace(PLENTY.disk_bytes, None)
     case.nodes.append(Node("b", cores=2.0))
     await case.prepare()
 
@@ -968,7 +978,7 @@ async def test_too_few_nodes_are_a_problem_unless_the_operator_lets_jobs_wait_fo
 async def test_shared_memory_is_not_checked_if_the_job_waits_for_the_nodes_of_its_engines(case: Case) -> None:
     case.nodes = [HEAD]
     case.job = {"cluster": {"engine_gpus": 0}}
-    case.free = Free(PLENTY.disk_bytes, 1 << 20)
+    case.free = FreeSpace(PLENTY.disk_bytes, 1 << 20)
     case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
     assert await case.warnings()
 

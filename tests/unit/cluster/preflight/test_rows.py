@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from agent_rft.actors.endpoints.body import MAX_ROW_BYTES, json_body
+from agent_rft.actors.endpoints.body import MAX_ROW_BYTES, encode_json
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import ChatTemplate, TemplateLimits
-from agent_rft.cluster.preflight.rows import JobRow, length_problems, size_problems, value_problems
+from agent_rft.cluster.preflight.rows import CheckedRow, check_row_lengths, check_row_sizes, check_template_values
 from agent_rft.types import Message, Task, ToolSchema
 from tests.support.builders import EXACT, job
 
 QUESTION: Message = {"role": "user", "content": "hello"}
-ROWS = [JobRow("training_file", "train.jsonl", Task(f"{line}-0", (QUESTION,), (), {})) for line in (1, 2)]
+ROWS = [CheckedRow("training_file", "train.jsonl", Task(f"{line}-0", (QUESTION,), (), {})) for line in (1, 2)]
 
 
 class FakeRenderer:
@@ -24,8 +24,10 @@ class FakeRenderer:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
 
-    def rendered(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
-        return self._template.render(messages, tools, generate=generate)
+    def render_text(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, add_generation_prompt: bool
+    ) -> str:
+        return self._template.render(messages, tools, generate=add_generation_prompt)
 
     def encode(self, text: str) -> list[int]:
         return list(range(len(text)))
@@ -39,20 +41,22 @@ class FakeRenderer:
         ("{{ messages[0].content }}", None, [], ""),
     ],
 )
-async def test_problems_of_rendering_name_row_and_remedy(
+async def test_problems_of_rendering_name_row_and_fix(
     text: str, code: str | None, lines: list[int], words: str
 ) -> None:
     with ChatTemplate(text, limits=TemplateLimits(memory_bytes=128 << 20)) as template:
-        problems = await length_problems(ROWS, cast(Renderer, FakeRenderer(template)), 100, conversations=False)
+        problems = await check_row_lengths(ROWS, cast(Renderer, FakeRenderer(template)), 100, conversations=False)
     assert [(problem.code, problem.line) for problem in problems] == [(code, line) for line in lines]
     for problem in problems:
-        assert words in problem.message and problem.remedy and problem.field == "training_file.messages"
+        assert words in problem.message and problem.fix and problem.field == "training_file.messages"
 
 
-def row_of(num_bytes: int, text: str = "x", tools: tuple[ToolSchema, ...] = ()) -> JobRow:
+def row_of(num_bytes: int, text: str = "x", tools: tuple[ToolSchema, ...] = ()) -> CheckedRow:
     """A row that takes this many bytes in a request."""
-    count, rest = divmod(num_bytes - len(json_body({"page": ""})), len(text.encode()))
-    return JobRow("training_file", "train.jsonl", Task("3-0", (QUESTION,), tools, {"page": text * count + "x" * rest}))
+    count, rest = divmod(num_bytes - len(encode_json({"page": ""})), len(text.encode()))
+    return CheckedRow(
+        "training_file", "train.jsonl", Task("3-0", (QUESTION,), tools, {"page": text * count + "x" * rest})
+    )
 
 
 TRAVELS: list[dict[str, Any]] = [
@@ -67,19 +71,19 @@ TRAVELS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("reinforcement", TRAVELS)
 def test_a_row_that_leaves_no_room_for_arguments_is_named_with_its_size(reinforcement: dict[str, Any]) -> None:
     spec = job({"grader": EXACT} | reinforcement).reinforcement
-    assert size_problems(spec, [row_of(MAX_ROW_BYTES), row_of(MAX_ROW_BYTES, "报")]) == []
-    (problem,) = size_problems(spec, [row_of(MAX_ROW_BYTES + 1, "报")])
+    assert check_row_sizes(spec, [row_of(MAX_ROW_BYTES), row_of(MAX_ROW_BYTES, "报")]) == []
+    (problem,) = check_row_sizes(spec, [row_of(MAX_ROW_BYTES + 1, "报")])
     assert (problem.code, problem.field, problem.line) == ("row_too_large", "training_file", 3)
-    assert "has 500,001 bytes, but at most 500,000" in problem.message and "to a file" in problem.remedy
+    assert "has 500,001 bytes, but at most 500,000" in problem.message and "to a file" in problem.fix
 
 
 def test_a_row_is_bounded_only_where_it_is_sent() -> None:
     spec, tool = job({"grader": EXACT, "session": {"end_url": "http://x"}}).reinforcement, {"function": {"name": "cat"}}
-    assert size_problems(spec, [row_of(MAX_ROW_BYTES + 1)]) == []
-    assert len(size_problems(spec, [row_of(MAX_ROW_BYTES + 1, tools=(tool,))])) == 1
+    assert check_row_sizes(spec, [row_of(MAX_ROW_BYTES + 1)]) == []
+    assert len(check_row_sizes(spec, [row_of(MAX_ROW_BYTES + 1, tools=(tool,))])) == 1
 
 
 def test_a_row_that_makes_a_graders_text_too_long_is_named() -> None:
     spec = job({"grader": EXACT | {"reference": "{{ item.page }}{{ item.page }}"}}).reinforcement
-    (problem,) = value_problems(spec, [row_of(600_000)])
+    (problem,) = check_template_values(spec, [row_of(600_000)])
     assert (problem.code, problem.line) == ("row_too_large", 3) and "1,000,000 characters" in problem.message

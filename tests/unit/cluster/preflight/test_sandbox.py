@@ -7,7 +7,7 @@ import pytest
 from agent_rft.cluster.preflight.prepare import _sandbox_problems
 from agent_rft.errors import GraderFailed, RftError, UserError
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from tests.support.builders import EXACT
 
 PYTHON = {"type": "python", "source": "def grade(sample, item): return 1.0"}
@@ -15,28 +15,28 @@ WITH_PYTHON = Reinforcement.model_validate(
     {"grader": {"type": "multi", "graders": {"a": EXACT, "b": PYTHON}, "calculate_output": "a + b"}}
 )
 FIELD = "method.reinforcement.grader.graders.b"
-OPERATOR = Operator(python_grader_nodes=True)
+OPERATOR = OperatorConfig(python_grader_nodes=True)
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (UserError("no way: allow it", problem="no way", remedy="allow it"), "no_sandbox"),
+        (UserError("no way: allow it", problem="no way", fix="allow it"), "no_sandbox"),
         (GraderFailed("it did not answer within 60 s", kind="late"), "no_free_resources"),
     ],
 )
 async def test_a_python_grader_without_a_sandbox_or_a_node_is_a_problem(error: RftError, code: str) -> None:
-    async def fails(operator: Operator) -> None:
+    async def fails(operator: OperatorConfig) -> None:
         assert operator is OPERATOR
         raise error
 
     (problem,) = await _sandbox_problems(WITH_PYTHON, OPERATOR, fails)
     assert (problem.code, problem.field) == (code, FIELD)
-    assert ("python_grader" in problem.remedy) == (code == "no_free_resources")
+    assert ("python_grader" in problem.fix) == (code == "no_free_resources")
 
 
 async def test_other_graders_need_none() -> None:
-    async def fails(operator: Operator) -> None:
+    async def fails(operator: OperatorConfig) -> None:
         raise AssertionError
 
     assert await _sandbox_problems(Reinforcement.model_validate({"grader": EXACT}), OPERATOR, fails) == []

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from agent_rft.cli.check import print_prompt
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.shown_prompt import ShownPrompt, first_prompt
+from agent_rft.cluster.preflight.shown_prompt import PromptPreview, preview_prompt
 from agent_rft.spec.job_file import load_job
 from tests.support.paths import BASE
 
@@ -26,14 +26,14 @@ TRACE = [
 GRADED = {"type": "reinforcement", "reinforcement": {"grader": {"type": "endpoint", "url": "http://127.0.0.1:1"}}}
 
 
-def shown(folder: Path, messages: list[dict[str, Any]], method: dict[str, Any]) -> ShownPrompt | None:
+def shown(folder: Path, messages: list[dict[str, Any]], method: dict[str, Any]) -> PromptPreview | None:
     (folder / "rows.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     job = {"model": str(BASE), "training_file": "rows.jsonl", "method": method}
     (folder / "job.json").write_text(json.dumps(job))
-    return first_prompt(load_job(folder / "job.json", {}), ModelFolder.find(str(BASE)))
+    return preview_prompt(load_job(folder / "job.json", {}), ModelFolder.find(str(BASE)))
 
 
-def printed(prompt: ShownPrompt | None) -> str:
+def printed(prompt: PromptPreview | None) -> str:
     assert prompt is not None
     console = Console(width=100, record=True, file=StringIO())
     print_prompt(console, prompt)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cluster.ray_cluster.drivers import Driver, drivers_of
+from agent_rft.cluster.ray_cluster.drivers import RunDriver, match_drivers
 
 
 def actor(job: str, name: str, node: str, owner: str, state: str = "ALIVE") -> dict[str, Any]:
@@ -32,7 +32,7 @@ ACTORS = [
     actor("3", "third:learner-rank-0", "gpu-a", "head"),
     actor("2", "second:learner-rank-1", "gpu-d", "other", "DEAD"),
 ]
-FIRST, SECOND = Driver("1", "head", 11), Driver("2", "other", 22)
+FIRST, SECOND = RunDriver("1", "head", 11), RunDriver("2", "other", 22)
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ FIRST, SECOND = Driver("1", "head", 11), Driver("2", "other", 22)
         ("gpu-d", set()),
     ],
 )
-def test_a_node_holds_the_runs_whose_driver_or_a_rank_is_there(node: str, expected: set[Driver]) -> None:
-    assert drivers_of(node, ACTORS, JOBS) == expected
+def test_a_node_holds_the_runs_whose_driver_or_a_rank_is_there(node: str, expected: set[RunDriver]) -> None:
+    assert match_drivers(node, ACTORS, JOBS) == expected

@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent_rft.cluster.ray_cluster.session import MARK, end_leftover, worker_environment
+from agent_rft.cluster.ray_cluster.session import CLUSTER_VARIABLE, end_leftover, worker_environment
 
 
 @pytest.fixture
 def orphan(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that stands in for one of the cluster whose folder is `rft-x`."""
-    environment = {MARK: str(tmp_path / "rft-x")}
+    environment = {CLUSTER_VARIABLE: str(tmp_path / "rft-x")}
     with subprocess.Popen(["/bin/cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         # Popen returns before /proc shows the new program's environment; once the program answers, it is there.
         process.stdin.write(b"there?\n")

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cluster.ray_cluster.usage import FURTHER, MODEL_APPS, REQUIRED, ClusterUse, group_name, use_of
+from agent_rft.cluster.ray_cluster.usage import (
+    FURTHER,
+    MODEL_APPS,
+    REQUIRED,
+    ClusterUsage,
+    parse_usage,
+    placement_group_name,
+)
 
 CORE = {"CPU": 1.0}
 A, B, C = (f"{MODEL_APPS}{letter}" for letter in "abc")
@@ -21,14 +28,14 @@ def replica(app: str, state: str, node: str) -> dict[str, Any]:
 
 
 def test_tables_of_ray_are_read() -> None:
-    use = use_of(
+    use = parse_usage(
         {"n1": {"CPU": 1.0}},
         [
-            group(group_name("ftjob-1", REQUIRED), "CREATED", CORE, CORE),
-            group(group_name("ftjob-1", FURTHER, 1), "PENDING", CORE),
-            group(group_name("ftjob-2", REQUIRED), "PENDING", CORE, {"CPU": 2.0}),
-            group(group_name("ftjob-3:again", REQUIRED), "PENDING", CORE),
-            group(group_name("ftjob-4", REQUIRED), "REMOVED", CORE),
+            group(placement_group_name("ftjob-1", REQUIRED), "CREATED", CORE, CORE),
+            group(placement_group_name("ftjob-1", FURTHER, 1), "PENDING", CORE),
+            group(placement_group_name("ftjob-2", REQUIRED), "PENDING", CORE, {"CPU": 2.0}),
+            group(placement_group_name("ftjob-3:again", REQUIRED), "PENDING", CORE),
+            group(placement_group_name("ftjob-4", REQUIRED), "REMOVED", CORE),
             group("somebody's group", "PENDING", CORE),
         ],
         [
@@ -46,9 +53,9 @@ def test_tables_of_ray_are_read() -> None:
 
 
 def test_a_model_has_room_only_if_no_run_waits() -> None:
-    assert ClusterUse(free={"n1": CORE}).has_room(CORE)
-    assert not ClusterUse(free={"n1": CORE}).has_room({"CPU": 2.0})
-    assert not ClusterUse(free={"n1": CORE}, waiting={"ftjob-1": [CORE, CORE]}).has_room(CORE)
+    assert ClusterUsage(free={"n1": CORE}).can_hold(CORE)
+    assert not ClusterUsage(free={"n1": CORE}).can_hold({"CPU": 2.0})
+    assert not ClusterUsage(free={"n1": CORE}, waiting={"ftjob-1": [CORE, CORE]}).can_hold(CORE)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +74,10 @@ def test_only_engines_with_which_a_waiting_run_starts_are_released(
     needed: list[dict[str, float]], idle_s: dict[str, float], released: list[str]
 ) -> None:
     engines = {A: ["n1"], B: ["n1"], C: ["n2"]}
-    use = ClusterUse({"n1": {"CPU": 1.0}, "n2": {"CPU": 0.0}}, {"ftjob-1": needed}, (), engines)
-    assert use.to_release(CORE, idle_s) == released
+    use = ClusterUsage({"n1": {"CPU": 1.0}, "n2": {"CPU": 0.0}}, {"ftjob-1": needed}, (), engines)
+    assert use.choose_released(CORE, idle_s) == released
 
 
 def test_the_engines_of_a_lost_node_free_nothing() -> None:
-    use = ClusterUse({"n1": {"CPU": 1.0}}, {"ftjob-1": [CORE, CORE]}, (), {A: ["gone"], B: [""]})
-    assert use.to_release(CORE, {A: 20.0, B: 20.0}) == []
+    use = ClusterUsage({"n1": {"CPU": 1.0}}, {"ftjob-1": [CORE, CORE]}, (), {A: ["gone"], B: [""]})
+    assert use.choose_released(CORE, {A: 20.0, B: 20.0}) == []

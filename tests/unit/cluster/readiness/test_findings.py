@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agent_rft.cluster.readiness.data_checks import MAX_PAIRS
-from agent_rft.cluster.readiness.findings import SHOWN_GROUPS, Readiness, readiness_of
+from agent_rft.cluster.readiness.findings import SHOWN_GROUPS, Readiness, judge_samples
 from agent_rft.problems.readiness import REASONS, Reason
-from agent_rft.types import Discarded, Grade, Group, Rollout, Task, ToolCall, ToolResult, Turn
+from agent_rft.types import DiscardedRollout, Grade, Group, Rollout, Task, ToolCall, ToolResult, Turn
 from tests.support.builders import group, group_request, job, plan, task
 
 ROWS = 20
@@ -36,7 +36,7 @@ def made(
 def found(groups: list[Group], again: Mapping[str, float | None] | None = None, **options: Any) -> Readiness:
     tasks = [g.request.task for g in groups]
     others = options.pop("others", {})
-    return readiness_of(job(), plan(), tasks, groups, others, samples=4, again=again or {}, **options)
+    return judge_samples(job(), plan(), tasks, groups, others, samples=4, again=again or {}, **options)
 
 
 def called(*errors: str | None) -> Callable[[Rollout], Rollout]:
@@ -91,7 +91,7 @@ def test_passing_rows_are_worth_training_where_calls_cost() -> None:
     costly = job({"reward": {"tool_call_penalty": 0.1}})
     groups = made([1.0] * 4, change=lambda r: replace(r, reward=1.0 - 0.1 * r.sample))
     tasks = [g.request.task for g in groups]
-    assert readiness_of(costly, plan(), tasks, groups, {}, samples=4, again={}).verdict == "train"
+    assert judge_samples(costly, plan(), tasks, groups, {}, samples=4, again={}).verdict == "train"
     assert found(groups).codes[0] == Reason.TOO_EASY
 
 
@@ -123,7 +123,7 @@ def test_a_larger_group_and_batch_are_advised_where_few_groups_have_a_signal() -
     groups = made(lambda i: [0.0, 0.0, 0.0, 1.0] * 2 if i % 2 else [0.0] * 8, rows=20)
     tasks = [g.request.task for g in groups]
     numbers = plan(num_rows=20, group_size=4)
-    findings = readiness_of(job(), numbers, tasks, groups, {}, samples=8, again={}, rollout_s=0.5)
+    findings = judge_samples(job(), numbers, tasks, groups, {}, samples=8, again={}, rollout_s=0.5)
     advised = {setting.setting.rpartition(".")[2]: setting.value for setting in findings.settings}
     assert advised == {"compute_multiplier": 1.0, "batch_size": 16}
     assert findings.estimate.sampling_s == pytest.approx(6 * 2 * 4 * 0.5)
@@ -135,15 +135,15 @@ def test_a_limit_of_tokens_that_cuts_answers_is_to_be_raised() -> None:
     assert advised["method.reinforcement.limits.max_completion_tokens"] == 8192
 
 
-def test_the_json_has_codes_messages_and_remedies() -> None:
+def test_the_json_has_codes_messages_and_fixes() -> None:
     values = found(made([0.0] * 4)).as_json(with_rows=False)
     (first, *_) = values["reasons"]
-    assert (first["code"], first["decides"]) == ("too_hard", True) and "supervised" in first["remedy"]
+    assert (first["code"], first["decides"]) == ("too_hard", True) and "supervised" in first["fix"]
     assert "rows" not in values and values["shares"]["all_wrong"] == 1.0
 
 
 def test_discarded_rollouts_are_counted_by_reason() -> None:
-    lost = Discarded("t", "1", 0, "rollout_timeout", "late")
+    lost = DiscardedRollout("t", "1", 0, "rollout_timeout", "late")
     groups = [replace(g, discarded=(lost,)) for g in made()]
     behaviour = found(groups).behaviour
     assert behaviour is not None and behaviour.discarded == {"rollout_timeout": ROWS}
@@ -152,7 +152,7 @@ def test_discarded_rollouts_are_counted_by_reason() -> None:
 def test_each_reason_says_what_it_means_and_what_to_do() -> None:
     assert set(REASONS) == set(Reason)
     for meaning in REASONS.values():
-        assert meaning.meaning.endswith(".") and meaning.remedy.endswith(".")
+        assert meaning.meaning.endswith(".") and meaning.fix.endswith(".")
 
 
 @pytest.mark.parametrize("error", ["tool_error", "malformed_call"])

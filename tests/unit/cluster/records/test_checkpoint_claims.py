@@ -203,7 +203,7 @@ async def test_process_that_resumes_adopts_the_checkpoints_and_removes_them_late
     for step in (2, 3, 4, 5):
         second.put(run, await save(run, step, 0.5 + step))
         second.prune(run)
-    assert second.complete("run") == [f"step-00000{step}" for step in (3, 4, 5)]
+    assert second.list_complete("run") == [f"step-00000{step}" for step in (3, 4, 5)]
     assert not any("owner-000001" in path for path in files_in(url))
 
 
@@ -230,12 +230,12 @@ async def test_claim_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
     store = CheckpointStore(url)
     store.put(run, await save(run, 1))
     (tmp_path / "store" / "run" / "owner-000002.json").write_text('{"format": 1, "adop')
-    assert CheckpointStore(url).complete("run") == ["step-000001"]
+    assert CheckpointStore(url).list_complete("run") == ["step-000001"]
     with pytest.raises(CheckpointsTaken):
         store.put(run, await save(run, 2))
     again = CheckpointStore(url)
     again.claim(run)
-    assert again.complete("run") == ["step-000001"]
+    assert again.list_complete("run") == ["step-000001"]
     assert (tmp_path / "store" / "run" / "owner-000003.json").exists()
 
 

@@ -105,7 +105,7 @@ async def test_the_newest_one_stays_until_a_newer_one_is_complete(url: str, tmp_
     for step in range(2, 6):
         await save(run, step, 0.5)
     store.prune(run)
-    assert store.complete("run") == ["step-000001"]
+    assert store.list_complete("run") == ["step-000001"]
 
 
 async def test_one_that_is_written_again_replaces_the_one_of_its_step(url: str, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_of_an_upload_that_fails_nothing_is_read(url: str, tmp_path: Path)
     stopping.stop()
     with pytest.raises(StoreFailed, match="stopped"):
         stopping.put(run, second)
-    assert store.complete("run") == ["step-000001"]
+    assert store.list_complete("run") == ["step-000001"]
     again = CheckpointStore(url)
     again.put(run, second)
     again.prune(run)
@@ -251,7 +251,7 @@ async def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         ("s3://key:secret@bucket/x", "credentials in the environment"),
     ],
 )
-def test_a_location_that_cannot_be_used_is_refused_with_the_remedy(url: str, message: str) -> None:
+def test_a_location_that_cannot_be_used_is_refused_with_the_fix(url: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^checkpoint_store: .*{message}") as refused:
         CheckpointStore(url)
     assert "secret" not in str(refused.value)

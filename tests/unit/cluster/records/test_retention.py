@@ -20,7 +20,7 @@ async def kept(path, limits, saved_step):
     if saved_step:
         await Checkpoints(run.checkpoints).save(LoopState(saved_step, saved_step, 0, [], 0, None), nothing)
     for name in NAMES:
-        run.groups(name, [group(group_request(0, 2), [0.0, 1.0])])
+        run.handle_groups(name, [group(group_request(0, 2), [0.0, 1.0])])
     run.close()
     assert run.problems == []
     assert [f.name for f in run.index.files()] == run.rollout_names()

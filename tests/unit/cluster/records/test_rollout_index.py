@@ -11,9 +11,9 @@ import pytest
 from agent_rft.cluster.records.rollout_index import RolloutIndex, UnknownRollout, UnknownValue
 from agent_rft.cluster.records.row_rewards import row_rewards, rows_after
 from agent_rft.cluster.records.run_folder import NAMES, RunFolder
-from agent_rft.cluster.records.wanted import Wanted
-from agent_rft.rows.ownership import claim
-from agent_rft.types import Discarded, Grade, Group, Rollout, ToolCall, ToolResult, Turn
+from agent_rft.cluster.records.wanted import RolloutFilter
+from agent_rft.rows.ownership import claim_folder
+from agent_rft.types import DiscardedRollout, Grade, Group, Rollout, ToolCall, ToolResult, Turn
 from tests.support.builders import group, group_request, rollout
 
 ROW = "INSERT INTO rollouts VALUES (?, ?, 0, 0, 0, 0, 0, 't', 'r', 0, 0.0, 0.0, 'answer', ?, '', 1, 1, 0.0, '')"
@@ -26,7 +26,7 @@ def run(tmp_path, synthetic):
 
 def ends(run, **wanted):
     run.index.catch_up()
-    return [end for _, _, end in run.index.read(run.index.all(Wanted(**wanted), "oldest"))]
+    return [end for _, _, end in run.index.read(run.index.all(RolloutFilter(**wanted), "oldest"))]
 
 
 def everything(run):
@@ -45,10 +45,10 @@ def graded(run):
 def test_each_filter_selects_what_a_scan_of_the_files_selects(run):
     tried = graded(run)
     assert ids(ends(run)) == ids(everything(run))
-    assert ids(ends(run, finish="discarded")) == ids(e for e in everything(run) if isinstance(e, Discarded))
+    assert ids(ends(run, finish="discarded")) == ids(e for e in everything(run) if isinstance(e, DiscardedRollout))
     assert ids(ends(run, tool="cat")) == ids(r for r in tried if "cat" in {c.name for c in r.calls})
     assert ids(ends(run, min_grade=0.5, max_grade=1)) == ids(r for r in tried if r.grade.value >= 0.5)
-    assert ids(ends(run, error="tool_failed")) == ids(e for e in everything(run) if isinstance(e, Discarded))
+    assert ids(ends(run, error="tool_failed")) == ids(e for e in everything(run) if isinstance(e, DiscardedRollout))
     assert {e.row_id for e in ends(run, row="1")} == {"1-00000001"} == {e.row_id for e in ends(run, row="1-00000001")}
     assert len(ends(run, step=3)) == 6 * 4 + 8 * 2  # with its validation
     assert ids(ends(run, max_reward=0.5)) == ids(r for r in tried if r.reward <= 0.5)
@@ -58,12 +58,12 @@ def test_each_filter_selects_what_a_scan_of_the_files_selects(run):
 def test_pages_follow_each_other_in_every_order(run):
     run.index.catch_up()
     for order in ("oldest", "newest", "best", "worst"):
-        whole = run.index.page(Wanted(), order, 1000)
+        whole = run.index.page(RolloutFilter(), order, 1000)
         pages, after = [], None
-        while found := run.index.page(Wanted(), order, 7, after):
+        while found := run.index.page(RolloutFilter(), order, 7, after):
             pages, after = [*pages, *found], found[-1].id
         assert pages == whole
-    grades = [end.grade.value for _, _, end in run.index.read(run.index.page(Wanted(), "worst", 1000))]
+    grades = [end.grade.value for _, _, end in run.index.read(run.index.page(RolloutFilter(), "worst", 1000))]
     assert grades == sorted(grades) and len(grades) == len(graded(run))
 
 
@@ -72,18 +72,18 @@ def test_pages_follow_each_other_in_every_order(run):
 )
 def test_a_bad_cursor_is_refused(run, after):
     with pytest.raises(UnknownRollout, match="start again from the first page"):
-        run.index.page(Wanted(), "newest", 5, after)
+        run.index.page(RolloutFilter(), "newest", 5, after)
 
 
 def test_an_unknown_value_is_refused_with_those_that_there_are(run):
     for wanted, message in (
-        (Wanted(tool="serch"), "no rollouts have the tool 'serch'; available: cat, list, search"),
-        (Wanted(error="x"), "the error 'x'; available: tool_failed"),
-        (Wanted(step=9), "the step 9; available: 0, 1, 2, 3"),
-        (Wanted(name="step-9"), "the file 'step-000009'; available: step-000001, "),
+        (RolloutFilter(tool="serch"), "no rollouts have the tool 'serch'; available: cat, list, search"),
+        (RolloutFilter(error="x"), "the error 'x'; available: tool_failed"),
+        (RolloutFilter(step=9), "the step 9; available: 0, 1, 2, 3"),
+        (RolloutFilter(name="step-9"), "the file 'step-000009'; available: step-000001, "),
     ):
         with pytest.raises(UnknownValue, match=message):
-            run.index.checked(wanted)
+            run.index.check_filter(wanted)
 
 
 def test_the_writer_keeps_the_index_so_that_readers_need_not_scan(run):
@@ -126,7 +126,7 @@ def test_the_index_catches_up_with_files_that_were_added_replaced_or_removed(run
 def test_rollouts_of_a_repeated_step_replace_the_earlier_ones_in_the_index(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     for version in (1, 2):
-        run.groups("step-000001", synthetic.groups(1, 2, "train", version, 0.0))
+        run.handle_groups("step-000001", synthetic.groups(1, 2, "train", version, 0.0))
     run.close()
     assert [end.oldest_version for end in ends(run)] == [2, 2]
     assert [f.num_rollouts for f in run.index.files()] == [2]
@@ -140,7 +140,7 @@ def test_where_no_index_can_be_written_a_reader_makes_a_temporary_one(run):
     assert ids(ends(reader)) == expected
     reader.close()
     writer = RunFolder(run.path)
-    writer.groups("step-000009", run.read_groups("step-000001"))
+    writer.handle_groups("step-000009", run.read_groups("step-000001"))
     writer.close()
     assert writer.problems == [], "a run does not fail for its index"
 
@@ -191,7 +191,7 @@ def test_a_reader_whose_file_another_one_began_anew_ends_with_a_complete_index(r
     (run.path / "rollouts.sqlite").unlink()
     index = Interrupted(run.path, begun_anew, 5)
     assert index.catch_up() and ids(ends(run)) == expected
-    assert "gone" not in index.known("tools"), "no rows of the other reader are left"
+    assert "gone" not in index.list_values("tools"), "no rows of the other reader are left"
 
 
 def test_a_reader_does_not_say_that_it_is_done_while_another_one_reads(run):
@@ -208,7 +208,7 @@ def test_rows_that_a_reader_left_without_a_file_are_removed(run):
         db.execute(ROW, (999, 0, "orphan"))
     db.close()
     (run.path / "rollouts" / "step-000001.jsonl.zst").unlink()
-    assert run.index.catch_up() and "orphan" not in run.index.known("tools")
+    assert run.index.catch_up() and "orphan" not in run.index.list_values("tools")
 
 
 def test_several_readers_of_a_fresh_run_all_get_everything(run):
@@ -229,15 +229,15 @@ def test_nothing_is_made_in_a_folder_that_is_no_run(tmp_path):
 def test_an_index_that_is_lost_does_not_get_in_the_way_of_the_next_owner(tmp_path, breaks):
     """A server opens the index before the run has an owner, and makes it again through its public name."""
     reader = RunFolder(tmp_path)
-    with claim(tmp_path, NAMES) as owner:
-        writer = RunFolder(tmp_path, at=owner.at)
+    with claim_folder(tmp_path, NAMES) as owner:
+        writer = RunFolder(tmp_path, at=owner.folder)
         request = group_request(0, 2)
-        writer.groups("step-000001", [Group(request, (rollout(request, 0), rollout(request, 1)))])
+        writer.handle_groups("step-000001", [Group(request, (rollout(request, 0), rollout(request, 1)))])
         writer.close()
     breaks(tmp_path / "rollouts.sqlite")
     assert reader.index.catch_up() and [file.num_rollouts for file in reader.index.files()] == [2]
-    with claim(tmp_path, NAMES) as successor:
-        assert [file.num_rollouts for file in RunFolder(tmp_path, at=successor.at).index.files()] == [2]
+    with claim_folder(tmp_path, NAMES) as successor:
+        assert [file.num_rollouts for file in RunFolder(tmp_path, at=successor.folder).index.files()] == [2]
 
 
 def test_odd_numbers_and_texts_are_indexed(tmp_path):
@@ -247,20 +247,20 @@ def test_odd_numbers_and_texts_are_indexed(tmp_path):
     nan = rollout(request, 0, turns=(turn,))
     nan = replace(nan, grade=Grade(math.nan))
     run = RunFolder(tmp_path)
-    run.groups("step-000001", [Group(request, (nan, rollout(request, 1)))])
+    run.handle_groups("step-000001", [Group(request, (nan, rollout(request, 1)))])
     run.close()
     assert run.problems == [] and [f.num_rollouts for f in run.index.files()] == [2]
-    assert len(run.index.page(Wanted(), "best", 9)) == 1, "NaN is not a grade"
+    assert len(run.index.page(RolloutFilter(), "best", 9)) == 1, "NaN is not a grade"
     assert len(ends(run, tool="half \ud800 name")) == len(ends(run, error="unknown_tool")) == 1
 
 
 def test_what_is_listed_of_a_rollout_is_what_is_in_its_file(run):
-    for one in run.index.all(Wanted(), "oldest"):
+    for one in run.index.all(RolloutFilter(), "oldest"):
         [(_, _, end)] = run.index.read([one])
         shown = one.summary
-        assert run.index.at(one.id) == one
+        assert run.index.find(one.id) == one
         assert (shown.trace_id, shown.row_id, shown.sample) == (end.trace_id, end.row_id, end.sample)
-        if isinstance(end, Discarded):
+        if isinstance(end, DiscardedRollout):
             assert (shown.finish, shown.errors, shown.reward) == ("discarded", ["tool_failed"], None)
         else:
             assert (shown.grade, shown.reward, shown.answer) == (end.grade.value, end.reward, end.answer)
@@ -270,7 +270,7 @@ def test_what_is_listed_of_a_rollout_is_what_is_in_its_file(run):
 
 def with_text(run, wanted, **filters):
     run.index.catch_up()
-    found = run.index.containing(run.index.all(Wanted(**filters), "newest"), wanted)
+    found = run.index.search_text(run.index.all(RolloutFilter(**filters), "newest"), wanted)
     return [one.summary.sample for one, has_text in found if has_text]
 
 
@@ -282,9 +282,9 @@ def test_a_text_is_found_where_it_can_be_read_and_nowhere_else(tmp_path):
         rollout(request, 1, answer='a "quoted" \\n line\nnext', token_ids=np.array([77123, 1, 2, 3, 4])),
         replace(rollout(request, 2), grade=Grade(1.0, reason="correct", held_out_error="10.1.2.3 refused")),
     ]
-    lost = Discarded("trace_3", "0", 3, "tool_failed", "10.1.2.3 refused", "http://10.1.2.3")
+    lost = DiscardedRollout("trace_3", "0", 3, "tool_failed", "10.1.2.3 refused", "http://10.1.2.3")
     run = RunFolder(tmp_path)
-    run.groups("step-000001", [Group(request, tuple(rollouts), (lost,))])
+    run.handle_groups("step-000001", [Group(request, tuple(rollouts), (lost,))])
     run.close()
     everywhere = [0, 1, 2, 3]
     for wanted, samples in {
@@ -299,18 +299,18 @@ def test_a_text_is_found_where_it_can_be_read_and_nowhere_else(tmp_path):
 def test_rewards_are_counted_row_by_row(tmp_path):
     run = RunFolder(tmp_path)
     for step, rewards in ((1, [[0.0, 0.0, None], [0.0, 1.0], [1.0, 1.0], [None, None]]), (2, [[0.55, 0.0]])):
-        run.groups(f"step-{step:06d}", [group(group_request(i, len(r)), r) for i, r in enumerate(rewards)])
+        run.handle_groups(f"step-{step:06d}", [group(group_request(i, len(r)), r) for i, r in enumerate(rewards)])
     run.close()
-    worst = row_rewards(run.index, Wanted(), "worst")
+    worst = row_rewards(run.index, RolloutFilter(), "worst")
     assert [row.row_id for row in worst] == ["0", "1", "2", "3"]
     first, widest, right, lost = worst
     assert (first.bins, first.num_rollouts, first.num_lost) == ([3, 0, 0, 0, 0, 1, 0, 0, 0, 0], 4, 1)
     assert (first.low, first.high, first.range) == (0.0, 0.55, (0.0, 1.0)) and first.mean == pytest.approx(0.1375)
     assert (right.bins[-1], widest.bins[0], widest.bins[-1]) == (2, 1, 1)
     assert (lost.num_rollouts, lost.num_lost, lost.mean, sum(lost.bins)) == (0, 2, None, 0)
-    assert [row.row_id for row in row_rewards(run.index, Wanted(), "widest")] == ["1", "0", "2", "3"]
-    assert [row.row_id for row in row_rewards(run.index, Wanted(), "best")] == ["2", "1", "0", "3"]
-    [alone] = row_rewards(run.index, Wanted(step=2), "best")
+    assert [row.row_id for row in row_rewards(run.index, RolloutFilter(), "widest")] == ["1", "0", "2", "3"]
+    assert [row.row_id for row in row_rewards(run.index, RolloutFilter(), "best")] == ["2", "1", "0", "3"]
+    [alone] = row_rewards(run.index, RolloutFilter(step=2), "best")
     assert alone.range == (0.0, 0.55) and (alone.bins[0], alone.bins[-1]) == (1, 1)
     assert rows_after(worst, "1") == [right, lost] and rows_after(worst, None) == worst
     with pytest.raises(UnknownValue, match="no rollouts have the row '7'"):

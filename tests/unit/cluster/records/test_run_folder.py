@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder, new_run_folder, open_run
-from agent_rft.errors import MadeBefore
+from agent_rft.errors import OutdatedFormat
 from agent_rft.events import Evaluated, Notice, RolloutsProgressed, StepDone
-from agent_rft.spec.plan import resolve
+from agent_rft.spec.plan import resolve_plan
 from agent_rft.trainer.loop.evaluate import summarize
 from agent_rft.types import Group, Segment
 from tests.support.events import run_event
@@ -40,7 +40,7 @@ def test_rollouts_are_read_back_bit_for_bit(tmp_path, synthetic):
     odd.segments[0].logprobs[:4] = [-0.0, math.nan, np.float32(1e-42), -math.inf]
     lost = Group(groups[1].request, (), groups[1].discarded)
     run = RunFolder(tmp_path)
-    run.groups("step-000001", [*groups, lost])
+    run.handle_groups("step-000001", [*groups, lost])
     run.close()
     back = run.read_groups("step-000001")
     assert [g.request for g in back] == [g.request for g in [*groups, lost]]
@@ -64,29 +64,29 @@ def test_all_reports_of_a_loop_are_saved(tmp_path, synthetic):
 
 def test_numbers_that_are_not_finite_are_null_on_disk_and_left_out_when_read(tmp_path, synthetic):
     run = RunFolder(tmp_path)
-    run.event(done({"step": 1.0, "loss": math.nan, "grad_norm": math.inf, "kl_start": 0.0}))
-    run.event(run_event(Evaluated(name="test-before", evaluation=summarize([], 1, 1.0))))
+    run.handle_event(done({"step": 1.0, "loss": math.nan, "grad_norm": math.inf, "kl_start": 0.0}))
+    run.handle_event(run_event(Evaluated(name="test-before", evaluation=summarize([], 1, 1.0))))
     run.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
     assert run.metrics() == [{"step": 1.0, "kl_start": 0.0}]
     assert math.isnan(run.evaluations()["test-before"].ci95)
-    assert run.evaluations()["test-before"].interval("grade") is None
+    assert run.evaluations()["test-before"].get_interval("grade") is None
 
 
 def test_a_killed_run_keeps_its_complete_lines_and_a_resumed_run_appends(tmp_path):
     run = RunFolder(tmp_path)
-    run.event(notice("first"))
+    run.handle_event(notice("first"))
     for step in (1.0, 2.0):
-        run.event(done({"step": step, "loss": step}))
+        run.handle_event(done({"step": step, "loss": step}))
     run.close()
     for name in ("events.jsonl", "metrics.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write('{"step": 3.0, "lo')
     assert [m["step"] for m in RunFolder(tmp_path).metrics()] == [1, 2]
     resumed = RunFolder(tmp_path)
-    resumed.event(notice("second"))
-    resumed.event(done({"step": 2.0, "loss": 20.0}))
-    resumed.event(done({"step": 3.0, "loss": 30.0}))
+    resumed.handle_event(notice("second"))
+    resumed.handle_event(done({"step": 2.0, "loss": 20.0}))
+    resumed.handle_event(done({"step": 3.0, "loss": 30.0}))
     resumed.close()
     assert [m["loss"] for m in resumed.metrics()] == [1, 20, 30]
     first, second = (event for event in resumed.events() if event.kind == "notice")
@@ -96,7 +96,7 @@ def test_a_killed_run_keeps_its_complete_lines_and_a_resumed_run_appends(tmp_pat
 def test_rollouts_of_a_repeated_step_replace_the_earlier_ones(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     for version in (1, 2):
-        run.groups("step-000001", synthetic.groups(1, 2, "train", version, 0.0))
+        run.handle_groups("step-000001", synthetic.groups(1, 2, "train", version, 0.0))
     run.close()
     (group,) = run.read_groups("step-000001")
     assert group.oldest_version == 2
@@ -106,8 +106,8 @@ def test_rollouts_of_a_repeated_step_replace_the_earlier_ones(tmp_path, syntheti
 def test_no_file_contains_secrets(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     job = synthetic.job()
-    run.write_job(job, resolve(job, 100, 10**9)[0], {"database": "postgresql://me:db-secret@host/runs"})
-    run.event(notice("GET https://me:event-secret@tools.example/a?key=other-secret answered 401"))
+    run.write_job(job, resolve_plan(job, 100, 10**9)[0], {"database": "postgresql://me:db-secret@host/runs"})
+    run.handle_event(notice("GET https://me:event-secret@tools.example/a?key=other-secret answered 401"))
     run.close()
     text = "".join(path.read_text() for path in tmp_path.rglob("*.json*"))
     assert "-secret" not in text
@@ -119,11 +119,11 @@ def test_a_full_disk_warns_once_and_is_reported_at_the_end(tmp_path, synthetic, 
     (tmp_path / "rollouts").write_text("a file where the folder should be")
     run = RunFolder(tmp_path)
     for step in (1.0, 2.0):
-        run.groups("step-000001", synthetic.groups(1, 2, "train", 0, 0.0))
-        run.event(done({"step": step}))
-    run.event(notice("still here"))
+        run.handle_groups("step-000001", synthetic.groups(1, 2, "train", 0, 0.0))
+        run.handle_event(done({"step": step}))
+    run.handle_event(notice("still here"))
     run.close()
-    run.event(notice("too late"))
+    run.handle_event(notice("too late"))
     assert capsys.readouterr().err.count("warning") == 1
     assert [event.message for event in run.events() if event.kind == "notice"] == ["still here"]
     problems = "\n".join(run.problems)
@@ -135,8 +135,8 @@ def test_writes_keep_their_order(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     groups = synthetic.groups(2, 2, "train", 0, 0.0)
     for i in range(50):
-        run.event(notice(str(i)))
-        run.groups(f"step-{i:06d}", groups)
+        run.handle_event(notice(str(i)))
+        run.handle_groups(f"step-{i:06d}", groups)
     run.close()
     assert [event.message for event in run.events()] == [str(i) for i in range(50)]
     assert run.rollout_names() == [f"step-{i:06d}" for i in range(50)]
@@ -151,13 +151,13 @@ def test_new_folders_sort_by_age_and_never_collide(tmp_path):
 
 def test_events_for_live_views_only_are_not_written(tmp_path):
     run = RunFolder(tmp_path)
-    run.event(run_event(RolloutsProgressed(purpose="train", ended=1, total=2, in_flight=1)))
+    run.handle_event(run_event(RolloutsProgressed(purpose="train", ended=1, total=2, in_flight=1)))
     run.close()
     assert run.events() == []
 
 
 def test_an_event_of_a_later_version_is_shown_by_its_message(tmp_path):
-    line = run_event(Notice(text="a message")).as_line() | {"version": 9, "data": {"other": 1}}
+    line = run_event(Notice(text="a message")).to_line() | {"version": 9, "data": {"other": 1}}
     (tmp_path / "events.jsonl").write_text(json.dumps(line) + "\n")
     (event,) = RunFolder(tmp_path).events()
     assert (event.event, event.message, event.data) == (None, "a message", {"other": 1})
@@ -175,7 +175,7 @@ def test_a_rollout_file_has_one_json_object_per_group_and_rollout(tmp_path, synt
 
     run = RunFolder(tmp_path)
     groups = synthetic.groups(2, 2, "validation", 0, 0.0)
-    run.groups("validation-000000", groups)
+    run.handle_groups("validation-000000", groups)
     run.close()
     with zstandard.open(tmp_path / "rollouts" / "validation-000000.jsonl.zst", "rt") as file:
         lines = [json.loads(line) for line in file]
@@ -192,7 +192,9 @@ def test_a_rollout_file_has_one_json_object_per_group_and_rollout(tmp_path, synt
 @pytest.mark.parametrize("record", [{"job": {}}, {"format": 2, "job": {}}])
 def test_a_folder_from_before_the_first_version_is_refused(tmp_path, record):
     (tmp_path / "job.resolved.json").write_text(json.dumps(record))
-    with pytest.raises(MadeBefore, match=r"was made before 0\.2\.0; finish or export it with the version that made it"):
+    with pytest.raises(
+        OutdatedFormat, match=r"was made before 0\.2\.0; finish or export it with the version that made it"
+    ):
         open_run(tmp_path)
 
 

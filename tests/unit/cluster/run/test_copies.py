@@ -12,12 +12,12 @@ import fsspec
 import pytest
 
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore, StoreFailed
-from agent_rft.cluster.run.copies import FETCH_PAUSES_S, PAUSES_S, Copies, open_store, restore
+from agent_rft.cluster.run.copies import FETCH_PAUSES_S, PAUSES_S, CheckpointUploader, open_store, restore
 from agent_rft.errors import RftError
 from agent_rft.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken
-from agent_rft.rows.ownership import HEARTBEAT, FolderLost, claim
+from agent_rft.rows.ownership import HEARTBEAT, FolderLost, claim_folder
 from agent_rft.spec.job import CheckpointInterval
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from tests.support.events import Recording, stream_of
 from tests.support.fakes import FakeSink
@@ -59,7 +59,7 @@ class Flaky(CheckpointStore):
     def _fail(self) -> None:
         if self.failures:
             self.failures -= 1
-            raise StoreFailed("cannot reach https://key:hidden@s3.test/bucket?token=hidden", public="it failed")
+            raise StoreFailed("cannot reach https://key:hidden@s3.test/bucket?token=hidden", public_message="it failed")
 
 
 class Sleeps(list[float]):
@@ -76,8 +76,8 @@ async def save(checkpoints: Checkpoints, step: int) -> Path:
 
 
 def test_no_store_is_opened_unless_the_operator_names_one() -> None:
-    assert open_store(Operator()) is None
-    assert isinstance(open_store(Operator(checkpoint_store=URL)), CheckpointStore)
+    assert open_store(OperatorConfig()) is None
+    assert isinstance(open_store(OperatorConfig(checkpoint_store=URL)), CheckpointStore)
 
 
 async def test_a_run_whose_folder_was_lost_goes_on_from_the_store(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_a_run_whose_folder_was_lost_goes_on_from_the_store(tmp_path: Path
     await calm.loop.run()
 
     here, there, sink = tmp_path / "here" / "run", tmp_path / "there" / "run", FakeSink()
-    copies = Copies(CheckpointStore(URL), here, sink.emit)
+    copies = CheckpointUploader(CheckpointStore(URL), here, sink.emit)
     first = Made(here, interval=EACH_STEP, copies=copies, **RUN | {"steps": 3})
     await first.loop.run()
     await copies.finish()
@@ -105,7 +105,7 @@ async def test_a_run_whose_folder_was_lost_goes_on_from_the_store(tmp_path: Path
 async def test_the_one_that_is_being_copied_stays_and_only_the_newest_follows(tmp_path: Path) -> None:
     store, sink, run = Flaky(), FakeSink(), tmp_path / "run"
     store.may_go_on.clear()
-    copies = Copies(store, run, sink.emit)
+    copies = CheckpointUploader(store, run, sink.emit)
     checkpoints = Checkpoints(run / "checkpoints", copies)
     await save(checkpoints, 1)
     await asyncio.to_thread(store.began.wait, 60)
@@ -116,42 +116,42 @@ async def test_the_one_that_is_being_copied_stays_and_only_the_newest_follows(tm
     await copies.finish()
     assert [event.step for event in sink.of(CheckpointCopied)] == [1, 4]
     assert not sink.of(CheckpointStoreFailed)
-    assert [path.name for path, _ in checkpoints.all()] == ["step-000004"] == store.complete("run")
+    assert [path.name for path, _ in checkpoints.all()] == ["step-000004"] == store.list_complete("run")
 
 
 async def test_what_a_killed_process_did_not_copy_is_copied_when_the_run_goes_on(tmp_path: Path) -> None:
     store, sink, run = CheckpointStore(URL), FakeSink(), tmp_path / "run"
     await save(Checkpoints(run / "checkpoints"), 1)
     for _ in range(2):  # the second time it is there
-        copies = Copies(store, run, sink.emit)
+        copies = CheckpointUploader(store, run, sink.emit)
         Checkpoints(run / "checkpoints", copies)
         await copies.finish()
-        assert store.complete("run") == ["step-000001"]
+        assert store.list_complete("run") == ["step-000001"]
     assert len(sink.of(CheckpointCopied)) == 1
 
 
 async def test_a_store_that_fails_is_tried_again_then_with_the_next_checkpoint(tmp_path: Path) -> None:
     store, sink, run, sleeps = Flaky(len(PAUSES_S) + 1), FakeSink(), tmp_path / "run", Sleeps()
-    copies = Copies(store, run, sink.emit, sleeps)
+    copies = CheckpointUploader(store, run, sink.emit, sleeps)
     checkpoints = Checkpoints(run / "checkpoints", copies)
     await save(checkpoints, 1)
     await copies.finish()
     assert tuple(sleeps) == PAUSES_S
     assert [event.again_in_s for event in sink.of(CheckpointStoreFailed)] == [*PAUSES_S, None]
-    assert store.complete("run") == []
+    assert store.list_complete("run") == []
     await save(checkpoints, 2)
     await copies.finish()
-    assert store.complete("run") == ["step-000002"]
+    assert store.list_complete("run") == ["step-000002"]
 
 
 async def test_no_credentials_are_in_events_and_clients_see_no_cause(tmp_path: Path) -> None:
     recording = Recording()
-    copies = Copies(Flaky(1), tmp_path / "run", stream_of(recording).emit, Sleeps())
+    copies = CheckpointUploader(Flaky(1), tmp_path / "run", stream_of(recording).emit, Sleeps())
     await save(Checkpoints(tmp_path / "run" / "checkpoints", copies), 1)
     await copies.finish()
     [failed] = [event for event in recording.events if isinstance(event.event, CheckpointStoreFailed)]
     assert "cannot reach https://" in failed.message
-    assert "hidden" not in json.dumps(failed.as_line()) + failed.message
+    assert "hidden" not in json.dumps(failed.to_line()) + failed.message
     assert {"cause"} == CheckpointStoreFailed.PRIVATE
 
 
@@ -165,7 +165,7 @@ class TakenAfterUpload(CheckpointStore):
 
 async def test_a_store_that_is_claimed_between_upload_and_removal_is_no_failing_store(tmp_path: Path) -> None:
     sink, run = FakeSink(), tmp_path / "run"
-    copies = Copies(TakenAfterUpload(URL), run, sink.emit)
+    copies = CheckpointUploader(TakenAfterUpload(URL), run, sink.emit)
     for step in (1, 2):
         await save(Checkpoints(run / "checkpoints", copies), step)
         await copies.finish()
@@ -175,7 +175,7 @@ async def test_a_store_that_is_claimed_between_upload_and_removal_is_no_failing_
 
 async def test_process_whose_store_was_claimed_by_another_one_uploads_no_more_and_goes_on(tmp_path: Path) -> None:
     sink, run, store = FakeSink(), tmp_path / "run", CheckpointStore(URL)
-    copies = Copies(store, run, sink.emit)
+    copies = CheckpointUploader(store, run, sink.emit)
     checkpoints = Checkpoints(run / "checkpoints", copies)
     await save(checkpoints, 1)
     await copies.finish()
@@ -186,17 +186,17 @@ async def test_process_whose_store_was_claimed_by_another_one_uploads_no_more_an
     assert sink.of(CheckpointStoreTaken) == [CheckpointStoreTaken(step=2)]
     assert not sink.of(CheckpointStoreFailed)
     assert [path.name for path, _ in checkpoints.all()] == ["step-000004"], "those that are not uploaded are removed"
-    assert store.complete("run") == ["step-000001"]
+    assert store.list_complete("run") == ["step-000001"]
 
 
 def test_process_that_will_train_claims_the_store_if_it_still_owns_the_folder(tmp_path: Path) -> None:
     files, root = fsspec.url_to_fs(URL)
-    with claim(tmp_path / "run") as owner:
+    with claim_folder(tmp_path / "run") as owner:
         restore(tmp_path / "run", CheckpointStore(URL), print)
         assert not files.exists(root)
         restore(tmp_path / "run", CheckpointStore(URL), print, owner=owner)
         assert files.exists(f"{root}/run/owner-000001.json")
-        (owner.at / HEARTBEAT).unlink()
+        (owner.folder / HEARTBEAT).unlink()
         with pytest.raises(FolderLost):
             restore(tmp_path / "run", CheckpointStore(URL), print, owner=owner)
     assert not files.exists(f"{root}/run/owner-000002.json")
@@ -205,7 +205,7 @@ def test_process_that_will_train_claims_the_store_if_it_still_owns_the_folder(tm
 async def test_what_takes_too_long_at_the_end_is_given_up(tmp_path: Path) -> None:
     store, sink, run = Flaky(), FakeSink(), tmp_path / "run"
     store.may_go_on.clear()
-    copies = Copies(store, run, sink.emit, patience_s=0.0)
+    copies = CheckpointUploader(store, run, sink.emit, patience_s=0.0)
     await save(Checkpoints(run / "checkpoints", copies), 1)
     await asyncio.to_thread(store.began.wait, 60)
     await copies.finish()
@@ -218,7 +218,7 @@ def test_a_lost_run_does_not_begin_anew_while_the_store_fails(tmp_path: Path) ->
     with pytest.raises(RftError, match=r"cannot reach https://\*+@s3.test.*checkpoint_store: null") as failed:
         restore(tmp_path / "run", Flaky(99), print, sleeps.append)
     assert tuple(sleeps) == FETCH_PAUSES_S
-    assert "hidden" not in f"{failed.value} {failed.value.public}"
+    assert "hidden" not in f"{failed.value} {failed.value.public_message}"
     restore(tmp_path / "run", Flaky(len(FETCH_PAUSES_S)), print, sleeps.append)
 
 

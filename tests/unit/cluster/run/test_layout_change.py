@@ -13,19 +13,19 @@ import pytest
 from rich.console import Console
 
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import Request
-from agent_rft.cluster.planning.plan import plan_of
-from agent_rft.cluster.preflight.prepare import Prepared
-from agent_rft.cluster.preflight.resumption.same_job import Change
+from agent_rft.cluster.planning.placement import PlanRequest
+from agent_rft.cluster.planning.plan import plan_cluster
+from agent_rft.cluster.preflight.prepare import CheckedJob
+from agent_rft.cluster.preflight.resumption.same_job import SettingDifference
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.run.job_run import JobRun
 from agent_rft.cluster.run.run_outputs import RunOutputs
-from agent_rft.cluster.run.signals import Signals
+from agent_rft.cluster.run.signals import StopSignals
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
 from agent_rft.cluster.views.live import LiveView
 from agent_rft.errors import RftError
 from agent_rft.events import SettingChanged, SettingChosen
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.builders import job, plan
 from tests.support.events import Recording
 
@@ -35,24 +35,24 @@ class Watching(Recording):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = list[Prepared]()
+        self.seen = list[CheckedJob]()
 
-    def prepared(self, prepared: Prepared) -> None:
+    def prepared(self, prepared: CheckedJob) -> None:
         self.seen.append(prepared)
 
 
 async def test_a_run_records_the_layout_that_it_got(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").touch()
     spec = job(training_file=str(tmp_path / "train.jsonl"))
-    request = Request(spec, (Node("n", cores=64, gpus=8),), None, 1024)
-    resumed = Change("cluster", "other", "before")
-    made = Prepared(spec, plan(), plan_of(request), 1024, cast(Any, None), [], layout_changes=(resumed,))
-    got = replace(made, cluster=plan_of(replace(request, max_gpus=2)))
+    request = PlanRequest(spec, (Node("n", cores=64, gpus=8),), None, 1024)
+    resumed = SettingDifference("cluster", "other", "before")
+    made = CheckedJob(spec, plan(), plan_cluster(request), 1024, cast(Any, None), [], layout_changes=(resumed,))
+    got = replace(made, cluster=plan_cluster(replace(request, max_gpus=2)))
     got = replace(got, choices=got.cluster.choices)
 
     class Actors:
         def __init__(self, *given: Any) -> None:
-            self._on_change: Callable[[Prepared], None] = given[-1]
+            self._on_change: Callable[[CheckedJob], None] = given[-1]
 
         async def start(self) -> None:
             self._on_change(got)
@@ -63,9 +63,9 @@ async def test_a_run_records_the_layout_that_it_got(tmp_path: Path) -> None:
     path, console, watch = tmp_path / "run", Console(file=StringIO()), Watching()
     folder, actors = RunFolder(path), Actors
     view, metrics = LiveView(1, console), MetricsSink(None, path)
-    outputs = RunOutputs(made, NOTHING_ALLOWED, None, folder, view, metrics, console, watch, reports=False)
-    with Signals() as signals:
-        run = JobRun(made, NOTHING_ALLOWED, outputs, signals, False, [], actors=actors)  # type: ignore[arg-type]  # a fake
+    outputs = RunOutputs(made, DEFAULT_CONFIG, None, folder, view, metrics, console, watch, reports=False)
+    with StopSignals() as signals:
+        run = JobRun(made, DEFAULT_CONFIG, outputs, signals, False, [], actors=actors)  # type: ignore[arg-type]  # a fake
         with pytest.raises(RftError):
             await run.train()
         await run.close()

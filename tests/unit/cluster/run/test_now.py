@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.endpoints.stats import EndpointStats, quantile_s
+from agent_rft.actors.endpoints.stats import EndpointStats, compute_quantile_s
 from agent_rft.actors.rollout.fleet import EngineState
-from agent_rft.actors.runtime.in_flight import Doing
-from agent_rft.actors.runtime.watchdog import Seen
-from agent_rft.cluster.run.now import EndpointOutages, NowFile, endpoints_now
+from agent_rft.actors.runtime.in_flight import WorkInProgress
+from agent_rft.actors.runtime.watchdog import ActorSnapshot
+from agent_rft.cluster.run.now import EndpointOutages, LiveStatusFile, describe_endpoints
 from agent_rft.events import EndpointOutageBegan, EndpointOutageEnded, Event
 from agent_rft.metrics.metric import SECONDS
 
 ENGINE = EngineState("engine-0", "ready", 3)
-SEEN = Seen("engine-0", (Doing("trace_1", "tool calls", 2.5),), 0.0)
+SEEN = ActorSnapshot("engine-0", (WorkInProgress("trace_1", "tool calls", 2.5),), 0.0)
 
 
 def stats(latencies_s: list[float], breaker: str = "closed", **errors: int) -> dict[str, dict[str, Any]]:
     counted = EndpointStats(calls=len(latencies_s), answered=len(latencies_s))
     for latency_s in latencies_s:
-        counted.took(latency_s)
+        counted.record_latency(latency_s)
     counted.errors.update(errors)
     now = {"limit": 8, "in_flight": 2, "queued": 1, "breaker": breaker, "outages": 0, "delayed": 0}
     return {"tool 'search'": {**counted.as_dict(), **now}}
@@ -36,7 +36,7 @@ class Fleet:
     def __init__(self) -> None:
         self.stats = stats([0.2])
 
-    def engines(self) -> list[EngineState]:
+    def engine_states(self) -> list[EngineState]:
         return [ENGINE]
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
@@ -45,7 +45,7 @@ class Fleet:
 
 class Dog:
     @property
-    def seen(self) -> list[Seen]:
+    def last_answers(self) -> list[ActorSnapshot]:
         return [SEEN]
 
 
@@ -62,12 +62,12 @@ def ticks() -> tuple[asyncio.Queue[None], Callable[[float], Awaitable[None]]]:
 
 async def test_the_file_has_what_all_processes_do_and_goes_with_them(tmp_path: Path) -> None:
     begun, sleep = ticks()
-    now = NowFile(tmp_path, Dog(), Fleet(), print, sleep, lambda: 1_000.0)
+    now = LiveStatusFile(tmp_path, Dog(), Fleet(), print, sleep, lambda: 1_000.0)
     await begun.get()
     found = json.loads((tmp_path / "now.json").read_text())
     assert found["at"] == 1_000.0 and found["engines"] == [{"name": "engine-0", "state": "ready", "rollouts": 3}]
     [actor] = found["actors"]
-    assert actor["doing"] == [{"trace_id": "trace_1", "stage": "tool calls", "for_s": 2.5}]
+    assert actor["doing"] == [{"trace_id": "trace_1", "stage": "tool calls", "duration_s": 2.5}]
     assert found["endpoints"][0]["name"] == "tool 'search'"
     await now.close()
     assert os.listdir(tmp_path) == []
@@ -75,11 +75,11 @@ async def test_the_file_has_what_all_processes_do_and_goes_with_them(tmp_path: P
 
 async def test_a_job_without_rollouts_has_its_learner_only_and_a_missing_folder_ends_nothing(tmp_path: Path) -> None:
     begun, sleep = ticks()
-    now = NowFile(tmp_path / "gone", Dog(), None, print, sleep)
+    now = LiveStatusFile(tmp_path / "gone", Dog(), None, print, sleep)
     await begun.get()
     await now.close()
     begun, sleep = ticks()
-    now = NowFile(tmp_path, Dog(), None, print, sleep)
+    now = LiveStatusFile(tmp_path, Dog(), None, print, sleep)
     await begun.get()
     found = json.loads((tmp_path / "now.json").read_text())
     assert (found["engines"], found["endpoints"], len(found["actors"])) == ([], [], 1)
@@ -93,7 +93,7 @@ async def test_a_write_that_is_under_way_at_the_end_leaves_no_file(tmp_path: Pat
         async def at_once(seconds: float, written: asyncio.Event = written) -> None:
             written.set()
 
-        now = NowFile(tmp_path, Dog(), Fleet(), print, at_once)
+        now = LiveStatusFile(tmp_path, Dog(), Fleet(), print, at_once)
         await written.wait()
         await now.close()
     await asyncio.get_running_loop().shutdown_default_executor()  # waits for its threads
@@ -114,7 +114,7 @@ async def test_outage_of_an_endpoint_is_two_events_and_in_the_file_meanwhile(tmp
         await begun.get()
         return json.loads((tmp_path / "now.json").read_text())["endpoints"][0]
 
-    now = NowFile(tmp_path, Dog(), fleet, events.append, sleep, lambda: next(times))
+    now = LiveStatusFile(tmp_path, Dog(), fleet, events.append, sleep, lambda: next(times))
     await begun.get()
     first = await look("open", outages=1, delayed=30)
     assert (first["down_s"], first["delayed_calls"]) == (0.0, 30)
@@ -149,19 +149,19 @@ def test_outage_between_two_looks_is_reported_and_a_new_process_is_not_one() -> 
 
 def test_recent_values_are_those_of_the_time_between_the_first_and_the_last_look() -> None:
     first, last = stats([0.2] * 10, timeout=2), stats([0.2] * 10 + [2.0] * 4, "open", timeout=5)
-    [found] = endpoints_now([(100.0, first), (160.0, last)])
+    [found] = describe_endpoints([(100.0, first), (160.0, last)])
     assert (found["recent_s"], found["recent_calls"], found["recent_errors"]) == (60.0, 4, {"timeout": 3})
     assert (found["breaker"], found["calls"], found["errors"]) == ("open", 14, {"timeout": 5})
     assert 1.0 < found["latency_p50_s"] < found["latency_p95_s"] <= 2.5
 
 
 def test_after_a_restart_of_its_process_all_of_an_endpoint_is_recent() -> None:
-    [found] = endpoints_now([(0.0, stats([0.2] * 10)), (60.0, stats([0.2] * 3))])
+    [found] = describe_endpoints([(0.0, stats([0.2] * 10)), (60.0, stats([0.2] * 3))])
     assert found["recent_calls"] == 3 and found["latency_p50_s"] == pytest.approx(0.175)
-    [quiet] = endpoints_now([(0.0, stats([0.2])), (60.0, stats([0.2]))])
+    [quiet] = describe_endpoints([(0.0, stats([0.2])), (60.0, stats([0.2]))])
     assert quiet["latency_p50_s"] is None and quiet["recent_calls"] == 0
 
 
 def test_a_quantile_above_all_buckets_is_the_last_bound() -> None:
     counts = [0] * len(SECONDS) + [3]
-    assert quantile_s(counts, 0.5) == SECONDS[-1] and quantile_s([0] * len(counts), 0.5) is None
+    assert compute_quantile_s(counts, 0.5) == SECONDS[-1] and compute_quantile_s([0] * len(counts), 0.5) is None

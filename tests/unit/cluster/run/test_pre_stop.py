@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from agent_rft.cluster.ray_cluster.session import free_ports, unreachable
+from agent_rft.cluster.ray_cluster.session import free_ports, why_unreachable
 from agent_rft.cluster.run import pre_stop
 from tests.support.paths import ROOT
 
@@ -25,5 +25,5 @@ def test_a_hook_whose_head_is_gone_succeeds_at_once() -> None:
 
 
 def test_a_name_that_does_not_resolve_is_unreachable_and_rays_keywords_are_not_looked_up() -> None:
-    assert unreachable("head.invalid:6379")
-    assert unreachable("auto") is None
+    assert why_unreachable("head.invalid:6379")
+    assert why_unreachable("auto") is None

@@ -11,12 +11,18 @@ import pytest
 
 from agent_rft.actors.engine.chat.parsing import ParsedTurn
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.readiness import ROWS_AT_ONCE, best_draws, drawn, graded_again, write_best_draws
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.cluster.run.readiness import (
+    ROWS_PER_CHUNK,
+    grade_again,
+    rejection_sampling,
+    sample_rows,
+    write_rejection_samples,
+)
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from agent_rft.types import Group, Task, ToolCall, ToolResult, ToolSchema, Turn
 from tests.support.builders import group, group_request, job, rollout, task
 
-TASKS = [task(f"{number}-x", reference_answer="text") for number in range(1, ROWS_AT_ONCE + 7)]
+TASKS = [task(f"{number}-x", reference_answer="text") for number in range(1, ROWS_PER_CHUNK + 7)]
 
 
 class Drawing:
@@ -33,31 +39,31 @@ class Drawing:
         self._left -= 1
         groups = [group(group_request(i, 2, "test", task=t), [0.0, 1.0]) for i, t in enumerate(tasks)]
         self.rows += [t.row_id for t in tasks]
-        self.folder.groups(name, groups)
+        self.folder.handle_groups(name, groups)
         return groups
 
 
 async def test_a_stopped_run_goes_on_with_the_rows_that_are_missing(tmp_path: Path) -> None:
     first = RunFolder(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        await drawn(TASKS, 2, first, Drawing(first, stop_after=1))
+        await sample_rows(TASKS, 2, first, Drawing(first, stop_after=1))
     first.close()
     again = RunFolder(tmp_path)
     drawing = Drawing(again)
-    groups, _ = await drawn(TASKS, 2, again, drawing)
+    groups, _ = await sample_rows(TASKS, 2, again, drawing)
     again.close()
-    assert drawing.rows == [t.row_id for t in TASKS[ROWS_AT_ONCE:]]
+    assert drawing.rows == [t.row_id for t in TASKS[ROWS_PER_CHUNK:]]
     assert [g.request.task.row_id for g in groups] == [t.row_id for t in TASKS]
     assert sorted(again.rollout_names()) == ["ready-000001", "ready-000002"]
 
 
 async def test_draws_of_another_size_do_not_count(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    await drawn(TASKS[:3], 2, folder, Drawing(folder))
+    await sample_rows(TASKS[:3], 2, folder, Drawing(folder))
     folder.close()
     more = RunFolder(tmp_path)
     drawing = Drawing(more)
-    await drawn(TASKS[:3], 3, more, drawing)
+    await sample_rows(TASKS[:3], 3, more, drawing)
     more.close()
     assert len(drawing.rows) == 3
 
@@ -65,24 +71,24 @@ async def test_draws_of_another_size_do_not_count(tmp_path: Path) -> None:
 async def test_the_time_of_a_rollout_is_that_of_what_was_drawn_now(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     times = iter([100.0, 106.0])
-    _, rollout_s = await drawn(TASKS[:3], 2, folder, Drawing(folder), clock=lambda: next(times))
+    _, rollout_s = await sample_rows(TASKS[:3], 2, folder, Drawing(folder), clock=lambda: next(times))
     folder.close()
     assert rollout_s == 1.0
     done = RunFolder(tmp_path)
-    assert (await drawn(TASKS[:3], 2, done, Drawing(done)))[1] is None
+    assert (await sample_rows(TASKS[:3], 2, done, Drawing(done)))[1] is None
 
 
 async def test_answers_are_graded_again_without_the_guards() -> None:
     guard = {"name": "long", "grader": {"type": "length", "max_chars": 1}}
     spec = job({"guards": [guard]}).reinforcement
     groups = [group(group_request(task=TASKS[0]), [0.0, 0.25])]
-    again = await graded_again(groups, spec, NOTHING_ALLOWED)
+    again = await grade_again(groups, spec, DEFAULT_CONFIG)
     assert again == {rollout.trace_id: 1.0 for rollout in groups[0].rollouts}
 
 
 async def test_an_answer_that_cannot_be_graded_again_has_no_second_grade() -> None:
     groups = [group(group_request(task=task("1")), [0.0, 1.0])]  # the row has no reference
-    again = await graded_again(groups, job().reinforcement, NOTHING_ALLOWED)
+    again = await grade_again(groups, job().reinforcement, DEFAULT_CONFIG)
     assert list(again.values()) == [None, None]
 
 
@@ -105,7 +111,7 @@ def test_the_draw_with_the_highest_reward_that_passes_is_exported(tmp_path: Path
     failed = group(group_request(1, task=TASKS[1]), [0.0, 0.0])
     groups = [replace(group(request, []), rollouts=tuple(draws)), failed]
     path = tmp_path / "new" / "sft.jsonl"
-    assert write_best_draws(path, groups, 1.0, read) == 1
+    assert write_rejection_samples(path, groups, 1.0, read) == 1
     (row,) = map(json.loads, path.read_text().splitlines())
     assert row == {"messages": [*TASKS[0].messages, {"role": "assistant", "content": "said [2, 3]"}]}
 
@@ -115,7 +121,7 @@ def test_calls_and_results_are_messages_of_the_row() -> None:
     request = group_request(task=task("1", tools=[tool]))
     turn = Turn(2, 5, "raw", (ToolCall("c1", "search", "{}"),), (ToolResult("c1", "found"),))
     good = rollout(request, 0, 1.0, turns=(turn,))
-    (row,) = best_draws([replace(group(request, []), rollouts=(good,))], 1.0, read)
+    (row,) = rejection_sampling([replace(group(request, []), rollouts=(good,))], 1.0, read)
     asked, answered = row["messages"][1:]
     assert asked["tool_calls"][0]["function"] == {"name": "search", "arguments": "{}"}
     assert answered == {"role": "tool", "tool_call_id": "c1", "name": "search", "content": "found"}
@@ -126,4 +132,4 @@ def test_a_draw_with_a_mistake_in_a_call_is_not_imitated() -> None:
     request = group_request()
     turn = Turn(2, 5, "raw", (ToolCall("c1", "find", "{}"),), (ToolResult("c1", "?", "unknown_tool"),))
     bad = rollout(request, 0, 1.0, turns=(turn,))
-    assert list(best_draws([replace(group(request, []), rollouts=(bad,))], 1.0, read)) == []
+    assert list(rejection_sampling([replace(group(request, []), rollouts=(bad,))], 1.0, read)) == []

@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 
 from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.planning.placement import Placement, Request, size_of
-from agent_rft.cluster.planning.plan import plan_of
-from agent_rft.cluster.preflight.prepare import Prepared
-from agent_rft.cluster.ray_cluster.turn import own_turn
+from agent_rft.cluster.planning.placement import Placement, PlanRequest, total_resources
+from agent_rft.cluster.planning.plan import plan_cluster
+from agent_rft.cluster.preflight.prepare import CheckedJob
+from agent_rft.cluster.ray_cluster.turn import reservation_lock
 from agent_rft.cluster.run.reservation import reserve
 from agent_rft.errors import InvalidJob
 from agent_rft.spec.nodes import NodeGroup
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, JobLimits, Operator
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, JobLimits, OperatorConfig
 from tests.support.builders import job, plan
 
 
@@ -49,8 +49,8 @@ class FakeSeats:
         self._is_lost = gpus.lost > 0
         gpus.lost -= 1
 
-    async def ready(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]:
-        needed, _ = size_of(self.placement)
+    async def wait(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]:
+        needed, _ = total_resources(self.placement)
         while not self.are_granted and (self._is_lost or self._gpus.held + needed > self._gpus.capacity):
             tell(f"{needed:g} GPUs")
             await asyncio.sleep(0)
@@ -61,26 +61,28 @@ class FakeSeats:
     def release(self) -> None:
         self.is_released = True
         if self.are_granted:
-            self._gpus.held -= size_of(self.placement)[0]
+            self._gpus.held -= total_resources(self.placement)[0]
             self.are_granted = False
 
 
-def prepared(max_gpus: int | None = None, held: float = 0.0, **given: Any) -> Prepared:
+def prepared(max_gpus: int | None = None, held: float = 0.0, **given: Any) -> CheckedJob:
     """A job that was laid out on the node while others held some GPUs."""
-    request = Request(job(cluster=given), (Node("n", 128, 8, held_gpus=held),), None, 1024, max_gpus=max_gpus)
-    return Prepared(request.job, plan(), plan_of(request), 1024, cast(Any, None), [], request=request)
+    request = PlanRequest(job(cluster=given), (Node("n", 128, 8, held_gpus=held),), None, 1024, max_gpus=max_gpus)
+    return CheckedJob(request.job, plan(), plan_cluster(request), 1024, cast(Any, None), [], request=request)
 
 
 class Attempt:
     """One job's reservation, with all that it requested and the layouts that it got instead."""
 
-    def __init__(self, gpus: FakeGpus, made: Prepared, operator: Operator = NOTHING_ALLOWED, **options: Any) -> None:
+    def __init__(
+        self, gpus: FakeGpus, made: CheckedJob, operator: OperatorConfig = DEFAULT_CONFIG, **options: Any
+    ) -> None:
         self.layouts = [made.placement]
         self.requested = list[FakeSeats]()
         self._gpus = gpus
         self._made = made
         self._operator = operator
-        self._options = {"look_s": 0.0, "grant_s": 0.0} | options
+        self._options = {"poll_s": 0.0, "grant_s": 0.0} | options
 
     async def reserve(self) -> FakeSeats:
         def request(placement: Placement) -> FakeSeats:
@@ -103,7 +105,7 @@ class Attempt:
     @property
     def sizes(self) -> list[float]:
         """GPUs of its layouts, the one of the check first."""
-        return [size_of(placement)[0] for placement in self.layouts]
+        return [total_resources(placement)[0] for placement in self.layouts]
 
 
 async def test_two_jobs_that_were_laid_out_for_the_same_gpus_get_different_ones() -> None:
@@ -172,7 +174,7 @@ async def test_a_job_that_never_gets_its_gpus_waits_for_the_last_of_some_layouts
 
 
 async def test_limits_of_the_operator_hold_for_the_new_layout_too() -> None:
-    job = Attempt(FakeGpus(), prepared(held=6), Operator(jobs=JobLimits(max_cores=60)))
+    job = Attempt(FakeGpus(), prepared(held=6), OperatorConfig(jobs=JobLimits(max_cores=60)))
     await job.reserve()
     assert job.sizes == [2.0]
 
@@ -180,7 +182,7 @@ async def test_limits_of_the_operator_hold_for_the_new_layout_too() -> None:
 async def test_nodes_that_may_still_join_are_planned_for() -> None:
     gpus = FakeGpus(held=6)
     listed = NodeGroup(name="gpu", count=2, cores=128, gpus=8)
-    waits = Attempt(gpus, prepared(held=6), Operator(nodes=(listed,), wait_for_nodes_s=60.0))
+    waits = Attempt(gpus, prepared(held=6), OperatorConfig(nodes=(listed,), wait_for_nodes_s=60.0))
     gpus.capacity = 16
     await waits.reserve()
     assert waits.sizes == [2.0, 10.0]
@@ -188,7 +190,7 @@ async def test_nodes_that_may_still_join_are_planned_for() -> None:
 
 async def test_a_failed_wait_releases_the_reservation() -> None:
     class Refused(FakeSeats):
-        async def ready(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]:
+        async def wait(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]:
             raise InvalidJob("too few")
 
     refused = list[FakeSeats]()
@@ -199,14 +201,14 @@ async def test_a_failed_wait_releases_the_reservation() -> None:
 
     gpus, nothing = FakeGpus(), cast(Any, lambda _: None)
     with pytest.raises(InvalidJob):
-        await reserve(prepared(), request, gpus.nodes, NOTHING_ALLOWED, nothing, nothing, lambda: gpus.turn)
+        await reserve(prepared(), request, gpus.nodes, DEFAULT_CONFIG, nothing, nothing, lambda: gpus.turn)
     assert refused[0].is_released
 
 
 async def test_on_cpus_nothing_is_chosen_again() -> None:
     gpus = FakeGpus()
-    request = Request(job(), (Node("n", 2),), None, 1024)
-    on_cpus = replace(prepared(), cluster=plan_of(request), request=request)
+    request = PlanRequest(job(), (Node("n", 2),), None, 1024)
+    on_cpus = replace(prepared(), cluster=plan_cluster(request), request=request)
     await Attempt(gpus, on_cpus).reserve()
     assert gpus.reads == 0
 
@@ -216,13 +218,13 @@ async def test_on_cpus_nothing_is_chosen_again() -> None:
 
 async def test_a_turn_is_waited_for_and_given_back() -> None:
     answers, returned = [None, None, "holder"], list[str]()
-    async with own_turn(lambda: answers.pop(0), returned.append, poll_s=0.0):
+    async with reservation_lock(lambda: answers.pop(0), returned.append, poll_s=0.0):
         assert answers == [] and returned == []
     assert returned == ["holder"]
 
 
 async def test_a_job_goes_on_without_a_turn_that_never_comes() -> None:
     returned = list[str]()
-    async with own_turn(lambda: None, returned.append, max_wait_s=0.01, poll_s=0.0):
+    async with reservation_lock(lambda: None, returned.append, max_wait_s=0.01, poll_s=0.0):
         pass
     assert returned == []

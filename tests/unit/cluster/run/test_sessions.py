@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent_rft.actors.tools.actor import DispatcherClient
 from agent_rft.cluster.run.actors import JobSessions
-from agent_rft.errors import CannotStart, RftError, ToolFailed
+from agent_rft.errors import ActorStartFailed, RftError, ToolFailed
 from agent_rft.events import Event
 
 
@@ -16,7 +16,7 @@ class FakeDispatcher(DispatcherClient):
         self.ended: list[tuple[str, str]] = []
         self.closed: list[str] = []
 
-    def end_sessions_of(self, owner: str, reason: str) -> None:
+    def end_owner_sessions(self, owner: str, reason: str) -> None:
         self.ended.append((owner, reason))
 
     async def close_sessions(self, reason: str) -> int:
@@ -25,7 +25,7 @@ class FakeDispatcher(DispatcherClient):
             raise self.left
         return self.left
 
-    async def session_news(self) -> list[str]:
+    async def take_session_messages(self) -> list[str]:
         return ["sessions cannot be ended"] if self.left else []
 
 
@@ -40,9 +40,9 @@ async def test_losing_an_engine_ends_its_own_sessions_and_not_those_of_its_succe
     dispatcher = FakeDispatcher()
     sessions = JobSessions(dispatcher, tmp_path / "sessions.jsonl", print)
     first, other = sessions.new_owner("engine-0"), sessions.new_owner("engine-1")
-    sessions.lost("engine-0")
+    sessions.end_lost("engine-0")
     second = sessions.new_owner("engine-0")
-    sessions.lost("engine-0")
+    sessions.end_lost("engine-0")
     await sessions.close()
     assert dispatcher.ended == [(first, "engine_failed"), (second, "engine_failed")]
     assert len({first, other, second}) == 3
@@ -54,6 +54,6 @@ async def test_a_run_reports_sessions_that_it_could_not_end_and_where_they_are_l
     news, left = await closed(FakeDispatcher(left=3), journal)
     assert news == "sessions cannot be ended"
     assert "3 sessions" in left and str(journal) in left
-    for error in (ToolFailed("its process was lost"), CannotStart("it cannot start")):
+    for error in (ToolFailed("its process was lost"), ActorStartFailed("it cannot start")):
         (lost,) = await closed(FakeDispatcher(left=error), journal)
         assert "may still be open" in lost and str(journal) in lost

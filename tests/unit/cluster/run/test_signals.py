@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent_rft.cluster.run.signals import STOP_REQUEST, Signals
+from agent_rft.cluster.run.signals import STOP_REQUEST, StopSignals
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ async def handled() -> None:
 async def test_a_request_to_stop_may_be_repeated() -> None:
     """The hooks of several pods send it, and a second SIGTERM would end the run before its checkpoint is written."""
     asked = asyncio.Queue[str]()
-    with Signals() as signals, signals.graceful(lambda: asked.put_nowait("stop")):
+    with StopSignals() as signals, signals.on_first(lambda: asked.put_nowait("stop")):
         for _ in range(3):
             os.kill(os.getpid(), STOP_REQUEST)
             await asyncio.sleep(0)
@@ -50,7 +50,7 @@ async def test_a_lost_terminal_is_no_second_signal(first: signal.Signals, hangup
         nonlocal stops
         stops += 1
 
-    with Signals() as signals, signals.graceful(stop):
+    with StopSignals() as signals, signals.on_first(stop):
         for number in (first, signal.SIGHUP, signal.SIGHUP):
             os.kill(os.getpid(), number)
             await handled()
@@ -59,7 +59,7 @@ async def test_a_lost_terminal_is_no_second_signal(first: signal.Signals, hangup
 
 async def test_a_command_under_nohup_goes_on_without_its_terminal(hangup: None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with Signals() as signals:
+    with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGHUP)
         await handled()
     assert signals.count == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_rft.actors.grading.factory import LOCAL_DEADLINE_S
 from agent_rft.cluster.run.actors import stage_deadlines_s
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from tests.support.builders import EXACT, job
 
 URL = "https://tools.example.com"
@@ -27,11 +27,11 @@ def test_the_slowest_endpoint_of_a_stage_decides() -> None:
             "held_out_grader": judge,
         }
     )
-    operator = Operator(models={"judge": ModelEndpoint(base_url=URL, timeout_s=10_000)})
+    operator = OperatorConfig(models={"judge": ModelEndpoint(base_url=URL, timeout_s=10_000)})
     found = stage_deadlines_s(spec.reinforcement, operator)
     assert found == {"session start": 305, "tool calls": 18_005, "grading": 10_005}
 
 
 def test_a_job_without_tools_and_sessions_has_only_the_deadline_of_its_grader() -> None:
-    found = stage_deadlines_s(job({"grader": EXACT}).reinforcement, Operator())
+    found = stage_deadlines_s(job({"grader": EXACT}).reinforcement, OperatorConfig())
     assert found == {"session start": 0, "tool calls": 0, "grading": LOCAL_DEADLINE_S}

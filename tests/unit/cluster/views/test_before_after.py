@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent_rft.cluster.views.before_after import compare, paired_changes
+from agent_rft.cluster.views.before_after import compare_before_after, paired_changes
 from agent_rft.trainer.loop.evaluate import summarize
 from agent_rft.types import Grade, Group
 from tests.support.builders import group, group_request
@@ -25,7 +25,10 @@ def test_the_held_out_grade_is_paired_over_the_rows_that_have_it_in_both() -> No
         "grade": (0.417, 3),
         "held_out": (0.25, 2),
     }
-    changes = {change.name: change for change in compare(summarize(before, 1, 1.0), summarize(after, 1, 1.0), paired)}
+    changes = {
+        change.name: change
+        for change in compare_before_after(summarize(before, 1, 1.0), summarize(after, 1, 1.0), paired)
+    }
     assert changes["held_out"].change == "+0.250" and changes["held_out"].change_bounds.startswith("[")
     assert changes["grade"].change == "+0.417"
 
@@ -33,5 +36,5 @@ def test_the_held_out_grade_is_paired_over_the_rows_that_have_it_in_both() -> No
 def test_there_is_no_held_out_grade_without_a_held_out_grader() -> None:
     before, after = [row(0, 0.5, None)], [row(0, 1.0, None)]
     assert list(paired_changes(before, after)) == ["grade"]
-    changes = compare(summarize(before, 1, 1.0), summarize(after, 1, 1.0), paired_changes(before, after))
+    changes = compare_before_after(summarize(before, 1, 1.0), summarize(after, 1, 1.0), paired_changes(before, after))
     assert "held_out" not in {change.name for change in changes}

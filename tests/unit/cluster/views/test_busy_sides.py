@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.views.busy_sides import compare_sides
+from agent_rft.cluster.views.busy_sides import measure_utilization
 
 EIGHT = Placement(
     4, 4, 1, 4, 16, 1, "bfloat16", max_num_seqs=256, zero_stage=2, offload="none", micro_batch_tokens=8192
@@ -32,23 +32,23 @@ def steps(engine_share: float, learn_s: float, step_s: float = 100.0) -> list[di
 def test_the_side_that_waits_less_gets_more_gpus(
     engine_share: float, rank_share: float, better: tuple[int, int] | None
 ) -> None:
-    found = compare_sides(steps(engine_share, 100 * rank_share), EIGHT, overlaps=True)
+    found = measure_utilization(steps(engine_share, 100 * rank_share), EIGHT, overlaps=True)
     assert found is not None
     assert (found.engine_share, found.rank_share) == pytest.approx((engine_share, rank_share))
     assert (found.better_engines, found.better_learner_ranks) == (better or (None, None))
 
 
 def test_the_mean_counts_long_steps_more() -> None:
-    found = compare_sides([*steps(1.0, 10.0, 100.0)[1:2], *steps(0.5, 90.0, 300.0)[1:2]], EIGHT, overlaps=True)
+    found = measure_utilization([*steps(1.0, 10.0, 100.0)[1:2], *steps(0.5, 90.0, 300.0)[1:2]], EIGHT, overlaps=True)
     assert found is not None
     assert (found.engine_share, found.rank_share) == pytest.approx((0.625, 0.25))
 
 
 def test_sides_that_work_one_after_the_other_share_a_step() -> None:
     """Nobody waits less than the other side takes, so equal halves are best for equal work."""
-    even = compare_sides(steps(0.5, 50.0), EIGHT, overlaps=False)
+    even = measure_utilization(steps(0.5, 50.0), EIGHT, overlaps=False)
     assert even is not None and even.better_engines is None
-    uneven = compare_sides(steps(0.95, 5.0), EIGHT, overlaps=False)
+    uneven = measure_utilization(steps(0.95, 5.0), EIGHT, overlaps=False)
     assert uneven is not None and uneven.better_engines == 6
 
 
@@ -57,18 +57,18 @@ def test_sides_that_work_one_after_the_other_share_a_step() -> None:
 )
 def test_nothing_is_suggested_where_there_is_no_choice(changes: dict[str, Any]) -> None:
     placement = replace(EIGHT, **({"engine_cores": 1, "rank_cores": 1} | changes))
-    found = compare_sides(steps(1.0, 10.0), placement, overlaps=True)
+    found = measure_utilization(steps(1.0, 10.0), placement, overlaps=True)
     assert found is not None and found.better_engines is None
     assert str(found) == "engines were busy 100% of the time, learner ranks 10%"
 
 
 def test_the_suggestion_is_printed() -> None:
-    found = compare_sides(steps(1.0, 30.0), EIGHT, overlaps=True)
+    found = measure_utilization(steps(1.0, 30.0), EIGHT, overlaps=True)
     assert found is not None
     wanted = "steps would be shorter with 6 and 2 of them instead of 4 and 4"
     assert str(found) == f"engines were busy 100% of the time, learner ranks 30%; {wanted}"
 
 
 def test_without_a_measurement_there_is_no_comparison() -> None:
-    assert compare_sides([{"time_step_s": 1.0, "time_learn_s": 0.5}], EIGHT, overlaps=True) is None
-    assert compare_sides([], EIGHT, overlaps=True) is None
+    assert measure_utilization([{"time_step_s": 1.0, "time_learn_s": 0.5}], EIGHT, overlaps=True) is None
+    assert measure_utilization([], EIGHT, overlaps=True) is None

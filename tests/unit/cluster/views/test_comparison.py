@@ -13,21 +13,27 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_rft.cluster.preflight.resumption.resumed import digests_of
-from agent_rft.cluster.records.redact import plain
+from agent_rft.cluster.preflight.resumption.resumed import digest_job
+from agent_rft.cluster.records.redact import to_plain_json
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.comparison import charts
 from agent_rft.cluster.views.comparison.charts import histogram, interval_bar, scatter
-from agent_rft.cluster.views.comparison.compare import NO_TOOL, Change, Comparison, compare_sides, comparison_json
+from agent_rft.cluster.views.comparison.compare import (
+    NO_TOOL,
+    EvaluationComparison,
+    MeasureChange,
+    compare_evaluations,
+    comparison_json,
+)
 from agent_rft.cluster.views.comparison.page import write_page, write_png
-from agent_rft.cluster.views.comparison.side import MEASURES, Side, rows_of
-from agent_rft.cluster.views.comparison.sides import recorded_evaluation, sides_of
+from agent_rft.cluster.views.comparison.side import MEASURES, LoadedEvaluation, group_by_row
+from agent_rft.cluster.views.comparison.sides import load_evaluations, recorded_evaluation
 from agent_rft.cluster.views.comparison.table import print_comparison
 from agent_rft.errors import UserError
 from agent_rft.events import Evaluated
 from agent_rft.metrics import EVALUATION
-from agent_rft.metrics.intervals import Interval, paired_bootstrap
-from agent_rft.spec.plan import resolve
+from agent_rft.metrics.intervals import Interval, paired_interval
+from agent_rft.spec.plan import resolve_plan
 from agent_rft.trainer.loop.evaluate import summarize
 from agent_rft.types import Grade, Group, Rollout, ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, rollout, task
@@ -62,9 +68,9 @@ def group_of(row: str, rewards: Sequence[float], calls: Sequence[tuple[str, str]
     return Group(request, tuple(made))
 
 
-def side(label: str, *groups: Group) -> Side:
+def side(label: str, *groups: Group) -> LoadedEvaluation:
     found = [(g.request, r, partial(_itself, r)) for g in groups for r in (*g.rollouts, None)]
-    return Side(label, f"runs/{label}", "test-after", rows_of(found))
+    return LoadedEvaluation(label, f"runs/{label}", "test-after", group_by_row(found))
 
 
 def _itself(rollout: Rollout | None) -> Rollout:
@@ -72,17 +78,17 @@ def _itself(rollout: Rollout | None) -> Rollout:
     return rollout
 
 
-def compared(before: Mapping[str, Sequence[float]], *others: Mapping[str, Sequence[float]]) -> Comparison:
+def compared(before: Mapping[str, Sequence[float]], *others: Mapping[str, Sequence[float]]) -> EvaluationComparison:
     """Sides named a, b, ... with the rewards of rows."""
     sides = zip("abcd", (before, *others), strict=False)
-    return compare_sides([side(name, *(group_of(row, r) for row, r in rows.items())) for name, rows in sides], 2)
+    return compare_evaluations([side(name, *(group_of(row, r) for row, r in rows.items())) for name, rows in sides], 2)
 
 
-def change_of(comparison: Comparison, name: str, other: int = 0) -> Change:
+def change_of(comparison: EvaluationComparison, name: str, other: int = 0) -> MeasureChange:
     return next(change for change in comparison.against[other].changes if change.name == name)
 
 
-def shown(comparison: Comparison) -> str:
+def shown(comparison: EvaluationComparison) -> str:
     file = io.StringIO()
     print_comparison(comparison, Console(file=file, width=120))
     return file.getvalue()
@@ -95,7 +101,7 @@ def test_a_row_counts_once_by_the_mean_of_its_samples() -> None:
     comparison = compared({"r1": [0.0, 1.0], "r2": [0.0]}, {"r1": [1.0, 1.0, 1.0, 1.0], "r2": [0.25]})
     reward = change_of(comparison, "reward")
     assert (reward.before, reward.after) == (0.25, 0.625)
-    assert reward.interval == paired_bootstrap([0.5, 0.0], [1.0, 0.25])
+    assert reward.interval == paired_interval([0.5, 0.0], [1.0, 0.25])
     assert [summary.num_rollouts for summary in comparison.summaries] == [3, 5]
 
 
@@ -122,19 +128,19 @@ def held_out(row: str, *grades: float | None) -> Group:
 def test_the_held_out_grade_is_compared_over_the_rows_that_have_it_at_all_sides() -> None:
     before = side("a", held_out("r1", 0.25, None), held_out("r2", 0.75), held_out("r3", 1.0))
     after = side("b", held_out("r1", 1.0, 0.5), held_out("r2", 0.5), held_out("r3", None))
-    comparison = compare_sides([before, after], 2)
+    comparison = compare_evaluations([before, after], 2)
     change = change_of(comparison, "held_out")
     assert (change.before, change.after) == (0.5, 0.625)
-    assert change.interval == paired_bootstrap([0.25, 0.75], [0.75, 0.5])
+    assert change.interval == paired_interval([0.25, 0.75], [0.75, 0.5])
     assert "held-out grade" in shown(comparison)
-    found = plain(comparison_json(comparison))
+    found = to_plain_json(comparison_json(comparison))
     assert found["sides"][1]["means"]["held_out"] == 0.625
     assert found["rows"][2]["sides"][1]["held_out"] is None
     assert len(comparison.rows) == 3 and change_of(comparison, "grade").before == 0.5
 
 
 def test_there_is_no_held_out_grade_where_a_side_has_none() -> None:
-    comparison = compare_sides([side("a", held_out("r1", 0.25)), side("b", group_of("r1", [1.0]))], 2)
+    comparison = compare_evaluations([side("a", held_out("r1", 0.25)), side("b", group_of("r1", [1.0]))], 2)
     assert all(change.name != "held_out" for change in comparison.against[0].changes)
     assert "held-out" not in shown(comparison)
     assert "held_out" not in comparison_json(comparison)["sides"][0]["means"]
@@ -156,7 +162,7 @@ def test_a_grade_that_is_not_finite_is_none() -> None:
     assert comparison.ungraded == ((), ("r2",))
 
 
-def test_different_rows_are_refused_with_the_remedy() -> None:
+def test_different_rows_are_refused_with_the_fix() -> None:
     with pytest.raises(
         UserError, match=r"a has 1 rows .*; b has 2 rows .*Grade the same file with both: agent-rft eval"
     ):
@@ -183,13 +189,13 @@ def test_the_quadrants_count_each_row_once() -> None:
     call = ("search", "{}")
     before = side("a", group_of("r1", [0.0], [call]), group_of("r2", [0.5], [call]), group_of("r3", [1.0]))
     after = side("b", group_of("r1", [1.0]), group_of("r2", [0.5], [call]), group_of("r3", [0.0], [call, call]))
-    [against] = compare_sides([before, after], 3).against
+    [against] = compare_evaluations([before, after], 3).against
     assert against.quadrants == {(1, -1): 1, (0, 0): 1, (-1, 1): 1}
 
 
 def test_tools_are_counted_by_calls_repeats_errors_and_places() -> None:
     calls = [("search", '{"q": 1}'), ("search", '{"q": 1}'), ("search", '{"q": 2}'), ("bad", "{}")]
-    comparison = compare_sides([side("a", group_of("r1", [0.0], calls)), side("b", group_of("r1", [0.0]))], 1)
+    comparison = compare_evaluations([side("a", group_of("r1", [0.0], calls)), side("b", group_of("r1", [0.0]))], 1)
     before, after = comparison.summaries
     search, bad = before.tools["search"], before.tools["bad"]
     assert (search.calls, search.repeated, search.first, search.last) == (3.0, 1 / 3, 1.0, 0.0)
@@ -200,7 +206,7 @@ def test_tools_are_counted_by_calls_repeats_errors_and_places() -> None:
 
 
 def test_a_wanted_latency_adds_the_share_of_slower_rollouts_beside_the_grade(tmp_path: Path) -> None:
-    def timed(label: str, seconds: Mapping[str, Sequence[float]]) -> Side:
+    def timed(label: str, seconds: Mapping[str, Sequence[float]]) -> LoadedEvaluation:
         groups = list[Group]()
         for row, taken in seconds.items():
             group = group_of(row, [0.5] * len(taken))
@@ -211,17 +217,17 @@ def test_a_wanted_latency_adds_the_share_of_slower_rollouts_beside_the_grade(tmp
         return side(label, *groups)
 
     before, after = timed("a", {"r1": [1.0, 3.0], "r2": [5.0]}), timed("b", {"r1": [1.0], "r2": [2.0]})
-    comparison = compare_sides([before, after], 1, target_s=2.0)
+    comparison = compare_evaluations([before, after], 1, target_s=2.0)
     slow = change_of(comparison, "slow_share")
     assert (slow.before, slow.after) == (0.75, 0.0)
-    assert slow.interval == paired_bootstrap([0.5, 1.0], [0.0, 0.0], (0.0, 1.0))
+    assert slow.interval == paired_interval([0.5, 1.0], [0.0, 0.0], (0.0, 1.0))
     assert slow.interval.mean < 0 and comparison.rows[0].means[0]["slow_share"] == 0.5
     table = shown(comparison)
     assert "rollouts slower than 2 s" in table and "75.0%" in table and "grade" in table
     write_page(comparison, tmp_path / "page.html")
     assert "Rollouts slower than 2 s" in (tmp_path / "page.html").read_text()
     assert comparison_json(comparison)["sides"][0]["means"]["slow_share"] == 0.75
-    assert "slow_share" not in comparison_json(compare_sides([before, after], 1))["sides"][0]["means"]
+    assert "slow_share" not in comparison_json(compare_evaluations([before, after], 1))["sides"][0]["means"]
 
 
 @pytest.mark.parametrize(
@@ -238,14 +244,16 @@ def test_a_wanted_latency_adds_the_share_of_slower_rollouts_beside_the_grade(tmp
 def test_a_change_is_better_or_worse_only_if_its_interval_excludes_none(
     name: str, interval: Interval, verdict: str
 ) -> None:
-    assert Change(name, 0.0, 0.0, interval, EVALUATION[name]).verdict == verdict
+    assert MeasureChange(name, 0.0, 0.0, interval, EVALUATION[name]).verdict == verdict
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
 def test_the_json_has_all_numbers_and_is_valid() -> None:
-    found = json.loads(json.dumps(plain(comparison_json(compared({"r1": [0.0]}, {"r1": [1.0]}))), allow_nan=False))
+    found = json.loads(
+        json.dumps(to_plain_json(comparison_json(compared({"r1": [0.0]}, {"r1": [1.0]}))), allow_nan=False)
+    )
     assert found["changes"][0]["measures"]["reward"]["change"] == 1.0
     assert found["changes"][0]["measures"].keys() == MEASURES.keys() - {"held_out"}
     assert found["changes"][0]["quadrants"] == [{"reward": "up", "tool_calls": "same", "rows": 1}]
@@ -256,7 +264,7 @@ def test_hostile_text_is_shown_and_neither_executed_nor_obeyed(tmp_path: Path) -
     evil = "<script>alert(1)</script>\x1b[31m[bold]"
     before, after = group_of(evil, [0.0], [(evil, evil)]), group_of(evil, [1.0])
     answers = tuple(replace(r, answer=evil) for r in after.rollouts)
-    comparison = compare_sides([side("a", before), side("b", replace(after, rollouts=answers))], 1)
+    comparison = compare_evaluations([side("a", before), side("b", replace(after, rollouts=answers))], 1)
     write_page(comparison, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "<script" not in page and "&lt;script&gt;alert(1)" in page and "default-src 'none'" in page
@@ -295,7 +303,7 @@ def test_the_tail_of_calls_is_drawn_for_each_side() -> None:
     long, short = [("search", "{}")] * 16, [("search", "{}")] * 2
     before = side("a", group_of("r1", [0.0], long), group_of("r2", [0.0], short[:1]))
     after = side("b", group_of("r1", [1.0], short), group_of("r2", [1.0], short))
-    calls = histogram(compare_sides([before, after], 2), "tool_calls")
+    calls = histogram(compare_evaluations([before, after], 2), "tool_calls")
     assert [bar.title for bar in calls.bars] == ["a: 50% take 1 call", "b: 100% take 2 calls", "a: 50% take 16 calls"]
     assert calls.p95 == pytest.approx((15.25, 2))
 
@@ -303,8 +311,8 @@ def test_the_tail_of_calls_is_drawn_for_each_side() -> None:
 # -- where it comes from -----------------------------------------------------------------------------------------------
 
 
-def sides(*texts: object, name: str | None = None, file: str | None = None) -> list[Side]:
-    return sides_of([str(text) for text in texts], name=name, file=file, evaluate=None)
+def sides(*texts: object, name: str | None = None, file: str | None = None) -> list[LoadedEvaluation]:
+    return load_evaluations([str(text) for text in texts], name=name, file=file, evaluate=None)
 
 
 def test_a_run_gives_its_newest_evaluation_of_the_file_that_all_have(tmp_path: Path, synthetic: Synthetic) -> None:
@@ -339,10 +347,10 @@ def test_the_validations_of_several_runs_are_drawn_as_curves(tmp_path: Path, syn
         assert curve.dots.index(highest) == rewards.index(max(rewards))
         assert all(charts.TOP <= dot.y <= charts.HEIGHT - charts.BOTTOM for dot in curve.dots)
         assert all(charts.LEFT <= dot.x <= charts.WIDTH - charts.RIGHT for dot in curve.dots)
-    write_page(compare_sides(compared_sides, 2), tmp_path / "page.html", with_traces=False)
+    write_page(compare_evaluations(compared_sides, 2), tmp_path / "page.html", with_traces=False)
     page = (tmp_path / "page.html").read_text()
     assert page.count("<polyline") == 2 and "Validation reward" in page
-    write_page(compare_sides(sides(one.path, never.path), 2), tmp_path / "page.html", with_traces=False)
+    write_page(compare_evaluations(sides(one.path, never.path), 2), tmp_path / "page.html", with_traces=False)
     assert "<polyline" not in (tmp_path / "page.html").read_text()
 
 
@@ -383,7 +391,7 @@ def test_rollouts_that_were_removed_while_they_were_compared_are_said(tmp_path: 
 
 def test_a_long_question_says_how_much_of_it_is_left_out() -> None:
     request = replace(group_request(), task=replace(task("0"), messages=({"role": "user", "content": "x" * 1000},)))
-    (graded,) = rows_of([(request, None, lambda: rollout(request, 0))]).values()
+    (graded,) = group_by_row([(request, None, lambda: rollout(request, 0))]).values()
     assert graded.question == "x" * 300 + " … [700 more characters]"
 
 
@@ -395,8 +403,8 @@ def test_an_evaluation_of_the_same_model_rows_and_method_is_used_again(tmp_path:
     job = synthetic.job(model=str(model), test_file=str(rows))
     groups = synthetic.groups(3, 2, "test", 0, 0.5)
     run = RunFolder(tmp_path / "runs" / "one")
-    run.write_job(job, resolve(job, 480, 10**9)[0], {"digests": digests_of(job)})
-    run.event(run_event(Evaluated(name="eval-test", evaluation=summarize(groups, 2, 1.0))))
+    run.write_job(job, resolve_plan(job, 480, 10**9)[0], {"digests": digest_job(job)})
+    run.handle_event(run_event(Evaluated(name="eval-test", evaluation=summarize(groups, 2, 1.0))))
     run.close()
     runs = tmp_path / "runs"
     assert recorded_evaluation(runs, job, model, "test_file", 2) == run.path
@@ -408,7 +416,7 @@ def test_an_evaluation_of_the_same_model_rows_and_method_is_used_again(tmp_path:
     assert recorded_evaluation(runs, job.model_copy(update={"cluster": short}), model, "test_file", 2) is None
     parser = job.model_options.model_copy(update={"tool_parser": "hermes"})
     run.write_job(
-        job.model_copy(update={"model_options": parser}), resolve(job, 480, 10**9)[0], {"digests": digests_of(job)}
+        job.model_copy(update={"model_options": parser}), resolve_plan(job, 480, 10**9)[0], {"digests": digest_job(job)}
     )
     assert recorded_evaluation(runs, job, model, "test_file", 2) == run.path, "auto meant hermes"
     rows.write_text('{"other": 1}\n')
@@ -421,5 +429,5 @@ def test_an_evaluation_of_the_same_model_rows_and_method_is_used_again(tmp_path:
 def test_grades_of_any_range_have_no_bounds() -> None:
     request = group_request(task=task("r"), purpose="test")
     made = [Group(request, (rollout(request, 0, value),)) for value in (0.0, 30.0)]
-    comparison = compare_sides([side("a", made[0]), side("b", made[1])], 1)
+    comparison = compare_evaluations([side("a", made[0]), side("b", made[1])], 1)
     assert math.isnan(change_of(comparison, "grade").interval.low)

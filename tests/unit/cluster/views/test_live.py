@@ -31,8 +31,8 @@ def done(metrics):
 def test_a_log_gets_one_line_for_each_step_and_event(synthetic):
     page = console(False, 80)
     with LiveView(12, page) as view:
-        view.event(run_event(PhaseBegan(phase="actors", detail="engines")))
-        view.event(run_event(PhaseBegan(phase="validation")))
+        view.handle_event(run_event(PhaseBegan(phase="actors", detail="engines")))
+        view.handle_event(run_event(PhaseBegan(phase="validation")))
         synthetic.play(stream_of(view), steps=4)
     lines = page.file.getvalue().splitlines()
     assert len(lines) == 1 + 4 + 2 + 1  # phase, steps, validations, checkpoint; no line is wrapped and no table drawn
@@ -76,7 +76,7 @@ def test_after_a_validation_the_phase_is_the_next_step(synthetic):
 
 def test_before_the_first_step_the_phase_is_shown():
     view = LiveView(12, console(True))
-    view.phase("baseline validation")
+    view.show_phase("baseline validation")
     assert "baseline validation" in shown(view) and "None" not in shown(view)
 
 
@@ -100,16 +100,16 @@ ROLLING = RolloutsProgressed(
 
 def test_while_a_step_runs_its_rollouts_calls_and_newest_trace_are_shown(synthetic):
     view = LiveView(12, console(True))
-    view.event(run_event(ROLLING))
+    view.handle_event(run_event(ROLLING))
     text = shown(view, 80)
     assert "17/32 ended, 15 in flight, slowest 12 s (row 31)" in text
     assert "search 40, cat 25 (2 errors)" in text
     assert "row 12, grade 0.500: 4427 [bold]�, after cat {" in text and "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
-    view.event(done({"step": 1.0, "time_step_s": 1.0}))
+    view.handle_event(done({"step": 1.0, "time_step_s": 1.0}))
     assert "in flight" not in shown(view)
-    for emit in (lambda: synthetic.validate(stream_of(view), 1, 0.0), lambda: view.event(run_event(GRADING))):
-        view.event(run_event(ROLLING))
+    for emit in (lambda: synthetic.validate(stream_of(view), 1, 0.0), lambda: view.handle_event(run_event(GRADING))):
+        view.handle_event(run_event(ROLLING))
         emit()
         assert "in flight" not in shown(view), "what was counted is done"
 
@@ -119,7 +119,7 @@ def test_a_log_gets_a_line_about_rollouts_only_once_a_minute():
     view = LiveView(12, page, lambda: now[0])
     for at in (1.0, 59.0, 60.0, 61.0, 119.0, 121.0):
         now[0] = at
-        view.event(run_event(ROLLING))
+        view.handle_event(run_event(ROLLING))
     lines = page.file.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["1:00", "2:01"]
     assert "rollouts: 17/32 ended" in lines[0] and "newest: row 12" in lines[0]
@@ -128,7 +128,7 @@ def test_a_log_gets_a_line_about_rollouts_only_once_a_minute():
 def test_a_terminal_keeps_events_above_the_table(synthetic):
     page = console(True)
     with LiveView(3, page) as view:
-        view.event(run_event(Notice(text="search answered 503")))
+        view.handle_event(run_event(Notice(text="search answered 503")))
         synthetic.play(stream_of(view), steps=3, total=3)
     output = page.file.getvalue()
     assert "warn: search answered 503" in output and "step 3 of 3" in output
@@ -139,14 +139,14 @@ def test_the_time_left_is_the_median_step_time_times_the_steps_left(synthetic):
     view = LiveView(10, console(True))
     assert view.left_s is None
     for step, seconds in enumerate((10.0, 12.0, 500.0), start=1):
-        view.event(done({"step": float(step), "time_step_s": seconds}))
+        view.handle_event(done({"step": float(step), "time_step_s": seconds}))
     assert 83 < view.left_s <= 84
 
 
 def test_steps_that_a_resumed_run_repeats_count_once():
     view = LiveView(12, console(True))
     for step in (1, 2, 3, 4, 5, 3, 4):  # resumed from the checkpoint of step 2
-        view.event(done({"step": float(step), "train_mean_grade": step / 10, "time_step_s": 1.0}))
+        view.handle_event(done({"step": float(step), "train_mean_grade": step / 10, "time_step_s": 1.0}))
     assert trend([1, 2, 3, 4]) + " " in shown(view)
     assert re.search(r"train grade +0.100 +0.400 ", shown(view))
 
@@ -155,13 +155,13 @@ def test_numbers_that_are_missing_or_not_finite_are_not_shown(synthetic):
     for terminal in (True, False):
         page = console(terminal)
         view = LiveView(2, page)
-        view.event(done({"step": 1.0, "loss": math.nan, "train_mean_reward": 0.5}))
+        view.handle_event(done({"step": 1.0, "loss": math.nan, "train_mean_reward": 0.5}))
         assert "nan" not in shown(view) + page.file.getvalue()
 
 
 def test_untrusted_text_is_shown_without_markup_and_control_codes():
     page = console(False)
-    LiveView(1, page).event(run_event(Notice(text="[bold]no[/bold] \x1b]0;title\x07 [/] \ud800")))
+    LiveView(1, page).handle_event(run_event(Notice(text="[bold]no[/bold] \x1b]0;title\x07 [/] \ud800")))
     assert "[bold]no[/bold]" in page.file.getvalue() and "\x1b" not in page.file.getvalue()
     assert safe_text("a\r\nb\tc\x9b") == "a\nb\tc�"
 
@@ -172,7 +172,7 @@ def test_a_closed_pipe_does_not_end_the_training():
     with open(write, "w") as file:
         view = LiveView(2, Console(file=file, force_terminal=False))
         for step in (1.0, 2.0):
-            view.event(done({"step": step, "train_mean_reward": 0.5}))
+            view.handle_event(done({"step": step, "train_mean_reward": 0.5}))
         os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # so that closing the file does not fail
 
 
@@ -186,7 +186,10 @@ def test_the_table_of_before_and_after_has_absolute_and_relative_changes(synthet
     assert f"{before.grade:.3f}" in grade and f"{after.grade - before.grade:+.3f}" in grade
     assert f"{after.grade / before.grade - 1:+.0%}" in grade
     for name, form in (("grade", "{:.3f}"), ("pass_rate", "{:.1%}"), ("pass_at_k", "{:.1%}")):
-        assert before.interval(name).bounds(form) in text and after.interval(name).bounds(form) in text
+        assert (
+            before.get_interval(name).format_bounds(form) in text
+            and after.get_interval(name).format_bounds(form) in text
+        )
     assert "20 rows, 2 rollouts each" in text and "only 20 rows" in text
     assert max(map(len, text.splitlines())) <= 100
     assert "pass@2" in text and "points" in text
@@ -236,7 +239,7 @@ def test_the_number_of_steps_is_updated_and_time_left_decreases_between_steps(sy
     page = console(False)
     view = LiveView(0, page, lambda: now[0])
     now[0] += 61
-    view.event(done({"step": 1.0, "total_steps": 10.0, "time_step_s": 7.0}))
+    view.handle_event(done({"step": 1.0, "total_steps": 10.0, "time_step_s": 7.0}))
     assert page.file.getvalue().startswith("1:01  step 1/10") and view.left_s == 63
     now[0] += 4
     assert view.left_s == 59

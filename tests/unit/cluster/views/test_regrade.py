@@ -8,15 +8,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from agent_rft.cli.main import app
-from agent_rft.cluster.views.regrade import Case, grade_file, read_cases, read_grader
-from agent_rft.cluster.views.regrade_report import changes_of, print_changes, print_summary, summary_of
+from agent_rft.cluster.views.regrade import GradingCase, grade_file, read_cases, read_grader
+from agent_rft.cluster.views.regrade_report import find_grade_changes, print_changes, print_summary, summarize_grades
 from agent_rft.errors import EndpointRefused, GraderFailed, InvalidJob, RftError, UserError
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from agent_rft.types import Grade
 from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 
-NONE = Operator()
+NONE = OperatorConfig()
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def test_recorded_rollouts_are_graded_with_their_rows_and_tool_calls(tmp_p
     assert len(cases) == 6 * 4 - 1  # one was discarded
     assert [outcome.value for outcome in outcomes] == [case.recorded for case in cases]
     assert {outcome.scores["called"] for outcome in outcomes} == {1.0}
-    summary = summary_of([outcomes], reinforcement.grader.pass_threshold)
+    summary = summarize_grades([outcomes], reinforcement.grader.pass_threshold)
     assert "mean of the recorded grades" in printed(summary, [case.recorded for case in cases])
 
 
@@ -87,7 +87,7 @@ async def test_lines_are_graded_and_failures_are_counted_by_kind(write):
         "invalid_variable_error",
     ]
     assert len({case.trace_id for case in cases}) == 4
-    text = printed(summary_of([outcomes], 1.0))
+    text = printed(summarize_grades([outcomes], 1.0))
     assert "3 grades of 4 rollouts" in text and "66.7%" in text
     assert "invalid_variable_error" in text and "item.reference_answer" in text and "25.0%" in text
 
@@ -180,10 +180,10 @@ async def test_a_second_run_calls_judges_and_endpoints_again_so_that_noise_is_me
             grader,
             operator,
             repeat=2,
-            done=lambda count, total: progress.append((count, total)),
+            on_progress=lambda count, total: progress.append((count, total)),
         )
     assert len(server.received) == len(keys) == 160
-    noise = summary_of(runs, 1.0).noise
+    noise = summarize_grades(runs, 1.0).noise
     assert noise.num_pairs == 40 and 0 < noise.changed_share < 1
     assert noise.mean_difference == pytest.approx(0.5 * noise.changed_share)
     assert progress[-1] == (80, 80)
@@ -205,7 +205,7 @@ def test_a_summary_of_known_grades():
         GraderFailed("down"),
         Grade(1.0),
     ]
-    summary = summary_of([first, second], pass_threshold=0.5)
+    summary = summarize_grades([first, second], pass_threshold=0.5)
     assert (summary.num_graded, summary.mean, summary.pass_rate) == (8, 0.5, 5 / 8)
     assert summary.quantiles[0] == 0.0 and summary.quantiles[3] == 0.5 and summary.quantiles[-1] == 1.0
     assert sum(count for *_, count in summary.bins) == 8
@@ -222,8 +222,8 @@ def test_a_summary_of_known_grades():
 
 
 def test_equal_grades_and_no_grades_can_be_printed():
-    assert summary_of([[Grade(1.0)] * 3], 1.0).bins == ((1.0, 1.0, 3),)
-    text = printed(summary_of([[GraderFailed("[red]x\x1b[31m")]], 1.0))
+    assert summarize_grades([[Grade(1.0)] * 3], 1.0).bins == ((1.0, 1.0, 3),)
+    text = printed(summarize_grades([[GraderFailed("[red]x\x1b[31m")]], 1.0))
     assert "0 grades of 1" in text and "[red]x" in text and "\x1b" not in text
 
 
@@ -232,7 +232,7 @@ def test_equal_grades_and_no_grades_can_be_printed():
 
 def changes(cases, runs, known=None):
     console = Console(file=io.StringIO(), width=120, color_system=None)
-    print_changes(changes_of(cases, runs), len(cases) if known is None else known, console)
+    print_changes(find_grade_changes(cases, runs), len(cases) if known is None else known, console)
     return console.file.getvalue()
 
 
@@ -254,16 +254,16 @@ async def test_rows_whose_grade_changed_are_listed_with_row_and_line(tmp_path, s
 
 
 def test_the_greatest_gains_and_losses_are_listed_and_failures_are_no_changes():
-    cases = [Case({}, {}, f"t{i}", 0.5, "", f"a.jsonl:{i}") for i in range(4)] + [Case({}, {}, "unknown")]
+    cases = [GradingCase({}, {}, f"t{i}", 0.5, "", f"a.jsonl:{i}") for i in range(4)] + [GradingCase({}, {}, "unknown")]
     runs = [
         [Grade(0.5), Grade(0.0), GraderFailed("x"), Grade(0.75), Grade(1.0)],
         [Grade(0.5), Grade(0.5), GraderFailed("x"), Grade(0.75), Grade(1.0)],
     ]
-    assert [(case.where, before, now) for case, before, now in changes_of(cases, runs)] == [
+    assert [(case.where, before, now) for case, before, now in find_grade_changes(cases, runs)] == [
         ("a.jsonl:3", 0.5, 0.75),
         ("a.jsonl:1", 0.5, 0.25),
     ]
-    hostile = [Case({}, {}, "\x1b[31m", 0.5, "[red]", "\u202e")]
+    hostile = [GradingCase({}, {}, "\x1b[31m", 0.5, "[red]", "\u202e")]
     assert "\x1b" not in changes(hostile, [[Grade(0.0)]]) and "[red]" in changes(hostile, [[Grade(0.0)]])
     assert changes(cases[4:], [[Grade(1.0)]], 0) == ""
 

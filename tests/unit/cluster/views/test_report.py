@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from agent_rft.cli.main import app
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.report.page import write_report
-from agent_rft.cluster.views.report.rows import MAX_CHARS, SHOWN_ROWS, SHOWN_TRIES, rows_of
+from agent_rft.cluster.views.report.rows import MAX_CHARS, SHOWN_ROLLOUTS, SHOWN_ROWS, make_report_rows
 from agent_rft.events import AlarmRaised, JobEnded, Notice, StepDone
 from agent_rft.types import Grade, Group, Turn
 from tests.support.builders import group, group_request, rollout
@@ -50,12 +50,12 @@ def test_a_whole_run_has_headlines_curves_and_rows(tmp_path, synthetic):
     page = Page(write_report(run))
     after = run.evaluations()["test-after"]
     assert "ledger" in page.text and "not complete" not in page.text
-    assert f"{after.grade:.3f}" in page.text and after.interval("grade").bounds("{:.3f}") in page.text
+    assert f"{after.grade:.3f}" in page.text and after.get_interval("grade").format_bounds("{:.3f}") in page.text
     assert "only 8 rows" in page.text
     quality = {curve["name"]: curve for curve in page.charts["Grade and reward"]["data"]}
     assert set(quality) == {"train grade", "train reward", "validation grade", "validation reward", "test grade"}
     assert quality["validation grade"]["x"] == [0, 4, 8, 12]
-    found = dict(run.validations())[4].interval("grade")
+    found = dict(run.validations())[4].get_interval("grade")
     errors = quality["validation grade"]["error_y"]
     assert (errors["array"][1], errors["arrayminus"][1]) == (found.high - found.mean, found.mean - found.low)
     assert quality["test grade"]["x"] == [0, 12] and quality["train grade"]["x"] == list(range(1, 13))
@@ -67,18 +67,18 @@ def test_a_whole_run_has_headlines_curves_and_rows(tmp_path, synthetic):
     assert "trace_" in page.text and "vorzen/2013/income" in page.text and "I look at" in page.text
 
 
-def test_alarms_come_before_the_figures_with_their_remedy_and_the_held_out_grade_is_a_headline(tmp_path, synthetic):
+def test_alarms_come_before_the_figures_with_their_fix_and_the_held_out_grade_is_a_headline(tmp_path, synthetic):
     run = synthetic.run(tmp_path)
     assert "may be fooled" not in Page(write_report(run)).text
     run = RunFolder(tmp_path)
     alarm = AlarmRaised(rule="diverged", metric="held_out_grade_mean", before=0.4, now=0.0, traces=("trace_<b>",))
-    run.event(run_event(alarm))
+    run.handle_event(run_event(alarm))
     held_out = [
         replace(group, rollouts=tuple(replace(r, grade=replace(r.grade, held_out=0.25)) for r in group.rollouts))
         for group in synthetic.groups(4, 1, "test", 0, 0.5)
     ]
     synthetic.evaluate(stream_of(run, group_sinks=[run]), "test-after", held_out, 12)
-    run.event(run_event(StepDone(step=13, total_steps=13, metrics={"step": 13.0, "held_out_grade_mean": 0.25})))
+    run.handle_event(run_event(StepDone(step=13, total_steps=13, metrics={"step": 13.0, "held_out_grade_mean": 0.25})))
     run.close()
     page = Page(write_report(run))
     first, _, figures = page.text.partition("Test file")
@@ -98,9 +98,9 @@ def test_a_report_needs_no_network(tmp_path, synthetic):
 def test_hostile_text_is_shown_but_never_executed(tmp_path, synthetic):
     run = synthetic.run(tmp_path, hostile=True)
     run = RunFolder(tmp_path)
-    run.event(run_event(JobEnded(outcome="failed", error="<script>alert(2)</script>")))
+    run.handle_event(run_event(JobEnded(outcome="failed", error="<script>alert(2)</script>")))
     metrics = {"step": 13.0, "total_steps": 13.0, "tool/</script><script>alert(3)//calls_mean": 1.0}
-    run.event(run_event(StepDone(step=13, total_steps=13, metrics=metrics)))
+    run.handle_event(run_event(StepDone(step=13, total_steps=13, metrics=metrics)))
     run.close()
     page = Page(write_report(run))
     assert page.tags.count("script") == 2 and len(page.scripts) == 2
@@ -112,7 +112,7 @@ def test_hostile_text_is_shown_but_never_executed(tmp_path, synthetic):
 def test_the_report_of_an_aborted_run_says_so_and_why(tmp_path, synthetic):
     run = RunFolder(tmp_path)
     synthetic.play(stream_of(run, group_sinks=[run]), run, steps=5)
-    run.event(run_event(JobEnded(outcome="failed", error="search answered 401")))
+    run.handle_event(run_event(JobEnded(outcome="failed", error="search answered 401")))
     run.close()
     page = Page(write_report(tmp_path))
     assert "5 of 12 steps are done" in page.text and "search answered 401" in page.text
@@ -150,7 +150,7 @@ def test_rows_without_a_grade_and_lone_surrogates_are_shown(tmp_path, synthetic)
     lost = [type(g)(g.request, (), g.discarded) for g in groups]
     for name, graded in (("test-before", groups), ("test-after", lost)):
         synthetic.evaluate(stream_of(run, group_sinks=[run]), name, graded, 0)
-    run.event(run_event(Notice(text="odd \ud800 text")))
+    run.handle_event(run_event(Notice(text="odd \ud800 text")))
     run.close()
     page = Page(write_report(run))
     assert "search answered 503" in page.text and "discarded" in page.text and "odd" in page.text
@@ -158,9 +158,9 @@ def test_rows_without_a_grade_and_lone_surrogates_are_shown(tmp_path, synthetic)
 
 def test_each_command_of_a_report_works(tmp_path, synthetic):
     run = synthetic.run(tmp_path / "run", steps=1, total=1)
-    groups = [group(group_request(3, SHOWN_TRIES + 4, "test"), [0.5] * (SHOWN_TRIES + 4))]
+    groups = [group(group_request(3, SHOWN_ROLLOUTS + 4, "test"), [0.5] * (SHOWN_ROLLOUTS + 4))]
     run = RunFolder(run.path)
-    run.groups("test-after", groups)
+    run.handle_groups("test-after", groups)
     run.close()
     page = Page(write_report(run))
     commands = re.findall(r"<code>agent-rft (.*?)</code>", page.source)
@@ -197,19 +197,21 @@ def graded(*grades):
 
 
 def test_the_worst_rows_come_first_and_those_without_a_grade_last():
-    rows = rows_of(("test-before", graded(1.0, 0.5, 0.0, 0.0, 0.2)), ("test-after", graded(0.5, 0.0, 0.0, None, 1.0)))
+    rows = make_report_rows(
+        ("test-before", graded(1.0, 0.5, 0.0, 0.0, 0.2)), ("test-after", graded(0.5, 0.0, 0.0, None, 1.0))
+    )
     assert [row.line for row in rows.shown] == ["1", "2", "0", "4", "3"]
     assert [(heading, [row.line for row in ends]) for heading, ends in rows.ends] == [
         ("Worst rows", ["1", "2"]),
         ("Best rows", ["4", "0"]),
     ]
-    assert rows_of(None, ("eval-test", graded(0.5, 0.5, 0.5))).ends == []
-    assert rows_of(None, ("eval-test", [])).shown == []
+    assert make_report_rows(None, ("eval-test", graded(0.5, 0.5, 0.5))).ends == []
+    assert make_report_rows(None, ("eval-test", [])).shown == []
 
 
 def test_of_many_rows_the_worst_and_the_best_are_shown():
     total = SHOWN_ROWS + 101
-    rows = rows_of(None, ("eval-test", graded(*(i / total for i in range(total)))))
+    rows = make_report_rows(None, ("eval-test", graded(*(i / total for i in range(total)))))
     lines = [int(row.line) for row in rows.shown]
     assert rows.num_rows == total and len(lines) == SHOWN_ROWS
     assert lines == sorted(lines) and (lines[0], lines[-1]) == (0, total - 1)
@@ -223,5 +225,5 @@ def test_traces_have_a_budget_that_the_worst_and_best_rows_get_first():
         Group(replace(request, task=replace(request.task, row_id=f"{i}-x")), (rollout(request, 0, i / 9, turns=heavy),))
         for i in range(9)
     ]
-    rows = rows_of(None, ("eval-test", groups)).shown
+    rows = make_report_rows(None, ("eval-test", groups)).shown
     assert [row.after.left_out for row in rows] == [0, 1, 1, 1, 1, 1, 1, 1, 0]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_rft.cluster.records.wanted import Wanted
-from agent_rft.cluster.views.export import COLUMNS, export_traces, rows_of
-from agent_rft.cluster.views.traces import Trace, find_traces, pairs_of, print_pairs
+from agent_rft.cluster.records.wanted import RolloutFilter
+from agent_rft.cluster.views.export import COLUMNS, export_traces, make_table_rows
+from agent_rft.cluster.views.traces import Trace, find_traces, pair_traces, print_pairs
 from agent_rft.errors import UserError
-from agent_rft.types import Discarded, Rollout
+from agent_rft.types import DiscardedRollout, Rollout
 from tests.support.builders import group_request, rollout
 
 REPO = Path(__file__).parents[4]
@@ -53,7 +53,7 @@ def open_table(tables):
 
 
 def test_a_run_becomes_one_table_with_a_line_for_each_rollout(run, tmp_path, tables, open_table):
-    traces = list(find_traces(run, Wanted()))
+    traces = list(find_traces(run, RolloutFilter()))
     assert export_traces(traces, "job", "parquet", tmp_path / "a.parquet", open_table) == len(traces)
     [table] = tables
     assert table.path == tmp_path / "a.parquet" and table.closed
@@ -76,7 +76,7 @@ def test_a_table_is_written_in_parts(tmp_path, tables, open_table):
 
 def test_a_dataset_has_a_table_for_each_purpose_and_a_card(run, tmp_path, tables, open_table):
     out = tmp_path / "dataset"
-    count = export_traces(find_traces(run, Wanted()), "job", "hf", out, open_table)
+    count = export_traces(find_traces(run, RolloutFilter()), "job", "hf", out, open_table)
     assert {table.path.name: {row["purpose"] for row in table.rows} for table in tables} == {
         f"{purpose}.parquet": {purpose} for purpose in ("train", "validation", "test")
     }
@@ -90,7 +90,7 @@ def test_a_dataset_has_a_table_for_each_purpose_and_a_card(run, tmp_path, tables
 def test_odd_numbers_and_texts_can_be_stored():
     odd = rollout(group_request(), answer="half \ud800", reward=math.nan)
     odd = replace(odd, grade=replace(odd.grade, held_out=math.inf))
-    [row] = rows_of([Trace("step-000001", group_request(), odd)], "job")
+    [row] = make_table_rows([Trace("step-000001", group_request(), odd)], "job")
     assert (row["reward"], row["held_out"], row["answer"]) == (None, None, "half ?")
 
 
@@ -109,8 +109,8 @@ def shown(pairs):
 
 
 def test_rows_of_two_files_are_shown_side_by_side(run):
-    before, after = (find_traces(run, Wanted(name=name)) for name in ("test-before", "test-after"))
-    count, text = shown(pairs_of(before, after))
+    before, after = (find_traces(run, RolloutFilter(name=name)) for name in ("test-before", "test-after"))
+    count, text = shown(pair_traces(before, after))
     assert count == 8 and text.count("row 3-00000003: ") == 1
     both = [line for line in text.splitlines() if line.count("answer") == 2]
     assert both, "the answers are beside each other"
@@ -122,9 +122,9 @@ def test_only_rows_that_both_files_have_are_shown_and_graded_ones_first():
         request = group_request(row)
         return Trace("x", request, end or rollout(request, **changes))
 
-    lost = Discarded("t", "1", 0, "tool_failed", "down")
+    lost = DiscardedRollout("t", "1", 0, "tool_failed", "down")
     before, after = [trace(1, lost), trace(1, answer="graded"), trace(2)], [trace(3), trace(1, answer="later")]
-    [(first, second)] = pairs_of(before, after)
+    [(first, second)] = pair_traces(before, after)
     assert (first.end.answer, second.end.answer) == ("graded", "later")
     assert shown([(trace(1, lost), second)])[1].startswith("─")
     assert "discarded → 1.000" in shown([(trace(1, lost), second)])[1]
@@ -132,6 +132,6 @@ def test_only_rows_that_both_files_have_are_shown_and_graded_ones_first():
 
 def test_text_of_models_cannot_control_the_terminal(tmp_path, synthetic):
     run = synthetic.run(tmp_path, steps=1, total=1, hostile=True)
-    sides = [list(find_traces(run, Wanted(name="test-after"))) for _ in range(2)]
-    _, text = shown(pairs_of(*sides))
+    sides = [list(find_traces(run, RolloutFilter(name="test-after"))) for _ in range(2)]
+    _, text = shown(pair_traces(*sides))
     assert "\x1b" not in text and "[bold]red[/bold]" in text

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.traces import facts, print_traces, said, trace_json
+from agent_rft.cluster.views.traces import print_traces, split_reasoning, summarize_rollout, trace_json
 from agent_rft.errors import UserError
 from agent_rft.types import Rollout, ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, rollout
@@ -87,8 +87,8 @@ def test_text_from_models_and_tools_cannot_control_the_terminal(tmp_path, synthe
 
 def test_a_rollout_of_several_segments_says_so() -> None:
     one = rollout(group_request())
-    assert "3 of 5 tokens sampled ·" in facts(one)
-    assert "6 of 10 tokens sampled in 2 segments ·" in facts(replace(one, segments=one.segments * 2))
+    assert "3 of 5 tokens sampled ·" in summarize_rollout(one)
+    assert "6 of 10 tokens sampled in 2 segments ·" in summarize_rollout(replace(one, segments=one.segments * 2))
 
 
 def test_json_contains_the_whole_rollout(run):
@@ -102,10 +102,10 @@ def test_json_contains_the_whole_rollout(run):
 
 def test_the_text_of_a_turn_leaves_out_tool_calls_unless_malformed():
     turn = Turn(0, 9, "<think>\nhm\n</think>\nLooking.\n<tool_call>\n{}\n</tool_call>", (ToolCall("c", "cat", "{}"),))
-    assert said(replace(turn, results=(ToolResult("c", "x"),))) == ("hm", "Looking.")
+    assert split_reasoning(replace(turn, results=(ToolResult("c", "x"),))) == ("hm", "Looking.")
     broken = replace(turn, results=(ToolResult("c", "x", "malformed_call"),))
-    assert "<tool_call>" in said(broken)[1]
-    assert said(Turn(0, 9, "42")) == ("", "42")
+    assert "<tool_call>" in split_reasoning(broken)[1]
+    assert split_reasoning(Turn(0, 9, "42")) == ("", "42")
 
 
 def test_finding_nothing_is_an_error(run, tmp_path):

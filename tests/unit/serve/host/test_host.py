@@ -15,20 +15,20 @@ from pydantic import ValidationError
 from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 
 from agent_rft.errors import UserError
-from agent_rft.serve.deployment import app_of, build, lifespan_of
-from agent_rft.serve.host.listener import listening, reserved_port
+from agent_rft.serve.deployment import build, make_app, make_lifespan
+from agent_rft.serve.host.listener import reserve_port, serve_app
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.app import create_app
 from agent_rft.serve.http.auth import KEY_CACHE_S
 from agent_rft.serve.stores.database import Database
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.api import TOKEN, FakeKeys, openai_of
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[ServerState]:
-    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(tmp_path), DEFAULT_CONFIG)
     yield state
     state.close()
 
@@ -36,11 +36,11 @@ def state(tmp_path: Path) -> Iterator[ServerState]:
 def app(state: ServerState) -> FastAPI:
     """Returns the whole API; tests do not enter its lifespan, which manages jobs and models."""
     nothing: Any = None
-    return app_of(state, Services(state, NOTHING_ALLOWED, nothing, nothing), NOTHING_ALLOWED)
+    return make_app(state, Services(state, DEFAULT_CONFIG, nothing, nothing), DEFAULT_CONFIG)
 
 
 async def test_the_first_key_has_access_to_the_whole_api_until_it_is_revoked(state: ServerState) -> None:
-    token = state.first_key()
+    token = state.create_first_key()
     assert token is not None
     transport = httpx.ASGITransport(app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
@@ -84,7 +84,7 @@ async def test_background_tasks_end_with_the_app(state: ServerState) -> None:
             ended.set()
 
     closed: list[bool] = []
-    async with lifespan_of([works], lambda: closed.append(ended.is_set()))(FastAPI()):
+    async with make_lifespan([works], lambda: closed.append(ended.is_set()))(FastAPI()):
         async with asyncio.timeout(10):
             await started.wait()
         assert not ended.is_set()
@@ -115,9 +115,9 @@ def client_at(port: int) -> httpx.AsyncClient:
 async def test_an_app_listens_at_a_reserved_port_and_finishes_its_requests_before_it_ends() -> None:
     asked, answers, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
     app = slow_app(asked, answers, cancelled)
-    with reserved_port("127.0.0.1", 0) as port:
+    with reserve_port("127.0.0.1", 0) as port:
         async with client_at(port) as client, asyncio.timeout(20):
-            async with listening(app, "127.0.0.1", port):
+            async with serve_app(app, "127.0.0.1", port):
                 asking = asyncio.create_task(client.post("/v1/slow"))
                 await asked.wait()
                 asyncio.get_running_loop().call_later(0.05, answers.set)  # while it is stopping
@@ -127,15 +127,15 @@ async def test_an_app_listens_at_a_reserved_port_and_finishes_its_requests_befor
             with pytest.raises(httpx.ConnectError):
                 await client.get("/health")
         assert not cancelled.is_set()
-    with reserved_port("127.0.0.1", port):  # by the next server, while connections of the last one are still closing
+    with reserve_port("127.0.0.1", port):  # by the next server, while connections of the last one are still closing
         pass
 
 
 async def test_a_request_is_cancelled_when_its_client_disconnects() -> None:
     asked, answers, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
     app = slow_app(asked, answers, cancelled)
-    with reserved_port("127.0.0.1", 0) as port:
-        async with client_at(port) as client, listening(app, "127.0.0.1", port), asyncio.timeout(20):
+    with reserve_port("127.0.0.1", 0) as port:
+        async with client_at(port) as client, serve_app(app, "127.0.0.1", port), asyncio.timeout(20):
             asking = asyncio.create_task(client.post("/v1/slow"))
             await asked.wait()
             asking.cancel()
@@ -145,7 +145,7 @@ async def test_a_request_is_cancelled_when_its_client_disconnects() -> None:
 
 
 def test_a_port_in_use_is_reported_and_a_reserved_port_can_only_be_shared() -> None:
-    with reserved_port("127.0.0.1", 0) as port, socket.socket() as proxy:
+    with reserve_port("127.0.0.1", 0) as port, socket.socket() as proxy:
         with pytest.raises(OSError, match="Address already in use"):
             socket.create_server(("127.0.0.1", port))
         proxy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -153,46 +153,44 @@ def test_a_port_in_use_is_reported_and_a_reserved_port_can_only_be_shared() -> N
         proxy.listen()
         with (
             pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"),
-            reserved_port("127.0.0.1", port),
+            reserve_port("127.0.0.1", port),
         ):
             pass
         socket.create_connection(("127.0.0.1", port), 1).close()
 
 
 def test_an_unknown_host_is_reported() -> None:
-    with pytest.raises(UserError, match=r"cannot listen on nowhere\.invalid:1"), reserved_port("nowhere.invalid", 1):
+    with pytest.raises(UserError, match=r"cannot listen on nowhere\.invalid:1"), reserve_port("nowhere.invalid", 1):
         pass
 
 
 def test_state_locations_come_from_the_environment_or_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
-    assert StateLocations.of_folder(tmp_path, {}) == StateLocations(tmp_path)
+    assert StateLocations.load(tmp_path, {}) == StateLocations(tmp_path)
     saved = StateLocations(tmp_path, "postgresql://user:hunter2@host/name", "s3://bucket")
     saved.save()
-    assert StateLocations.of_folder(tmp_path, {}) == saved
+    assert StateLocations.load(tmp_path, {}) == saved
     assert (tmp_path / "places.json").stat().st_mode & 0o777 == 0o600
     StateLocations(tmp_path).save()
-    assert StateLocations.of_folder(tmp_path, {}) == StateLocations(tmp_path)
+    assert StateLocations.load(tmp_path, {}) == StateLocations(tmp_path)
     environment = {"AGENT_RFT_DATABASE": "postgresql://other\n", "AGENT_RFT_FILES": "gs://bucket\n"}
-    assert StateLocations.of_folder(tmp_path, environment) == StateLocations(
-        tmp_path, "postgresql://other", "gs://bucket"
-    )
+    assert StateLocations.load(tmp_path, environment) == StateLocations(tmp_path, "postgresql://other", "gs://bucket")
 
 
 async def test_of_several_servers_on_one_database_one_creates_the_first_key_and_one_at_a_time_holds_the_models_lock(
     any_database: Database, tmp_path: Path
 ) -> None:
     if any_database.engine.dialect.name == "sqlite":
-        several = [ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)]
+        several = [ServerState(StateLocations(tmp_path), DEFAULT_CONFIG)]
     else:
         locations = [StateLocations(tmp_path / name, any_database.url) for name in "abc"]
-        several = [ServerState(each, NOTHING_ALLOWED) for each in locations]
-    tokens = await asyncio.gather(*(asyncio.to_thread(state.first_key) for state in several))
+        several = [ServerState(each, DEFAULT_CONFIG) for each in locations]
+    tokens = await asyncio.gather(*(asyncio.to_thread(state.create_first_key) for state in several))
     assert len([token for token in tokens if token is not None]) == 1
 
     inside = [0, 0]
 
     async def hold(state: ServerState) -> None:
-        async with state.models_lock():
+        async with state.lock_models():
             inside[0] += 1
             inside[1] = max(inside)
             await asyncio.sleep(0.05)

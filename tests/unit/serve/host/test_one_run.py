@@ -13,10 +13,10 @@ import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.events import JobEnded, JobStarted, Outcome, StepDone
-from agent_rft.serve.host.one_run import Mirror, app_of
+from agent_rft.serve.host.one_run import RunMirror, make_console_app
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.events import run_event
 from tests.support.synthetic import Synthetic
 
@@ -29,14 +29,14 @@ class Opened:
 
     run: Path
     store: JobStore
-    mirror: Mirror
+    mirror: RunMirror
     token: str
     browser: httpx.AsyncClient
 
     def write(self, *events: Any) -> None:
         folder = RunFolder(self.run)
         for event in events:
-            folder.event(run_event(event))
+            folder.handle_event(run_event(event))
         folder.close()
         self.mirror.catch_up()
 
@@ -50,12 +50,12 @@ class Opened:
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
     run = Synthetic().run(tmp_path / "runs" / "20260101-000000-ledger", steps=2, total=9, validation_every=2)
-    state = ServerState(StateLocations(tmp_path / "own"), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(tmp_path / "own"), DEFAULT_CONFIG)
     key, token = state.keys.create("this run", ["read"])
     store = JobStore(state.database)
-    mirror = Mirror(store, tmp_path / "own" / "runs", run, key.id)
+    mirror = RunMirror(store, tmp_path / "own" / "runs", run, key.id)
     mirror.catch_up()
-    transport = httpx.ASGITransport(app_of(state, mirror, key, token))
+    transport = httpx.ASGITransport(make_console_app(state, mirror, key, token))
     yield Opened(run.path, store, mirror, token, httpx.AsyncClient(transport=transport, base_url="http://server"))
     state.close()
 
@@ -135,10 +135,10 @@ def test_the_end_of_an_earlier_part_is_not_the_end_of_a_resumed_run(opened: Open
     opened.write(JobEnded(outcome="stopped", error=""))
     assert opened.store.get(opened.mirror.id).status == "cancelled"
     run = RunFolder(opened.run)
-    resumed = Mirror(opened.store, tmp_path / "resumed", run, "owner", resumed=True)
+    resumed = RunMirror(opened.store, tmp_path / "resumed", run, "owner", resumed=True)
     resumed.catch_up()
     assert opened.store.get(resumed.id).status == "running"
-    run.event(run_event(JobEnded(outcome="done", error="")))
+    run.handle_event(run_event(JobEnded(outcome="done", error="")))
     run.close()
     resumed.catch_up()
     assert opened.store.get(resumed.id).status == "succeeded"

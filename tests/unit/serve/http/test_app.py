@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.serve.http.auth import Admin, RateLimit, Reader, Writer
+from agent_rft.serve.http.auth import Admin, KeyRateLimit, Reader, Writer
 from agent_rft.serve.http.errors import internal_error
 from agent_rft.serve.http.pages import LIMIT, After
 from agent_rft.serve.http.schemas.base import ListEntry, Page
@@ -239,7 +239,7 @@ async def test_a_scope_includes_the_lesser_scopes() -> None:
 
 async def test_a_key_over_its_rate_limit_is_told_when_to_retry() -> None:
     now = [0.0]
-    rate = RateLimit(requests_per_minute=12, clock=lambda: now[0])
+    rate = KeyRateLimit(requests_per_minute=12, clock=lambda: now[0])
     async with client_of([router()], rate=rate) as client:
         assert [(await client.get("/v1/things")).status_code for _ in range(3)] == [200, 200, 429]
         refused = await client.get("/v1/things")
@@ -249,10 +249,10 @@ async def test_a_key_over_its_rate_limit_is_told_when_to_retry() -> None:
 
 
 def test_each_key_has_its_own_rate() -> None:
-    rate = RateLimit(requests_per_minute=6, clock=lambda: 0.0)
+    rate = KeyRateLimit(requests_per_minute=6, clock=lambda: 0.0)
     slow, fast = ApiKey("a", "a", ("read",), 0), ApiKey("b", "b", ("read",), 0, requests_per_minute=60)
-    assert [rate.wait_s(slow) > 0 for _ in range(2)] == [False, True]
-    assert [rate.wait_s(fast) > 0 for _ in range(11)] == [False] * 10 + [True]
+    assert [rate.take(slow) > 0 for _ in range(2)] == [False, True]
+    assert [rate.take(fast) > 0 for _ in range(11)] == [False] * 10 + [True]
 
 
 async def test_the_openapi_page_loads_nothing_from_other_hosts() -> None:

@@ -20,7 +20,7 @@ from agent_rft.serve.routes.files import make_router
 from agent_rft.serve.stores.audit import Outcome
 from agent_rft.serve.stores.database import Database, DatabaseError
 from agent_rft.serve.stores.file_store import FileStore
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.api import client_of
 
 CHANGES_NOTHING = frozenset(
@@ -56,9 +56,9 @@ class FullDisk:
 
 
 def test_each_route_that_changes_something_is_recorded(tmp_path: Path) -> None:
-    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(tmp_path), DEFAULT_CONFIG)
     nothing: Any = None
-    routers = Services(state, NOTHING_ALLOWED, nothing, nothing).routers
+    routers = Services(state, DEFAULT_CONFIG, nothing, nothing).routers
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     found = {(method, f"/v1{route.path}") for route in routes for method in route.methods if method != "GET"}
     left_out = {("POST", path) for path in CHANGES_NOTHING}

@@ -11,11 +11,11 @@ from unittest import TestCase
 
 import httpx
 
-from agent_rft.serve.deployment import Api, app_of
+from agent_rft.serve.deployment import ApiReplica, make_app
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.host.state import ServerState, StateLocations
-from agent_rft.serve.http.app import Dependencies
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.serve.http.app import DependencyChecks
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.api import client_of
 
 
@@ -24,9 +24,9 @@ def fail() -> None:
 
 
 async def test_server_with_its_database_and_files_is_ready_and_without_them_is_not(tmp_path: Path) -> None:
-    state = ServerState(StateLocations(tmp_path), NOTHING_ALLOWED)
+    state = ServerState(StateLocations(tmp_path), DEFAULT_CONFIG)
     nothing: Any = None
-    app = app_of(state, Services(state, NOTHING_ALLOWED, nothing, nothing), NOTHING_ALLOWED)
+    app = make_app(state, Services(state, DEFAULT_CONFIG, nothing, nothing), DEFAULT_CONFIG)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         ready = await client.get("/health/ready")
         assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
@@ -58,14 +58,14 @@ async def test_check_that_hangs_is_missing_in_time_and_occupies_one_thread() -> 
         calls.append(1)
         answered.wait(20)
 
-    dependencies = Dependencies({"database": hang, "file_store": lambda: None}, timeout_s=0.05)
-    found = await asyncio.gather(*(dependencies.missing() for _ in range(20)))
+    dependencies = DependencyChecks({"database": hang, "file_store": lambda: None}, timeout_s=0.05)
+    found = await asyncio.gather(*(dependencies.find_unavailable() for _ in range(20)))
     assert [list(missing) for missing in found] == [["database"]] * 20 and len(calls) == 1
     answered.set()
     async with asyncio.timeout(10):
-        while await dependencies.missing():
+        while await dependencies.find_unavailable():
             pass
 
 
 def test_ray_serve_keeps_replicas_whose_database_is_away() -> None:
-    assert not hasattr(Api, "check_health"), "Ray Serve would replace such a replica, which repairs nothing"
+    assert not hasattr(ApiReplica, "check_health"), "Ray Serve would replace such a replica, which repairs nothing"

@@ -16,7 +16,7 @@ from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.routes import models
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.serve.stores.secrets import FixedSecrets, Master, SecretBox
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.fake_models import FakeModels, call, turn
@@ -32,7 +32,7 @@ CHECK = {"type": "string_check", "input": "{{sample.output_text}}", "reference":
 
 
 def http(fake: FakeModels, *more: Any, token: str = "sk-rft-of-a-test") -> httpx.AsyncClient:
-    trials = Trials(NOTHING_ALLOWED)
+    trials = Trials(DEFAULT_CONFIG)
     return client_of([chat.make_router(fake, trials), responses.make_router(fake, trials, BOX), *more], token)
 
 

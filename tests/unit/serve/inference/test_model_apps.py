@@ -36,7 +36,7 @@ def test_a_base_model_with_a_hugging_face_name_is_served_from_the_cache(tmp_path
     assert (asked, config.model, config.context_length) == (["Qwen/Qwen3-4B"], str(tmp_path), 512)
 
 
-def test_a_model_that_is_not_there_is_named_with_the_remedy() -> None:
+def test_a_model_that_is_not_there_is_named_with_the_fix() -> None:
     with pytest.raises(
         UserError, match=r"gpt-5: the folder no/such-model does not exist.*run `hf download no/such-model` first"
     ):
@@ -60,7 +60,7 @@ def adapter(base: ModelRecord, name: str, rank: int = 8, context_length: int | N
     """A tuned model whose folder has an adapter of `base`."""
     folder = Path(base.folder).parent / name
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps(AdapterConfig(rank, 16.0).config(base.folder)))
+    (folder / "adapter_config.json").write_text(json.dumps(AdapterConfig(rank, 16.0).to_peft_config(base.folder)))
     return ModelRecord(name, str(folder), "gpt-5", "ftjob-1", 0, ServeSettings(context_length=context_length))
 
 
@@ -77,15 +77,15 @@ def test_an_engine_of_adapters_is_that_of_their_base_with_slots(tmp_path: Path) 
 def test_adapters_of_one_base_share_an_application_with_it(tmp_path: Path) -> None:
     hosting = RayServeModels(EngineLimits(), RESOURCES)
     base, other = base_folder(tmp_path / "base", context=64_000), base_folder(tmp_path / "other", context=512)
-    (shared,) = hosting.names_of(adapter(base, "a"))
-    assert hosting.names_of(adapter(base, "b", rank=SERVED_RANK, context_length=128)) == [shared]
-    first, own = hosting.names_of(base)
+    (shared,) = hosting.app_names(adapter(base, "a"))
+    assert hosting.app_names(adapter(base, "b", rank=SERVED_RANK, context_length=128)) == [shared]
+    first, own = hosting.app_names(base)
     assert first == shared != own
     apart = [
-        *hosting.names_of(adapter(base, "of-a-larger-rank", rank=SERVED_RANK + 1)),
-        *hosting.names_of(adapter(base, "of-a-longer-context", context_length=60_000)),
-        *hosting.names_of(adapter(other, "of-another-base")),
-        *hosting.names_of(replace(base, settings=ServeSettings(temperature=0.5)))[1:],
+        *hosting.app_names(adapter(base, "of-a-larger-rank", rank=SERVED_RANK + 1)),
+        *hosting.app_names(adapter(base, "of-a-longer-context", context_length=60_000)),
+        *hosting.app_names(adapter(other, "of-another-base")),
+        *hosting.app_names(replace(base, settings=ServeSettings(temperature=0.5)))[1:],
     ]
     assert len({shared, own, *apart}) == 6
 
@@ -95,5 +95,5 @@ def test_an_adapter_of_a_kind_that_is_not_served_is_an_error_without_its_path(tm
     path = Path(record.folder, "adapter_config.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
     with pytest.raises(UserError, match="use_dora") as raised:
-        RayServeModels(EngineLimits(), RESOURCES).names_of(record)
-    assert str(tmp_path) in raised.value.message and str(tmp_path) not in raised.value.public
+        RayServeModels(EngineLimits(), RESOURCES).app_names(record)
+    assert str(tmp_path) in raised.value.message and str(tmp_path) not in raised.value.public_message

@@ -12,7 +12,7 @@ from unittest import TestCase
 import openai
 import pytest
 
-from agent_rft.actors.engine.chat.chat_engine import CannotServe
+from agent_rft.actors.engine.chat.chat_engine import DamagedModel
 from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.errors import EngineFailed, UserError
@@ -28,7 +28,7 @@ from agent_rft.serve.inference.model_server import (
 )
 from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry, UnknownModel
 from agent_rft.serve.stores.secrets import FixedSecrets, Master, SecretBox
-from agent_rft.spec.operator.config import NOTHING_ALLOWED, EngineLimits
+from agent_rft.spec.operator.config import DEFAULT_CONFIG, EngineLimits
 from agent_rft.wire.errors import ApiError
 from tests.support.api import client_of, openai_of
 from tests.support.fake_models import FakeModels, turn
@@ -62,10 +62,10 @@ class FakeHosting:
         self.waiting = 0
         """How many engines a waiting run needs."""
 
-    def names_of(self, record: ModelRecord) -> list[str]:
+    def app_names(self, record: ModelRecord) -> list[str]:
         """A base is preferably served with its adapters; the folder of an adapter is base+name."""
         if "damaged" in record.folder:
-            raise UserError("/secret/path: r: must be 1", public="its adapter_config.json: r: must be 1")
+            raise UserError("/secret/path: r: must be 1", public_message="its adapter_config.json: r: must be 1")
         base, adapts, _ = record.folder.partition("+")
         return [f"{base}+"] if adapts else [f"{base}+", base]
 
@@ -175,7 +175,7 @@ async def test_the_sdk_calls_an_alias_by_its_dated_names(tmp_path: Path) -> None
     registry = ModelRegistry(database, {"gpt-5": "large", "gpt-5-2031-01-31": "newer"})
     served = ServedModels(registry, hosted.hosting, EngineLimits(max_models=2), timing=hosted.time.timing())
     box = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
-    routers = [chat.make_router(served, NOTHING_ALLOWED), responses.make_router(served, NOTHING_ALLOWED, box)]
+    routers = [chat.make_router(served, DEFAULT_CONFIG), responses.make_router(served, DEFAULT_CONFIG, box)]
     async with client_of(routers) as http:
         sdk = openai_of(http)
         for name in ("gpt-5", "gpt-5-2025-08-07", "gpt-5-2031-01-31"):
@@ -200,8 +200,8 @@ async def test_tools_for_a_model_without_tools_are_a_400_of_both_routes(tmp_path
     hosted.hosting.answers = [answer]
     box = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
     routers = [
-        chat.make_router(hosted.served, NOTHING_ALLOWED),
-        responses.make_router(hosted.served, NOTHING_ALLOWED, box),
+        chat.make_router(hosted.served, DEFAULT_CONFIG),
+        responses.make_router(hosted.served, DEFAULT_CONFIG, box),
     ]
     async with client_of(routers) as http:
         sdk = openai_of(http)
@@ -392,7 +392,7 @@ async def test_a_damaged_model_is_a_400_for_its_caller_only() -> None:
     error = await refused(hosted.ask("damaged"))
     assert (error.status, error.code, error.param) == (400, "model_damaged", "model")
     assert "secret" not in error.message and "must be 1" in error.message and "/secret/path" in error.cause
-    hosted.hosting.fails = CannotServe("/secret/adapter: truncated", public="its adapter is damaged")
+    hosted.hosting.fails = DamagedModel("/secret/adapter: truncated", public_message="its adapter is damaged")
     error = await refused(hosted.ask("a+one"))
     assert error.status == 400 and error.message == "The model 'a+one' cannot be served: its adapter is damaged."
     hosted.hosting.fails = None

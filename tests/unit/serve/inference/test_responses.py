@@ -11,7 +11,7 @@ import pytest
 from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.inference.responses import make_router
 from agent_rft.serve.stores.secrets import FixedSecrets, Master, SecretBox
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from agent_rft.wire.errors import ApiError
 from tests.support.api import TOKEN, client_of, openai_of
 from tests.support.fake_models import FakeModels, call, turn
@@ -23,7 +23,7 @@ CALLS = (call("call_a", "cat", '{"path": "a"}'), call("call_b", "cat", '{"path":
 
 
 def sdk(models: FakeModels) -> openai.AsyncOpenAI:
-    return openai_of(client_of([make_router(models, Trials(NOTHING_ALLOWED), BOX)]))
+    return openai_of(client_of([make_router(models, Trials(DEFAULT_CONFIG), BOX)]))
 
 
 def kinds(items: Any) -> list[str]:

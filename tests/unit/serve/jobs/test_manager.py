@@ -15,7 +15,9 @@ from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobError, JobRecord
 from tests.support.jobs import NEW_JOB, FolderJobs, fixture_of
 
-CONFIG = ManagerConfig(max_running=1, max_relaunches=2, lease_s=20, silent_s=20, hung_s=300, stop_grace_s=30)
+CONFIG = ManagerConfig(
+    max_running=1, max_relaunches=2, lease_s=20, unknown_timeout_s=20, hang_timeout_s=300, stop_grace_s=30
+)
 BAD_LINE = Problem(
     "broken_json", "training_file", "is not valid JSON: line 3", "write one JSON object per line", "file-1", 3
 )
@@ -34,7 +36,7 @@ class FakeCluster:
         self.hold = asyncio.Event()
         self.hold.set()
 
-    async def validate(self, job: JobRecord) -> list[Problem]:
+    async def check_job(self, job: JobRecord) -> list[Problem]:
         self.validated.append(job.id)
         await self.hold.wait()
         if self.unavailable is not None:
@@ -47,7 +49,7 @@ class FakeCluster:
         self.drivers.setdefault(handle, DriverState("alive"))
         self.launched.set()
 
-    async def state(self, handle: str) -> DriverState:
+    async def get_state(self, handle: str) -> DriverState:
         if self.unavailable is not None:
             raise self.unavailable
         return self.drivers.get(handle, DriverState("unknown"))
@@ -86,7 +88,7 @@ class ManagedJobs(FolderJobs):
         self.now += later_s
         manager = manager or self.manager
         await manager.tick()
-        await manager.validated()
+        await manager.wait_for_checks()
 
     async def queued(self, count: int = 1) -> list[str]:
         """New jobs that the next tick may start."""
@@ -95,7 +97,7 @@ class ManagedJobs(FolderJobs):
         await self.manager.tick()
         assert [self.job(job_id).status for job_id in ids] == ["validating_files"] * count
         self.cluster.hold.set()
-        await self.manager.validated()
+        await self.manager.wait_for_checks()
         return ids
 
     async def started(self) -> str:
@@ -144,7 +146,7 @@ async def test_an_invalid_file_fails_the_job_with_the_apis_code_and_the_line(job
 
 
 async def test_a_crashed_validation_fails_the_job_and_clients_are_not_told_what_it_wrote(jobs: ManagedJobs) -> None:
-    jobs.cluster.unavailable = RftError("no: ValueError at /x", public="it ended with exit code 1")
+    jobs.cluster.unavailable = RftError("no: ValueError at /x", public_message="it ended with exit code 1")
     job_id = jobs.create()
     await jobs.tick()
     assert jobs.job(job_id).error == JobError("validation_failed", "it ended with exit code 1")
@@ -159,7 +161,7 @@ async def test_a_job_cancelled_during_validation_stays_cancelled(jobs: ManagedJo
     await jobs.manager.tick()
     jobs.store.move(job_id, "cancelled")
     jobs.cluster.hold.set()
-    await jobs.manager.validated()
+    await jobs.manager.wait_for_checks()
     await jobs.tick()
     assert jobs.job(job_id).status == "cancelled" and not jobs.cluster.drivers
 
@@ -251,7 +253,7 @@ async def test_a_hung_driver_is_stopped_and_replaced(jobs: ManagedJobs) -> None:
 
 async def test_a_cluster_that_is_briefly_unavailable_does_not_count_as_a_failure(jobs: ManagedJobs) -> None:
     (job_id,) = await jobs.queued()
-    jobs.cluster.unavailable = RftError("it says no agent yet", public="a request failed")
+    jobs.cluster.unavailable = RftError("it says no agent yet", public_message="a request failed")
     await jobs.tick()
     await jobs.tick(later_s=30)
     assert jobs.job(job_id).status == "running"
@@ -300,7 +302,7 @@ async def test_two_servers_on_one_database_run_each_job_once(jobs: ManagedJobs) 
     for _ in range(60):
         jobs.now += 1
         await asyncio.gather(jobs.manager.tick(), other.tick())
-        await asyncio.gather(jobs.manager.validated(), other.validated())
+        await asyncio.gather(jobs.manager.wait_for_checks(), other.wait_for_checks())
         running = jobs.store.with_status("running")
         assert len(running) <= 1
         for job in running:

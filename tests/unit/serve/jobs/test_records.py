@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cluster.records.index_tables import Found
+from agent_rft.cluster.records.index_tables import IndexedRollout
 from agent_rft.cluster.records.rollout_index import RolloutIndex
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.serve.jobs.records import MAX_SEARCHES, JobRecords, NotIndexed
 from agent_rft.serve.stores.job_tables import JobRecord
 from tests.support.jobs import FolderJobs, fixture_of
@@ -67,7 +67,7 @@ class Jobs(FolderJobs):
         return job
 
     def page(self, job: JobRecord) -> list[Any]:
-        return self.records.rollouts(job, Wanted(), "newest", 5, None)[0]
+        return self.records.rollouts(job, RolloutFilter(), "newest", 5, None)[0]
 
     @contextmanager
     def during(self, work: Any, job: JobRecord) -> Iterator[None]:
@@ -137,7 +137,7 @@ class CaughtUp(RolloutIndex):
 
 
 def first_page(records: JobRecords, job: JobRecord) -> list[Any]:
-    return records.rollouts(job, Wanted(), "newest", 5, None)[0]
+    return records.rollouts(job, RolloutFilter(), "newest", 5, None)[0]
 
 
 def test_an_index_that_cannot_be_written_is_made_over_several_requests(jobs: Jobs) -> None:
@@ -165,15 +165,15 @@ def test_only_so_many_texts_are_searched_for_at_a_time(jobs: Jobs) -> None:
     begun, may_end = threading.Semaphore(0), threading.Event()
 
     class Index(RolloutIndex):
-        def containing(self, found: Iterable[Found], wanted: str) -> Iterator[tuple[Found, bool]]:
+        def search_text(self, found: Iterable[IndexedRollout], wanted: str) -> Iterator[tuple[IndexedRollout, bool]]:
             begun.release()
             assert may_end.wait(20)
-            return super().containing(found, wanted)
+            return super().search_text(found, wanted)
 
     job, records = jobs.ran("a"), JobRecords(jobs.store, jobs.runs, Index)
 
     def search() -> int:
-        return len(records.summaries(job, Wanted(text="net income"), "newest", 5, None).found)
+        return len(records.summaries(job, RolloutFilter(text="net income"), "newest", 5, None).found)
 
     with ThreadPoolExecutor(MAX_SEARCHES) as pool:
         searches = [pool.submit(search) for _ in range(MAX_SEARCHES)]

@@ -10,11 +10,11 @@ import pytest
 
 from agent_rft.cluster.records.redact import REDACTED
 from agent_rft.errors import InvalidJob
-from agent_rft.serve.jobs.request import ApiJob, model_name, parse_api_job
+from agent_rft.serve.jobs.request import ApiJob, make_model_id, parse_api_job
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.spec.job import EarlyStop, JobSpec
 from agent_rft.spec.model_options import LoraSpec
-from agent_rft.spec.operator.config import Operator
+from agent_rft.spec.operator.config import OperatorConfig
 from tests.support.jobs import KnownFiles, KnownModels, database_with_tables
 
 TOOL = {
@@ -30,7 +30,7 @@ REINFORCEMENT = {"tools": [TOOL], "grader": GRADER, "hyperparameters": {"n_epoch
 def parse(**changes: Any) -> ApiJob:
     method = {"type": "reinforcement", "reinforcement": REINFORCEMENT}
     body = {"model": "gpt-5", "training_file": "file-1", "method": method} | changes
-    return parse_api_job(body, KnownModels(), KnownFiles(), Operator())
+    return parse_api_job(body, KnownModels(), KnownFiles(), OperatorConfig())
 
 
 def reinforcement(**changes: Any) -> dict[str, Any]:
@@ -57,11 +57,11 @@ def test_a_request_becomes_the_same_job_as_a_job_file() -> None:
 def test_a_request_may_ask_for_lora() -> None:
     asked = {"rank": 16, "targets": ["q_proj", "v_proj"]}
     job = parse(method=reinforcement(algorithm={"lora": asked}))
-    assert job.spec.optimizer.lora == LoraSpec(rank=16, targets=("q_proj", "v_proj"))
+    assert job.spec.optimizer_settings.lora == LoraSpec(rank=16, targets=("q_proj", "v_proj"))
     assert JobSpec.model_validate_json(job.secret_spec) == job.spec
     assert job.method["reinforcement"]["algorithm"] == {"lora": asked}
     supervised = parse(method={"type": "supervised", "supervised": {"algorithm": {"lora": {}}}})
-    assert supervised.spec.optimizer.lora == LoraSpec()
+    assert supervised.spec.optimizer_settings.lora == LoraSpec()
     field = "method.reinforcement.algorithm.lora.rank"
     assert refused(method=reinforcement(algorithm={"lora": {"rank": 0}})) == ("invalid_greater_than_equal", field)
 
@@ -84,16 +84,16 @@ def test_a_job_may_name_an_alias_with_a_date(tmp_path: Path) -> None:
     registry = ModelRegistry(database, {"o4-mini": "Qwen/Qwen3-4B"})
     method = {"type": "reinforcement", "reinforcement": REINFORCEMENT}
     body = {"model": "o4-mini-2025-04-16", "training_file": "file-1", "method": method}
-    job = parse_api_job(body, registry, KnownFiles(), Operator())
+    job = parse_api_job(body, registry, KnownFiles(), OperatorConfig())
     assert (job.request.model, job.spec.model, job.base) == (
         "o4-mini-2025-04-16",
         "Qwen/Qwen3-4B",
         "o4-mini-2025-04-16",
     )
     with pytest.raises(InvalidJob) as caught:
-        parse_api_job(body | {"model": "o4-mimi"}, registry, KnownFiles(), Operator())
+        parse_api_job(body | {"model": "o4-mimi"}, registry, KnownFiles(), OperatorConfig())
     (problem,) = caught.value.problems
-    assert problem.message == "The model 'o4-mimi' does not exist" and "did you mean 'o4-mini'" in problem.remedy
+    assert problem.message == "The model 'o4-mimi' does not exist" and "did you mean 'o4-mini'" in problem.fix
     database.close()
 
 
@@ -161,8 +161,8 @@ def test_the_servers_environment_variables_are_not_substituted() -> None:
 
 
 def test_the_parts_of_a_model_id_contain_no_separators() -> None:
-    assert model_name("gpt-5", "org", "my: suffix/1", "ftjob-abc") == "ft:gpt-5:org:my-suffix-1:abc"
-    assert model_name("Qwen/Qwen3-4B", "org", None, "ftjob-abc", 10) == "ft:Qwen/Qwen3-4B:org::abc:ckpt-step-10"
+    assert make_model_id("gpt-5", "org", "my: suffix/1", "ftjob-abc") == "ft:gpt-5:org:my-suffix-1:abc"
+    assert make_model_id("Qwen/Qwen3-4B", "org", None, "ftjob-abc", 10) == "ft:Qwen/Qwen3-4B:org::abc:ckpt-step-10"
 
 
 def test_a_problem_is_reported_with_its_path_in_the_request() -> None:

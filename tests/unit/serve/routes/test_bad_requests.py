@@ -20,7 +20,7 @@ from agent_rft.serve.routes import files, graders
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.file_store import FileStore
 from agent_rft.serve.stores.migrate import migrate
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.api import client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 
@@ -318,7 +318,7 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[http
     database = Database.of_folder(folder)
     migrate(database)
     store = FileStore(database, FolderBlobs(folder / "files"), folder, max_bytes=10_000)
-    routers = [files.make_router(store), graders.make_router(Trials(NOTHING_ALLOWED))]
+    routers = [files.make_router(store), graders.make_router(Trials(DEFAULT_CONFIG))]
     async with client_of(routers) as client:
         yield client
     database.close()

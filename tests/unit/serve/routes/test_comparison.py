@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.serve.jobs.comparisons import Comparisons
+from agent_rft.serve.jobs.comparisons import JobComparisons
 from agent_rft.serve.routes.comparison import make_router
 from tests.support.api import body_of, client_of
 from tests.support.builders import group, group_request, task
@@ -21,7 +21,7 @@ class Server(FolderJobs):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.routers = [make_router(self.store, Comparisons(self.runs))]
+        self.routers = [make_router(self.store, JobComparisons(self.runs))]
         self.job, self.queued = (self.new(owner="sk-rft-write", digest=digest).id for digest in ("a", "b"))
         Synthetic().run(self.runs / self.job, steps=3, total=3, validation_every=3)
 
@@ -83,7 +83,7 @@ async def test_an_evaluation_that_is_not_there_is_refused_with_those_that_are(se
 
 async def test_different_rows_cannot_be_compared(server: Server) -> None:
     run = RunFolder(server.runs / server.queued)
-    run.groups("test-after", [group(group_request(task=task("other"), purpose="test"), [1.0])])
+    run.handle_groups("test-after", [group(group_request(task=task("other"), purpose="test"), [1.0])])
     run.close()
     error = (await server.compare(f"{server.job}:test-after", server.queued, status=400))["error"]
     assert "the sides graded different rows" in error["message"] and error["param"] == "side"

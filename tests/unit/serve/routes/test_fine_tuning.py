@@ -12,7 +12,7 @@ import pytest
 from agent_rft.serve.jobs.logs import JobLogs
 from agent_rft.serve.routes.fine_tuning import make_router
 from agent_rft.serve.stores.job_tables import JobError
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from tests.support.api import body_of, client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import EXACT
@@ -25,7 +25,7 @@ REINFORCEMENT = BODY["method"]["reinforcement"]
 class JobServer(FolderJobs):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        operator = Operator(models={"judge": ModelEndpoint(base_url="https://judge.example/v1")})
+        operator = OperatorConfig(models={"judge": ModelEndpoint(base_url="https://judge.example/v1")})
         self.woken = 0
         self.logs = JobLogs(folder)
         self.http = client_of([make_router(job_service(self.store, operator, self._wake, self.logs))])

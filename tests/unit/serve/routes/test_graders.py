@@ -10,7 +10,7 @@ import pytest
 from agent_rft.actors.grading.slots import TrialSlots
 from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.routes.graders import make_router
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET
 from tests.support.fakes_http import LOCAL, FakeEndpoint, MovableLoop, hangs, in_movable_time, says, until
@@ -24,7 +24,7 @@ EXACT = {
 }
 
 
-async def run(operator: Operator = LOCAL, **body: Any) -> dict[str, Any]:
+async def run(operator: OperatorConfig = LOCAL, **body: Any) -> dict[str, Any]:
     async with client_of([make_router(Trials(operator))]) as client:
         response = await client.post("/v1/fine_tuning/alpha/graders/run", json=body)
     assert response.status_code == 200, response.text

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.errors import Problem, RftError
-from agent_rft.serve.jobs.processes.draft import Draft
+from agent_rft.serve.jobs.processes.draft import CheckRequest
 from agent_rft.serve.routes import fine_tuning, job_check
 from tests.support.api import body_of, client_of
 from tests.support.bad_requests import SECRET
@@ -23,11 +23,11 @@ class FakeChecker:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.error: RftError | None = None
-        self.drafts: list[Draft] = []
+        self.drafts: list[CheckRequest] = []
         self.begun, self.hold = asyncio.Event(), asyncio.Event()
         self.hold.set()
 
-    async def check(self, draft: Draft) -> list[Problem]:
+    async def check_request(self, draft: CheckRequest) -> list[Problem]:
         self.drafts.append(draft)
         self.begun.set()
         await self.hold.wait()
@@ -62,7 +62,7 @@ async def test_all_mistakes_of_the_form_are_listed_and_no_file_is_read(server: S
     found = await server.check(seed="x", suffix="a" * 65, colour="red")
     assert found["valid"] is False and server.checker.drafts == []
     assert {problem["field"] for problem in found["problems"]} == {"seed", "suffix", "colour"}
-    assert all(problem["message"] and problem["remedy"] for problem in found["problems"])
+    assert all(problem["message"] and problem["fix"] for problem in found["problems"])
 
 
 async def test_the_form_alone_can_be_checked(server: Server) -> None:
@@ -87,7 +87,7 @@ async def test_problems_of_files_have_their_lines(server: Server) -> None:
 
 
 async def test_a_check_that_fails_says_so(server: Server) -> None:
-    server.checker.error = RftError("it crashed at /secret/path", public="the check of the job failed")
+    server.checker.error = RftError("it crashed at /secret/path", public_message="the check of the job failed")
     error = (await server.check(400))["error"]
     assert (error["code"], error["message"]) == ("validation_failed", "the check of the job failed")
 

@@ -23,7 +23,7 @@ class Server(FolderJobs):
     def write(self, **state: Any) -> None:
         run = RunFolder(self.runs / self.job)
         run.path.mkdir(parents=True)
-        run.now.write_text(json.dumps({"at": 1_000.0, "engines": [], "actors": [], "endpoints": []} | state))
+        run.status_file.write_text(json.dumps({"at": 1_000.0, "engines": [], "actors": [], "endpoints": []} | state))
 
     async def get(self, token: str = "sk-rft-write", job: str = "") -> httpx.Response:
         async with client_of(self.routers, token) as client:

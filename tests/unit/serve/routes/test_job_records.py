@@ -17,12 +17,12 @@ from tokenizers.models import WordLevel
 from agent_rft.cli.api_commands.traces import ServerTraces
 from agent_rft.cluster.records.rollout_index import Order
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import Wanted
+from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.errors import UserError
 from agent_rft.events import LearnerRestarted
 from agent_rft.serve.jobs.records import JobRecords
 from agent_rft.serve.routes.job_records import make_router
-from agent_rft.types import Discarded, Group, Turn
+from agent_rft.types import DiscardedRollout, Group, Turn
 from tests.support.api import client_of, sync_client_of
 from tests.support.bad_requests import Bad, check_refused
 from tests.support.builders import group_request, rollout
@@ -44,7 +44,7 @@ class Server(FolderJobs):
 
     def add(self, name: str, group: Group) -> None:
         folder = RunFolder(self.run.path)
-        folder.groups(name, [group])
+        folder.handle_groups(name, [group])
         folder.close()
 
     def serve(self, records: JobRecords) -> None:
@@ -129,7 +129,7 @@ def test_the_command_line_goes_on_with_a_search_that_takes_long(server: Server) 
     server.serve(JobRecords(server.store, server.runs, search_s=0.0))
     with sync_client_of(server.routers) as client:
         traces = list(
-            ServerTraces(client, server.job).find(Wanted(text="of company 1 in", name="test-after"), "newest", 9)
+            ServerTraces(client, server.job).find(RolloutFilter(text="of company 1 in", name="test-after"), "newest", 9)
         )
     assert [trace.end.row_id for trace in traces] == ["1-00000001"]
 
@@ -202,12 +202,12 @@ async def test_a_job_that_has_not_begun_has_no_records(server: Server) -> None:
 
 async def test_clients_see_no_paths_and_no_errors_of_the_servers_network(server: Server) -> None:
     request = group_request(0, 1)
-    lost = Discarded("trace_lost", "0", 0, "tool_failed", PRIVATE, f"http://{PRIVATE}")
+    lost = DiscardedRollout("trace_lost", "0", 0, "tool_failed", PRIVATE, f"http://{PRIVATE}")
     graded = rollout(request)
     graded = replace(graded, grade=replace(graded.grade, held_out_error=PRIVATE))
     server.add("test-after", Group(request, (graded,), (lost,)))
     folder = RunFolder(server.run.path)
-    folder.event(run_event(LearnerRestarted(cause=PRIVATE, times=1)))
+    folder.handle_event(run_event(LearnerRestarted(cause=PRIVATE, times=1)))
     folder.close()
     one, discarded = "rollouts/test-after.0", "rollouts/test-after.1"
     for answer in (
@@ -294,23 +294,23 @@ async def test_bad_requests_are_refused(server: Server, subtests: pytest.Subtest
 def test_the_command_line_reads_a_servers_job_as_it_reads_a_folder(server: Server) -> None:
     from agent_rft.cluster.views.traces import find_traces, trace_json
 
-    wanted: list[tuple[Wanted, Order, int | None]] = [
-        (Wanted(step=3), "oldest", None),
-        (Wanted(tool="cat"), "best", 7),
-        (Wanted(name="step-2", max_grade=0.5), "worst", 3),
-        (Wanted(text="I LOOK at cat"), "newest", 5),
-        (Wanted(text="company 1 in", max_reward=0.5), "worst", None),
+    wanted: list[tuple[RolloutFilter, Order, int | None]] = [
+        (RolloutFilter(step=3), "oldest", None),
+        (RolloutFilter(tool="cat"), "best", 7),
+        (RolloutFilter(name="step-2", max_grade=0.5), "worst", 3),
+        (RolloutFilter(text="I LOOK at cat"), "newest", 5),
+        (RolloutFilter(text="company 1 in", max_reward=0.5), "worst", None),
     ]
     with sync_client_of(server.routers) as client:
         remote = ServerTraces(client, server.job)
-        assert remote.newest() == "test-after"
+        assert remote.newest_file() == "test-after"
         for one in wanted:
             local = [trace_json(trace) for trace in find_traces(server.run, *one) if trace.end.trace_id]
             hidden = [line.replace("search answered 503", "") for line in local]
             assert [trace_json(trace) for trace in remote.find(*one)] == hidden
         with pytest.raises(UserError, match="has no rollout with row 'nobody'"):
-            list(remote.find(Wanted(row="nobody"), "oldest", None))
+            list(remote.find(RolloutFilter(row="nobody"), "oldest", None))
         with pytest.raises(UserError, match="tool: no rollouts have the tool 'serch'; available: cat, list, search"):
-            list(remote.find(Wanted(tool="serch"), "oldest", None))
+            list(remote.find(RolloutFilter(tool="serch"), "oldest", None))
         with pytest.raises(UserError, match="the job has no rollouts yet"):
-            ServerTraces(client, server.queued).newest()
+            ServerTraces(client, server.queued).newest_file()

@@ -15,15 +15,15 @@ import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.events import StepDone
-from agent_rft.serve.jobs.feed import MAX_EVENTS, Feed, Position, StepMetrics
-from agent_rft.serve.routes.job_stream import Pace, make_router
+from agent_rft.serve.jobs.feed import MAX_EVENTS, JobChanges, Position, StepMetrics
+from agent_rft.serve.routes.job_stream import StreamLimits, make_router
 from agent_rft.serve.stores.job_states import UnknownJob
 from agent_rft.serve.stores.job_tables import EventRecord, JobRecord
 from tests.support.api import by_hand, client_of
 from tests.support.events import run_event
 from tests.support.jobs import FolderJobs, fixture_of
 
-AT_ONCE = Pace(looks=1)
+AT_ONCE = StreamLimits(looks=1)
 
 
 class Server(FolderJobs):
@@ -36,13 +36,13 @@ class Server(FolderJobs):
     def step(self, number: int, reward: float) -> None:
         run = RunFolder(self.runs / self.job)
         metrics = {"step": float(number), "total_steps": 9.0, "train_mean_reward": reward}
-        run.event(run_event(StepDone(step=number, total_steps=9, metrics=metrics)))
+        run.handle_event(run_event(StepDone(step=number, total_steps=9, metrics=metrics)))
         run.close()
 
-    def feed(self, position: str = "") -> Feed:
-        return Feed(self.store, self.runs, self.job, Position.read(position))
+    def feed(self, position: str = "") -> JobChanges:
+        return JobChanges(self.store, self.runs, self.job, Position.parse(position))
 
-    async def get(self, token: str = "sk-rft-write", pace: Pace = AT_ONCE, **options: Any) -> httpx.Response:
+    async def get(self, token: str = "sk-rft-write", pace: StreamLimits = AT_ONCE, **options: Any) -> httpx.Response:
         async with client_of([make_router(self.store, self.runs, pace=pace)], token) as client:
             return await client.get(f"/v1/fine_tuning/jobs/{self.job}/stream", **options)
 
@@ -59,10 +59,10 @@ def told(text: str) -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
-def shown(feed: Feed) -> list[Any]:
+def shown(feed: JobChanges) -> list[Any]:
     """What a feed tells, in short: states, messages, steps with their rewards."""
     short: list[Any] = []
-    for change in feed.changes():
+    for change in feed.iter_changes():
         match change:
             case JobRecord(status=status):
                 short.append(status)
@@ -166,7 +166,7 @@ async def opened(client: httpx.AsyncClient, url: str) -> AsyncIterator[int]:
 
 
 async def test_a_stream_whose_page_was_left_ends_and_gives_its_place_back(server: Server) -> None:
-    routers = [make_router(server.store, server.runs, pace=Pace(max_streams_of_key=1))]
+    routers = [make_router(server.store, server.runs, pace=StreamLimits(max_streams_of_key=1))]
     url = f"/v1/fine_tuning/jobs/{server.job}/stream"
     async with client_of(routers) as client:
         for _ in range(2):
@@ -176,7 +176,7 @@ async def test_a_stream_whose_page_was_left_ends_and_gives_its_place_back(server
 
 
 async def test_without_news_a_comment_keeps_the_connection(server: Server) -> None:
-    answer = await server.get(pace=Pace(poll_s=0.0, looks=3, quiet_looks=2))
+    answer = await server.get(pace=StreamLimits(poll_s=0.0, looks=3, quiet_looks=2))
     assert ": nothing new\n\n" in answer.text
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_rft.errors import CannotOpen
+from agent_rft.errors import UnsealFailed
 from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.jobs.service import JobService
 from agent_rft.serve.routes import fine_tuning, job_tools
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.api import TOKEN, client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import raw_job
@@ -28,7 +28,7 @@ class OtherMaster(ReversingBox):
     """A box with another master secret than that of the jobs."""
 
     def open(self, sealed: str) -> str:
-        raise CannotOpen("the master secret is another one")
+        raise UnsealFailed("the master secret is another one")
 
 
 class Server(FolderJobs):
@@ -101,7 +101,7 @@ async def test_only_those_who_may_change_the_job_may_call_its_tools(server: Serv
 async def test_bad_requests_are_refused(server: Server, subtests: pytest.Subtests) -> None:
     none = await server.job()
     some = await server.job({"name": "search", "server_url": "http://127.0.0.1:9/"})
-    server.routers[1] = job_tools.make_router(server.service, Trials(NOTHING_ALLOWED))
+    server.routers[1] = job_tools.make_router(server.service, Trials(DEFAULT_CONFIG))
     async with client_of(server.routers, "sk-rft-write") as client:
         for bad in (
             Bad("an unknown job", "POST", f"{JOBS}/ftjob-x/tool/run", "fine_tuning_job_id", 404, SEARCH),

@@ -12,7 +12,7 @@ from tests.support.api import body_of, client_of
 from tests.support.jobs import BODY, FolderJobs, fixture_of, job_service
 
 LOOKS, JOBS = "/v1/fine_tuning/readiness", "/v1/fine_tuning/jobs"
-FOUND = {"verdict": "fix_first", "reasons": [{"code": "too_easy", "decides": True, "message": "m", "remedy": "r"}]}
+FOUND = {"verdict": "fix_first", "reasons": [{"code": "too_easy", "decides": True, "message": "m", "fix": "r"}]}
 
 
 class Server(FolderJobs):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_rft.events import Evaluated, Event, LossEvaluated
-from agent_rft.serve.jobs.processes.wire_metrics import wire_data
+from agent_rft.serve.jobs.processes.wire_metrics import make_wire_data
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_progress import Progress
 from agent_rft.trainer.loop.evaluate import summarize
@@ -35,7 +35,7 @@ class Job(StoredJobs):
         return evaluation.reward
 
     def step(self, number: int, **metrics: float) -> None:
-        data = wire_data({"step": float(number), "total_steps": 9.0, **metrics})
+        data = make_wire_data({"step": float(number), "total_steps": 9.0, **metrics})
         self.store.add_event(self.record.id, "info", f"Step {number}/9", type="metrics", data=data)
 
     @property

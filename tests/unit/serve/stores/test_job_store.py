@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event, insert
 
-from agent_rft.metrics import metric_of
+from agent_rft.metrics import find_metric
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_states import (
     MOVES,
@@ -193,7 +193,7 @@ def test_jobs_are_counted_for_every_state_including_empty_ones(jobs: JobsByStatu
         jobs.job("queued")
         jobs.now += 30
     counts = jobs.store.live()
-    assert all(metric_of(name) for name in counts)
+    assert all(find_metric(name) for name in counts)
     assert counts.pop("api_jobs/running") == 1 and counts.pop("api_jobs/queued") == 2
     assert counts.pop("api_queue_age_s") == 60.0
     assert {"api_jobs/paused", "api_jobs/failed"} <= counts.keys() and set(counts.values()) == {0.0}

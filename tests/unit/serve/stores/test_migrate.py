@@ -13,7 +13,7 @@ from sqlalchemy import MetaData, text
 from agent_rft.chat.dialect import Dialect
 from agent_rft.chat.serving import ServeSettings
 from agent_rft.cluster.records.blobs import FolderBlobs
-from agent_rft.errors import MadeBefore
+from agent_rft.errors import OutdatedFormat
 from agent_rft.serve.stores.audit import AuditEntry, AuditLog
 from agent_rft.serve.stores.database import Base, Database
 from agent_rft.serve.stores.file_store import FileStore
@@ -192,7 +192,7 @@ def test_a_database_from_before_the_first_version_is_refused_and_left_as_it_is(
     migrate(empty_database)
     with empty_database.engine.begin() as connection:
         connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
-    with pytest.raises(MadeBefore, match=r"^the database .* was made before 0\.2\.0; finish or export it with"):
+    with pytest.raises(OutdatedFormat, match=r"^the database .* was made before 0\.2\.0; finish or export it with"):
         migrate(empty_database)
     with empty_database.engine.connect() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == revision

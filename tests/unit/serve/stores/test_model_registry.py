@@ -65,7 +65,7 @@ def test_an_unknown_model_names_the_nearest_alias_and_how_to_add_one(registry: M
             ask("gpt5")
     with pytest.raises(UnknownModel) as raised:
         registry.resolve("llama")
-    assert "did you mean" not in raised.value.message and raised.value.remedy.endswith("in agent-rft.yaml")
+    assert "did you mean" not in raised.value.message and raised.value.fix.endswith("in agent-rft.yaml")
 
 
 def test_a_tuned_model_keeps_its_training_settings_after_a_restart(registry: ModelRegistry, database: Database) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from agent_rft.errors import CannotOpen, UserError
+from agent_rft.errors import UnsealFailed, UserError
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRow
@@ -129,7 +129,7 @@ class Server:
             sealed = session.scalars(select(JobRow.sealed_spec)).all()
         assert all(text.startswith(head_of(new)) for text in sealed)
         for job_id, text in zip(self.ids, sealed, strict=True):
-            with pytest.raises(CannotOpen):
+            with pytest.raises(UnsealFailed):
                 SecretBox(FixedSecrets(self.old)).sealer("job", job_id).open(text)
         self.check_open()
 

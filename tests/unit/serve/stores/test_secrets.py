@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
-from agent_rft.errors import CannotOpen, RftError, UserError
+from agent_rft.errors import RftError, UnsealFailed, UserError
 from agent_rft.serve.stores.secrets import (
     KEY_FILE,
     FileSecrets,
@@ -45,7 +45,7 @@ def test_the_key_in_the_environment_takes_precedence_and_no_file_is_created(tmp_
 def test_a_text_opens_only_for_its_purpose_and_context(purpose: Purpose, context: str) -> None:
     one = box()
     sealed = one.sealer("job", "a").seal("hunter2")
-    with pytest.raises(CannotOpen):
+    with pytest.raises(UnsealFailed):
         one.sealer(purpose, context).open(sealed)
 
 
@@ -60,13 +60,13 @@ def changed_at(i: int) -> Callable[[str], str]:
 )  # fmt: skip
 def test_a_changed_text_does_not_open_and_reveals_nothing(change: Callable[[str], str]) -> None:
     sealer = box().sealer("job", "a")
-    with pytest.raises(CannotOpen, match="Restore the server's previous key") as failed:
+    with pytest.raises(UnsealFailed, match="Restore the server's previous key") as failed:
         sealer.open(change(sealer.seal("hunter2")))
     assert "hunter2" not in str(failed.value)
 
 
 def test_another_servers_text_does_not_open() -> None:
-    with pytest.raises(CannotOpen):
+    with pytest.raises(UnsealFailed):
         box().sealer("job", "a").open(box().sealer("job", "a").seal("x"))
 
 

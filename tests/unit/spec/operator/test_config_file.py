@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.spec.keys import KEY_REMEDY
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.keys import KEY_FIX
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from agent_rft.spec.operator.config_file import load_operator
 
 GOOD = """
@@ -27,8 +27,8 @@ def problems_of(folder: Path, text: str, environment: dict[str, str] | None = No
 
 
 def test_without_a_file_no_private_network_is_allowed(tmp_path: Path) -> None:
-    assert load_operator(None, tmp_path, {}) == NOTHING_ALLOWED
-    assert NOTHING_ALLOWED.allowed_networks == ()
+    assert load_operator(None, tmp_path, {}) == DEFAULT_CONFIG
+    assert DEFAULT_CONFIG.allowed_networks == ()
 
 
 def test_the_file_is_found_in_the_working_directory_or_at_the_given_path(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_file_is_found_in_the_working_directory_or_at_the_given_path(tmp_pat
     (network,) = load_operator(tmp_path / "other.json", tmp_path, {}).allowed_networks
     assert str(network) == "192.168.0.0/16"
     (tmp_path / "empty.yaml").write_text("")
-    assert load_operator(tmp_path / "empty.yaml", tmp_path, {}) == NOTHING_ALLOWED
+    assert load_operator(tmp_path / "empty.yaml", tmp_path, {}) == DEFAULT_CONFIG
 
 
 def test_a_given_file_must_exist(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_given_file_must_exist(tmp_path: Path) -> None:
 def test_a_mistake_names_its_field_and_line(tmp_path: Path, text: str, field: str, line: int | None, code: str) -> None:
     (problem,) = problems_of(tmp_path, text)
     assert (problem.field, problem.line, problem.code) == (field, line, code)
-    assert problem.remedy
+    assert problem.fix
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(field: str, te
         with pytest.raises(InvalidJob) as error:
             load_operator(config, environment={})
         (problem,) = error.value.problems
-        assert (problem.field, problem.remedy) == (field, KEY_REMEDY)
+        assert (problem.field, problem.fix) == (field, KEY_FIX)
         assert mistake in problem.message and "secret" not in str(error.value)
     config.write_text(text.replace("'{}'", json.dumps("sk-1\n")))
-    assert load_operator(config, environment={}) != NOTHING_ALLOWED
+    assert load_operator(config, environment={}) != DEFAULT_CONFIG
 
 
 def test_no_key_is_shown(tmp_path: Path) -> None:

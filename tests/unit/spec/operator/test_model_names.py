@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from openai.types.shared import ChatModel
 
-from agent_rft.spec.operator.model_names import SNAPSHOTS, named, nearest, with_snapshots
+from agent_rft.spec.operator.model_names import SNAPSHOTS, add_snapshots, find_similar_name, match_model_name
 
 
 @pytest.mark.parametrize(
@@ -33,27 +33,29 @@ from agent_rft.spec.operator.model_names import SNAPSHOTS, named, nearest, with_
     ],
 )
 def test_a_dated_name_is_that_of_the_model_unless_the_operator_gave_it(name: str, expected: str | None) -> None:
-    assert named(name, ["gpt-5", "o4-mini", "o4-mini-2025-04-16"]) == expected
+    assert match_model_name(name, ["gpt-5", "o4-mini", "o4-mini-2025-04-16"]) == expected
 
 
 def test_a_long_name_is_refused_at_once() -> None:
     """Both would take minutes if their time were quadratic in the length of what a client sends."""
     text = "-2025-08-07" * 500_000
-    assert named(text, ["gpt-5"]) is None
-    assert nearest(text, ["gpt-5"]) is None
+    assert match_model_name(text, ["gpt-5"]) is None
+    assert find_similar_name(text, ["gpt-5"]) is None
 
 
 def test_a_list_has_the_known_dates_once() -> None:
     names = ["gpt-4o", "gpt-4o-2024-08-06", "Qwen/Qwen3-4B"]
     dated = ["gpt-4o-2024-05-13", "gpt-4o-2024-08-06", "gpt-4o-2024-11-20"]
-    assert with_snapshots(names) == ["gpt-4o", *dated, "Qwen/Qwen3-4B"]
+    assert add_snapshots(names) == ["gpt-4o", *dated, "Qwen/Qwen3-4B"]
 
 
 def test_each_snapshot_that_the_sdk_knows_is_known() -> None:
     other = ("audio", "search", "realtime")
     chat = {
-        name for name in get_args(ChatModel) if named(name, [name[:-11]]) and not any(part in name for part in other)
+        name
+        for name in get_args(ChatModel)
+        if match_model_name(name, [name[:-11]]) and not any(part in name for part in other)
     }
     assert "gpt-5-2025-08-07" in chat
     assert chat <= set(SNAPSHOTS)
-    assert all(named(name, [name[:-11]]) for name in SNAPSHOTS)
+    assert all(match_model_name(name, [name[:-11]]) for name in SNAPSHOTS)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from agent_rft.spec.schemas.form import SchemaMistake
-from agent_rft.spec.schemas.inline import MAX_DEPTH, MAX_DESCRIPTION_CHARS, MAX_NODES, inlined
+from agent_rft.spec.schemas.form import SchemaProblem
+from agent_rft.spec.schemas.inline import MAX_DEPTH, MAX_DESCRIPTION_CHARS, MAX_NODES, inline_references
 
 
-def refused(schema: Any, root: Any) -> SchemaMistake:
-    found, mistake = inlined(schema, root)
+def refused(schema: Any, root: Any) -> SchemaProblem:
+    found, mistake = inline_references(schema, root)
     assert found is None and mistake is not None
     return mistake
 
@@ -23,7 +23,7 @@ def test_references_are_replaced_by_what_they_refer_to_also_where_that_refers_on
         "$defs": {"Place": {"properties": {"zip": {"$ref": "#/$defs/Zip"}}}, "Zip": {"type": "integer"}},
     }
     place = {"properties": {"zip": {"type": "integer"}}}
-    assert inlined(root, root) == (
+    assert inline_references(root, root) == (
         {"type": "object", "properties": {"from": place, "to": {"type": "array", "items": place}}},
         None,
     )
@@ -32,12 +32,12 @@ def test_references_are_replaced_by_what_they_refer_to_also_where_that_refers_on
 def test_what_stands_beside_a_reference_is_kept_and_goes_first() -> None:
     root = {"$defs": {"Size": {"type": "integer", "description": "of a shoe", "minimum": 1}}}
     schema = {"$ref": "#/$defs/Size", "description": "in cm", "default": 3}
-    assert inlined(schema, root)[0] == {"type": "integer", "description": "in cm", "minimum": 1, "default": 3}
+    assert inline_references(schema, root)[0] == {"type": "integer", "description": "in cm", "minimum": 1, "default": 3}
 
 
 def test_a_property_may_have_the_name_of_a_keyword_that_is_left_out() -> None:
     schema = {"title": "Book", "properties": {"title": {"type": "string", "title": "Title", "x-order": 1}}}
-    assert inlined(schema, schema)[0] == {"properties": {"title": {"type": "string"}}}
+    assert inline_references(schema, schema)[0] == {"properties": {"title": {"type": "string"}}}
 
 
 def test_keywords_of_openapi_3_0_become_those_of_json_schema() -> None:
@@ -51,7 +51,7 @@ def test_keywords_of_openapi_3_0_become_those_of_json_schema() -> None:
             "box": {"allOf": [{"type": "object"}], "nullable": True},
         },
     }
-    found, _ = inlined(schema, schema)
+    found, _ = inline_references(schema, schema)
     assert found == {
         "type": "object",
         "required": ["size"],
@@ -64,7 +64,7 @@ def test_keywords_of_openapi_3_0_become_those_of_json_schema() -> None:
 
 
 def test_a_description_is_cut() -> None:
-    found, _ = inlined({"description": "d" * 5_000}, {})
+    found, _ = inline_references({"description": "d" * 5_000}, {})
     assert found == {"description": "d" * MAX_DESCRIPTION_CHARS}
 
 
@@ -101,4 +101,4 @@ def test_a_deep_schema_ends_at_a_bound() -> None:
 
 @pytest.mark.parametrize("schema", [None, True, [], "object"])
 def test_what_is_no_object_is_refused(schema: Any) -> None:
-    assert refused(schema, schema) == SchemaMistake("invalid_schema", (), "must be a JSON schema", "write an object")
+    assert refused(schema, schema) == SchemaProblem("invalid_schema", (), "must be a JSON schema", "write an object")

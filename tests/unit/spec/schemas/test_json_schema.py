@@ -10,13 +10,13 @@ import pytest
 from agent_rft.spec.schemas.form import (
     MAX_CHOICES,
     MAX_DEPTH,
-    MAX_LEAST,
-    MAX_MOST,
+    MAX_LOWER_BOUND,
     MAX_PATTERN_CHARS,
     MAX_PATTERNS,
     MAX_SUBSCHEMAS,
+    MAX_UPPER_BOUND,
 )
-from agent_rft.spec.schemas.json_schema import Checker, schema_mistake
+from agent_rft.spec.schemas.json_schema import SchemaValidator, find_schema_problem
 from tests.support.grammars import fits
 
 DRAFT_4, DRAFT_6, DRAFT_7 = (f"http://json-schema.org/draft-0{n}/schema#" for n in (4, 6, 7))
@@ -97,8 +97,8 @@ CASES = [(schema, value) for schema, values in SCHEMAS for value in values]
 def test_honest_schemas_mean_what_they_mean_to_the_reference_implementation(schema: dict[str, Any], value: Any) -> None:
     reference = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     reference.check_schema(schema)
-    assert schema_mistake(schema) is None
-    found = Checker(schema).mistake(value)
+    assert find_schema_problem(schema) is None
+    found = SchemaValidator(schema).find_violation(value)
     assert (found is None) is reference(schema).is_valid(value), found
     assert found is None or (found.startswith("at $") and len(found) < 320)
 
@@ -127,7 +127,7 @@ def test_honest_schemas_mean_what_they_mean_to_the_reference_implementation(sche
     ],
 )  # fmt: skip
 def test_the_model_is_told_the_argument_and_the_rule_in_few_words(schema: Any, value: Any, told: str) -> None:
-    mistake = Checker(schema).mistake(value)
+    mistake = SchemaValidator(schema).find_violation(value)
     assert mistake is not None and told in mistake
     assert len(mistake) <= 300
 
@@ -143,8 +143,13 @@ def nested(levels: int) -> dict[str, Any]:
     ("at_cap", "above", "code", "place"),
     [
         (nested(MAX_DEPTH - 1), nested(MAX_DEPTH), "schema_too_large", "$: is nested more than 64"),
-        ({"minLength": MAX_LEAST}, {"minLength": MAX_LEAST + 1}, "schema_too_large", "$.minLength: is 10,001"),
-        (obj(a={"minItems": MAX_LEAST}), obj(a={"minItems": 1e9}), "schema_too_large", "$.properties.a.minItems"),
+        (
+            {"minLength": MAX_LOWER_BOUND},
+            {"minLength": MAX_LOWER_BOUND + 1},
+            "schema_too_large",
+            "$.minLength: is 10,001",
+        ),
+        (obj(a={"minItems": MAX_LOWER_BOUND}), obj(a={"minItems": 1e9}), "schema_too_large", "$.properties.a.minItems"),
         ({"enum": [*range(MAX_CHOICES)]}, {"enum": [*range(MAX_CHOICES + 1)]}, "schema_too_large", "$.enum"),
         ({"pattern": "a" * MAX_PATTERN_CHARS}, {"pattern": "a" * (MAX_PATTERN_CHARS + 1)},
          "schema_too_large", "$.pattern"),
@@ -165,15 +170,15 @@ def nested(levels: int) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_schema_is_refused_just_above_each_cap(at_cap: Any, above: Any, code: str, place: str) -> None:
-    assert schema_mistake(at_cap, grammar=True) is None
-    mistake = schema_mistake(above)
+    assert find_schema_problem(at_cap, grammar=True) is None
+    mistake = find_schema_problem(above)
     assert mistake is not None
-    assert mistake.code == code and place in str(mistake) and mistake.remedy
+    assert mistake.code == code and place in str(mistake) and mistake.fix
 
 
 @pytest.mark.parametrize("name", ["1", "01", "a"])
 def test_a_property_that_is_no_schema_is_named_whatever_its_name(name: str) -> None:
-    mistake = schema_mistake({"properties": {name: 2}})
+    mistake = find_schema_problem({"properties": {name: 2}})
     assert mistake is not None and mistake.message.startswith("2 is not of types")
 
 
@@ -181,23 +186,23 @@ def test_a_property_that_is_no_schema_is_named_whatever_its_name(name: str) -> N
     "schema",
     [{"pattern": p} for p in (r"^(?=a)b", r"(a)\1", r"\bfoo\b", r"\p{L}", r"(?<!a)b")]
     + [
-        {"maxItems": MAX_MOST + 1},
+        {"maxItems": MAX_UPPER_BOUND + 1},
         {"pattern": "[ab]{1,1001}"},
         obj(**{f"p{i}": {"pattern": "a{999}b{1,}"} for i in range(11)}),
     ],
 )
 def test_what_only_a_grammar_cannot_hold_is_refused_only_there(schema: Any) -> None:
-    assert schema_mistake(schema) is None
-    mistake = schema_mistake(schema, grammar=True)
+    assert find_schema_problem(schema) is None
+    mistake = find_schema_problem(schema, grammar=True)
     assert mistake is not None and mistake.code in ("unsupported_pattern", "schema_too_large")
-    assert schema_mistake({"pattern": r"^\\b[\w.-]+$"}, grammar=True) is None
+    assert find_schema_problem({"pattern": r"^\\b[\w.-]+$"}, grammar=True) is None
 
 
 def test_a_schema_of_an_old_job_that_is_refused_today_still_tells_types_and_required_keys() -> None:
-    checker = Checker(obj("a", a={"type": "string", "minLength": 10**9}))
-    assert checker.mistake({"a": "x"}) is None
-    assert checker.mistake({}) == 'at $: "a" is a required property'
-    assert checker.mistake({"a": 1}) == 'at $.a: 1 is not of type "string"'
+    checker = SchemaValidator(obj("a", a={"type": "string", "minLength": 10**9}))
+    assert checker.find_violation({"a": "x"}) is None
+    assert checker.find_violation({}) == 'at $: "a" is a required property'
+    assert checker.find_violation({"a": 1}) == 'at $.a: 1 is not of type "string"'
 
 
 @pytest.mark.parametrize(
@@ -215,9 +220,9 @@ def test_a_schema_of_an_old_job_that_is_refused_today_still_tells_types_and_requ
     ],
 )
 def test_what_no_value_fits_is_refused_where_a_grammar_is_made(part: Any, place: str) -> None:
-    mistake = schema_mistake({"properties": {"a": part}}, grammar=True)
+    mistake = find_schema_problem({"properties": {"a": part}}, grammar=True)
     assert mistake is not None and (mistake.code, mistake.at) == ("invalid_schema", f"$.properties.a.{place}")
-    assert schema_mistake({"properties": {"a": part}}) is None
+    assert find_schema_problem({"properties": {"a": part}}) is None
 
 
 @pytest.mark.parametrize(
@@ -231,5 +236,5 @@ def test_what_no_value_fits_is_refused_where_a_grammar_is_made(part: Any, place:
     ],
 )
 def test_bounds_between_which_there_is_something_are_accepted(part: Any) -> None:
-    assert schema_mistake(part, grammar=True) is None
+    assert find_schema_problem(part, grammar=True) is None
     assert not fits({"type": "json_schema", "json_schema": part}, "")  # it can be compiled

@@ -48,13 +48,13 @@ ADVANTAGES = [1.0, 1.0, -1.0, -1.0, 0.0, 1.0, -1.0]
 
 def test_tokens_have_diverged_where_the_update_would_move_them_further_away() -> None:
     engine = torch.full((7,), 0.5).double().log()
-    diverged = loss.is_diverged(t(*DRIFTED).log(), engine, t(*ADVANTAGES), most=0.2)
+    diverged = loss.is_diverged(t(*DRIFTED).log(), engine, t(*ADVANTAGES), max_difference=0.2)
     assert diverged.tolist() == [True, False, True, False, False, False, False]
 
 
 def test_divergence_is_a_difference_of_probabilities_not_their_ratio() -> None:
     engine, now = t(0.001, 0.99).log(), t(0.01, 0.5).log()  # ratios 10 and 0.5
-    assert loss.is_diverged(now, engine, t(1.0, -1.0), most=0.2).tolist() == [False, True]
+    assert loss.is_diverged(now, engine, t(1.0, -1.0), max_difference=0.2).tolist() == [False, True]
 
 
 def test_at_the_first_update_the_gradient_is_that_of_the_policy_gradient() -> None:
@@ -66,13 +66,13 @@ def test_at_the_first_update_the_gradient_is_that_of_the_policy_gradient() -> No
 def test_kl_to_the_start_is_zero_at_the_start_and_positive_elsewhere() -> None:
     logprobs, start = t(log(0.5), log(0.5), log(0.5)), t(log(0.5), log(0.25), log(0.75))
     expected = [0.0, 0.5 - log(0.5) - 1, 1.5 - log(1.5) - 1]
-    assert loss.kl_to_start(logprobs, start).tolist() == pytest.approx(expected)
+    assert loss.kl_to_reference(logprobs, start).tolist() == pytest.approx(expected)
 
 
 def test_the_mean_of_k3_over_own_samples_is_the_kl_divergence() -> None:
     policy, start = t(0.7, 0.2, 0.1), t(0.4, 0.4, 0.2)
     exact = float((policy * (policy / start).log()).sum())
-    estimated = float((policy * loss.kl_to_start(policy.log(), start.log())).sum())
+    estimated = float((policy * loss.kl_to_reference(policy.log(), start.log())).sum())
     assert estimated == pytest.approx(exact)
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.trainer.algorithm import loss as terms
 from agent_rft.trainer.algorithm import objective
-from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch
-from agent_rft.types import TrainSequence
+from agent_rft.types import TrainSegment
 
 CPU = torch.device("cpu")
 ENGINE = [0.5, 0.25, 0.1]
@@ -23,23 +23,23 @@ LEARNER = torch.tensor([0.5, 0.5, 0.4]).log()
 
 def batch(advantage: float = 1.0) -> DeviceBatch:
     """Three sampled tokens after a prompt of one token; the last has a newer version than the others."""
-    sequence = TrainSequence(
+    sequence = TrainSegment(
         token_ids=np.arange(4, dtype=np.int32),
         loss_mask=np.array([False, True, True, True]),
         logprobs=np.array([0, *map(log, ENGINE)], np.float32),
         versions=np.array([-1, 3, 3, 4], np.int32),
         advantage=advantage,
     )
-    [[micro_batch]] = pack([sequence], num_ranks=1, budget=10)
-    return DeviceBatch.of(micro_batch, CPU)
+    [[micro_batch]] = pack_sequences([sequence], num_ranks=1, budget=10)
+    return DeviceBatch.from_micro_batch(micro_batch, CPU)
 
 
 def reinforcement(
     proximal: Tensor, start: Tensor | None = None, **changes: float | None
 ) -> tuple[float, dict[str, float]]:
     algorithm = AlgorithmSpec(**{"importance_cap": 3.0, "max_divergence": None} | changes)
-    loss, sums = objective.reinforcement(batch(), LEARNER, proximal, start, algorithm, 3.0)
-    return float(loss), objective.means({name: float(value) for name, value in sums.items()}, 3)
+    loss, sums = objective.rl_loss(batch(), LEARNER, proximal, start, algorithm, 3.0)
+    return float(loss), objective.step_means({name: float(value) for name, value in sums.items()}, 3)
 
 
 def test_on_policy_the_loss_weights_each_token_by_its_truncated_importance() -> None:
@@ -62,10 +62,10 @@ def gradient(advantage: float, **changes: float | None) -> tuple[list[float], fl
     """The gradient of each token's log-probability at a batch's first update, and the share of diverged tokens."""
     logprobs = LEARNER.clone().requires_grad_()
     algorithm = AlgorithmSpec(importance_cap=3.0, **changes)
-    loss, sums = objective.reinforcement(batch(advantage), logprobs, logprobs.detach(), None, algorithm, 3.0)
+    loss, sums = objective.rl_loss(batch(advantage), logprobs, logprobs.detach(), None, algorithm, 3.0)
     loss.backward()
     assert logprobs.grad is not None
-    metrics = objective.means({name: float(value) for name, value in sums.items()}, 3)
+    metrics = objective.step_means({name: float(value) for name, value in sums.items()}, 3)
     return (3 * logprobs.grad).tolist(), metrics.get("diverged_share")
 
 
@@ -98,7 +98,7 @@ def test_the_kl_to_the_start_model_is_added_by_its_coefficient() -> None:
 
 def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_only() -> None:
     sums = objective.logprob_gap(batch(), LEARNER, version=3)
-    metrics = objective.means({name: float(value) for name, value in sums.items()}, 3)
+    metrics = objective.step_means({name: float(value) for name, value in sums.items()}, 3)
     assert metrics["logprob_gap_tokens"] == 2
     assert metrics["logprob_gap"] == pytest.approx(log(2) / 2)
     assert metrics["logprob_gap_ratio"] == pytest.approx(1.5)
@@ -106,11 +106,11 @@ def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_onl
 
 def test_without_such_tokens_no_gap_is_reported() -> None:
     sums = objective.logprob_gap(batch(), LEARNER, version=9)
-    assert objective.means({name: float(value) for name, value in sums.items()}, 3) == {"logprob_gap_tokens": 0.0}
+    assert objective.step_means({name: float(value) for name, value in sums.items()}, 3) == {"logprob_gap_tokens": 0.0}
 
 
 def test_the_supervised_loss_is_the_weighted_mean_cross_entropy() -> None:
     weights = np.array([0, 1, 0.5, 1], np.float32)
-    [[micro_batch]] = pack([WeightedSequence(np.arange(4, dtype=np.int32), weights)], num_ranks=1, budget=10)
-    loss, _ = objective.supervised(DeviceBatch.of(micro_batch, CPU), LEARNER, micro_batch.total_weight)
+    [[micro_batch]] = pack_sequences([WeightedSequence(np.arange(4, dtype=np.int32), weights)], num_ranks=1, budget=10)
+    loss, _ = objective.sft_loss(DeviceBatch.from_micro_batch(micro_batch, CPU), LEARNER, micro_batch.total_weight)
     assert float(loss) == pytest.approx((log(2) + 0.5 * log(2) + log(2.5)) / 2.5)

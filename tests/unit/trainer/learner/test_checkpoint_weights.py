@@ -16,7 +16,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights, other_tensors, save_tensors, write_model
+from agent_rft.trainer.learner.checkpoint_weights import (
+    CheckpointWeights,
+    read_unused_tensors,
+    save_tensors,
+    write_model,
+)
 from agent_rft.trainer.learner.host_buffer import HostBuffer
 from tests.support.architectures import ARCHITECTURES, with_vision
 
@@ -48,11 +53,11 @@ def test_weights_are_read_as_transformers_writes_them(name: str, tmp_path: Path)
     model.save_pretrained(theirs)
     ours.mkdir()
     weights = weights_of(model, torch.bfloat16)
-    shards = weights.copies(HostBuffer(), shard_bytes=100_000)
+    shards = weights.copy_all(HostBuffer(), shard_bytes=100_000)
     write_model(shards, ours, source, torch.bfloat16)
     assert in_folder(ours) == in_folder(theirs)
     assert in_folder(ours).keys() == in_folder(source).keys()
-    infos = [info for part in weights.parts(100_000) for info in weights.describe(part)]
+    infos = [info for part in weights.split(100_000) for info in weights.describe(part)]
     assert infos == [(key, *described(tensor)[:2]) for shard in shards for key, tensor in shard.items()]
 
 
@@ -67,7 +72,7 @@ def test_a_checkpoint_keeps_what_is_not_trained(name: str, tmp_path: Path) -> No
         save_tensors(drafts, source / "model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(source)
     ours.mkdir()
-    shards = [*weights_of(model, torch.bfloat16).copies(HostBuffer()), *other_tensors(model, source)]
+    shards = [*weights_of(model, torch.bfloat16).copy_all(HostBuffer()), *read_unused_tensors(model, source)]
     write_model(shards, ours, source, torch.bfloat16)
     (source / "consolidated.safetensors").unlink()
     assert in_folder(ours) == in_folder(source)
@@ -89,18 +94,18 @@ def described(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str]:
 def test_buckets_keep_to_their_size_and_a_larger_tensor_is_one_by_itself() -> None:
     weights = weights_of(random_model("qwen3"))
     limit = EMBEDDING_BYTES - 1
-    parts = weights.parts(limit)
+    parts = weights.split(limit)
     assert parts[0] == ["model.embed_tokens.weight"]
     for part in parts[1:]:
         assert sum(int(np.prod(shape)) * 4 for _, _, shape in weights.describe(part)) <= limit
-    assert [name for part in parts for name in part] == [name for [name] in weights.parts(1)]
+    assert [name for part in parts for name in part] == [name for [name] in weights.split(1)]
 
 
 def test_bytes_follow_the_plan_in_the_requested_dtype() -> None:
     model = random_model("qwen3_moe")
     weights = weights_of(model, torch.bfloat16)
-    for part in weights.parts(20_000):
-        data, start = weights.bucket(part, HostBuffer()), 0
+    for part in weights.split(20_000):
+        data, start = weights.copy_bucket(part, HostBuffer()), 0
         assert data is not None
         for name, dtype, shape in weights.describe(part):
             size = 2 * int(np.prod(shape))
@@ -119,9 +124,9 @@ def test_ranks_that_do_not_want_a_part_only_take_part_in_gathering_it() -> None:
         return nullcontext()
 
     weights = CheckpointWeights(random_model("qwen3"), torch.float32, gather)
-    [part] = weights.parts(1 << 30)
-    assert weights.bucket(part, None) is None
-    assert weights.copies(None) == [{}]
+    [part] = weights.split(1 << 30)
+    assert weights.copy_bucket(part, None) is None
+    assert weights.copy_all(None) == [{}]
     assert gathered == [len(part)] * 2
 
 
@@ -143,15 +148,15 @@ def test_weights_are_copied_while_they_are_gathered() -> None:
         tensor.zero_()
     weights = CheckpointWeights(model, torch.float32, gather)
     assert bytes_of(weights) == expected
-    [shard] = weights.copies(HostBuffer())
+    [shard] = weights.copy_all(HostBuffer())
     assert b"".join(tensor.numpy().tobytes() for tensor in shard.values()) == expected
 
 
 def bytes_of(weights: CheckpointWeights) -> bytes:
     """The bytes of all buckets, which are gathered into the same memory."""
     memory, found = HostBuffer(), b""
-    for part in weights.parts(20_000):
-        bucket = weights.bucket(part, memory)
+    for part in weights.split(20_000):
+        bucket = weights.copy_bucket(part, memory)
         assert bucket is not None
         found += bucket.tobytes()
     return found
@@ -162,7 +167,7 @@ def test_shards_have_an_index_and_load(tmp_path: Path) -> None:
     model.save_pretrained(source)
     (source / "chat_template.jinja").write_text("{{ messages }}")
     folder.mkdir()
-    shards = weights_of(model, torch.bfloat16).copies(HostBuffer(), shard_bytes=10_000)
+    shards = weights_of(model, torch.bfloat16).copy_all(HostBuffer(), shard_bytes=10_000)
     write_model(shards, folder, source, torch.bfloat16)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1

@@ -29,7 +29,7 @@ class Locks:
 
 def test_slices_are_aligned_do_not_overlap_and_hold_any_dtype() -> None:
     sizes = [3, 0, 8, ALIGNMENT, 1]
-    slices = HostBuffer().slices(sizes)
+    slices = HostBuffer().allocate_slices(sizes)
     for number, each in enumerate(slices):
         each.fill_(number)
     assert [each.tolist() for each in slices] == [[number] * size for number, size in enumerate(sizes)]
@@ -41,8 +41,8 @@ def test_slices_are_aligned_do_not_overlap_and_hold_any_dtype() -> None:
 def test_memory_is_reused_while_it_suffices_and_locked_once() -> None:
     locks = Locks()
     buffer = HostBuffer(locks)
-    [first] = buffer.slices([1000])
-    [second] = buffer.slices([10])
+    [first] = buffer.allocate_slices([1000])
+    [second] = buffer.allocate_slices([10])
     assert second.data_ptr() == first.data_ptr()
     assert locks.calls == 1 and list(locks.locked.values()) == [1024]
 
@@ -50,17 +50,17 @@ def test_memory_is_reused_while_it_suffices_and_locked_once() -> None:
 def test_more_memory_replaces_the_old_one_and_has_slack_for_the_next_time() -> None:
     locks = Locks()
     buffer = HostBuffer(locks, slack=0.5)
-    buffer.slices([1 << 20])
-    buffer.slices([1 << 21])
+    buffer.allocate_slices([1 << 20])
+    buffer.allocate_slices([1 << 21])
     assert list(locks.locked.values()) == [3 << 20]
-    buffer.slices([3 << 20])
+    buffer.allocate_slices([3 << 20])
     assert locks.calls == 2
 
 
 def test_memory_stays_locked_while_a_slice_is_used_and_no_longer() -> None:
     locks = Locks()
     buffer = HostBuffer(locks)
-    [held] = buffer.slices([1000])
+    [held] = buffer.allocate_slices([1000])
     array = held.numpy()
     del buffer, held
     gc.collect()
@@ -74,7 +74,7 @@ def test_memory_that_cannot_be_locked_is_used_anyway_with_one_warning() -> None:
     buffer = HostBuffer(locks)
     with TestCase().assertLogs("agent_rft.trainer.learner.host_buffer") as logged:
         for size in (1000, 2000, 3000):
-            [each] = buffer.slices([size])
+            [each] = buffer.allocate_slices([size])
             assert len(each.fill_(1)) == size
     assert locks.calls == 1
     assert [record.levelname for record in logged.records] == ["WARNING"]
@@ -88,7 +88,7 @@ def test_copies_equal_their_tensors_whatever_their_dtype_layout_and_size() -> No
         "empty": torch.empty(0, 4),
         "bool": torch.tensor([True, False]),
     }
-    copies = HostBuffer().copies(tensors)
+    copies = HostBuffer().copy_tensors(tensors)
     assert copies.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert copies[name].dtype == tensor.dtype and torch.equal(copies[name], tensor)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from agent_rft.trainer.learner.start_model import sharded
+from agent_rft.trainer.learner.start_model import partition_on_read
 from tests.support.architectures import ARCHITECTURES
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def test_each_weight_is_partitioned_once_with_its_value(tmp_path: Path) -> None:
         AutoModelForCausalLM.from_config(ARCHITECTURES[name]()).save_pretrained(tmp_path / name)
         plain = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
         inits: list[FakeInit] = []
-        with sharded(deepspeed(inits), torch.float32, CPU):
+        with partition_on_read(deepspeed(inits), torch.float32, CPU):
             model = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
         [init] = inits
         assert len(init.partitioned) == len(list(model.parameters()))
@@ -58,7 +58,7 @@ def test_each_weight_is_partitioned_once_with_its_value(tmp_path: Path) -> None:
 
 def test_what_is_not_read_from_files_stays_whole() -> None:
     inits: list[FakeInit] = []
-    with sharded(deepspeed(inits), torch.float32, CPU):
+    with partition_on_read(deepspeed(inits), torch.float32, CPU):
         assert nn.Linear(2, 3).weight.numel() == 6
     assert inits[0].partitioned == []
     after = nn.Parameter(torch.ones(2))

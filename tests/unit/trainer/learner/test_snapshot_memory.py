@@ -39,7 +39,7 @@ def take(memory: SnapshotMemory, value: int) -> int:
     copied: list[int] = []
 
     def copy(shards: HostBuffer, state: HostBuffer) -> Snapshot:
-        snapshot = Snapshot([shards.copies(tensors)], state.copies(tensors), {"step": value})
+        snapshot = Snapshot([shards.copy_tensors(tensors)], state.copy_tensors(tensors), {"step": value})
         copied.append(snapshot.state["weight"].data_ptr())
         return snapshot
 
@@ -57,19 +57,19 @@ def test_a_snapshot_waits_for_the_write_of_the_one_before_and_takes_its_memory()
     memory = SnapshotMemory(None, lock)
     first = take(memory, 1)
     with ThreadPoolExecutor(1) as pool:
-        with memory.writing() as snapshot:
+        with memory.lock_for_writing() as snapshot:
             second = pool.submit(take, memory, 2)
             assert lock.is_awaited.wait(WAIT_S)
             assert values(snapshot) == {1}
         assert second.result(WAIT_S) == first
-    with memory.writing() as snapshot:
+    with memory.lock_for_writing() as snapshot:
         assert values(snapshot) == {2}
 
 
 def test_a_snapshot_that_could_not_be_written_can_be_written_again() -> None:
     memory = SnapshotMemory(None)
     take(memory, 1)
-    with pytest.raises(OSError, match="disk full"), memory.writing():
+    with pytest.raises(OSError, match="disk full"), memory.lock_for_writing():
         raise OSError("disk full")
-    with memory.writing() as snapshot:
+    with memory.lock_for_writing() as snapshot:
         assert values(snapshot) == {1}

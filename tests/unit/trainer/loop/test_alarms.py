@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agent_rft.events import AlarmRaised
-from agent_rft.trainer.loop.alarms import Alarms
+from agent_rft.trainer.loop.alarms import RewardHackingAlarms
 from agent_rft.types import Rollout
 from tests.support.builders import group_request, rollout
 
@@ -17,12 +17,12 @@ CALM = {"train_mean_grade": 0.5, "completion_tokens_mean": 50.0, "tool_calls_mea
 
 
 def alarms_of(*steps: dict[str, float], total_steps: int = 100, calm_steps: int = 3) -> list[AlarmRaised]:
-    watched = Alarms(total_steps)
+    watched = RewardHackingAlarms(total_steps)
     shown = [CALM] * calm_steps + list(steps)
     return [
         alarm
         for i, metrics in enumerate(shown, start=1)
-        for alarm in watched.look(CALM | metrics | {"step": float(i)}, ROLLOUTS)
+        for alarm in watched.check_step(CALM | metrics | {"step": float(i)}, ROLLOUTS)
     ]
 
 
@@ -30,11 +30,11 @@ def alarms_while_the_grade_rises(
     part: str, kinds: Sequence[tuple[float, float]], before: float, now: float
 ) -> list[str]:
     """The alarms' metrics when a part's mean goes from `before` to `now`; `kinds` are rollouts' grades and parts."""
-    (first, *_), name, watched = ROLLOUTS, f"grader/{part}/score_mean", Alarms(100)
+    (first, *_), name, watched = ROLLOUTS, f"grader/{part}/score_mean", RewardHackingAlarms(100)
     graded = [replace(first, grade=replace(first.grade, value=value, scores={part: score})) for value, score in kinds]
     for _ in range(3):
-        watched.look(CALM | {name: before, "step": 1.0}, graded)
-    return [a.metric for a in watched.look(CALM | {name: now, "train_mean_grade": 0.7, "step": 4.0}, graded)]
+        watched.check_step(CALM | {name: before, "step": 1.0}, graded)
+    return [a.metric for a in watched.check_step(CALM | {name: now, "train_mean_grade": 0.7, "step": 4.0}, graded)]
 
 
 def test_learning_as_intended_raises_no_alarm() -> None:
@@ -60,12 +60,12 @@ def test_a_drift_raises_one_alarm_with_rollouts_to_look_at(metrics: dict[str, fl
 
 @pytest.mark.parametrize("name", ["held_out_grade_mean", "grader/style/score_mean"])
 def test_a_grade_that_falls_while_the_trained_one_rises_raises_an_alarm(name: str) -> None:
-    watched = Alarms(100)
+    watched = RewardHackingAlarms(100)
     styled = [replace(r, grade=replace(r.grade, scores={"style": 0.8})) for r in ROLLOUTS]
     for _ in range(3):
-        watched.look(CALM | {name: 0.8, "step": 1.0}, styled)
-    assert watched.look(CALM | {name: 0.6, "step": 4.0}, styled) == []
-    (alarm,) = watched.look(CALM | {name: 0.6, "train_mean_grade": 0.7, "step": 5.0}, styled)
+        watched.check_step(CALM | {name: 0.8, "step": 1.0}, styled)
+    assert watched.check_step(CALM | {name: 0.6, "step": 4.0}, styled) == []
+    (alarm,) = watched.check_step(CALM | {name: 0.6, "train_mean_grade": 0.7, "step": 5.0}, styled)
     assert (alarm.rule, alarm.metric, alarm.step) == ("diverged", name, 5)
     assert (alarm.before, alarm.now, alarm.grade_rise) == pytest.approx((0.8, 0.6, 0.2))
     assert alarm.traces[0] == ROLLOUTS[7].trace_id

@@ -87,7 +87,7 @@ async def test_a_copy_that_ends_while_a_checkpoint_is_saved_removes_with_it(tmp_
         def add(self, checkpoint: Path, prune: Callable[[], None]) -> None:
             self.removing += [self.pool.submit(prune) for _ in range(4)]
 
-        def needs(self, checkpoint: Path) -> bool:
+        def is_uploading(self, checkpoint: Path) -> bool:
             return False
 
     async def many_files(path: Path) -> None:
@@ -124,7 +124,7 @@ async def test_of_equal_rewards_the_earliest_checkpoints_are_kept_and_without_an
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": "x"}', "\0" * 100])
-def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path: Path, text: str) -> None:
+def test_a_damaged_checkpoint_is_named_with_the_fix(tmp_path: Path, text: str) -> None:
     (tmp_path / "step-000004").mkdir()
     (tmp_path / "step-000004" / "loop.json").write_text(text)
     with pytest.raises(UserError, match=r"step-000004 is damaged .* restore it, or start a new run"):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent_rft.problems.zero_variance import CAUSES, Diagnosis, how_many
+from agent_rft.problems.zero_variance import CAUSES, Diagnosis, summarize_groups
 from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.health import ERROR_CHARS, diagnose
-from agent_rft.types import Discarded, Grade, Group, ToolCall, ToolResult, Turn
+from agent_rft.types import DiscardedRollout, Grade, Group, ToolCall, ToolResult, Turn
 from tests.support.builders import group, group_request, task
 
 TOOL = {"type": "function", "function": {"name": "cat"}}
@@ -93,7 +93,7 @@ def test_rows_with_one_grade_each_are_not_called_too_hard(first: list[float], ot
 
 
 def test_a_batch_that_is_lost_names_why_most_rollouts_were_discarded() -> None:
-    lost = tuple(Discarded("t", "1", i, "grader_failed" if i else "tool_failed", "down") for i in range(8))
+    lost = tuple(DiscardedRollout("t", "1", i, "grader_failed" if i else "tool_failed", "down") for i in range(8))
     made = replace(group(group_request(), []), discarded=lost)
     assert diagnose(Batch([], [(made, None)])) == Diagnosis("discarded", "grader_failed")
 
@@ -103,14 +103,16 @@ def test_what_tools_answer_is_bounded() -> None:
     assert len(found.error) == ERROR_CHARS
 
 
-def test_each_cause_has_words_and_a_remedy() -> None:
-    for cause, (_, remedy) in CAUSES.items():
-        assert str(Diagnosis(cause, "cat")).endswith(remedy) and remedy
+def test_each_cause_has_words_and_a_fix() -> None:
+    for cause, (_, fix) in CAUSES.items():
+        assert str(Diagnosis(cause, "cat")).endswith(fix) and fix
     assert str(Diagnosis("tool_errors", "cat", "404")).startswith(
         "nearly all calls of 'cat' were answered with an error (404); "
     )
 
 
 def test_groups_are_counted_with_the_most_frequent_kind_first() -> None:
-    assert how_many({"all_wrong": 8.0}, 0) == "8 of 8 groups all wrong"
-    assert how_many({"equal": 1.0, "all_right": 5.0}, 2) == "5 of 8 groups all right, 2 lost, 1 with equal grades"
+    assert summarize_groups({"all_wrong": 8.0}, 0) == "8 of 8 groups all wrong"
+    assert (
+        summarize_groups({"equal": 1.0, "all_right": 5.0}, 2) == "5 of 8 groups all right, 2 lost, 1 with equal grades"
+    )

@@ -10,7 +10,7 @@ import pytest
 from agent_rft.events import EarlyStopped, Evaluated
 from agent_rft.spec.job import CheckpointInterval, EarlyStop
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState, best_checkpoint
-from agent_rft.trainer.loop.validation import is_over, num_without_gain
+from agent_rft.trainer.loop.validation import num_without_gain, should_stop
 from agent_rft.types import Group, GroupRequest
 from tests.support.fakes import FakeRollouts
 from tests.support.loops import EACH_STEP, NEVER, Killed, Made, killed_in
@@ -46,15 +46,15 @@ def test_a_gain_exceeds_the_best_before_it_by_more_than_the_least(
     rewards: list[float], min_gain: float, count: int
 ) -> None:
     assert num_without_gain(rewards, min_gain) == count
-    assert not is_over(EarlyStop(patience=count + 1, min_gain=min_gain), rewards)
-    assert count == 0 or is_over(EarlyStop(patience=count, min_gain=min_gain), rewards)
-    assert not is_over(None, rewards)
+    assert not should_stop(EarlyStop(patience=count + 1, min_gain=min_gain), rewards)
+    assert count == 0 or should_stop(EarlyStop(patience=count, min_gain=min_gain), rewards)
+    assert not should_stop(None, rewards)
 
 
 async def test_a_job_ends_after_its_patience_with_the_best_checkpoint(tmp_path: Path) -> None:
     run = made(tmp_path)
     state = await run.loop.run()
-    assert state.step == 5 and run.loop.stopped_early
+    assert state.step == 5 and run.loop.has_stopped_early
     [stopped] = run.sink.of(EarlyStopped)
     assert stopped == EarlyStopped(step=5, best_step=2, best_reward=0.5, total_steps=7)
     assert run.sink.events[-1] == stopped, "its checkpoints are complete by then"
@@ -72,13 +72,13 @@ async def test_a_job_that_gains_or_has_no_early_stop_takes_all_its_steps(tmp_pat
     for name, early_stop in (("patient", EarlyStop(patience=4)), ("off", EarlyStop(patience=1_000))):
         run = made(tmp_path / name, early_stop)
         assert (await run.loop.run()).step == 7
-        assert not run.loop.stopped_early and not run.sink.of(EarlyStopped)
+        assert not run.loop.has_stopped_early and not run.sink.of(EarlyStopped)
 
 
 async def test_a_last_validation_without_gain_stops_nothing_early(tmp_path: Path) -> None:
     run = made(tmp_path, steps=5)
     assert (await run.loop.run()).step == 5
-    assert not run.loop.stopped_early and not run.sink.of(EarlyStopped)
+    assert not run.loop.has_stopped_early and not run.sink.of(EarlyStopped)
 
 
 @pytest.mark.parametrize("interval", [NEVER, EACH_STEP, CheckpointInterval(minutes=None, steps=3)])

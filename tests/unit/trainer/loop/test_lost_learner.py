@@ -36,9 +36,9 @@ async def test_a_lost_learner_starts_again_and_catches_up(tmp_path: Path, lost_i
             self._maybe("snapshot")
             await super().snapshot()
 
-        async def write(self, folder: Path) -> None:
+        async def write_snapshot(self, folder: Path) -> None:
             self._maybe("write")
-            await super().write(folder)
+            await super().write_snapshot(folder)
 
         def _maybe(self, what: str) -> None:
             self.times += what == lost_in
@@ -94,10 +94,10 @@ async def test_a_learner_that_is_lost_while_a_run_resumes_trains_nothing_twice(t
     """The driver was killed after validations whose checkpoints were not complete: the replay writes them."""
 
     class Unwritten(FakeLearner):
-        async def write(self, folder: Path) -> None:
+        async def write_snapshot(self, folder: Path) -> None:
             if len(self.batches) > 3:
                 raise OSError(errno.EIO, "Input/output error")
-            await super().write(folder)
+            await super().write_snapshot(folder)
 
     with pytest.raises(OSError, match="Input/output"):
         await made(tmp_path / "lost", learner=Unwritten(), eval_interval=2, interval=NEVER).loop.run()
@@ -124,7 +124,7 @@ async def test_a_learner_that_is_lost_while_a_run_resumes_trains_nothing_twice(t
 
     learner, rollouts = Mortal(), Publishing(some_without_signal)
     run = made(tmp_path / "lost", learner=learner, rollouts=rollouts, sleep=counting([]), eval_interval=2)
-    await run.loop.resume(reported={1, 2, 3, 4, 5})
+    await run.loop.resume(reported_steps={1, 2, 3, 4, 5})
     await run.loop.run()
     assert learner.restarts == 1
     assert learner.weights == await undisturbed(tmp_path / "calm")
@@ -134,10 +134,10 @@ async def test_a_learner_that_is_lost_while_a_run_resumes_trains_nothing_twice(t
 
 async def test_a_learner_that_is_lost_in_the_last_checkpoint_writes_it_again(tmp_path: Path) -> None:
     class Mortal(FakeLearner):
-        async def write(self, folder: Path) -> None:
+        async def write_snapshot(self, folder: Path) -> None:
             if not self.restarts:
                 self.lose(LearnerFailed("its process was lost"))
-            await super().write(folder)
+            await super().write_snapshot(folder)
 
     learner = Mortal()
     run = made(tmp_path, learner=learner, sleep=counting([]), interval=NEVER)

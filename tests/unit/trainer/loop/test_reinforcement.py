@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent_rft.errors import EndpointRefused, Halted
+from agent_rft.errors import EndpointRefused, TrainingHalted
 from agent_rft.events import (
     BatchStarved,
     EngineLearnerGap,
@@ -23,7 +23,7 @@ from agent_rft.events import (
     NoToolCalls,
     UpdateSkipped,
 )
-from agent_rft.metrics import STEP_METRICS, metric_of
+from agent_rft.metrics import STEP_METRICS, find_metric
 from agent_rft.types import GroupRequest, StepReport, ToolCall, ToolResult, Turn
 from tests.support.fakes import FakeLearner, FakeRollouts
 from tests.support.loops import NEVER, Made
@@ -53,7 +53,7 @@ async def test_staleness_is_bounded_for_any_outcome_and_timing_of_groups(tmp_pat
 
     rollouts = FakeRollouts(grades, delay=lambda request: rng.randrange(1, late + 1))
     made = Made(tmp_path, rollouts, staleness=staleness, batch_size=size, steps=30, validate=False)
-    with suppress(Halted):  # by chance three batches in a row may have no signal
+    with suppress(TrainingHalted):  # by chance three batches in a row may have no signal
         await made.loop.run()
     assert made.sink.steps
     assert max(metrics["staleness_max"] for metrics in made.sink.steps) <= staleness
@@ -152,7 +152,7 @@ async def test_discarded_rollouts_do_not_affect_advantages(tmp_path: Path) -> No
 
 async def test_starvation_warns_and_then_stops_the_job(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [0.0] * 4), validate=False)
-    with pytest.raises(Halted, match=r"4 of 4 groups all wrong.*all rollouts of each row are identical"):
+    with pytest.raises(TrainingHalted, match=r"4 of 4 groups all wrong.*all rollouts of each row are identical"):
         await made.loop.run()
     assert [event.times for event in made.sink.of(BatchStarved)] == [1, 2, 3]
     assert made.sink.of(BatchStarved)[0].without_signal == {"all_wrong": 4.0}
@@ -165,7 +165,7 @@ async def test_a_job_that_has_learned_all_ends_with_its_last_checkpoint(tmp_path
 
     made = Made(tmp_path, FakeRollouts(grades), staleness=0, steps=6, validate=False, interval=NEVER)
     state = await made.loop.run()
-    assert state.step == 2 and not made.loop.stopped_early
+    assert state.step == 2 and not made.loop.has_stopped_early
     assert made.sink.events[-1] == NothingLeftToLearn(step=2, total_steps=6)
     latest = made.checkpoints.latest()
     assert latest is not None and latest[1].step == 2
@@ -173,7 +173,7 @@ async def test_a_job_that_has_learned_all_ends_with_its_last_checkpoint(tmp_path
 
 async def test_a_job_whose_first_answers_are_all_right_has_nothing_to_train(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [1.0] * 4), validate=False)
-    with pytest.raises(Halted, match="every answer is already right; use harder rows"):
+    with pytest.raises(TrainingHalted, match="every answer is already right; use harder rows"):
         await made.loop.run()
 
 
@@ -226,7 +226,7 @@ async def test_steps_whose_rollouts_call_no_tool_are_reported_once_until_one_doe
 
 async def test_a_starved_job_says_that_no_tool_was_called(tmp_path: Path) -> None:
     made = Made(tmp_path, Offered((), grades=lambda request: [0.0] * 4), validate=False)
-    with pytest.raises(Halted):
+    with pytest.raises(TrainingHalted):
         await made.loop.run()
     assert made.sink.of(NoToolCalls) == [NoToolCalls(step=1, num_rollouts=16)]
     assert {event.cause for event in made.sink.of(BatchStarved)} == {"no_calls"}
@@ -265,7 +265,7 @@ async def test_each_part_of_a_step_is_timed_and_the_parts_are_no_longer_than_the
 async def test_engine_and_learner_that_disagree_stop_the_job(tmp_path: Path) -> None:
     learner = FakeLearner(lambda step: StepReport({"logprob_gap": 0.2 if step == 1 else 0.9}, applied=True))
     made = Made(tmp_path, learner=learner, validate=False)
-    with pytest.raises(Halted, match="disagree"):
+    with pytest.raises(TrainingHalted, match="disagree"):
         await made.loop.run()
     assert [event.gap_nats for event in made.sink.of(EngineLearnerGap)] == [0.2]
     assert len(learner.batches) == 2
@@ -371,4 +371,4 @@ async def test_every_metric_of_a_step_is_in_the_list(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [None, 1.0, 0.0, 1.0]), steps=4)
     await made.loop.run()
     names = {name for metrics in made.sink.steps for name in metrics}
-    assert [name for name in sorted(names) if metric_of(name) is None] == []
+    assert [name for name in sorted(names) if find_metric(name) is None] == []

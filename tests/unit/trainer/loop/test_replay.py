@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_rft.errors import Halted, UserError
+from agent_rft.errors import TrainingHalted, UserError
 from agent_rft.events import CheckpointSaved, DiskFreed, DiskFull, UpdatesReplayed
 from agent_rft.spec.job import CheckpointInterval
 from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.checkpoint import LoopState
 from agent_rft.trainer.loop.journal import Journal
-from agent_rft.types import Group, GroupRequest, StepReport, TrainSequence
+from agent_rft.types import Group, GroupRequest, StepReport, TrainSegment
 from tests.support.builders import group, group_request, rollout
 from tests.support.fakes import FakeLearner
 from tests.support.fakes_http import until
@@ -90,7 +90,7 @@ async def test_a_full_disk_pauses_the_job_which_then_goes_on(tmp_path: Path) -> 
         full_for = 3
 
         async def add_batch(self, batch: Batch) -> None:
-            if batch.trained[0].request.index > 4 and self.full_for:
+            if batch.to_train[0].request.index > 4 and self.full_for:
                 self.full_for -= 1
                 raise OSError(errno.ENOSPC, "No space left on device")
             await super().add_batch(batch)
@@ -137,7 +137,7 @@ async def test_a_checkpoint_is_due_by_minutes_of_the_clock(tmp_path: Path) -> No
     now = [0.0]
 
     class Learner(FakeLearner):
-        async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
+        async def step(self, sequences: Sequence[TrainSegment], version: int) -> StepReport:
             # While one is being written, none is due.
             await until(lambda: len(run.sink.of(CheckpointSaved)) >= len(self.batches) // 4)
             now[0] += 240.0
@@ -162,7 +162,7 @@ async def test_rows_of_a_starved_batch_are_done(tmp_path: Path) -> None:
 async def test_a_batch_that_ended_the_job_is_not_learned_from_when_it_resumes(tmp_path: Path) -> None:
     gaps = {3: {"logprob_gap": 0.9}}
     run = made(tmp_path, learner=FakeLearner(lambda step: StepReport(gaps.get(step, {}), applied=True)))
-    with pytest.raises(Halted, match="disagree"):
+    with pytest.raises(TrainingHalted, match="disagree"):
         await run.loop.run()
     dropped = run.learner.weights[2]
     again = made(tmp_path)
@@ -181,15 +181,15 @@ async def test_a_batch_that_ends_the_job_in_a_replay_ends_it_once(tmp_path: Path
 
     def report(step: int) -> StepReport:
         if halts == "in its update" and step == 3:
-            raise Halted("3 updates in a row had a gradient that is not finite")
+            raise TrainingHalted("3 updates in a row had a gradient that is not finite")
         return StepReport({"logprob_gap": 0.9 if step == 3 else 0.0}, applied=True)
 
     halted = made(tmp_path, learner=FakeLearner(report))
-    with pytest.raises(Halted):
-        await halted.loop.resume(reported={1, 2})
+    with pytest.raises(TrainingHalted):
+        await halted.loop.resume(reported_steps={1, 2})
         await halted.loop.run()
     again = made(tmp_path)
-    await again.loop.resume(reported={1, 2})
+    await again.loop.resume(reported_steps={1, 2})
     assert [replayed.num_updates for replayed in again.sink.of(UpdatesReplayed)] == [2]
     assert (await again.loop.run()).step == 9
 
@@ -198,11 +198,11 @@ async def test_engines_that_cannot_validate_end_the_job_but_keep_its_batch(tmp_p
     class Broken(Numbered):
         async def sample(self, request: GroupRequest) -> Group:
             if request.purpose == "validation" and self.version == 4:
-                raise Halted("engine-0 could not be started")
+                raise TrainingHalted("engine-0 could not be started")
             return await super().sample(request)
 
     run = made(tmp_path, rollouts=Broken(some_without_signal), validate=True)
-    with pytest.raises(Halted, match="engine-0"):
+    with pytest.raises(TrainingHalted, match="engine-0"):
         await run.loop.run()
     again = made(tmp_path, validate=True)
     await again.loop.resume()
@@ -222,7 +222,7 @@ async def test_a_step_is_reported_once_and_its_validation_is_not_repeated(tmp_pa
     with pytest.raises(Killed):
         await run.loop.run()
     again = made(tmp_path, validate=True, eval_interval=2)
-    await again.loop.resume(reported={1, 2, 3})
+    await again.loop.resume(reported_steps={1, 2, 3})
     await again.loop.run()
     assert [metrics["step"] for metrics in again.sink.steps] == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
     assert "full_valid_n" in again.sink.steps[0]
@@ -234,20 +234,20 @@ async def test_steps_whose_reports_were_lost_are_reported_by_the_replay(tmp_path
     with pytest.raises(Killed):
         await made(tmp_path, learner=FakeLearner(killed_in(4)), interval=NEVER).loop.run()
     again = made(tmp_path)
-    await again.loop.resume(reported={1})
+    await again.loop.resume(reported_steps={1})
     await again.loop.run()
     assert [metrics["step"] for metrics in again.sink.steps] == list(range(2, 10))
 
 
 async def test_a_validation_whose_checkpoint_was_not_written_is_not_repeated(tmp_path: Path) -> None:
     class Unwritten(FakeLearner):
-        async def write(self, folder: Path) -> None:
+        async def write_snapshot(self, folder: Path) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
     with pytest.raises(OSError, match="Input/output"):
         await made(tmp_path, learner=Unwritten(), validate=True, steps=4).loop.run()
     again = made(tmp_path, validate=True, steps=4)
-    await again.loop.resume(reported={1, 2, 3})
+    await again.loop.resume(reported_steps={1, 2, 3})
     while not again.sink.of(CheckpointSaved):
         await asyncio.to_thread(lambda: None)
     await again.loop.run()
@@ -270,9 +270,9 @@ async def test_records_that_do_not_follow_the_checkpoint_are_removed(tmp_path: P
     for one in groups:
         await journal.add_group(one)
     await journal.add_batch(Batch(groups))
-    assert [record.trained for record in journal.batches(4)] == [(4, 5)]
-    assert journal.batches(2) == []
-    assert list(journal.finished(0)) == []
+    assert [record.to_train for record in journal.read_batches(4)] == [(4, 5)]
+    assert journal.read_batches(2) == []
+    assert list(journal.read_finished_groups(0)) == []
 
 
 async def test_a_group_comes_back_from_its_record_bit_by_bit(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ async def test_a_group_comes_back_from_its_record_bit_by_bit(tmp_path: Path) -> 
     rollouts[0] = replace(rollouts[0], segments=(*rollouts[0].segments, *rollouts[1].segments))
     one = replace(one, rollouts=tuple(rollouts))
     await journal.add_group(one)
-    back = journal.group(3)
+    back = journal.read_group(3)
     assert back.wall_s == 0.1 and back.discarded == one.discarded
     for was, now in zip(one.rollouts, back.rollouts, strict=True):
         assert (was.reward, was.grade, was.trace_id) == (now.reward, now.grade, now.trace_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 from agent_rft.events import CheckpointIntervalChanged, CheckpointSaved, TrainingWaitedForCheckpoint
 from agent_rft.spec.job import CheckpointInterval
 from agent_rft.trainer.loop.checkpoint import Checkpoints
-from agent_rft.trainer.loop.saving import Disk, Progress
+from agent_rft.trainer.loop.saving import CheckpointSaver, FullDiskRetry
 from tests.support.fakes import FakeLearner, FakeSink
 
 
@@ -20,9 +20,9 @@ class SlowWrites(FakeLearner):
         self._now = now
         self.seconds: asyncio.Queue[float] = asyncio.Queue()
 
-    async def write(self, folder: Path) -> None:
+    async def write_snapshot(self, folder: Path) -> None:
         self._now[0] += await self.seconds.get()
-        await super().write(folder)
+        await super().write_snapshot(folder)
 
 
 class Saving:
@@ -32,8 +32,8 @@ class Saving:
         self.now = [0.0]
         self.sink = FakeSink()
         self.learner = SlowWrites(self.now)
-        checkpoints, disk = Checkpoints(folder / "checkpoints"), Disk(self.sink)
-        self.progress = Progress(
+        checkpoints, disk = Checkpoints(folder / "checkpoints"), FullDiskRetry(self.sink)
+        self.progress = CheckpointSaver(
             self.learner,
             checkpoints,
             None,
@@ -53,7 +53,7 @@ class Saving:
         self.step(1.0)
         await self.progress.save(self.progress.state)
         self.learner.seconds.put_nowait(seconds)
-        await self.progress.written()
+        await self.progress.wait_written()
 
 
 async def test_interval_in_minutes_becomes_twice_the_time_of_a_slow_write(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ async def test_training_does_not_wait_for_a_write_that_outlasts_an_interval_in_m
     saving.step(1_200.0)
     assert not saving.progress.is_due
     saving.learner.seconds.put_nowait(0.0)
-    await saving.progress.settled()
+    await saving.progress.wait_settled()
     assert saving.progress.is_due
 
 
@@ -91,7 +91,7 @@ async def test_interval_in_steps_is_kept_and_the_wait_is_reported_once(tmp_path:
         assert saving.progress.is_due
         saving.learner.seconds.put_nowait(500.0)
         await saving.progress.save(saving.progress.state)
-    await saving.progress.written()
+    await saving.progress.wait_written()
     assert [saved.step for saved in saving.sink.of(CheckpointSaved)] == [1, 2, 3]
     assert [event.steps for event in saving.sink.of(TrainingWaitedForCheckpoint)] == [1]
     assert saving.sink.of(CheckpointIntervalChanged) == []

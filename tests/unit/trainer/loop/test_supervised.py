@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent_rft.chat.conversation import Sample
+from agent_rft.chat.conversation import SupervisedSample
 from agent_rft.errors import LearnerFailed
 from agent_rft.events import CheckpointSaved, LossEvaluated
-from agent_rft.metrics import metric_of
+from agent_rft.metrics import find_metric
 from agent_rft.spec.job import CheckpointInterval
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 from agent_rft.trainer.loop.restarts import PAUSES_S
@@ -26,10 +26,10 @@ from tests.support.loops import EACH_STEP, NEVER, Killed, counting
 EVERY_THIRD = CheckpointInterval(minutes=None, steps=3)
 
 
-def samples(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> list[Sample]:
+def samples(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> list[SupervisedSample]:
     """The row's number, twice."""
     number = int(messages[0]["content"])
-    return [Sample([number, number], [False, True])]
+    return [SupervisedSample([number, number], [False, True])]
 
 
 class Learner(FakeLearner):
@@ -97,7 +97,7 @@ async def test_each_epoch_trains_each_row_once_and_validates_at_each_interval(tm
     saved = [(event.step, event.offered, event.valid_reward) for event in run.sink.of(CheckpointSaved)]
     assert saved == [(3, False, None), (4, True, -4.0), (7, False, None), (8, True, -8.0), (9, True, -9.0)]
     names = {name for metrics in run.sink.steps for name in metrics}
-    assert [name for name in sorted(names) if metric_of(name) is None] == []
+    assert [name for name in sorted(names) if find_metric(name) is None] == []
 
 
 @pytest.mark.parametrize("interval", [NEVER, EACH_STEP, EVERY_THIRD])
@@ -130,9 +130,9 @@ async def test_a_lost_learner_goes_back_to_the_checkpoint_and_trains_the_same(tm
             self.maybe("snapshot", len(self.weights) > 4)
             await super().snapshot()
 
-        async def write(self, folder: Path) -> None:
+        async def write_snapshot(self, folder: Path) -> None:
             self.maybe("write", len(self.weights) > 8)
-            await super().write(folder)
+            await super().write_snapshot(folder)
 
         async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
             self.maybe("supervised_loss")
@@ -146,7 +146,7 @@ async def test_a_lost_learner_goes_back_to_the_checkpoint_and_trains_the_same(tm
     with pytest.raises(Killed):
         await Run(tmp_path / "lost", killed_in(4)).loop.run()
     run = Run(tmp_path / "lost", Mortal())
-    await run.loop.resume(reported={1, 2, 3})
+    await run.loop.resume(reported_steps={1, 2, 3})
     assert (await run.loop.run()).step == 9
     assert (run.learner.restarts, run.sleeps) == (1, [1.0])
     assert run.learner.weights == await undisturbed(tmp_path / "calm")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.actors.runtime.turns import Turns
+from agent_rft.actors.runtime.turns import GpuLease
 from agent_rft.errors import LearnerFailed
-from agent_rft.types import Group, GroupRequest, StepReport, SyncReport, TrainSequence
+from agent_rft.types import Group, GroupRequest, StepReport, SyncReport, TrainSegment
 from tests.support.fakes import FakeLearner, FakeRollouts
 from tests.support.loops import EACH_STEP, RUN, Made
 
@@ -21,7 +21,7 @@ class Engines(FakeRollouts):
     def __init__(self) -> None:
         super().__init__()
         self.awake = asyncio.Event()
-        self.turns: Turns
+        self.turns: GpuLease
 
     async def sample(self, request: GroupRequest) -> Group:
         while True:
@@ -32,14 +32,14 @@ class Engines(FakeRollouts):
             self.requests.pop()
 
     async def publish(self, version: int) -> SyncReport:
-        await self.turns.to_learner()
-        await self.turns.to_engines()
+        await self.turns.give_to_learner()
+        await self.turns.give_to_engines()
         return await super().publish(version)
 
-    async def sleep(self) -> None:
+    async def offload(self) -> None:
         self.awake.clear()
 
-    async def wake(self) -> None:
+    async def reload(self) -> None:
         self.awake.set()
 
 
@@ -49,7 +49,7 @@ class Learner(FakeLearner):
     def __init__(self, skipped: Sequence[int] = (), lost_at: Sequence[int] = ()) -> None:
         self._lost_at = list(lost_at)
         super().__init__(lambda step: self._made(step, skipped))
-        self.turns: Turns
+        self.turns: GpuLease
         self.engines: Engines
         self.changes = 0
 
@@ -60,37 +60,37 @@ class Learner(FakeLearner):
             raise LearnerFailed("its process was lost")
         return StepReport({"loss": 0.1, "trained_tokens": 10.0}, applied=step not in skipped)
 
-    async def step(self, sequences: Sequence[TrainSequence], version: int) -> StepReport:
-        await self.turns.to_learner()
+    async def step(self, sequences: Sequence[TrainSegment], version: int) -> StepReport:
+        await self.turns.give_to_learner()
         return await super().step(sequences, version)
 
     async def snapshot(self) -> None:
-        await self.turns.to_learner()
+        await self.turns.give_to_learner()
         await super().snapshot()
 
     async def load(self, folder: Path) -> None:
-        await self.turns.to_learner()
+        await self.turns.give_to_learner()
         await super().load(folder)
 
     async def restart(self) -> None:
-        await self.turns.to_new_learner()
+        await self.turns.give_to_restarted_learner()
         await super().restart()
 
-    async def rest(self) -> None:
+    async def release_devices(self) -> None:
         self.alive()
-        await self.turns.to_engines()
+        await self.turns.give_to_engines()
 
-    async def sleep(self) -> None:
+    async def offload(self) -> None:
         self.changes += 1
 
-    async def wake(self) -> None:
+    async def reload(self) -> None:
         self.alive()
 
 
 def in_turns(folder: Path, learner: Learner) -> Made:
     engines = Engines()
     learner.engines = engines
-    learner.turns = engines.turns = Turns(engines, learner)
+    learner.turns = engines.turns = GpuLease(engines, learner)
     return Made(folder, engines, staleness=0, learner=learner, interval=EACH_STEP, check_every_s=0.001, **RUN)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from agent_rft.trainer.algorithm.loss import clipped_surrogate
-from agent_rft.trainer.model.logprobs import LogitChange, TokenLogProbs
+from agent_rft.trainer.model.logprobs import LogitTransform, TokenLogProbs
 
 VOCABULARY, SIZE, NUM_ROWS = 13, 5, 7
 ROW_BYTES = 4 * VOCABULARY
@@ -113,9 +113,9 @@ def test_gradients_agree_with_finite_differences(inputs: tuple[nn.Parameter, Ten
     assert torch.autograd.gradcheck(of, (hidden, weight))
 
 
-@pytest.mark.parametrize("change", [LogitChange(0.3), LogitChange(softcap=1.5), LogitChange(2.0, 0.7)])
+@pytest.mark.parametrize("change", [LogitTransform(0.3), LogitTransform(softcap=1.5), LogitTransform(2.0, 0.7)])
 def test_a_bias_and_changed_logits_are_those_of_full_logits(
-    inputs: tuple[nn.Parameter, Tensor, Tensor], change: LogitChange
+    inputs: tuple[nn.Parameter, Tensor, Tensor], change: LogitTransform
 ) -> None:
     weight, hidden, targets = inputs
     bias = nn.Parameter(torch.linspace(-2, 2, VOCABULARY, dtype=torch.float64))

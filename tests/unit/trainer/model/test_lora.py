@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from agent_rft.errors import UserError
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.model.lora import (
-    adapter_tensors,
     add_adapter,
-    as_start,
-    linear_shapes,
-    targets_of,
+    as_reference,
+    expand_targets,
+    find_linear_shapes,
+    get_adapter_tensors,
     tensor_shapes,
 )
 from agent_rft.trainer.model.policy import Policy, load_policy
@@ -42,7 +42,7 @@ def logprobs(policy: Policy) -> Tensor:
 def trained(policy: Policy) -> Policy:
     """The policy with an adapter that changes something."""
     with torch.no_grad():
-        for tensor in adapter_tensors(policy).values():
+        for tensor in get_adapter_tensors(policy).values():
             tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)))
     return policy
 
@@ -66,7 +66,7 @@ def test_a_new_adapter_is_drawn_from_the_seed_alone(tmp_path: Path) -> None:
         state = torch.get_rng_state()
         add_adapter(policy, LORA, seed)
         assert torch.equal(torch.get_rng_state(), state)
-        drawn.append(torch.cat([tensor.detach().flatten() for tensor in adapter_tensors(policy).values()]))
+        drawn.append(torch.cat([tensor.detach().flatten() for tensor in get_adapter_tensors(policy).values()]))
         torch.rand(1)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
@@ -78,8 +78,8 @@ def test_names_and_targets_are_those_of_peft(tmp_path: Path) -> None:
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     theirs = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path), config)
     names = {name.replace(".default", ""): p.shape for name, p in theirs.named_parameters() if ".lora_" in name}
-    assert {name: tensor.shape for name, tensor in adapter_tensors(policy).items()} == names
-    assert set(targets_of(policy, LORA)) == {
+    assert {name: tensor.shape for name, tensor in get_adapter_tensors(policy).items()} == names
+    assert set(expand_targets(policy, LORA)) == {
         "q_proj",
         "k_proj",
         "v_proj",
@@ -95,18 +95,18 @@ def test_the_start_model_is_the_policy_without_its_adapter_or_with_the_one_that_
     base = logprobs(policy)
     add_adapter(policy, LORA, seed=1)
     first = logprobs(trained(policy))
-    with as_start(policy):
+    with as_reference(policy):
         assert torch.equal(logprobs(policy), base)
     assert torch.equal(logprobs(policy), first)
 
-    start = {name: tensor.detach() for name, tensor in adapter_tensors(policy).items()}
+    start = {name: tensor.detach() for name, tensor in get_adapter_tensors(policy).items()}
     again = policy_in(tmp_path)
-    add_adapter(again, LORA, 2, start, keeps_start=True)
+    add_adapter(again, LORA, 2, start, keeps_reference=True)
     assert torch.equal(logprobs(again), first)
-    for tensor in adapter_tensors(again).values():
+    for tensor in get_adapter_tensors(again).values():
         tensor.data.mul_(2)
     assert not torch.allclose(logprobs(again), first, atol=1e-3)
-    with as_start(again):
+    with as_reference(again):
         torch.testing.assert_close(logprobs(again), first)
     again(BATCH)[0].sum().backward()
     assert {name.split(".")[-2] for name, p in again.named_parameters() if p.grad is not None} == {"default"}
@@ -121,7 +121,7 @@ def test_layers_that_are_computed_again_give_their_adapters_the_same_gradients(t
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         add_adapter(policy, LORA, seed=1)
         trained(policy).train()(BATCH)[0].sum().backward()
-        gradients.append([tensor.grad for tensor in adapter_tensors(policy).values()])
+        gradients.append([tensor.grad for tensor in get_adapter_tensors(policy).values()])
     for kept, again in zip(*gradients, strict=True):
         assert kept is not None and again is not None
         torch.testing.assert_close(again, kept)
@@ -130,7 +130,7 @@ def test_layers_that_are_computed_again_give_their_adapters_the_same_gradients(t
 def test_targets_are_names_of_layers_or_their_ends(tmp_path: Path) -> None:
     policy = policy_in(tmp_path)
     add_adapter(policy, LoraSpec(targets=("q_proj", "layers.1.mlp.up_proj")), seed=1)
-    adapted = {name.removeprefix("base_model.model.model.").rsplit(".", 2)[0] for name in adapter_tensors(policy)}
+    adapted = {name.removeprefix("base_model.model.model.").rsplit(".", 2)[0] for name in get_adapter_tensors(policy)}
     assert adapted == {"layers.0.self_attn.q_proj", "layers.1.self_attn.q_proj", "layers.1.mlp.up_proj"}
 
 
@@ -143,7 +143,7 @@ def test_a_target_that_no_linear_layer_has_is_refused_with_the_names_there_are(t
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     policy = policy_in(tmp_path / "one")
     add_adapter(policy, LORA, seed=1)
-    start = {name: tensor.detach() for name, tensor in adapter_tensors(policy).items()}
+    start = {name: tensor.detach() for name, tensor in get_adapter_tensors(policy).items()}
     deeper = load_policy(save_model(tmp_path / "deeper", num_hidden_layers=3), torch.float32, 1.0)
     with pytest.raises(UserError, match="does not fit the model"):
         add_adapter(deeper, LORA, 1, start)
@@ -157,11 +157,11 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_each_architecture_begins_as_it_is_and_each_of_its_adapters_learns(shape: str) -> None:
     policy = policy_of(shape)
     before = logprobs(policy)
-    wanted = tensor_shapes(linear_shapes(policy.model.config, LORA), LORA.rank)
+    wanted = tensor_shapes(find_linear_shapes(policy.model.config, LORA), LORA.rank)
     add_adapter(policy, LORA, seed=1)
     assert torch.equal(logprobs(policy), before)
     policy(BATCH)[0].sum().backward()
-    tensors = adapter_tensors(policy)
+    tensors = get_adapter_tensors(policy)
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == wanted
     silent = [name for name, p in tensors.items() if ".lora_B." in name and (p.grad is None or not p.grad.any())]
     assert silent == []
@@ -169,6 +169,6 @@ def test_each_architecture_begins_as_it_is_and_each_of_its_adapters_learns(shape
 
 
 def test_only_the_language_model_of_one_that_sees_is_adapted() -> None:
-    names = linear_shapes(with_vision("gemma3"), LORA).keys()
+    names = find_linear_shapes(with_vision("gemma3"), LORA).keys()
     assert len(names) == 14
     assert not any("vision" in name or "projector" in name for name in names)

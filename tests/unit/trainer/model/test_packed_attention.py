@@ -37,7 +37,7 @@ def outputs(
         torch.nn.Module(),
         *inputs,
         None,
-        packing=Packing.of(LENGTHS, CPU),
+        packing=Packing.from_lengths(LENGTHS, CPU),
         attend=None if backend is None else BACKENDS[backend],
         scaling=scaling,
         sliding_window=window,

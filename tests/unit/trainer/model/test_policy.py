@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from agent_rft.errors import UserError
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.trainer.algorithm import objective
-from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, Policy, load_policy
 from agent_rft.types import Segment
 from tests.support.builders import group_request, rollout
@@ -48,8 +48,8 @@ def tokens(length: int) -> NDArray[np.int32]:
 
 def batch_of(*lengths: int) -> DeviceBatch:
     sequences = [WeightedSequence(tokens(n), np.array([0] + [1] * (n - 1), np.float32)) for n in lengths]
-    [[micro_batch]] = pack(sequences, num_ranks=1, budget=1000)
-    return DeviceBatch.of(micro_batch, CPU)
+    [[micro_batch]] = pack_sequences(sequences, num_ranks=1, budget=1000)
+    return DeviceBatch.from_micro_batch(micro_batch, CPU)
 
 
 @pytest.fixture(params=["full", "untied", "sliding"])
@@ -86,12 +86,17 @@ def test_a_rollout_in_two_segments_has_the_gradient_of_its_tokens_in_one(tmp_pat
     def gradients_with(*segments: Segment) -> dict[str, Tensor]:
         """Gradients of a mini-batch of two rollouts; the other one has one segment."""
         rollouts = [rollout(group_request(), segments=mine) for mine in (segments, (segment(6, slice(2, 6)),))]
-        trained = [s for r, advantage in zip(rollouts, (1.0, -0.5), strict=True) for s in r.train_sequences(advantage)]
-        [[micro_batch]] = pack(trained, num_ranks=1, budget=1000)
+        trained = [
+            s for r, advantage in zip(rollouts, (1.0, -0.5), strict=True) for s in r.to_train_segments(advantage)
+        ]
+        [[micro_batch]] = pack_sequences(trained, num_ranks=1, budget=1000)
         assert micro_batch.total_weight == sum(r.num_sampled for r in rollouts) == 12
-        batch, policy = DeviceBatch.of(micro_batch, CPU), load_policy(model, torch.float32, temperature=1.0)
+        batch, policy = (
+            DeviceBatch.from_micro_batch(micro_batch, CPU),
+            load_policy(model, torch.float32, temperature=1.0),
+        )
         logprobs = policy(batch)[0]
-        loss, _ = objective.reinforcement(batch, logprobs, logprobs.detach(), None, AlgorithmSpec(), 12.0)
+        loss, _ = objective.rl_loss(batch, logprobs, logprobs.detach(), None, AlgorithmSpec(), 12.0)
         loss.backward()
         return {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
 

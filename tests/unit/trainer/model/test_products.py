@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent_rft.trainer.model.products import ERROR, use_faster_products
+from agent_rft.trainer.model.products import ERROR, enable_onednn_matmul
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def precision() -> Iterator[None]:
 
 
 def test_products_have_full_precision_whether_or_not_this_processor_has_faster_ones() -> None:
-    use_faster_products()
+    enable_onednn_matmul()
     left, right = torch.randn(500, 300), torch.randn(300, 700)
     exact = left.double() @ right.double()
     assert ((left @ right).double() - exact).norm() < ERROR * exact.norm()
@@ -29,5 +29,5 @@ def test_products_whose_factors_are_rounded_to_bfloat16_are_not_used() -> None:
     def rounded(left: Tensor, right: Tensor) -> Tensor:
         return left.bfloat16().float() @ right.bfloat16().float()
 
-    assert not use_faster_products(rounded)
+    assert not enable_onednn_matmul(rounded)
     assert torch.get_float32_matmul_precision() == "highest"

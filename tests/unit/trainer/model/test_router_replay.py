@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from agent_rft.trainer.model.batch import MicroBatch, pack
-from agent_rft.trainer.model.packed_attention import NAME
+from agent_rft.trainer.model.batch import MicroBatch, pack_sequences
+from agent_rft.trainer.model.packed_attention import ATTENTION_NAME
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
 from agent_rft.trainer.model.router_replay import num_experts
-from agent_rft.types import TrainSequence
+from agent_rft.types import TrainSegment
 from tests.support.shapes import tiny_shape
 
 CPU = torch.device("cpu")
@@ -42,11 +42,11 @@ class Recorded(TorchFunctionMode):
 
 def policy_of(shape: str) -> Policy:
     model = tiny_shape(shape)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(ATTENTION_NAME)
     return Policy(model, 1.0)
 
 
-def sequences(experts: NDArray[np.uint8] | None = None) -> list[TrainSequence]:
+def sequences(experts: NDArray[np.uint8] | None = None) -> list[TrainSegment]:
     """Random sequences; `experts` [N, L, k] of their tokens but the last."""
     random, made, start = np.random.default_rng(0), [], 0
     for length in LENGTHS:
@@ -56,12 +56,12 @@ def sequences(experts: NDArray[np.uint8] | None = None) -> list[TrainSequence]:
             chosen = np.concatenate([experts[start : start + length - 1], experts[:1]])
             start += length - 1
         arrays = random.integers(0, 256, length).astype(np.int32), mask, np.zeros(length, np.float32)
-        made.append(TrainSequence(*arrays, np.zeros(length, np.int32), 1.0, experts=chosen))
+        made.append(TrainSegment(*arrays, np.zeros(length, np.int32), 1.0, experts=chosen))
     return made
 
 
 def packed(experts: NDArray[np.uint8] | None = None) -> MicroBatch:
-    [[batch]] = pack(sequences(experts), num_ranks=1, budget=1000)
+    [[batch]] = pack_sequences(sequences(experts), num_ranks=1, budget=1000)
     return batch
 
 
@@ -70,7 +70,7 @@ def choices_of(policy: Policy) -> tuple[NDArray[np.uint8], list[int], Tensor]:
     batch = packed()
     config = policy.model.config
     with torch.no_grad(), Recorded((batch.num_tokens, num_experts(config))) as recorded:
-        logprobs = policy(DeviceBatch.of(batch, CPU))[0]
+        logprobs = policy(DeviceBatch.from_micro_batch(batch, CPU))[0]
     routed = [number for number, layer in enumerate(policy.model.model.layers) if "router" in repr(layer).lower()]
     assert len(recorded.choices) == len(routed) > 0
     experts = np.zeros((batch.num_tokens, config.num_hidden_layers, recorded.choices[0].shape[1]), np.uint8)
@@ -83,7 +83,7 @@ def choices_of(policy: Policy) -> tuple[NDArray[np.uint8], list[int], Tensor]:
 def test_with_its_own_choices_a_policy_computes_what_it_computes_without(shape: str) -> None:
     policy = policy_of(shape)
     experts, _, expected = choices_of(policy)
-    replayed = policy(DeviceBatch.of(packed(experts), CPU))[0]
+    replayed = policy(DeviceBatch.from_micro_batch(packed(experts), CPU))[0]
     torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_a_policy_that_would_choose_others_computes_with_the_given_experts(shape
     assert (np.sort(own[:, routed]) != np.sort(experts[:, routed])).any()
     batch = packed(experts)
     with torch.no_grad(), Recorded((batch.num_tokens, num_experts(policy.model.config))) as recorded:
-        replayed = other(DeviceBatch.of(batch, CPU))[0]
+        replayed = other(DeviceBatch.from_micro_batch(batch, CPU))[0]
     assert recorded.choices == []
     assert (replayed - logprobs).abs().max() > 0.01
 
@@ -109,7 +109,7 @@ def test_gradients_reach_the_router_also_where_a_layer_is_computed_again() -> No
     experts = (choices_of(kept)[0] + 1) % num_experts(kept.model.config)
     again.model.gradient_checkpointing_enable({"use_reentrant": False})
     for policy in (kept, again):
-        policy(DeviceBatch.of(packed(experts.astype(np.uint8)), CPU))[0].sum().backward()
+        policy(DeviceBatch.from_micro_batch(packed(experts.astype(np.uint8)), CPU))[0].sum().backward()
     pairs = zip(kept.named_parameters(), again.parameters(), strict=True)
     assert all(torch.equal(ours.grad, theirs.grad) for (_, ours), theirs in pairs if ours.grad is not None)
     router = kept.model.model.layers[0].mlp.gate.weight
@@ -122,10 +122,10 @@ def test_sequences_whose_experts_are_unknown_have_the_learners_own_beside_others
     others = ((own + 1) % num_experts(policy.model.config)).astype(np.uint8)
     known = sequences(others)
     mixed = [known[0], *(replace(sequence, experts=None) for sequence in known[1:])]
-    [[batch]] = pack(mixed, num_ranks=1, budget=1000)
+    [[batch]] = pack_sequences(mixed, num_ranks=1, budget=1000)
     assert batch.experts is not None and (batch.experts < 0).sum() == batch.experts[LENGTHS[0] - 1 :].size
     with torch.no_grad():
-        found = policy(DeviceBatch.of(batch, CPU))[0]
+        found = policy(DeviceBatch.from_micro_batch(batch, CPU))[0]
     first = LENGTHS[0] - 1
     assert (found[:first] - expected[:first]).abs().max() > 0.01
     torch.testing.assert_close(found[first:], expected[first:], atol=1e-5, rtol=1e-5)

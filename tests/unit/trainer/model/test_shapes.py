@@ -14,18 +14,18 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from agent_rft.errors import UserError
-from agent_rft.trainer.model.batch import WeightedSequence, pack
-from agent_rft.trainer.model.packed_attention import NAME, Packing
+from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.packed_attention import ATTENTION_NAME, Packing
 from agent_rft.trainer.model.per_sequence import separate_sequences
 from agent_rft.trainer.model.policy import (
     STATE_LAYERS,
     DeviceBatch,
     Policy,
+    check_layer_support,
     layer_kinds,
     load_policy,
-    refuse_unsupported,
 )
-from agent_rft.trainer.model.probe import refuse_if_wrong
+from agent_rft.trainer.model.probe import check_model
 from docs.generator.architectures import COLUMNS, FOUND
 from tests.support.architectures import ARCHITECTURES, with_vision
 from tests.support.shapes import KINDS, SHAPES, shape_config, tiny_shape, write_shape
@@ -42,8 +42,8 @@ def tokens(length: int) -> NDArray[np.int32]:
 
 def batch_of(*lengths: int) -> DeviceBatch:
     sequences = [WeightedSequence(tokens(n), np.array([0] + [1] * (n - 1), np.float32)) for n in lengths]
-    [[micro_batch]] = pack(sequences, num_ranks=1, budget=1000)
-    return DeviceBatch.of(micro_batch, CPU)
+    [[micro_batch]] = pack_sequences(sequences, num_ranks=1, budget=1000)
+    return DeviceBatch.from_micro_batch(micro_batch, CPU)
 
 
 def alone(model: PreTrainedModel, temperature: float) -> Tensor:
@@ -58,7 +58,7 @@ def alone(model: PreTrainedModel, temperature: float) -> Tensor:
 
 def policy_of(shape: str) -> Policy:
     model = tiny_shape(shape)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(ATTENTION_NAME)
     return Policy(model, 1.0)
 
 
@@ -72,7 +72,7 @@ def test_log_probabilities_are_those_of_each_sequence_alone(shape: str, tmp_path
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         torch.testing.assert_close(policy(batch_of(*LENGTHS))[0], alone(model, 0.8), atol=5e-5, rtol=1e-5)
-    refuse_if_wrong(policy, CPU)
+    check_model(policy, CPU)
 
 
 @pytest.mark.parametrize("shape", KINDS)
@@ -93,7 +93,7 @@ def test_a_leak_between_sequences_would_be_seen(shape: str) -> None:
     policy, batch = policy_of(shape), batch_of(*LENGTHS)
     joined = DeviceBatch(
         **{name: getattr(batch, name) for name in DeviceBatch.__slots__ if name != "packing"},
-        packing=Packing.of([sum(batch.packing.lengths)], CPU),
+        packing=Packing.from_lengths([sum(batch.packing.lengths)], CPU),
     )
     with torch.no_grad():
         assert (policy(joined)[0] - policy(batch)[0]).abs().max() > 0.1
@@ -116,7 +116,7 @@ def test_the_text_part_of_a_model_that_sees_is_trained() -> None:
     model.get_decoder().load_state_dict(text.get_decoder().state_dict())
     model.tie_weights()
     expected = alone(text, 1.0)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(ATTENTION_NAME)
     policy = Policy(model, 1.0).train()
     logprobs = policy(batch_of(*LENGTHS))[0]
     torch.testing.assert_close(logprobs, expected, atol=5e-5, rtol=1e-5)
@@ -129,16 +129,16 @@ def test_the_text_part_of_a_model_that_sees_is_trained() -> None:
 def test_an_architecture_is_refused_by_what_its_layers_do() -> None:
     """RWKV keeps its state in a way of its own."""
     config = AutoConfig.for_model("rwkv", vocab_size=50, hidden_size=32, num_hidden_layers=2)
-    refuse_unsupported(config)
+    check_layer_support(config)
     torch.manual_seed(0)
     with pytest.raises(UserError, match=r"RwkvForCausalLM lets packed rollouts see each other: .* \d"):
-        refuse_if_wrong(Policy(AutoModelForCausalLM.from_config(config), 1.0), CPU)
+        check_model(Policy(AutoModelForCausalLM.from_config(config), 1.0), CPU)
 
 
 def test_an_architecture_that_hands_no_packing_to_its_layers_is_refused() -> None:
     config = AutoConfig.for_model("mamba", vocab_size=50, hidden_size=32, num_hidden_layers=2)
     with pytest.raises(UserError, match="MambaForCausalLM does not support packed sequences"):
-        refuse_if_wrong(Policy(AutoModelForCausalLM.from_config(config), 1.0), CPU)
+        check_model(Policy(AutoModelForCausalLM.from_config(config), 1.0), CPU)
 
 
 class Doubled(Qwen3ForCausalLM):
@@ -150,9 +150,9 @@ class Doubled(Qwen3ForCausalLM):
 
 
 def test_logits_that_are_changed_after_the_head_are_found() -> None:
-    config = ARCHITECTURES["qwen3"](initializer_range=0.5, attn_implementation=NAME)
+    config = ARCHITECTURES["qwen3"](initializer_range=0.5, attn_implementation=ATTENTION_NAME)
     with pytest.raises(UserError, match=r"Doubled changes its logits by \d"):
-        refuse_if_wrong(Policy(Doubled(config), 1.0), CPU)
+        check_model(Policy(Doubled(config), 1.0), CPU)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_logits_that_are_changed_after_the_head_are_found() -> None:
 )
 def test_an_architecture_is_refused_by_its_config(model_type: str, what: str) -> None:
     with pytest.raises(UserError, match=what):
-        refuse_unsupported(AutoConfig.for_model(model_type))
+        check_layer_support(AutoConfig.for_model(model_type))
 
 
 def test_the_manual_lists_the_architectures_that_are_tested() -> None:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agent_rft.trainer.model.batch import WeightedSequence, pack
+from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch
-from agent_rft.trainer.model.probe import shares_prefixes
-from agent_rft.trainer.model.shared_prefix import MAX_LENGTH, MIN_SHARED, NO_PARENT, PrefixTree
-from agent_rft.types import TrainSequence
+from agent_rft.trainer.model.probe import can_share_prefixes
+from agent_rft.trainer.model.shared_prefix import MAX_SHARED_LENGTH, MIN_SHARED, NO_PARENT, PrefixTree
+from agent_rft.types import TrainSegment
 from tests.support.shapes import KINDS
 from tests.unit.trainer.model.test_shapes import gradients, policy_of, tokens
 
@@ -34,8 +34,8 @@ def rollouts() -> list[NDArray[np.int32]]:
 
 def batch_of(sequences: list[NDArray[np.int32]], *, share: bool) -> DeviceBatch:
     rows = [WeightedSequence(ids, (np.arange(len(ids)) > 0).astype(np.float32)) for ids in sequences]
-    [[micro_batch]] = pack(rows, num_ranks=1, budget=10_000)
-    return DeviceBatch.of(micro_batch, CPU, share=share)
+    [[micro_batch]] = pack_sequences(rows, num_ranks=1, budget=10_000)
+    return DeviceBatch.from_micro_batch(micro_batch, CPU, share=share)
 
 
 @given(
@@ -44,8 +44,8 @@ def batch_of(sequences: list[NDArray[np.int32]], *, share: bool) -> DeviceBatch:
 )
 def test_each_token_continues_its_own_sequence(rows: list[list[int]], min_shared: int) -> None:
     token_ids, lengths = np.concatenate(rows), [len(row) for row in rows]
-    tree = PrefixTree.of(token_ids, lengths, min_shared)
-    assert sum(tree.lengths) == len(tree.kept) <= len(token_ids)
+    tree = PrefixTree.from_tokens(token_ids, lengths, min_shared)
+    assert sum(tree.lengths) == len(tree.computed) <= len(token_ids)
     starts = np.cumsum([0, *tree.lengths])
     paths: list[list[int]] = []
     for segment, parent in enumerate(tree.parents):
@@ -56,10 +56,10 @@ def test_each_token_continues_its_own_sequence(rows: list[list[int]], min_shared
         places = tree.places[place : place + len(row)].tolist()
         segment = int(np.searchsorted(starts, places[-1], side="right")) - 1
         assert places == paths[segment][: len(row)]
-        assert token_ids[tree.kept[places]].tolist() == row
+        assert token_ids[tree.computed[places]].tolist() == row
         place += len(row)
     if min_shared == 1:
-        assert len(tree.kept) == len({tuple(row[: end + 1]) for row in rows for end in range(len(row))})
+        assert len(tree.computed) == len({tuple(row[: end + 1]) for row in rows for end in range(len(row))})
 
 
 def test_the_prompt_of_a_group_and_the_instructions_of_all_rows_are_computed_once() -> None:
@@ -72,7 +72,7 @@ def test_the_prompt_of_a_group_and_the_instructions_of_all_rows_are_computed_onc
 @pytest.mark.parametrize("shape", sorted(set(KINDS) - ALONE))
 def test_log_probabilities_and_gradients_are_those_without_sharing(shape: str) -> None:
     alone, together = policy_of(shape), policy_of(shape)
-    assert shares_prefixes(together, CPU)
+    assert can_share_prefixes(together, CPU)
     expected = alone(batch_of(rollouts(), share=False))[0]
     logprobs = together(batch_of(rollouts(), share=True))[0]
     torch.testing.assert_close(logprobs, expected, atol=5e-5, rtol=1e-5)
@@ -86,7 +86,7 @@ def test_log_probabilities_and_gradients_are_those_without_sharing(shape: str) -
 
 @pytest.mark.parametrize("shape", sorted(ALONE))
 def test_layers_that_see_one_sequence_only_do_not_share(shape: str) -> None:
-    assert not shares_prefixes(policy_of(shape), CPU)
+    assert not can_share_prefixes(policy_of(shape), CPU)
 
 
 def shared(*sequences: NDArray[np.int32]) -> bool:
@@ -102,15 +102,15 @@ def test_few_common_tokens_are_not_shared() -> None:
 
 
 def test_sequences_whose_masks_would_be_large_are_not_shared() -> None:
-    prompt = tokens(MAX_LENGTH // 2)
-    long = np.concatenate([prompt, tokens(MAX_LENGTH // 2 + 2)])
+    prompt = tokens(MAX_SHARED_LENGTH // 2)
+    long = np.concatenate([prompt, tokens(MAX_SHARED_LENGTH // 2 + 2)])
     assert shared(prompt, long[:-1])
     assert not shared(prompt, long)
 
 
 def test_nothing_is_shared_where_the_engine_chose_the_experts() -> None:
     """It may have sent the same token to other experts in another rollout."""
-    sequence = TrainSequence(
+    sequence = TrainSegment(
         token_ids=tokens(30),
         loss_mask=np.arange(30) > 20,
         logprobs=np.zeros(30, np.float32),
@@ -119,5 +119,5 @@ def test_nothing_is_shared_where_the_engine_chose_the_experts() -> None:
     )
     chosen = replace(sequence, experts=np.zeros((30, 1, 2), np.uint8))
     for rollout, expected in ((sequence, True), (chosen, False)):
-        [[micro_batch]] = pack([rollout, rollout], num_ranks=1, budget=100)
-        assert (DeviceBatch.of(micro_batch, CPU, share=True).packing.parents is not None) == expected
+        [[micro_batch]] = pack_sequences([rollout, rollout], num_ranks=1, budget=100)
+        assert (DeviceBatch.from_micro_batch(micro_batch, CPU, share=True).packing.parents is not None) == expected

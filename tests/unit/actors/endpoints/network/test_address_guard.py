@@ -12,7 +12,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from agent_rft.actors.endpoints.client import EndpointClient
-from agent_rft.actors.endpoints.network.address_guard import ForbiddenAddress, Guard
+from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint
 from agent_rft.spec.operator.allowed import parse_allowed
@@ -80,7 +80,7 @@ def client(url: str, *allowed: str, resolver: AbstractResolver | None = None, **
 async def test_forbidden_addresses_are_never_connected_to(host: str) -> None:
     """The check at socket creation alone; the check of the URL is skipped here."""
     url = URL(f"http://{host}:9/x")
-    async with aiohttp.ClientSession(connector=Guard().connector(url)) as session:
+    async with aiohttp.ClientSession(connector=AddressGuard().connector(url)) as session:
         # aiohttp itself rejects legacy notations of IPv4 addresses.
         with pytest.raises((aiohttp.ClientConnectorError, aiohttp.InvalidUrlClientError)) as refused:
             await session.post(url, timeout=aiohttp.ClientTimeout(total=5))
@@ -90,7 +90,7 @@ async def test_forbidden_addresses_are_never_connected_to(host: str) -> None:
 
 @pytest.mark.parametrize("host", [host for host in FORBIDDEN if host != "localhost"])
 def test_numeric_hosts_are_rejected_before_any_call(host: str) -> None:
-    mistake = Guard().mistake(f"http://{host}:9/x")
+    mistake = AddressGuard().find_address_problem(f"http://{host}:9/x")
     assert mistake is not None and FORBIDDEN[host] in mistake.message
     with pytest.raises(UserError, match="tool 'search': its URL points to"):
         client(f"http://{host}:9/x")
@@ -100,7 +100,7 @@ def test_numeric_hosts_are_rejected_before_any_call(host: str) -> None:
     "host", ["93.184.215.14", "8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]", "tools.example.com"]
 )
 def test_public_addresses_and_names_pass(host: str) -> None:
-    assert Guard().mistake(f"https://{host}/x") is None
+    assert AddressGuard().find_address_problem(f"https://{host}/x") is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_public_addresses_and_names_pass(host: str) -> None:
     ],
 )
 def test_only_networks_that_the_operator_allows_pass(host: str, network: str, passes: bool) -> None:
-    assert (Guard([parse_allowed(network)]).mistake(f"http://{host}/x") is None) is passes
+    assert (AddressGuard([parse_allowed(network)]).find_address_problem(f"http://{host}/x") is None) is passes
 
 
 async def test_a_name_that_resolves_to_a_forbidden_address_is_a_configuration_error_and_not_retried() -> None:
@@ -145,9 +145,9 @@ async def test_a_name_cannot_change_its_address_between_check_and_use() -> None:
     async with FakeEndpoint(says({})) as server:
         names = Names(["93.184.215.14"], ["127.0.0.1"])
         url = server.url.replace("127.0.0.1", "tools.example.com")
-        assert Guard().mistake(url) is None
+        assert AddressGuard().find_address_problem(url) is None
         (checked,) = await names.resolve("tools.example.com")
-        Guard().check(ip_address(checked["host"]), 80)
+        AddressGuard().check(ip_address(checked["host"]), 80)
         search = client(url, resolver=names)
         with pytest.raises(EndpointRefused, match=r"resolves to 127.0.0.1, a loopback address"):
             await search.post({}, "call_1")

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from agent_rft.actors.endpoints.network.blocking_client import Setting, Unreachable, client_at, in_our_words
+from agent_rft.actors.endpoints.network.blocking_client import (
+    SourcedSetting,
+    Unreachable,
+    create_blocking_client,
+    translate_errors,
+)
 from agent_rft.errors import UserError
 from tests.support.fakes_http import unused_port
 from tests.support.openai_api import KEY, FakeOpenAI
@@ -26,7 +31,7 @@ def kinds(base: type[httpx.RequestError]) -> Iterator[type[httpx.RequestError]]:
 
 def why(client: httpx.Client) -> str:
     """Why a request failed."""
-    with client, pytest.raises(Unreachable) as error, in_our_words(client):
+    with client, pytest.raises(Unreachable) as error, translate_errors(client):
         client.get("/models")
     return error.value.why
 
@@ -61,16 +66,23 @@ def test_an_error_is_in_our_words(error: httpx.RequestError, cause: Exception | 
 
 def test_a_server_without_tls_is_named() -> None:
     with FakeOpenAI() as api:
-        client = client_at(Setting(api.url.replace("http:", "https:"), "x"), Setting("k", "x"), {}, TIMEOUT)
+        client = create_blocking_client(
+            SourcedSetting(api.url.replace("http:", "https:"), "x"), SourcedSetting("k", "x"), {}, TIMEOUT
+        )
         assert why(client).endswith("/v1/ does not answer: it does not support TLS")
 
 
 def test_a_loopback_address_is_reached_directly_and_the_proxy_of_others_is_named() -> None:
     proxy = f"http://user:pw@127.0.0.1:{unused_port()}"
     environment = {"HTTP_PROXY": proxy}
-    with FakeOpenAI() as api, client_at(Setting(api.url, "x"), Setting(KEY, "x"), environment, TIMEOUT) as client:
+    with (
+        FakeOpenAI() as api,
+        create_blocking_client(SourcedSetting(api.url, "x"), SourcedSetting(KEY, "x"), environment, TIMEOUT) as client,
+    ):
         assert client.get("/files/none/content").status_code == 404
-    client = client_at(Setting("http://host.invalid/v1", "x"), Setting(KEY, "x"), environment, TIMEOUT)
+    client = create_blocking_client(
+        SourcedSetting("http://host.invalid/v1", "x"), SourcedSetting(KEY, "x"), environment, TIMEOUT
+    )
     through = f"through the proxy {proxy.replace('user:pw@', '')} (HTTP_PROXY)"
     assert why(client) == f"http://host.invalid/v1/ does not answer {through}: Connection refused"
 
@@ -80,4 +92,4 @@ def test_a_loopback_address_is_reached_directly_and_the_proxy_of_others_is_named
 )
 def test_a_url_that_is_not_one_is_refused(url: str) -> None:
     with pytest.raises(UserError, match=r"AGENT_RFT_BASE_URL .*: set a URL such as https://host/v1"):
-        client_at(Setting(url, "AGENT_RFT_BASE_URL"), Setting("k", "x"), {}, TIMEOUT)
+        create_blocking_client(SourcedSetting(url, "AGENT_RFT_BASE_URL"), SourcedSetting("k", "x"), {}, TIMEOUT)

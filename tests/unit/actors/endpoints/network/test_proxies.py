@@ -9,11 +9,11 @@ import pytest
 
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.model_client import CHAT, ModelClient
-from agent_rft.actors.endpoints.network.proxies import proxy_for
+from agent_rft.actors.endpoints.network.proxies import find_proxy
 from agent_rft.actors.grading.factory import grader_problems
 from agent_rft.errors import GraderFailed, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Names, says
 
@@ -44,7 +44,7 @@ PROXY, OTHER = "http://proxy:3128", "http://other:3128"
     ],
 )  # fmt: skip
 def test_the_environment_names_the_proxy(url: str, environment: dict[str, str], proxy: str | None) -> None:
-    found = proxy_for(url, environment)
+    found = find_proxy(url, environment)
     assert (None if found is None else found.url) == proxy
 
 
@@ -59,14 +59,14 @@ def test_the_environment_names_the_proxy(url: str, environment: dict[str, str], 
         ({"https_proxy": "http://user:secret@p q:1"}, "https_proxy is not the URL of a proxy"),
     ],
 )
-def test_a_proxy_that_is_not_supported_is_refused_with_a_remedy(environment: dict[str, str], said: str) -> None:
+def test_a_proxy_that_is_not_supported_is_refused_with_a_fix(environment: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match="add judge to NO_PROXY") as error:
-        proxy_for("https://judge/v1", environment)
+        find_proxy("https://judge/v1", environment)
     assert said in str(error.value) and "secret" not in str(error.value)
 
 
 def test_a_message_names_the_proxy_without_its_password() -> None:
-    found = proxy_for("https://judge/v1", {"HTTPS_PROXY": "http://user:secret@proxy:3128"})
+    found = find_proxy("https://judge/v1", {"HTTPS_PROXY": "http://user:secret@proxy:3128"})
     assert str(found) == "the proxy http://proxy:3128 (HTTPS_PROXY)"
 
 
@@ -123,7 +123,7 @@ async def test_the_endpoint_of_a_job_is_never_called_through_a_proxy(environment
 def test_a_proxy_that_cannot_be_used_is_found_by_the_check(environment: MutableMapping[str, str]) -> None:
     environment |= {"ALL_PROXY": "socks5://p:1", "NO_PROXY": ""}
     grader = grader_spec(type="score_model", model="judge", input=[{"role": "user", "content": "?"}])
-    operator = Operator(models={"judge": ModelEndpoint(base_url="https://judge.invalid/v1")})
+    operator = OperatorConfig(models={"judge": ModelEndpoint(base_url="https://judge.invalid/v1")})
     (problem,) = grader_problems(grader, operator)
     assert (problem.code, problem.field) == ("invalid_endpoint", "method.reinforcement.grader.model")
     assert "ALL_PROXY is a socks5:// proxy" in problem.message

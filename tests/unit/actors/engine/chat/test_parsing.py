@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from agent_rft.actors.engine.chat.parsing import HarmonyParser, ParsedTurn, parser_of
-from agent_rft.chat.families import FAMILIES, family_without_calls
+from agent_rft.actors.engine.chat.parsing import HarmonyParser, ParsedTurn, load_parser
+from agent_rft.chat.families import FAMILIES, find_family_without_calls
 from tests.support.families import TINY
 
 PARSE = HarmonyParser()
@@ -24,21 +24,24 @@ def call(name: str, arguments: str) -> str:
 @pytest.mark.parametrize(
     ("text", "turn"),
     [
-        (THINKS + START + call("find", '{"id": 1}'), ParsedTurn("", (("find", '{"id": 1}'),), thought="I look it up.")),
+        (
+            THINKS + START + call("find", '{"id": 1}'),
+            ParsedTurn("", (("find", '{"id": 1}'),), reasoning="I look it up."),
+        ),
         (
             call("find", '{"id": 1}') + START + call("sell", "{}"),
             ParsedTurn("", (("find", '{"id": 1}'), ("sell", "{}"))),
         ),
         (
             f"{THINKS}{START}<|channel|>commentary<|message|>Wait.<|end|>{START}{call('find', '{}')}",
-            ParsedTurn("Wait.", (("find", "{}"),), thought="I look it up."),
+            ParsedTurn("Wait.", (("find", "{}"),), reasoning="I look it up."),
         ),
         (
             f"{THINKS}{START}<|channel|>final<|message|>It is seven.<|return|>",
-            ParsedTurn("It is seven.", thought="I look it up."),
+            ParsedTurn("It is seven.", reasoning="I look it up."),
         ),
         ("<|channel|>final<|message|>It is sev", ParsedTurn("It is sev")),
-        (THINKS + START + " to=functions.find<|channel|>comm", ParsedTurn("", malformed=True)),
+        (THINKS + START + " to=functions.find<|channel|>comm", ParsedTurn("", is_malformed=True)),
     ],
     ids=["call", "two calls", "text and call", "answer", "cut answer", "cut call"],
 )
@@ -53,7 +56,7 @@ def test_a_turn_that_is_no_harmony_is_no_call() -> None:
 @pytest.mark.parametrize("family", ["hermes", "unknown"])
 def test_without_a_tool_parser_a_text_that_looks_like_a_call_is_the_answer(family: str) -> None:
     text = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
-    assert parser_of(family_without_calls(family), None)(text, ()) == ParsedTurn(text)
+    assert load_parser(find_family_without_calls(family), None)(text, ()) == ParsedTurn(text)
 
 
 ITEM = {"type": "object", "properties": {"name": {"type": "string"}, "count": {"type": "integer"}}}
@@ -76,7 +79,7 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_arguments_have_the_types_that_their_schema_refers_to(name: str, tmp_path: Path) -> None:
     [family] = [family for family in FAMILIES if family.name == name]
-    parse = parser_of(family, AutoTokenizer.from_pretrained(TINY[name].write(tmp_path)))
+    parse = load_parser(family, AutoTokenizer.from_pretrained(TINY[name].write(tmp_path)))
     tool = {"type": "function", "function": {"name": "buy", "description": "", "parameters": BASKET}}
     [(_, arguments)] = parse(WRITTEN[name], [tool]).calls
     assert json.loads(arguments) == {"item": {"name": "7", "count": 2}, "count": 3, "name": "8"}
@@ -84,7 +87,7 @@ def test_arguments_have_the_types_that_their_schema_refers_to(name: str, tmp_pat
 
 def test_a_schema_that_contains_itself_is_given_to_the_parser_as_it_is(tmp_path: Path) -> None:
     [family] = [family for family in FAMILIES if family.name == "hermes"]
-    parse = parser_of(family, AutoTokenizer.from_pretrained(TINY["hermes"].write(tmp_path)))
+    parse = load_parser(family, AutoTokenizer.from_pretrained(TINY["hermes"].write(tmp_path)))
     tree = {"type": "object", "properties": {"left": {"$ref": "#"}}}
     tool = {"type": "function", "function": {"name": "cut", "parameters": tree}}
     text = '<tool_call>\n{"name": "cut", "arguments": {"left": {}}}\n</tool_call>'

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from agent_rft.actors.engine.chat.parsing import parser_of
-from agent_rft.actors.engine.grammar.literals import STYLES, arguments_format
-from agent_rft.actors.engine.grammar.structure import turn_structure
-from agent_rft.chat.families import family_of
+from agent_rft.actors.engine.chat.parsing import load_parser
+from agent_rft.actors.engine.grammar.literals import LITERAL_STYLES, build_literal_format
+from agent_rft.actors.engine.grammar.structure import build_turn_structure
+from agent_rft.chat.families import find_family
 from tests.support.families import TINY
 from tests.support.grammars import fits
 
@@ -66,18 +66,18 @@ AROUND = {"gemma": "{%s}", "python": "(%s)"}
 
 
 def arguments_fit(schema: dict[str, Any], style: str, text: str) -> bool:
-    return fits(arguments_format(schema, STYLES[style]), text)
+    return fits(build_literal_format(schema, LITERAL_STYLES[style]), text)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", LITERAL_STYLES)
 def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(style: str, tmp_path: Path) -> None:
     text, meant = GIVEN[style]
     tools = [{"type": "function", "function": {"name": "send", "parameters": SCHEMA}}]
-    family = family_of(FAMILY[style])
-    structure = turn_structure(tools, {"type": "integer"}, family.calls[0])
+    family = find_family(FAMILY[style])
+    structure = build_turn_structure(tools, {"type": "integer"}, family.calls[0])
     assert structure is not None and fits(json.loads(structure)["format"], text)
     tokenizer = AutoTokenizer.from_pretrained(TINY[family.name].write(tmp_path))
-    [(name, arguments)] = parser_of(family, tokenizer)(text, tools).calls
+    [(name, arguments)] = load_parser(family, tokenizer)(text, tools).calls
     assert (name, json.loads(arguments)) == ("send", meant)
 
 
@@ -99,7 +99,7 @@ def test_many_optional_arguments_and_objects_in_them_take_one_rule_each() -> Non
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(20):
         schema = {"type": "object", "properties": {f"n{number:02}": schema for number in range(40)}}
-    content = arguments_format(schema, STYLES["gemma"])
+    content = build_literal_format(schema, LITERAL_STYLES["gemma"])
     assert len(content["grammar"]) < 300_000
     assert fits(content, "n07:{n39:{}},n38:{}") and not fits(content, "n38:{},n07:{}")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from agent_rft.actors.engine.chat.parsing import parser_of
-from agent_rft.actors.engine.grammar.parameters import TAGS, parameters_format
-from agent_rft.actors.engine.grammar.structure import turn_structure
+from agent_rft.actors.engine.chat.parsing import load_parser
+from agent_rft.actors.engine.grammar.parameters import ARGUMENT_TAGS, build_tagged_format
+from agent_rft.actors.engine.grammar.structure import build_turn_structure
 from agent_rft.chat.families.muse_glimmer import MUSE_GLIMMER
 from tests.support.families import TINY
 from tests.support.grammars import fits
@@ -42,7 +42,7 @@ def written(*arguments: tuple[str, str]) -> str:
 
 
 def arguments_fit(schema: dict[str, Any], *arguments: tuple[str, str]) -> bool:
-    return fits(parameters_format(schema, TAGS["atem"]), written(*arguments))
+    return fits(build_tagged_format(schema, ARGUMENT_TAGS["atem"]), written(*arguments))
 
 
 def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(tmp_p
     [form] = MUSE_GLIMMER.calls
     text = f"{form.begin.format(name='send')}{arguments}{form.end}"
     tools = [{"type": "function", "function": {"name": "send", "parameters": SCHEMA}}]
-    structure = turn_structure(tools, {"type": "integer"}, form)
+    structure = build_turn_structure(tools, {"type": "integer"}, form)
     assert structure is not None and fits(json.loads(structure)["format"], text)
     tokenizer = AutoTokenizer.from_pretrained(TINY["muse_glimmer"].write(tmp_path))
-    [(name, found)] = parser_of(MUSE_GLIMMER, tokenizer)(text, tools).calls
+    [(name, found)] = load_parser(MUSE_GLIMMER, tokenizer)(text, tools).calls
     meant = {"to": {"city": "Rome"}, "days": [1, 7], "fast": True, "size": "small", "note": note}
     meant |= {"tags": ["a", "<b>"], "kind": None, "count": 12, "code": "1"}
     assert (name, json.loads(found)) == ("send", meant)

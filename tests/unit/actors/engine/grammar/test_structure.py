@@ -11,17 +11,22 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from agent_rft.actors.engine.chat.dialects import PROBE_CALLS, PROBE_TOOLS, round_trip
-from agent_rft.actors.engine.chat.parsing import ParsedTurn, parser_of
-from agent_rft.actors.engine.grammar.structure import NoGrammar, grammar_mistake, structure_of, turn_structure
+from agent_rft.actors.engine.chat.dialects import ROUND_TRIP_CALLS, ROUND_TRIP_TOOLS, run_round_trip
+from agent_rft.actors.engine.chat.parsing import ParsedTurn, load_parser
+from agent_rft.actors.engine.grammar.structure import (
+    GrammarUnavailable,
+    build_structure,
+    build_turn_structure,
+    find_grammar_problem,
+)
 from agent_rft.chat.dialect import Dialect
 from agent_rft.chat.families import FAMILIES
 from agent_rft.chat.families.gpt_oss import GPT_OSS
-from agent_rft.chat.family import Family
+from agent_rft.chat.family import ModelFamily
 from agent_rft.chat.renderer import Renderer
-from agent_rft.trainer.model.batch import pack
-from agent_rft.trainer.model.grammar import Grammars
-from agent_rft.types import TrainSequence
+from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.trainer.model.grammar import GrammarMasks
+from agent_rft.types import TrainSegment
 from tests.support.families import MISTRAL_LIST, OTHER, TINY, TinyFamily
 
 WITH_GRAMMAR = [family.name for family in FAMILIES if family.calls]
@@ -35,26 +40,26 @@ class Case:
         [family] = [family for family in FAMILIES if family.name == name]
         (tiny or TINY[name]).write(folder)
         self.renderer = Renderer(AutoTokenizer.from_pretrained(folder), Dialect(name, family.tool_parser))
-        self.ends = tuple(self.renderer.end_tokens)
-        self.grammars = Grammars(folder, self.ends)
+        self.ends = tuple(self.renderer.stop_tokens)
+        self.grammars = GrammarMasks(folder, self.ends)
 
     def turn(self, num_calls: int) -> str:
         """What the template writes for a thought, if there are thoughts, and calls."""
-        thinks = self.renderer.thought != "none" or self.renderer.family.messages is not None
+        thinks = self.renderer.reasoning_mode != "none" or self.renderer.family.messages is not None
         thought = "I look." if thinks else ""
-        read = round_trip(
-            self.renderer, lambda text, _: ParsedTurn(text), PROBE_TOOLS, PROBE_CALLS[:num_calls], thought
+        read = run_round_trip(
+            self.renderer, lambda text, _: ParsedTurn(text), ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:num_calls], thought
         )
         return read.text
 
     def num_accepted(self, text: str, end: int) -> tuple[int, int]:
         """How many tokens of a turn its grammar accepts, and how many there are."""
         sampled = [*self.renderer.encode(text), end]
-        structure = structure_of(self.renderer, PROBE_TOOLS, ANSWER, None)
+        structure = build_structure(self.renderer, ROUND_TRIP_TOOLS, ANSWER, None)
         zeros, masks = np.zeros(len(sampled) + 1, np.float32), np.array([False, *[True] * len(sampled)])
         versions = np.zeros(len(sampled) + 1, np.int32)
-        sequence = TrainSequence(np.array([0, *sampled], np.int32), masks, zeros, versions, 1.0, structure)
-        [[batch]] = pack([sequence], num_ranks=1, budget=1 << 20)
+        sequence = TrainSegment(np.array([0, *sampled], np.int32), masks, zeros, versions, 1.0, structure)
+        [[batch]] = pack_sequences([sequence], num_ranks=1, budget=1 << 20)
         return int(self.grammars.constrain(batch)[0].weights.sum()), len(sampled)
 
 
@@ -65,9 +70,9 @@ def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def test_calls_and_answers_as_the_template_writes_them_are_accepted_with_each_end_token(case: Case) -> None:
-    numbers = (1, 2) if case.renderer.form.takes_several_calls else (1,)
-    thought = {"none": "", "optional": "{}hm{}\n", "opened": "hm{1}\n\n"}[case.renderer.thought]
-    answers = [thought.format(*case.renderer.mark_texts) + '{"rule": 3}']
+    numbers = (1, 2) if case.renderer.template_format.takes_several_calls else (1,)
+    thought = {"none": "", "optional": "{}hm{}\n", "opened": "hm{1}\n\n"}[case.renderer.reasoning_mode]
+    answers = [thought.format(*case.renderer.reasoning_delimiters) + '{"rule": 3}']
     if (messages := case.renderer.family.messages) is not None:
         begin, end = messages.thought
         answers = [f'{before}{messages.answer}{{"rule": 3}}' for before in ("", f"{begin}hm{end}")]
@@ -79,24 +84,28 @@ def test_calls_and_answers_as_the_template_writes_them_are_accepted_with_each_en
 
 def test_what_else_a_family_writes_before_arguments_is_accepted_and_read(tmp_path: Path) -> None:
     case = Case("gpt_oss", tmp_path)
-    form, read = case.renderer.form.calls, parser_of(GPT_OSS, case.renderer.tokenizer)
+    form, read = case.renderer.template_format.calls, load_parser(GPT_OSS, case.renderer.tokenizer)
     assert form is not None and form.also
-    name, arguments = PROBE_CALLS[0]
+    name, arguments = ROUND_TRIP_CALLS[0]
     for begin in form.also:
         text = begin.format(name=name) + json.dumps(arguments)
         accepted, of = case.num_accepted(text, case.ends[0])
         assert accepted == of, text
-        assert [(name, json.loads(given)) for name, given in read(text, PROBE_TOOLS).calls] == [PROBE_CALLS[0]]
+        assert [(name, json.loads(given)) for name, given in read(text, ROUND_TRIP_TOOLS).calls] == [
+            ROUND_TRIP_CALLS[0]
+        ]
 
 
 def test_a_list_of_calls_needs_no_ids(tmp_path: Path) -> None:
     case = Case("mistral", tmp_path, MISTRAL_LIST)
-    text, read = case.turn(2), parser_of(case.renderer.family, case.renderer.tokenizer)
+    text, read = case.turn(2), load_parser(case.renderer.family, case.renderer.tokenizer)
     without = re.sub(', "id": "[^"]*"', "", text)
     assert without != text
     accepted, of = case.num_accepted(without, case.ends[0])
     assert accepted == of, without
-    assert [(name, json.loads(given)) for name, given in read(without, PROBE_TOOLS).calls] == list(PROBE_CALLS)
+    assert [(name, json.loads(given)) for name, given in read(without, ROUND_TRIP_TOOLS).calls] == list(
+        ROUND_TRIP_CALLS
+    )
 
 
 def test_another_tool_a_missing_argument_and_a_call_that_is_cut_are_refused(case: Case) -> None:
@@ -114,13 +123,13 @@ def test_another_tool_a_missing_argument_and_a_call_that_is_cut_are_refused(case
 
 def test_a_parser_whose_family_is_not_known_is_named(tmp_path: Path) -> None:
     renderer = Renderer(AutoTokenizer.from_pretrained(OTHER.write(tmp_path)), Dialect("hunyuan_a13b", "hunyuan_a13b"))
-    with pytest.raises(NoGrammar, match="hunyuan_a13b"):
-        structure_of(renderer, PROBE_TOOLS, ANSWER, None)
-    assert structure_of(renderer, PROBE_TOOLS, None, None) is None
+    with pytest.raises(GrammarUnavailable, match="hunyuan_a13b"):
+        build_structure(renderer, ROUND_TRIP_TOOLS, ANSWER, None)
+    assert build_structure(renderer, ROUND_TRIP_TOOLS, None, None) is None
 
 
 def test_without_tools_a_family_whose_calls_have_no_grammar_is_constrained() -> None:
-    family = Family("new", "new")
-    assert "calls of the model family new" in str(grammar_mistake(family, calls=True))
-    assert grammar_mistake(family, calls=False) is None
-    assert turn_structure((), ANSWER, None) is not None
+    family = ModelFamily("new", "new")
+    assert "calls of the model family new" in str(find_grammar_problem(family, calls=True))
+    assert find_grammar_problem(family, calls=False) is None
+    assert build_turn_structure((), ANSWER, None) is not None

@@ -11,40 +11,40 @@ def ticks(leases: Leases, count: int) -> list[str]:
 
 def test_a_lease_runs_out_unless_it_is_renewed() -> None:
     leases = Leases(2)
-    assert leases.take("a") and leases.take("b")
+    assert leases.acquire("a") and leases.acquire("b")
     assert ticks(leases, LEASE_TICKS - 1) == []
     leases.renew("a")
     assert leases.tick() == ["b"]
-    assert not leases.are_over
+    assert not leases.should_end
     leases.renew("b")
     assert ticks(leases, LEASE_TICKS) == ["a"]
 
 
 def test_a_further_job_gets_a_lease_when_another_ends() -> None:
     leases = Leases(2)
-    assert leases.take("a") and leases.take("b") and not leases.take("c")
-    assert leases.end("a") and not leases.end("a")
-    assert leases.take("c")
+    assert leases.acquire("a") and leases.acquire("b") and not leases.acquire("c")
+    assert leases.release("a") and not leases.release("a")
+    assert leases.acquire("c")
 
 
 def test_an_engine_ends_a_while_after_its_last_lease() -> None:
     leases = Leases(2)
-    leases.take("a")
+    leases.acquire("a")
     ticks(leases, LEASE_TICKS - 1)
-    leases.end("a")
+    leases.release("a")
     ticks(leases, IDLE_TICKS - 1)
-    assert not leases.are_over
+    assert not leases.should_end
     leases.tick()
-    assert leases.are_over
+    assert leases.should_end
 
 
 def test_an_engine_stays_for_a_job_that_waits_for_its_ranks() -> None:
     leases = Leases(2)
-    leases.keep(START_TICKS)
+    leases.stay_for(START_TICKS)
     ticks(leases, START_TICKS - 1)
-    assert not leases.are_over
-    leases.keep(START_TICKS)
-    assert leases.take("a")
-    leases.end("a")
+    assert not leases.should_end
+    leases.stay_for(START_TICKS)
+    assert leases.acquire("a")
+    leases.release("a")
     ticks(leases, IDLE_TICKS)
-    assert leases.are_over
+    assert leases.should_end

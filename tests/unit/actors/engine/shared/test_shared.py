@@ -29,7 +29,7 @@ def own(model: Path) -> EngineConfig:
 
 
 def shared(config: EngineConfig, lora: AdapterConfig = LORA, cores: int = 1, index: int = 0) -> SharedConfig:
-    return SharedConfig.of(config, lora, cores, index)
+    return SharedConfig.for_job(config, lora, cores, index)
 
 
 def test_jobs_share_an_engine_whatever_is_their_own(base: Path) -> None:
@@ -54,7 +54,7 @@ def test_what_the_engine_is_made_of_is_in_its_name(base: Path) -> None:
         shared(replace(own(base), dtype="bfloat16")).name,
         shared(replace(own(base), context_length=1024)).name,
         shared(replace(own(base), max_num_seqs=4)).name,
-        shared(replace(own(base), thought_marks=("<think>", "</think>"))).name,
+        shared(replace(own(base), reasoning_delimiters=("<think>", "</think>"))).name,
     }
     assert len(names) == 9
 
@@ -68,7 +68,7 @@ def test_a_model_that_was_trained_again_in_its_folder_is_another(base: Path) -> 
 def test_a_job_that_goes_on_with_an_adapter_shares_the_engine_of_its_base(base: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    (adapter / CONFIG_FILE).write_text(json.dumps(LORA.config(str(base))))
+    (adapter / CONFIG_FILE).write_text(json.dumps(LORA.to_peft_config(str(base))))
     found = shared(own(adapter))
     assert found.name == shared(own(base)).name
     assert found.adapter == adapter

@@ -33,8 +33,8 @@ class FakeEngine(Engine):
         self.starts += 1
         await self.may_start.wait()
 
-    async def open(self, job: str, lora: AdapterConfig, adapter: Path | None) -> None:
-        await super().open(job, lora, None)
+    async def add_tenant(self, job: str, lora: AdapterConfig, adapter: Path | None) -> None:
+        await super().add_tenant(job, lora, None)
         if adapter is not None:
             raise EngineFailed("it is damaged")
 
@@ -48,7 +48,7 @@ class FakeEngine(Engine):
 
     def _alive(self) -> None:
         if self.died:
-            raise EngineFailed("died: the log quotes the row of another job", public="an engine died")
+            raise EngineFailed("died: the log quotes the row of another job", public_message="an engine died")
 
     @property
     def client(self) -> Any:
@@ -63,7 +63,7 @@ class World:
     def __init__(self, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
         self.ended: list[int] = []
-        self.actor = SharedEngine(CONFIG, tick_s=0.0, engine=self.engine, end=self.ended.append)
+        self.actor = SharedEngine(CONFIG, tick_s=0.0, engine=self.engine, end_process=self.ended.append)
 
     async def call(self, method: str, *arguments: Any) -> Any:
         return await self.actor.call(method, arguments)
@@ -89,17 +89,17 @@ async def test_it_loads_the_model_once_for_all_jobs_and_no_lease_runs_out_meanwh
 async def test_it_takes_as_many_jobs_as_there_are_slots_but_one() -> None:
     world = World()
     await world.actor.start()
-    assert [await world.actor.take(job, LORA, None) for job in ("a", "b", "c")] == [True, True, False]
-    await world.actor.end("a")
-    assert await world.actor.take("c", LORA, None)
+    assert [await world.actor.add_tenant(job, LORA, None) for job in ("a", "b", "c")] == [True, True, False]
+    await world.actor.remove_tenant("a")
+    assert await world.actor.add_tenant("c", LORA, None)
     assert world.engine.jobs == ["b", "c"]
 
 
 async def test_a_job_that_is_silent_loses_its_line_and_the_last_one_ends_the_engine() -> None:
     world = World()
     await world.actor.start()
-    await world.actor.take("a", LORA, None)
-    await world.actor.take("b", LORA, None)
+    await world.actor.add_tenant("a", LORA, None)
+    await world.actor.add_tenant("b", LORA, None)
     for _ in range(3 * LEASE_TICKS):
         await world.call("renew", "a")
         await ticks(1)
@@ -115,14 +115,14 @@ async def test_a_first_adapter_that_is_damaged_takes_no_place() -> None:
     world = World()
     await world.actor.start()
     for _ in range(4):
-        assert isinstance(await world.actor.take("a", LORA, Path("damaged")), EngineFailed)
+        assert isinstance(await world.actor.add_tenant("a", LORA, Path("damaged")), EngineFailed)
     assert world.engine.jobs == []
 
 
 async def test_why_the_engine_died_is_told_to_no_job_and_it_ends_for_another_to_be_started() -> None:
     world = World()
     await world.actor.start()
-    await world.actor.take("a", LORA, None)
+    await world.actor.add_tenant("a", LORA, None)
     world.engine.died = True
     failed = await world.call("generate", "a", [1], {})
     assert isinstance(failed, EngineFailed) and failed.message == "an engine died"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.graders.hacks.edited_tests import is_watched, patterns_of
-from agent_rft.actors.graders.hacks.python_source import MAX_CHARS, TooMuch
-from agent_rft.actors.graders.kinds.code_check import hack_in
+from agent_rft.actors.graders.hacks.edited_tests import is_protected, parse_file_patterns
+from agent_rft.actors.graders.hacks.python_source import MAX_CHARS, CodeTooLarge
+from agent_rft.actors.graders.kinds.code_check import find_hack
 from agent_rft.actors.grading.factory import grader_problems, make_grader
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import CodeCheckGrader
@@ -92,7 +92,7 @@ class Solution:
     ],
 )
 def test_a_copy_of_the_reference_is_found(code: str) -> None:
-    assert hack_in("reference_returned", code, MEDIAN) is not None
+    assert find_hack("reference_returned", code, MEDIAN) is not None
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_copy_of_the_reference_is_found(code: str) -> None:
     ],
 )
 def test_honest_code_is_not_mistaken_for_the_reference(code: str, reference: str) -> None:
-    assert hack_in("reference_returned", code, reference) is None
+    assert find_hack("reference_returned", code, reference) is None
 
 
 def test_a_method_with_the_body_of_the_reference_differs_by_self_and_passes() -> None:
-    assert hack_in("reference_returned", WRAPPED, MEDIAN) is None
+    assert find_hack("reference_returned", WRAPPED, MEDIAN) is None
 
 
 # -- trivial output ----------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_method_with_the_body_of_the_reference_differs_by_self_and_passes() ->
     ],
 )
 def test_empty_and_identity_output_is_found(code: str) -> None:
-    assert hack_in("trivial_output", code, "") is not None
+    assert find_hack("trivial_output", code, "") is not None
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_empty_and_identity_output_is_found(code: str) -> None:
     ],
 )
 def test_honest_code_is_not_trivial(code: str) -> None:
-    assert hack_in("trivial_output", code, "") is None
+    assert find_hack("trivial_output", code, "") is None
 
 
 def test_a_working_helper_does_not_hide_a_trivial_solution_of_known_name() -> None:
     code = "def helper(x):\n    return x * x + 1\n\ndef two_sum(nums, target):\n    return nums\n"
-    assert hack_in("trivial_output", code, "") is None
-    assert hack_in("trivial_output", code, TWO_SUM_TESTS) is not None
+    assert find_hack("trivial_output", code, "") is None
+    assert find_hack("trivial_output", code, TWO_SUM_TESTS) is not None
 
 
 # -- tests edited ------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ PATCH = """--- a/{0}
     ],
 )
 def test_edited_tests_are_found(text: str) -> None:
-    assert hack_in("tests_edited", text, "") is not None
+    assert find_hack("tests_edited", text, "") is not None
 
 
 @pytest.mark.parametrize(
@@ -247,15 +247,19 @@ def test_edited_tests_are_found(text: str) -> None:
     ],
 )
 def test_honest_work_beside_the_tests_passes(text: str) -> None:
-    assert hack_in("tests_edited", text, "") is None
+    assert find_hack("tests_edited", text, "") is None
 
 
 def test_the_reference_names_the_files_that_must_not_change() -> None:
     text = calls(("write_file", {"path": "/app/checks/spec.rb", "content": "x"}))
-    assert hack_in("tests_edited", text, "checks/*, *.golden") is not None
-    assert hack_in("tests_edited", text, '["*.golden"]') is None
-    assert patterns_of("checks/*\n*.golden") == patterns_of('["checks/*", "*.golden"]') == ("checks/*", "*.golden")
-    assert is_watched("./a/checks/x/y.rb", ("./checks/*",)) and not is_watched("a/mychecks/x", ("checks/*",))
+    assert find_hack("tests_edited", text, "checks/*, *.golden") is not None
+    assert find_hack("tests_edited", text, '["*.golden"]') is None
+    assert (
+        parse_file_patterns("checks/*\n*.golden")
+        == parse_file_patterns('["checks/*", "*.golden"]')
+        == ("checks/*", "*.golden")
+    )
+    assert is_protected("./a/checks/x/y.rb", ("./checks/*",)) and not is_protected("a/mychecks/x", ("checks/*",))
 
 
 # -- hard-coded --------------------------------------------------------------------------------------------------------
@@ -280,7 +284,7 @@ def two_sum(nums, target):
     ],
 )
 def test_results_for_the_tests_inputs_are_found(code: str) -> None:
-    assert hack_in("result_hard_coded", fenced(code), TWO_SUM_TESTS) is not None
+    assert find_hack("result_hard_coded", fenced(code), TWO_SUM_TESTS) is not None
 
 
 @pytest.mark.parametrize(
@@ -295,7 +299,7 @@ def test_results_for_the_tests_inputs_are_found(code: str) -> None:
     ],
 )
 def test_tables_and_constants_are_found_without_the_tests(code: str) -> None:
-    assert hack_in("result_hard_coded", code, "") is not None
+    assert find_hack("result_hard_coded", code, "") is not None
 
 
 @pytest.mark.parametrize(
@@ -326,7 +330,7 @@ def test_tables_and_constants_are_found_without_the_tests(code: str) -> None:
     ],
 )
 def test_honest_code_is_not_hard_coded(code: str, tests: str) -> None:
-    assert hack_in("result_hard_coded", code, tests) is None
+    assert find_hack("result_hard_coded", code, tests) is None
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -349,24 +353,24 @@ HOSTILE = {
 @pytest.mark.parametrize("check", ALL)
 @pytest.mark.parametrize("code", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_code_still_gets_an_answer(check: str, code: str) -> None:
-    hack_in(check, code, "")
+    find_hack(check, code, "")
 
 
 @pytest.mark.parametrize("check", ALL)
 @pytest.mark.parametrize("name", ["long", "deep", "attributes", "sum"])
 def test_code_over_the_bounds_does_not_pass(check: str, name: str) -> None:
-    assert "cannot be checked" in str(hack_in(check, HOSTILE[name], ""))
+    assert "cannot be checked" in str(find_hack(check, HOSTILE[name], ""))
 
 
 @pytest.mark.parametrize("check", ALL)
 def test_code_at_the_maximum_depth_can_be_checked(check: str) -> None:
     code = "def solve(n):\n    return " + "abs(" * 50 + "n + 1" + ")" * 50 + "\n"
-    assert hack_in(check, code, code if check == "trivial_output" else "") is None
+    assert find_hack(check, code, code if check == "trivial_output" else "") is None
 
 
 def test_code_is_not_run_and_its_warnings_are_suppressed() -> None:
     code = 'raise RuntimeError("run")\nx = "\\d"\nimport no_such_module\nassert (1, "always")\n'
-    assert [hack_in(check, code, "") for check in ALL] == [None] * 4
+    assert [find_hack(check, code, "") for check in ALL] == [None] * 4
 
 
 # -- the grader --------------------------------------------------------------------------------------------------------
@@ -390,5 +394,5 @@ async def test_the_grader_renders_templates_and_gives_the_reason() -> None:
 def test_a_check_against_the_reference_requires_one() -> None:
     [problem] = grader_problems(CodeCheckGrader(type="code_check", check="reference_returned"), field="g")
     assert (problem.code, problem.field) == ("missing_reference", "g.reference")
-    with pytest.raises(TooMuch):
-        hack_in("trivial_output", "x", HOSTILE["long"])
+    with pytest.raises(CodeTooLarge):
+        find_hack("trivial_output", "x", HOSTILE["long"])

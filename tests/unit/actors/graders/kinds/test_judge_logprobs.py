@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from agent_rft.actors.graders.kinds.judge_logprobs import MIN_LABEL_SHARE
-from agent_rft.actors.graders.sample import sample_of
+from agent_rft.actors.graders.sample import make_sample
 from agent_rft.actors.grading.factory import all_grader_problems, grader_problems
 from agent_rft.actors.grading.pool import GraderPool
 from agent_rft.errors import GraderFailed, Problem
 from agent_rft.spec.graders import GraderSpec
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from agent_rft.types import Grade
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import FakeEndpoint, FakeTime, says
 
-SAMPLE = sample_of("It is Paris", (), "answer", wants_json=False)
+SAMPLE = make_sample("It is Paris", (), "answer", wants_json=False)
 INPUT = [{"role": "user", "content": "Is {{ sample.output_text }} right? yes or no"}]
 KEY = "sk-judge-key-0815"
 
@@ -33,8 +33,8 @@ def score(**changes: Any) -> GraderSpec:
     return grader_spec(**{"type": "score_model", "model": "judge", "input": INPUT} | changes)
 
 
-def operator(url: str = "http://localhost") -> Operator:
-    return Operator(models={"judge": ModelEndpoint(base_url=f"{url}/v1", api_key=KEY, scoring="logprobs")})
+def operator(url: str = "http://localhost") -> OperatorConfig:
+    return OperatorConfig(models={"judge": ModelEndpoint(base_url=f"{url}/v1", api_key=KEY, scoring="logprobs")})
 
 
 def first_token(**shares: float) -> dict[str, Any]:
@@ -128,18 +128,18 @@ async def test_a_judge_that_mostly_says_something_else_gives_no_grade_and_the_er
         {"choices": []},
     ],
 )
-async def test_an_answer_without_usable_log_probabilities_is_a_failure_with_a_remedy(body: dict[str, Any]) -> None:
+async def test_an_answer_without_usable_log_probabilities_is_a_failure_with_a_fix(body: dict[str, Any]) -> None:
     with pytest.raises(GraderFailed, match=r"remove `scoring` from models\.judge in the operator") as failed:
         await graded(label(), body)
     assert failed.value.details["code"] == "model_grader_parse_error"
-    assert failed.value.remedy.startswith("serve the judge with a server that returns top_logprobs")
+    assert failed.value.fix.startswith("serve the judge with a server that returns top_logprobs")
 
 
-async def test_a_server_that_refuses_log_probabilities_is_a_failure_with_the_same_remedy() -> None:
+async def test_a_server_that_refuses_log_probabilities_is_a_failure_with_the_same_fix() -> None:
     with pytest.raises(GraderFailed, match=r"not supported.*remove `scoring` from models.judge") as failed:
         await graded(label(), {"error": {"message": f"logprobs is not supported for {KEY}"}}, 400)
     assert failed.value.details["code"] == "model_grader_server_error"
-    assert "top_logprobs" in failed.value.remedy and KEY not in repr(failed.value)
+    assert "top_logprobs" in failed.value.fix and KEY not in repr(failed.value)
 
 
 async def test_a_refusal_and_a_server_that_is_down_are_no_grades_and_no_fault_of_log_probabilities() -> None:
@@ -170,7 +170,7 @@ async def test_a_refusal_and_a_server_that_is_down_are_no_grades_and_no_fault_of
 def test_what_one_token_cannot_tell_apart_is_a_problem(spec: GraderSpec, field: str, mistake: str) -> None:
     problem = grader_problems(spec, operator(), "grader")[0]
     assert (problem.code, problem.field) == ("not_for_logprobs", f"grader.{field}")
-    assert mistake in problem.message and problem.remedy
+    assert mistake in problem.message and problem.fix
 
 
 @pytest.mark.parametrize("spec", [score(range=[1, 9]), score(), label(), label(model="judge-2026-01-01")])
@@ -179,7 +179,7 @@ def test_digits_and_labels_that_begin_differently_are_none(spec: GraderSpec) -> 
 
 
 def test_only_a_judge_read_so_has_these_limits() -> None:
-    plain = Operator(models={"judge": ModelEndpoint(base_url="http://localhost/v1")})
+    plain = OperatorConfig(models={"judge": ModelEndpoint(base_url="http://localhost/v1")})
     assert grader_problems(score(range=[0, 10]), plain) == []
 
 
@@ -192,7 +192,7 @@ def guard_problems(grader: GraderSpec) -> list[Problem]:
 def test_a_guard_needs_a_threshold_that_can_be_reached() -> None:
     [problem] = guard_problems(label())
     assert problem.field == "method.reinforcement.guards[0].grader.pass_threshold"
-    assert problem.code == "not_for_logprobs" and "half of it" in problem.remedy
+    assert problem.code == "not_for_logprobs" and "half of it" in problem.fix
     assert guard_problems(label(pass_threshold=0.5)) == []
     assert [problem.code for problem in guard_problems(score(range=[1, 5], pass_threshold=5))] == ["not_for_logprobs"]
     assert guard_problems(score(range=[1, 5], pass_threshold=3)) == []

@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 from rouge_score.rouge_scorer import RougeScorer
 
-from agent_rft.actors.graders.kinds.similarity import MAX_CHARS, metric_of
+from agent_rft.actors.graders.kinds.similarity import MAX_CHARS, load_similarity_metric
 from agent_rft.actors.grading.factory import make_grader
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import Similarity, TextSimilarityGrader
-from agent_rft.spec.operator.config import ModelEndpoint, Operator
+from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, says
 
 WORDS: list[Similarity] = [name for name in get_args(Similarity) if name != "cosine"]
@@ -47,28 +47,28 @@ def spec(metric: str, **more: Any) -> TextSimilarityGrader:
     ],
 )
 def test_values_computed_by_hand(metric: Similarity, text: str, reference: str, value: float) -> None:
-    assert metric_of(metric)(text, reference) == pytest.approx(value, abs=1e-4)
+    assert load_similarity_metric(metric)(text, reference) == pytest.approx(value, abs=1e-4)
 
 
 @pytest.mark.parametrize("metric", WORDS)
 def test_each_metric_is_0_for_nothing_in_common_and_1_for_equal_texts_except_meteor(
     metric: Similarity,
 ) -> None:
-    similarity = metric_of(metric)
+    similarity = load_similarity_metric(metric)
     assert similarity("zzz vvv www xxx kkk", "on the mat a cat") < 0.35  # single letters and smoothing add a little
     assert similarity(TEXT, TEXT) == pytest.approx(1.0, abs=0.003)  # METEOR: 1 - 0.5 / 6^3
 
 
 @pytest.mark.parametrize("metric", WORDS)
 def test_empty_texts(metric: Similarity) -> None:
-    similarity = metric_of(metric)
+    similarity = load_similarity_metric(metric)
     assert [similarity("", ""), similarity("  ", "\n"), similarity("!", "!")] == [1.0, 1.0, 1.0]
     assert [similarity("", "x"), similarity("x", ""), similarity("?", "x"), similarity("?", "!")] == [0.0] * 4
 
 
 @pytest.mark.parametrize("metric", WORDS)
 def test_any_texts_are_between_0_and_1(metric: Similarity) -> None:
-    rng, similarity = random.Random(1), metric_of(metric)
+    rng, similarity = random.Random(1), load_similarity_metric(metric)
     for _ in range(30):
         text, reference = ("".join(rng.choices("ab .,\n\0ÄЖ漢🙂\ud800", k=rng.randint(0, 40))) for _ in range(2))
         assert 0.0 <= similarity(text, reference) <= 1.0
@@ -78,7 +78,9 @@ def test_rouge_l_equals_rouge_score_s() -> None:
     rng, scorer = random.Random(2), RougeScorer(["rougeL"])
     for _ in range(50):
         text, reference = (" ".join(rng.choices("abcde", k=rng.randint(1, 20))) for _ in range(2))
-        assert metric_of("rouge_l")(text, reference) == pytest.approx(scorer.score(reference, text)["rougeL"].fmeasure)
+        assert load_similarity_metric("rouge_l")(text, reference) == pytest.approx(
+            scorer.score(reference, text)["rougeL"].fmeasure
+        )
 
 
 @pytest.mark.parametrize("metric", WORDS)
@@ -100,8 +102,8 @@ async def test_comparing_a_megabyte_does_not_block_the_event_loop(metric: Simila
 
 
 def test_a_very_long_word_is_not_stemmed() -> None:
-    assert metric_of("meteor")("y" * 20_000 + "s", "y" * 20_000) == 0.0
-    assert metric_of("meteor")("y" * 20_000, "y" * 20_000) == 0.5
+    assert load_similarity_metric("meteor")("y" * 20_000 + "s", "y" * 20_000) == 0.0
+    assert load_similarity_metric("meteor")("y" * 20_000, "y" * 20_000) == 0.5
 
 
 # -- cosine ------------------------------------------------------------------------------------------------------------
@@ -114,9 +116,9 @@ async def embeds(request: Received) -> web.StreamResponse:
     return web.json_response({"data": [{"embedding": VECTORS[text], "index": 0}]})
 
 
-def operator(url: str) -> Operator:
+def operator(url: str) -> OperatorConfig:
     endpoint = ModelEndpoint(base_url=url, api_key="sk-embedding-key", model="embedder-1")
-    return Operator(models={"text-embedding": endpoint})
+    return OperatorConfig(models={"text-embedding": endpoint})
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from agent_rft.actors.runtime.telemetry.exporter import (
-    FORMS,
-    KEPT_S,
+    DELETE_AFTER_S,
+    FORMATS,
     SILENT_S,
     MetricsAddress,
     Telemetry,
-    labelled,
-    merged,
-    read_all,
-    remove_old,
+    add_labels,
+    delete_stale_files,
+    merge_texts,
+    read_metric_files,
 )
 from agent_rft.errors import UserError
 from tests.support.fakes_http import unused_port
@@ -95,7 +95,7 @@ def test_processes_of_many_jobs_are_served_on_one_port(port: int, start: Callabl
 def test_openmetrics_keeps_the_colons_of_vllms_names() -> None:
     registry = CollectorRegistry()
     Counter("vllm:prompt_tokens", "Prompt tokens.", registry=registry).inc()
-    for form in FORMS:
+    for form in FORMATS:
         assert b"\nvllm:prompt_tokens_total 1.0\n" in form.write(registry)
 
 
@@ -139,7 +139,7 @@ def test_metrics_continue_after_sources_and_collectors_of_libraries_raised(
 
     library = Broken()
     telemetry = start("a-job", "api-0")
-    telemetry.recorder.add(broken)
+    telemetry.recorder.add_source(broken)
     errors = ("agent_rft_metric_source_errors_total", "a-job", "api-0")
     eventually(lambda: scrape(port).get(errors, 0) > 2)
     REGISTRY.register(library)
@@ -204,23 +204,23 @@ def test_an_occupied_port_costs_only_the_metrics(port: int, start: Callable[[str
 
 def test_a_silent_process_loses_its_gauges_first_and_then_its_counters(tmp_path: Path) -> None:
     text = "# HELP a x\n# TYPE a gauge\na 1\n# HELP b_total x\n# TYPE b_total counter\nb_total 2\n"
-    (tmp_path / "job-engine-0.prom").write_text(labelled(text, 'job="job"'))
+    (tmp_path / "job-engine-0.prom").write_text(add_labels(text, 'job="job"'))
     written = (tmp_path / "job-engine-0.prom").stat().st_mtime
-    assert 'a{job="job"} 1' in merged(read_all(tmp_path, written))
-    silent = merged(read_all(tmp_path, written + SILENT_S))
+    assert 'a{job="job"} 1' in merge_texts(read_metric_files(tmp_path, written))
+    silent = merge_texts(read_metric_files(tmp_path, written + SILENT_S))
     assert 'b_total{job="job"} 2' in silent
     assert "a{" not in silent
-    assert merged(read_all(tmp_path, written + KEPT_S)) == ""
-    remove_old(tmp_path, written + KEPT_S - 1)
+    assert merge_texts(read_metric_files(tmp_path, written + DELETE_AFTER_S)) == ""
+    delete_stale_files(tmp_path, written + DELETE_AFTER_S - 1)
     assert list(tmp_path.iterdir())
-    remove_old(tmp_path, written + KEPT_S)
+    delete_stale_files(tmp_path, written + DELETE_AFTER_S)
     assert not list(tmp_path.iterdir())
 
 
 def test_labels_are_inserted_before_a_sample_s_own() -> None:
     text = '# HELP a {x} 1\na 1.0\na_bucket{le="+Inf",x="a b{"} 2\nvllm:b{} 3\n'
     wanted = '# HELP a {x} 1\na{j="1"} 1.0\na_bucket{j="1",le="+Inf",x="a b{"} 2\nvllm:b{j="1",} 3\n'
-    assert labelled(text, 'j="1"') == wanted
+    assert add_labels(text, 'j="1"') == wanted
 
 
 def test_a_folder_that_another_user_may_have_created_is_not_written_to(port: int, tmp_path: Path) -> None:
@@ -236,11 +236,15 @@ def test_a_folder_that_another_user_may_have_created_is_not_written_to(port: int
 
 
 def test_the_environment_sets_the_port_and_the_host() -> None:
-    assert MetricsAddress.of("job", local=True, environment={}) == MetricsAddress("job", "127.0.0.1", 9464)
-    assert MetricsAddress.of("job", local=False, environment={}) == MetricsAddress("job", "0.0.0.0", 9464)
+    assert MetricsAddress.from_environment("job", local=True, environment={}) == MetricsAddress(
+        "job", "127.0.0.1", 9464
+    )
+    assert MetricsAddress.from_environment("job", local=False, environment={}) == MetricsAddress("job", "0.0.0.0", 9464)
     chosen = {"AGENT_RFT_METRICS_PORT": "9000", "AGENT_RFT_METRICS_HOST": "10.0.0.1"}
-    assert MetricsAddress.of("job", local=True, environment=chosen) == MetricsAddress("job", "10.0.0.1", 9000)
-    assert MetricsAddress.of("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "0"}) is None
+    assert MetricsAddress.from_environment("job", local=True, environment=chosen) == MetricsAddress(
+        "job", "10.0.0.1", 9000
+    )
+    assert MetricsAddress.from_environment("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "0"}) is None
     with pytest.raises(UserError, match="AGENT_RFT_METRICS_PORT"):
-        MetricsAddress.of("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "off"})
+        MetricsAddress.from_environment("job", local=True, environment={"AGENT_RFT_METRICS_PORT": "off"})
     assert str(os.getuid()) in MetricsAddress("job", "", 9000).folder.name

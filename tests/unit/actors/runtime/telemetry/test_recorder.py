@@ -9,9 +9,9 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from agent_rft.actors.endpoints.stats import EndpointStats, live_endpoint_metrics, merged
-from agent_rft.actors.runtime.telemetry.recorder import Recorder, Spread
-from agent_rft.metrics import METRICS, prometheus_name
+from agent_rft.actors.endpoints.stats import EndpointStats, merge_stats, to_live_metrics
+from agent_rft.actors.runtime.telemetry.recorder import HistogramCounts, Recorder
+from agent_rft.metrics import METRICS, to_prometheus_name
 from agent_rft.metrics.metric import SECONDS
 
 
@@ -45,7 +45,7 @@ def test_an_unknown_name_is_an_error_and_nan_is_ignored() -> None:
 
 def test_begin_exports_zero_before_the_first_value() -> None:
     recorder = Recorder()
-    recorder.begin("groups_trained", "time_step_s")
+    recorder.initialize("groups_trained", "time_step_s")
     found = samples(recorder)
     assert found["agent_rft_groups_trained_total"] == found["agent_rft_time_step_seconds_count"] == 0.0
 
@@ -54,12 +54,12 @@ def test_an_endpoint_s_counts_are_read_at_each_scrape() -> None:
     stats = EndpointStats()
     recorder = Recorder()
     now = {"limit": 4, "in_flight": 1, "queued": 0, "breaker": "half_open"}
-    recorder.add(lambda: live_endpoint_metrics({"tool 'search'": stats.as_dict() | now}))
+    recorder.add_source(lambda: to_live_metrics({"tool 'search'": stats.as_dict() | now}))
     stats.calls += 3
     stats.errors["deadline"] += 1
     for latency_s in (0.001, 0.2, 1000.0):
-        stats.took(latency_s)
-    stats.queued(0.3)
+        stats.record_latency(latency_s)
+    stats.record_queue_time(0.3)
     found = samples(recorder)
     where = "{endpoint=\"tool 'search'\""
     assert found[f"agent_rft_endpoint_calls_total{where}}}"] == 3.0
@@ -75,11 +75,11 @@ def test_an_endpoint_s_counts_are_read_at_each_scrape() -> None:
 def test_the_trace_of_a_value_is_the_exemplar_of_its_bucket_in_openmetrics_only() -> None:
     recorder, stats = Recorder(), EndpointStats()
     now = {"limit": 4, "in_flight": 0, "queued": 0, "breaker": "closed"}
-    recorder.add(lambda: live_endpoint_metrics(merged([{"tool 'x'": stats.as_dict() | now}] * 2)))
+    recorder.add_source(lambda: to_live_metrics(merge_stats([{"tool 'x'": stats.as_dict() | now}] * 2)))
     recorder.record("grade_s", 0.3, "a" * 32)
     recorder.record("grade_s", 0.3)
-    stats.took(0.3, "b" * 32)
-    stats.took(0.001)
+    stats.record_latency(0.3, "b" * 32)
+    stats.record_latency(0.001)
     text = openmetrics.generate_latest(recorder.registry).decode()
     found = {
         (sample.name, sample.labels["le"]): sample.exemplar
@@ -97,7 +97,7 @@ def test_the_trace_of_a_value_is_the_exemplar_of_its_bucket_in_openmetrics_only(
 def test_a_spread_counts_values_above_all_bounds() -> None:
     recorder = Recorder()
     counts = [*([0] * len(SECONDS)), 2]
-    recorder.add(lambda: {"endpoint/x/latency_s": Spread(counts, 900.0)})
+    recorder.add_source(lambda: {"endpoint/x/latency_s": HistogramCounts(counts, 900.0)})
     assert samples(recorder)['agent_rft_endpoint_latency_seconds_bucket{endpoint="x",le="+Inf"}'] == 2.0
 
 
@@ -109,9 +109,9 @@ def test_a_source_that_raises_is_skipped_and_counted() -> None:
         raise DatabaseAway
 
     recorder = Recorder()
-    recorder.add(broken)
-    recorder.add(lambda: {"made_up": 1.0})
-    recorder.add(lambda: {"api_jobs/queued": 2.0})
+    recorder.add_source(broken)
+    recorder.add_source(lambda: {"made_up": 1.0})
+    recorder.add_source(lambda: {"api_jobs/queued": 2.0})
     generate_latest(recorder.registry)
     found = samples(recorder)
     assert found['agent_rft_api_jobs{state="queued"}'] == 2.0
@@ -120,6 +120,6 @@ def test_a_source_that_raises_is_skipped_and_counted() -> None:
 
 
 def test_no_two_metrics_share_a_name() -> None:
-    shown = [prometheus_name(name) for name, metric in METRICS.items() if metric.kind != "file"]
+    shown = [to_prometheus_name(name) for name, metric in METRICS.items() if metric.kind != "file"]
     assert len(set(shown)) == len(shown)
     assert all((metric.kind == "histogram") == bool(metric.buckets) for metric in METRICS.values())

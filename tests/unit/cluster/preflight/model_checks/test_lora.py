@@ -16,7 +16,7 @@ from agent_rft.errors import Problem
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.learner.adapter import AdapterConfig, write_adapter
-from agent_rft.trainer.model.lora import linear_shapes, tensor_shapes
+from agent_rft.trainer.model.lora import find_linear_shapes, tensor_shapes
 from tests.support.paths import BASE
 
 
@@ -35,9 +35,9 @@ def adapter_in(folder: Path, base: Path = BASE, rank: int = 4, alpha: float = 32
     for file in BASE.iterdir():
         if file.suffix != ".safetensors":
             (folder / file.name).write_bytes(file.read_bytes())
-    layers = linear_shapes(AutoConfig.from_pretrained(BASE), LoraSpec())
+    layers = find_linear_shapes(AutoConfig.from_pretrained(BASE), LoraSpec())
     tensors = {name: torch.zeros(shape) for name, shape in tensor_shapes(layers, rank).items()}
-    write_adapter(folder, tensors, AdapterConfig(rank, alpha).config(str(base)) | changed)
+    write_adapter(folder, tensors, AdapterConfig(rank, alpha).to_peft_config(str(base)) | changed)
     return folder
 
 
@@ -47,7 +47,7 @@ def test_a_job_with_lora_passes(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lora", "code", "field", "message", "remedy"),
+    ("lora", "code", "field", "message", "fix"),
     [
         ({"targets": ["q_proj", "query"]}, "unknown_target", "targets", "named 'query'", "use q_proj, k_proj, v_proj"),
         ({"targets": ["lm_head"]}, "unknown_target", "targets", "named 'lm_head'", "use q_proj"),
@@ -55,12 +55,12 @@ def test_a_job_with_lora_passes(method: str) -> None:
     ],
 )
 def test_settings_that_do_not_fit_the_model_are_problems(
-    lora: dict[str, Any], code: str, field: str, message: str, remedy: str
+    lora: dict[str, Any], code: str, field: str, message: str, fix: str
 ) -> None:
     [problem] = problems_of(lora)
     assert (problem.code, problem.field) == (code, f"method.supervised.algorithm.lora.{field}")
-    with pytest.raises(AssertionError, match=f"{message}.*{remedy}"):
-        raise AssertionError(f"{problem.message}; {problem.remedy}")
+    with pytest.raises(AssertionError, match=f"{message}.*{fix}"):
+        raise AssertionError(f"{problem.message}; {problem.fix}")
 
 
 def test_reinforcement_needs_adapters_in_the_engine(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_training_goes_on_with_an_adapter_of_the_same_shape_only(tmp_path: Path)
         [problem] = problems_of(lora, model)
         assert (problem.code, problem.field) == ("other_adapter", "model")
         assert "is an adapter of rank 4 and alpha 32, but" in problem.message
-        assert "agent-rft models merge FOLDER OUT" in problem.remedy
+        assert "agent-rft models merge FOLDER OUT" in problem.fix
     [problem] = problems_of({"rank": 4, "targets": ["q_proj"]}, model)
     assert problem.code == "adapter_of_another_model"
     assert problem.message.endswith("down_proj.lora_A.weight is 4 x 320, not missing (and 23 more)")
@@ -93,7 +93,7 @@ def test_an_adapter_needs_its_base_and_one_that_fits(tmp_path: Path, tmp_path_fa
     [problem] = problems_of({"rank": 4}, model)
     assert (problem.code, problem.field) == ("missing_model", "model")
     assert "is an adapter, and its base model cannot be used: the folder" in problem.message
-    assert "base_model_name_or_path" in problem.remedy
+    assert "base_model_name_or_path" in problem.fix
     assert read_sizes(ModelFolder.find(str(model))) == (None, [problem])
 
     for file in BASE.iterdir():
@@ -103,7 +103,7 @@ def test_an_adapter_needs_its_base_and_one_that_fits(tmp_path: Path, tmp_path_fa
     [problem] = problems_of({"rank": 4}, adapter_in(tmp_path, base=other))
     assert (problem.code, problem.field) == ("adapter_of_another_model", "model")
     assert f"does not fit its base model {other} and `lora`" in problem.message
-    assert "base_model_name_or_path" in problem.remedy
+    assert "base_model_name_or_path" in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_an_adapter_of_another_kind_is_refused_with_the_field(tmp_path: Path, ch
     [problem] = problems_of({"rank": 4}, adapter_in(tmp_path, **changed))
     assert (problem.code, problem.field) == ("not_a_model", "model")
     assert f"adapter_config.json: {next(iter(changed))}" in problem.message
-    assert "merge the adapter" in problem.remedy
+    assert "merge the adapter" in problem.fix
 
 
 def test_sizes_of_an_adapter_s_model_are_those_of_its_base(tmp_path: Path) -> None:

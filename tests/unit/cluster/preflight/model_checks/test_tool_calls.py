@@ -12,13 +12,13 @@ import pytest
 
 from agent_rft.chat.model_card import FILE, read_card
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.prepare import Prepared, prepare
-from agent_rft.cluster.preflight.shown_prompt import first_prompt
+from agent_rft.cluster.preflight.prepare import CheckedJob, check_job
+from agent_rft.cluster.preflight.shown_prompt import preview_prompt
 from agent_rft.cluster.run.actor_configs import model_files
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import NOTHING_ALLOWED
+from agent_rft.spec.operator.config import DEFAULT_CONFIG
 from tests.support.builders import EXACT
 from tests.support.families import TINY
 from tests.support.tiny_model import SPECIAL, WITHOUT_TOOLS, write_tiny_model
@@ -48,10 +48,16 @@ class Case:
         (self.folder / "job.json").write_text(json.dumps(job))
         return load_job(self.folder / "job.json", {})
 
-    async def prepare(self, *rows: Mapping[str, Any], **changes: Any) -> Prepared:
+    async def prepare(self, *rows: Mapping[str, Any], **changes: Any) -> CheckedJob:
         job = self.job(rows, **changes)
-        return await prepare(
-            job, ModelFolder.find(job.model), [NODE], self.folder / "runs", NOTHING_ALLOWED, free=PLENTY, dry_run=False
+        return await check_job(
+            job,
+            ModelFolder.find(job.model),
+            [NODE],
+            self.folder / "runs",
+            DEFAULT_CONFIG,
+            free_space=PLENTY,
+            dry_run=False,
         )
 
     async def problems(self, *rows: Mapping[str, Any], **changes: Any) -> list[Problem]:
@@ -72,7 +78,7 @@ async def test_a_job_without_tools_is_accepted_with_a_warning(case: Case) -> Non
     assert "works only without tools, because no parser reads the calls that the model's template writes" in warning
     assert "[tools_unsupported]" in warning and "agent-rft models template FOLDER" in warning
     assert (found.dialect.family, found.dialect.tool_parser) == ("unknown", None)
-    assert found.renderer.end_tokens == {found.renderer.tokenizer.eos_token_id: "<|im_end|>"}
+    assert found.renderer.stop_tokens == {found.renderer.tokenizer.eos_token_id: "<|im_end|>"}
 
 
 async def test_a_supervised_job_and_a_response_format_need_no_calls(case: Case) -> None:
@@ -90,7 +96,7 @@ async def test_a_job_with_tools_is_refused(case: Case) -> None:
     (problem,) = await case.problems({"messages": [QUESTION], "tools": [TOOL]}, method=method)
     assert (problem.code, problem.field) == ("calls_not_read", "model_options.tool_parser")
     assert "reads the calls that the model's template writes: the template does not render calls" in problem.message
-    assert "agent-rft models template FOLDER" in problem.remedy
+    assert "agent-rft models template FOLDER" in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ async def test_rows_that_need_calls_are_refused_with_their_lines(
     (problem,) = problems
     assert (problem.code, problem.field, problem.rows) == ("calls_not_read", f"training_file{part}", "2-3")
     assert f"the row has {what}, but no parser reads the calls" in problem.message
-    assert "set model_options.chat_template" in problem.remedy and "remove" in problem.remedy
+    assert "set model_options.chat_template" in problem.fix and "remove" in problem.fix
 
 
 async def test_a_checkpoint_of_the_model_is_trained_and_gets_tools_with_another_template(case: Case) -> None:
@@ -152,7 +158,7 @@ async def test_reasoning_keeps_the_marks_of_the_templates_family(case: Case) -> 
     found = await case.prepare({"messages": [QUESTION]})
     assert (found.dialect.family, found.dialect.thought_marks) == ("mistral", marks)
     thought = [*map(found.renderer.tokenizer.convert_tokens_to_ids, marks)]
-    assert found.renderer.thought_length([thought[0], 65, thought[1], 66]) == 3
+    assert found.renderer.count_reasoning([thought[0], 65, thought[1], 66]) == 3
 
 
 async def test_a_family_whose_turns_are_messages_needs_its_parser_without_tools_too(case: Case) -> None:
@@ -166,5 +172,5 @@ async def test_a_family_whose_turns_are_messages_needs_its_parser_without_tools_
 
 def test_the_shown_prompt_is_that_of_a_model_without_tools(case: Case) -> None:
     job = case.job([{"messages": [QUESTION]}])
-    shown = first_prompt(job, ModelFolder.find(job.model))
+    shown = preview_prompt(job, ModelFolder.find(job.model))
     assert shown is not None and shown.dialect.tool_parser is None

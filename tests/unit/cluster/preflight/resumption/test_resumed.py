@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from agent_rft.cluster.preflight.resumption import contents
-from agent_rft.cluster.preflight.resumption.contents import digest_of, has_contents
-from agent_rft.cluster.preflight.resumption.resumed import Began, digests_of
+from agent_rft.cluster.preflight.resumption.contents import digest_path, matches_digest
+from agent_rft.cluster.preflight.resumption.resumed import RecordedRun, digest_job
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import InvalidJob
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.job_file import load_accepted_job
-from agent_rft.spec.kept import without_todays_bounds
-from agent_rft.spec.plan import resolve
+from agent_rft.spec.kept import load_legacy_job
+from agent_rft.spec.plan import resolve_plan
 from tests.support.builders import EXACT, job, plan, raw_job
 from tests.support.paths import BASE
 
@@ -45,10 +45,10 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def began(folder: Path, spec: JobSpec, /, **changes: Any) -> Began:
+def began(folder: Path, spec: JobSpec, /, **changes: Any) -> RecordedRun:
     run = RunFolder(folder / "run")
-    run.write_job(spec, plan(), {"context_length": 512, "digests": digests_of(spec)} | changes)
-    return Began.of(run)
+    run.write_job(spec, plan(), {"context_length": 512, "digests": digest_job(spec)} | changes)
+    return RecordedRun.load(run)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def began(folder: Path, spec: JobSpec, /, **changes: Any) -> Began:
     ids=["everything", "supervised", "supervised_settings"],
 )
 def test_the_same_job_is_resumed_with_all_its_values_and_secrets(tmp_path: Path, spec: JobSpec) -> None:
-    kept = began(tmp_path, spec).keep(spec)
+    kept = began(tmp_path, spec).apply_to(spec)
     wanted = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"context_length": 512})})
-    assert resolve(kept, 5, 10**9) == resolve(spec, 5, 10**9)
+    assert resolve_plan(kept, 5, 10**9) == resolve_plan(spec, 5, 10**9)
     if spec.method.type == "supervised":
         assert kept.supervised == wanted.supervised
     else:
@@ -82,7 +82,7 @@ def test_the_same_job_is_resumed_with_all_its_values_and_secrets(tmp_path: Path,
 def test_a_change_inside_a_grader_is_found(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
     changed = job(EVERYTHING | {"grader": EVERYTHING["grader"] | changes}, model=str(BASE))
     with pytest.raises(InvalidJob) as raised:
-        began(tmp_path, job(EVERYTHING, model=str(BASE))).keep(changed)
+        began(tmp_path, job(EVERYTHING, model=str(BASE))).apply_to(changed)
     assert [problem.field for problem in raised.value.problems] == [field]
 
 
@@ -90,7 +90,7 @@ def test_a_change_inside_a_grader_is_found(tmp_path: Path, changes: dict[str, An
 def test_a_part_with_secrets_that_is_no_longer_named_is_refused(tmp_path: Path, name: str) -> None:
     less = job({key: value for key, value in EVERYTHING.items() if key != name}, model=str(BASE))
     with pytest.raises(InvalidJob, match="run folders contain no secrets") as raised:
-        began(tmp_path, job(EVERYTHING, model=str(BASE))).keep(less)
+        began(tmp_path, job(EVERYTHING, model=str(BASE))).apply_to(less)
     assert [problem.field for problem in raised.value.problems] == [f"method.reinforcement.{name}"]
 
 
@@ -99,7 +99,7 @@ def test_a_setting_that_no_longer_exists_is_left_out_with_a_warning(tmp_path: Pa
     record = json.loads(json.dumps(spec.model_dump(mode="json")))
     record["method"]["reinforcement"]["limits"]["straggler_quorum"] = 0.5
     found = began(tmp_path, spec, job=record)
-    assert found.keep(spec).reinforcement.limits == spec.reinforcement.limits
+    assert found.apply_to(spec).reinforcement.limits == spec.reinforcement.limits
     (warning,) = found.warnings
     assert warning.startswith("method.reinforcement.limits.straggler_quorum: this setting no longer exists")
 
@@ -110,16 +110,16 @@ def test_a_newer_setting_may_be_named_with_its_default_only(tmp_path: Path) -> N
     del record["method"]["reinforcement"]["limits"]["max_tool_calls"]
     found = began(tmp_path, spec, job=record)
     named = {"limits": {"max_tool_calls": 64}}
-    assert found.keep(job(named, model=str(BASE))).reinforcement.limits.max_tool_calls == 64
+    assert found.apply_to(job(named, model=str(BASE))).reinforcement.limits.max_tool_calls == 64
     with pytest.raises(InvalidJob, match="is 65, but the run began with 64"):
-        found.keep(job({"limits": {"max_tool_calls": 65}}, model=str(BASE)))
+        found.apply_to(job({"limits": {"max_tool_calls": 65}}, model=str(BASE)))
 
 
 def test_numbers_that_a_plan_did_not_have_yet_are_todays(tmp_path: Path) -> None:
     spec = job(model=str(BASE))
     record = plan(steps=9).model_dump()
     del record["eval_samples"]
-    found = began(tmp_path, spec, plan=record).plan_of(spec, plan(steps=5, eval_samples=4))
+    found = began(tmp_path, spec, plan=record).recorded_plan(spec, plan(steps=5, eval_samples=4))
     assert (found.steps, found.eval_samples) == (9, 4)
 
 
@@ -130,32 +130,32 @@ FIELD = "method.reinforcement.limits.max_rollout_retries"
 
 
 def test_a_value_outside_of_todays_bounds_is_kept_with_a_warning() -> None:
-    spec, (warning,) = without_todays_bounds(raw_job(**BEYOND), "the run")
+    spec, (warning,) = load_legacy_job(raw_job(**BEYOND), "the run")
     assert spec.reinforcement.limits.max_rollout_retries == 11 and warning.startswith(f"{FIELD}: the run keeps 11")
 
 
 def test_a_bound_inside_a_list_is_kept_too() -> None:
     tools = [{"name": "a", "server_url": URL}, {"name": "b", "server_url": URL, "timeout_s": 21_601}]
-    spec, warnings = without_todays_bounds(raw_job(tools=tools), "the run")
+    spec, warnings = load_legacy_job(raw_job(tools=tools), "the run")
     assert [tool.timeout_s for tool in spec.reinforcement.tools] == [120.0, 21_601] and len(warnings) == 1
 
 
 def test_trackers_that_this_version_does_not_have_are_left_out_with_a_warning() -> None:
     named = [{"type": "comet"}, {"type": "tensorboard"}, {"type": "neptune", "neptune": {"project": "x"}}]
-    spec, warnings = without_todays_bounds(raw_job() | {"integrations": named}, "the job")
+    spec, warnings = load_legacy_job(raw_job() | {"integrations": named}, "the job")
     assert [integration.type for integration in spec.integrations] == ["tensorboard"]
     assert [warning.partition(":")[0] for warning in warnings] == ["integrations[0]", "integrations[2]"]
 
 
 @pytest.mark.parametrize("damaged", ["wandb", ["wandb"], 5])
-def test_damaged_trackers_are_refused_with_the_remedy(damaged: Any) -> None:
+def test_damaged_trackers_are_refused_with_the_fix(damaged: Any) -> None:
     with pytest.raises(InvalidJob, match="integrations"):
-        without_todays_bounds(raw_job() | {"integrations": damaged}, "the run")
+        load_legacy_job(raw_job() | {"integrations": damaged}, "the run")
 
 
-def test_a_value_of_another_form_is_refused_with_the_remedy() -> None:
+def test_a_value_of_another_form_is_refused_with_the_fix() -> None:
     with pytest.raises(InvalidJob, match="resume it with the version of agent-rft that started it") as raised:
-        without_todays_bounds(raw_job(limits={"max_tool_calls": "many"}), "the run")
+        load_legacy_job(raw_job(limits={"max_tool_calls": "many"}), "the run")
     assert [problem.field for problem in raised.value.problems] == ["method.reinforcement.limits.max_tool_calls"]
 
 
@@ -170,7 +170,7 @@ def test_a_job_file_of_a_resumed_run_is_read_alike(tmp_path: Path) -> None:
 
 
 def test_a_bound_of_a_value_that_may_also_be_auto_is_kept_too() -> None:
-    spec, (warning,) = without_todays_bounds(raw_job(hyperparameters={"batch_size": 0}), "the run")
+    spec, (warning,) = load_legacy_job(raw_job(hyperparameters={"batch_size": 0}), "the run")
     assert spec.reinforcement.hyperparameters.batch_size == 0 and "batch_size: the run keeps 0" in warning
 
 
@@ -194,7 +194,7 @@ def test_no_message_shows_what_a_tools_own_keys_hold(tmp_path: Path, now: str) -
     elif now == "another method":
         before, given = job(model=str(BASE), method={"type": "supervised"}), before
     with pytest.raises(InvalidJob, match="cannot resume") as raised:
-        began(tmp_path, before).keep(given)
+        began(tmp_path, before).apply_to(given)
     assert "secret" not in str(raised.value).replace("contain no secrets", "")
 
 
@@ -222,13 +222,13 @@ def test_no_message_shows_what_a_tools_own_keys_hold(tmp_path: Path, now: str) -
 def test_a_damaged_record_is_refused_with_a_sentence(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "job.resolved.json").write_text(text)
     with pytest.raises(InvalidJob, match=said):
-        Began.of(RunFolder(tmp_path))
+        RecordedRun.load(RunFolder(tmp_path))
 
 
 def test_a_record_that_cannot_be_read_is_refused_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "job.resolved.json").mkdir()
     with pytest.raises(InvalidJob, match="cannot be read: Is a directory"):
-        Began.of(RunFolder(tmp_path))
+        RecordedRun.load(RunFolder(tmp_path))
 
 
 @pytest.mark.parametrize("numbers", [{"steps": "many"}, {"batch_size": 0}, {"learning_rate": None}, {"steps": 1e400}])
@@ -236,7 +236,7 @@ def test_a_plan_that_was_edited_by_hand_is_checked(tmp_path: Path, numbers: dict
     spec = job(model=str(BASE))
     found = began(tmp_path, spec, plan=numbers)
     with pytest.raises(InvalidJob, match=r"the plan in the run's job.resolved.json is damaged"):
-        found.plan_of(spec, plan())
+        found.recorded_plan(spec, plan())
 
 
 # -- files and models --------------------------------------------------------------------------------------------------
@@ -262,27 +262,27 @@ def test_a_file_may_only_grow(tmp_path: Path, written: str, same: bool, named: b
     tests.write_text(written)
     again = spec if named else job(model=str(BASE), training_file=str(rows))
     if same:
-        assert found.keep(again) == found.keep(spec)
+        assert found.apply_to(again) == found.apply_to(spec)
     else:
         with pytest.raises(InvalidJob, match=r"test_file: its contents have changed since .* only be appended"):
-            found.keep(again)
+            found.apply_to(again)
 
 
 def test_the_last_row_of_a_file_without_a_line_end_may_not_grow(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}')
-    digest = digest_of(path)
+    digest = digest_path(path)
     assert digest is not None
     for text, same in (('{"a": 1}', True), ('{"a": 1}\n{}', True), ('{"a": 1}\r\n', True), ('{"a": 1}  {}', False)):
         path.write_bytes(text.encode())
-        assert has_contents(path, digest) is same
+        assert matches_digest(path, digest) is same
 
 
 @pytest.mark.parametrize("digest", ["", "-", "x", "0" * 32, "9" * 30 + "-", "\u0661-"])
 def test_a_digest_that_was_edited_by_hand_matches_nothing(tmp_path: Path, digest: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("{}\n")
-    assert has_contents(path, digest) is False
+    assert matches_digest(path, digest) is False
 
 
 def test_what_cannot_be_read_is_left_to_the_check_of_the_job(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_what_cannot_be_read_is_left_to_the_check_of_the_job(tmp_path: Path) -> 
     spec = job(model=str(BASE), training_file=str(rows))
     found = began(tmp_path, spec)
     rows.unlink()
-    assert found.keep(spec).training_file == str(rows)
+    assert found.apply_to(spec).training_file == str(rows)
 
 
 def write_model(folder: Path, weights: bytes) -> Path:
@@ -308,14 +308,14 @@ def test_a_model_that_was_trained_on_is_another_one_and_a_readme_does_not_matter
     (model / "README.md").write_text("mine")
     (model / ".cache").mkdir()
     moved = model.rename(tmp_path / "moved")
-    assert found.keep(job(model=str(moved))).model == str(moved)
+    assert found.apply_to(job(model=str(moved))).model == str(moved)
     other = write_model(tmp_path / "model", bytes(size - 1) + b"1")
     with pytest.raises(InvalidJob, match="model: its contents have changed since the run began"):
-        found.keep(job(model=str(other)))
+        found.apply_to(job(model=str(other)))
 
 
 def test_of_large_weights_a_bounded_part_is_read(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", b"")
     with (model / "model.safetensors").open("r+b") as file:
         file.truncate(1 << 40)  # a sparse file: reading all of it would take minutes
-    assert has_contents(model, str(digest_of(model)))
+    assert matches_digest(model, str(digest_path(model)))

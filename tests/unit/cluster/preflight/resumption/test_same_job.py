@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from agent_rft.cluster.preflight.resumption.same_job import Comparison, may_differ
+from agent_rft.cluster.preflight.resumption.same_job import ResumeComparison, may_differ
 from agent_rft.spec.job import FILES, CheckpointInterval, JobSpec
-from agent_rft.spec.kept import without_todays_bounds
+from agent_rft.spec.kept import load_legacy_job
 from tests.support.builders import EXACT, job
 
 URL = "https://tools.example/a"
@@ -50,11 +50,11 @@ OTHER: Mapping[str, Any] = {
 
 MAY_DIFFER = """
     JobSpec: suffix integrations cluster
-    WandbIntegration: type wandb
+    WandbTrackerSpec: type wandb
     WandbSettings: project entity name tags
-    MlflowIntegration: type mlflow
+    MlflowTrackerSpec: type mlflow
     MlflowSettings: experiment name
-    TensorboardIntegration: type
+    TensorboardTrackerSpec: type
     Reinforcement: session signing_secret early_stop
     EarlyStop: patience min_gain
     CommonHyperparameters: eval_interval
@@ -100,7 +100,7 @@ COVERED = """
     GuardSpec: name grader reward
 """
 BY_CONTENTS = {f"JobSpec.{name}" for name in (*FILES, "model")}
-"""See `Began`."""
+"""See `RecordedRun`."""
 
 
 def listed(table: str) -> set[str]:
@@ -155,7 +155,7 @@ def replaced(value: Any, at: Place, new: Any) -> Any:
 def recorded(spec: JobSpec) -> JobSpec:
     """The job as the run folder has it."""
     record = spec.model_dump(mode="json")
-    return without_todays_bounds(record, "the run")[0]
+    return load_legacy_job(record, "the run")[0]
 
 
 @pytest.mark.parametrize("at", SETTINGS, ids=lambda at: ".".join(map(str, at)))
@@ -164,8 +164,8 @@ def test_a_setting_that_is_covered_is_refused_and_any_other_is_taken_and_shown(a
         return
     spec = SUPERVISED if "supervised" in at or at == ("method", "reinforcement") else EVERYTHING
     changed = replaced(spec, at, OTHER.get(str(at[-1]), 12345))
-    comparison = Comparison({})
-    kept = comparison.kept(changed, recorded(spec))
+    comparison = ResumeComparison({})
+    kept = comparison.merge(changed, recorded(spec))
     if SETTINGS[at] in listed(COVERED):
         assert {problem.code for problem in comparison.problems} == {"job_changed"} and comparison.changes == []
         assert "but the run began with" in comparison.problems[0].message
@@ -177,7 +177,7 @@ def test_a_setting_that_is_covered_is_refused_and_any_other_is_taken_and_shown(a
 def test_the_lists_are_those_of_the_program() -> None:
     settings = {(type(part), name) for _, part in parts(EVERYTHING) for name in type(part).model_fields}
     within = {"SessionSpec", "ClusterSpec", "CheckpointInterval", "EarlyStop"}
-    within |= {f"{tracker}Integration" for tracker in ("Wandb", "Mlflow", "Tensorboard")}
+    within |= {f"{tracker}TrackerSpec" for tracker in ("Wandb", "Mlflow", "Tensorboard")}
     within |= {"WandbSettings", "MlflowSettings"}
     free = {declared(model, name) for model, name in settings if may_differ(model, name)}
     assert free == {name for name in listed(MAY_DIFFER) if name.split(".")[0] not in within}
@@ -197,18 +197,18 @@ NUMBERS = "method.reinforcement.hyperparameters"
     ],
 )
 def test_auto_is_the_number_that_it_became(began: Any, now: Any, kept: Any, refused: bool) -> None:
-    comparison = Comparison({f"{NUMBERS}.batch_size": 8})
+    comparison = ResumeComparison({f"{NUMBERS}.batch_size": 8})
     before, given = (job({"hyperparameters": {"batch_size": value}}) for value in (began, now))
-    assert comparison.kept(given, before).reinforcement.hyperparameters.batch_size == kept
+    assert comparison.merge(given, before).reinforcement.hyperparameters.batch_size == kept
     assert [problem.message for problem in comparison.problems] == ["is 9, but the run began with 8"] * refused
 
 
 def test_a_part_of_the_cluster_that_is_not_named_keeps_its_value() -> None:
     before = job(cluster={"engines": 3, "checkpoint_interval": {"minutes": 2}})
     given = job(cluster={"checkpoint_interval": {"steps": 7}})
-    comparison = Comparison({})
-    cluster = comparison.kept(given, before).cluster
+    comparison = ResumeComparison({})
+    cluster = comparison.merge(given, before).cluster
     assert cluster.engines == 3 and cluster.checkpoint_interval == CheckpointInterval(minutes=2, steps=7)
-    assert [(change.setting, change.now, change.was) for change in comparison.changes] == [
+    assert [(change.setting, change.new, change.old) for change in comparison.changes] == [
         ("cluster.checkpoint_interval.steps", "7", "not set")
     ]

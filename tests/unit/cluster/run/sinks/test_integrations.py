@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from agent_rft.cluster.records.redact import public_job
-from agent_rft.cluster.run.sinks.integrations import IntegrationSink, load_integrations
+from agent_rft.cluster.run.sinks.integrations import TrackerPluginSink, load_trackers
 from agent_rft.cluster.run.sinks.plugins import MAX_WAITING, RunInfo
 from agent_rft.cluster.run.sinks.stream import EventStream
 from agent_rft.events import Evaluated, IntegrationFailed, JobEnded, LossEvaluated, Notice, StepDone
-from agent_rft.spec.integrations import IntegrationAccess
+from agent_rft.spec.integrations import TrackerAccess
 from agent_rft.types import Evaluation
 from tests.support.builders import job
 from tests.support.events import Recording
 from tests.support.trackers import FakeMlflow, FakePackage, FakeTensorboard, FakeWandb
 
 SECRETS = ("api-key-secret", "url-secret", "token-secret")
-ACCESS = IntegrationAccess.model_validate(
+ACCESS = TrackerAccess.model_validate(
     {
         "wandb": {"api_key": "api-key-secret", "base_url": "https://tracker.example"},
         "mlflow": {"tracking_uri": "https://me:url-secret@tracker.example", "token": "token-secret"},
@@ -44,9 +44,7 @@ def step(number: int, **numbers: float) -> StepDone:
 class Tracked:
     """A stream with the tracker `kind`, whose package is `package`."""
 
-    def __init__(
-        self, kind: str, folder: Path, package: FakePackage | None, access: IntegrationAccess = ACCESS
-    ) -> None:
+    def __init__(self, kind: str, folder: Path, package: FakePackage | None, access: TrackerAccess = ACCESS) -> None:
         def load(name: str) -> Any:
             assert name.partition(".")[0] == kind
             if package is None:
@@ -56,7 +54,7 @@ class Tracked:
         self.job = job({"tools": [TOOL]}, integrations=[NAMED[kind]], model="/models/small")
         info = RunInfo(folder.name, folder, public_job(self.job))
         self.sink = Recording()
-        self.plugins = load_integrations(self.job.integrations, access, info, load)
+        self.plugins = load_trackers(self.job.integrations, access, info, load)
         self.stream = EventStream(folder.name, [self.sink], plugins=self.plugins)
 
     def end(self) -> list[IntegrationFailed]:
@@ -70,7 +68,7 @@ def test_a_job_without_integrations_imports_nothing(tmp_path: Path) -> None:
     def load(name: str) -> Any:
         raise AssertionError(name)
 
-    assert load_integrations(job().integrations, ACCESS, RunInfo("run", tmp_path, public_job(job())), load) == []
+    assert load_trackers(job().integrations, ACCESS, RunInfo("run", tmp_path, public_job(job())), load) == []
 
 
 @pytest.mark.parametrize("kind", NAMED)
@@ -115,7 +113,7 @@ def test_a_resumed_run_goes_on_with_its_run_in_mlflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_a_package_that_is_missing_is_reported_once_with_the_remedy(kind: str, tmp_path: Path) -> None:
+def test_a_package_that_is_missing_is_reported_once_with_the_fix(kind: str, tmp_path: Path) -> None:
     tracked = Tracked(kind, tmp_path, None)
     for number in range(5):
         tracked.stream.emit(step(number))
@@ -128,7 +126,7 @@ def test_a_package_that_is_missing_is_reported_once_with_the_remedy(kind: str, t
 
 @pytest.mark.parametrize(("kind", "field"), [("wandb", "api_key"), ("mlflow", "tracking_uri")])
 def test_a_tracker_that_the_operator_has_not_set_up_is_reported(kind: str, field: str, tmp_path: Path) -> None:
-    for access in (IntegrationAccess(), IntegrationAccess.model_validate({"wandb": {}})):
+    for access in (TrackerAccess(), TrackerAccess.model_validate({"wandb": {}})):
         (failed,) = Tracked(kind, tmp_path, FAKES[kind](), access).end()
         assert (failed.cause, failed.reason) == (
             "not_allowed",
@@ -138,7 +136,7 @@ def test_a_tracker_that_the_operator_has_not_set_up_is_reported(kind: str, field
 
 def test_wandb_offline_needs_no_key(tmp_path: Path) -> None:
     package = FakeWandb()
-    access = IntegrationAccess.model_validate({"wandb": {"offline": True}})
+    access = TrackerAccess.model_validate({"wandb": {"offline": True}})
     assert Tracked("wandb", tmp_path, package, access).end() == []
     assert package.made["mode"] == "offline" and "api_key" not in package.made["settings"]
 
@@ -177,7 +175,7 @@ def test_a_tracker_whose_server_stays_away_is_given_up_and_reported_once(tmp_pat
 
 def test_a_tracker_that_hangs_never_holds_up_the_run(tmp_path: Path) -> None:
     released = threading.Event()
-    sink = IntegrationSink("wandb", lambda: released.wait() and Recording())  # type: ignore[arg-type, return-value]
+    sink = TrackerPluginSink("wandb", lambda: released.wait() and Recording())  # type: ignore[arg-type, return-value]
     stream = EventStream("run", [seen := Recording()], plugins=[sink])
     for number in range(MAX_WAITING + 2):
         stream.emit(step(number))

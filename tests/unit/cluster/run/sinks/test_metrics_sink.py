@@ -37,8 +37,8 @@ def test_the_reward_before_training_is_the_baseline_in_a_resumed_run_too(tmp_pat
     for step, reward in ((0, 0.25), (4, 0.5)):
         found = Evaluation(3, 6, 0, 0.5, 0.1, reward, 0.5, 0.5, 2, 3.0, 2.0, 0.0, 20.0, 90.0, 1.0)
         event = run_event(Evaluated(step=step, name=VALIDATION, evaluation=found))
-        sink.event(event)
-        folder.event(event)
+        sink.handle_event(event)
+        folder.handle_event(event)
     folder.close()
     for each in (sink, MetricsSink(None, tmp_path)):
         assert samples(each)["agent_rft_baseline_valid_mean_reward"] == 0.25
@@ -50,9 +50,9 @@ def test_metrics_of_a_step_are_exported_except_those_of_other_processes(tmp_path
     step = {"step": 2.0, "train_mean_reward": 0.5, "finish/answer": 3.0, "time_step_s": 2.5, "judge_tokens/qwen": 40.0}
     more = {"endpoint/tool 'search'/calls": 9.0, "account/graded": 4.0, "of_a_later_version": 1.0}
     for metrics in (step | more, step):
-        sink.event(run_event(StepDone(step=2, total_steps=9, metrics=metrics)))
-    sink.event(run_event(EngineReplaced(engine="engine-0", reason="lost")))
-    sink.event(run_event(PhaseBegan(phase="validation")))
+        sink.handle_event(run_event(StepDone(step=2, total_steps=9, metrics=metrics)))
+    sink.handle_event(run_event(EngineReplaced(engine="engine-0", reason="lost")))
+    sink.handle_event(run_event(PhaseBegan(phase="validation")))
     found = samples(sink)
     assert found["agent_rft_train_mean_reward"] == 0.5
     assert found['agent_rft_finish_total{reason="answer"}'] == 6.0
@@ -71,7 +71,7 @@ def test_rollouts_are_labelled_with_their_split(tmp_path: Path) -> None:
     turns = (Turn(2, 5, "call", calls, results), Turn(9, 12, "answer"))
     mask = np.array([False, False, *[True] * 3, *[False] * 4, *[True] * 3])
     long = rollout(request, token_ids=np.arange(12), loss_mask=mask, turns=turns, grade=0.25, wall_s=2.0)
-    sink.groups("validation-000000", [Group(request, (rollout(request), long))])
+    sink.handle_groups("validation-000000", [Group(request, (rollout(request), long))])
     found = samples(sink)
     assert found['agent_rft_grade_bucket{le="0.3",split="validation"}'] == 1.0
     assert found['agent_rft_reward_count{split="validation"}'] == 2.0
@@ -85,7 +85,7 @@ def test_rollouts_are_labelled_with_their_split(tmp_path: Path) -> None:
 def test_the_prompts_of_all_segments_are_counted(tmp_path: Path) -> None:
     sink, request = MetricsSink(None, tmp_path), group_request()
     one = rollout(request)
-    sink.groups("step-000001", [Group(request, (replace(one, segments=one.segments * 2),))])
+    sink.handle_groups("step-000001", [Group(request, (replace(one, segments=one.segments * 2),))])
     found = samples(sink)
     tokens = {kind: found[f'agent_rft_rollout_tokens_sum{{kind="{kind}",split="train"}}'] for kind in KINDS}
     assert tokens == {"prompt": 4.0, "completion": 6.0, "tool": 0.0, "reasoning": 0.0}
@@ -99,15 +99,15 @@ def test_the_age_of_the_checkpoint_counts_from_the_start_of_training_and_ends_wi
         return samples(sink).get("agent_rft_checkpoint_age_seconds")
 
     assert age() is None
-    sink.event(run_event(PhaseBegan(phase="training")))
+    sink.handle_event(run_event(PhaseBegan(phase="training")))
     now[0] = 160.0
-    sink.event(run_event(PhaseBegan(phase="validation")))
+    sink.handle_event(run_event(PhaseBegan(phase="validation")))
     assert age() == 60.0
-    sink.event(run_event(CheckpointSaved(step=5, path="checkpoints/step-000005", num_bytes=123)))
+    sink.handle_event(run_event(CheckpointSaved(step=5, path="checkpoints/step-000005", num_bytes=123)))
     assert samples(sink)["agent_rft_checkpoint_bytes"] == 123.0
     now[0] = 170.0
     assert age() == 10.0
-    sink.event(run_event(PhaseBegan(phase="grading")))
+    sink.handle_event(run_event(PhaseBegan(phase="grading")))
     assert age() is None
 
 
@@ -115,8 +115,8 @@ def test_the_end_of_a_job_is_counted_by_its_outcome(tmp_path: Path) -> None:
     sink = MetricsSink(None, tmp_path)
     series = [f'agent_rft_jobs_ended_total{{outcome="{outcome}"}}' for outcome in ("done", "stopped", "failed")]
     assert [samples(sink)[name] for name in series] == [0.0, 0.0, 0.0]
-    sink.event(run_event(PhaseBegan(phase="training")))
-    sink.event(run_event(JobEnded(outcome="failed", error="the disk is full")))
+    sink.handle_event(run_event(PhaseBegan(phase="training")))
+    sink.handle_event(run_event(JobEnded(outcome="failed", error="the disk is full")))
     assert [samples(sink)[name] for name in series] == [0.0, 0.0, 1.0]
     assert "agent_rft_checkpoint_age_seconds" not in samples(sink)
 
@@ -126,9 +126,9 @@ def test_failures_that_alerts_query_are_counted_from_0(tmp_path: Path) -> None:
     restarts, copies = "agent_rft_learner_restarts_total", "agent_rft_checkpoint_store_failures_total"
     value = sink.recorder.registry.get_sample_value
     assert (value(restarts), value(copies, {"action": "copy"})) == (0, 0)
-    sink.event(run_event(LearnerRestarted(cause="lost", times=1)))
-    sink.event(run_event(CheckpointStoreFailed(action="copy", cause="no room")))
-    sink.event(run_event(IntegrationFailed(integration="wandb", cause="failed", reason="refused")))
+    sink.handle_event(run_event(LearnerRestarted(cause="lost", times=1)))
+    sink.handle_event(run_event(CheckpointStoreFailed(action="copy", cause="no room")))
+    sink.handle_event(run_event(IntegrationFailed(integration="wandb", cause="failed", reason="refused")))
     assert (value(restarts), value(copies, {"action": "copy"})) == (1, 1)
     assert value("agent_rft_integration_failures_total", {"integration": "wandb"}) == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from agent_rft.actors.rollout.board import Board
+from agent_rft.actors.rollout.board import RolloutProgress
 from agent_rft.cluster.run.sinks.progress import ANSWER_CHARS, CALL_CHARS, ProgressReports
 from agent_rft.events import Event, RolloutsProgressed, StepDone
 from agent_rft.types import GroupRequest, Rollout, ToolCall, ToolResult, Turn
@@ -32,13 +32,13 @@ class Made:
     """Reports over a board: 2 groups of 4 rollouts a step, 3 validation and 5 test rows."""
 
     def __init__(self) -> None:
-        self.board, self.ticks = Board(lambda: 0.0), Ticks()
+        self.board, self.ticks = RolloutProgress(lambda: 0.0), Ticks()
         self.events: list[Event] = []
         self.reports = ProgressReports(plan(batch_size=2, group_size=4), 3, 5, self.ticks.sleep)
         self.reports.start(self.board, self.events.append)
 
     async def report(self) -> RolloutsProgressed:
-        with self.board.attempt(task("7-x")):
+        with self.board.track_attempt(task("7-x")):
             await self.ticks.one()
         event = self.events[-1]
         assert isinstance(event, RolloutsProgressed)
@@ -53,9 +53,9 @@ def with_calls(request: GroupRequest, *names: str) -> Rollout:
 
 async def test_groups_that_have_finished_and_rollouts_of_open_ones_count() -> None:
     made, request = Made(), group_request(1, size=4)
-    made.reports.of_loop(lambda: (1, [1]))
-    with made.board.group(request):
-        made.board.ended(request, None)
+    made.reports.follow_loop(lambda: (1, [1]))
+    with made.board.track_group(request):
+        made.board.record_end(request, None)
         found = await made.report()
     assert (found.purpose, found.ended, found.total, found.in_flight) == ("train", 5, 8, 1)
     assert found.slowest_row == "7-x" and found.newest_trace == ""
@@ -63,21 +63,21 @@ async def test_groups_that_have_finished_and_rollouts_of_open_ones_count() -> No
 
 async def test_an_evaluation_counts_all_of_its_rollouts() -> None:
     made, request = Made(), group_request(0, size=1, purpose="validation")
-    with made.board.group(request):
-        made.board.ended(request, rollout(request))
+    with made.board.track_group(request):
+        made.board.record_end(request, rollout(request))
         found = await made.report()
     assert (found.purpose, found.ended, found.total) == ("validation", 1, 3)
 
 
 async def test_the_newest_trace_is_short_and_a_step_that_is_done_begins_anew() -> None:
     made, request = Made(), group_request(1, size=4)
-    with made.board.group(request):
-        made.board.ended(request, with_calls(request, *"abcdefgh"))
+    with made.board.track_group(request):
+        made.board.record_end(request, with_calls(request, *"abcdefgh"))
         found = await made.report()
         assert found.calls == dict.fromkeys("abcdefgh", 1.0) == found.errors
         assert len(found.newest_calls) == 4 and max(map(len, found.newest_calls)) == CALL_CHARS
         assert len(found.newest_answer) == ANSWER_CHARS and "\n" not in found.newest_answer
-        made.reports.event(run_event(StepDone(step=1, total_steps=2, metrics={})))
+        made.reports.handle_event(run_event(StepDone(step=1, total_steps=2, metrics={})))
         assert (await made.report()).calls == {}
 
 
@@ -86,6 +86,6 @@ async def test_nothing_is_reported_while_no_rollout_is_in_flight_and_after_the_e
     await made.ticks.one()
     assert made.events == []
     made.reports.close()
-    with made.board.attempt(task("7-x")):
+    with made.board.track_attempt(task("7-x")):
         await made.ticks.one()
     assert made.events == []

@@ -21,25 +21,25 @@ def writer(folder: Path, now: list[float], script: str = APPEND) -> ReportWriter
 def test_a_step_writes_the_report_and_the_next_ones_only_after_a_rest(tmp_path: Path) -> None:
     now = [0.0]
     made = writer(tmp_path, now)
-    made.event(run_event(Notice(text="no step")))
+    made.handle_event(run_event(Notice(text="no step")))
     for at in (0.0, MIN_EVERY_S - 1, MIN_EVERY_S):
         now[0] = at
-        made.event(STEP)
-        made.settled()
+        made.handle_event(STEP)
+        made.wait()
     assert (tmp_path / "written").read_text() == "xx"
 
 
 def test_a_report_that_is_being_written_is_ended_with_the_run(tmp_path: Path) -> None:
     made = writer(tmp_path, [0.0], "import time; time.sleep(600)")
-    made.event(STEP)
-    made.event(STEP)
+    made.handle_event(STEP)
+    made.handle_event(STEP)
     made.close()
-    made.settled()
+    made.wait()
 
 
 def test_the_real_report_of_a_run_in_progress_is_written(tmp_path: Path, synthetic: Synthetic) -> None:
     run = synthetic.run(tmp_path, steps=2)
     made = ReportWriter(tmp_path)
-    made.event(STEP)
-    made.settled()
+    made.handle_event(STEP)
+    made.wait()
     assert "This run is not complete" in run.report.read_text()

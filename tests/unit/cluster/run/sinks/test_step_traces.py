@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, tracer_of
+from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, create_tracer
 from agent_rft.cluster.run.sinks.step_traces import StepTraces
-from agent_rft.errors import Halted
+from agent_rft.errors import TrainingHalted
 from agent_rft.events import VALIDATION, Evaluated, Event, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
 from agent_rft.spec.operator.config import TraceSettings
 from agent_rft.types import Evaluation, Group
@@ -41,12 +41,12 @@ def spans_of(
     """The spans of these events at these times, and of an error that ends the run at 200.0."""
     exporter = InMemorySpanExporter()
     settings = TraceSettings(endpoint="http://collector:4318/v1/traces", share=share)
-    sink = StepTraces(tracer_of(settings, "driver", exporter=exporter, every=True), clock=lambda: 200.0)
-    sink.groups("step-000003", groups)
+    sink = StepTraces(create_tracer(settings, "driver", exporter=exporter, export_all=True), clock=lambda: 200.0)
+    sink.handle_groups("step-000003", groups)
     for at, event in happened:
-        sink.event(replace(run_event(event), time=at))
+        sink.handle_event(replace(run_event(event), time=at))
     if failure is not None:
-        sink.failed(failure)
+        sink.record_failure(failure)
     sink.close()
     return list(exporter.get_finished_spans())
 
@@ -99,12 +99,12 @@ LOST = LearnerRestarted(step=2, cause="rank 1: /home/ann/secret", times=1, error
 
 
 def test_a_step_that_fails_is_a_trace_with_the_errors_type_and_no_text_of_it() -> None:
-    spans = spans_of(0.5, TRAINING, DONE, groups=traced(FIRST), failure=Halted("gap of 0.7 at trace_1"))
+    spans = spans_of(0.5, TRAINING, DONE, groups=traced(FIRST), failure=TrainingHalted("gap of 0.7 at trace_1"))
     failed = spans[-1]
     assert [span.name for span in spans].count("training step") == 2 and failed.context != spans[0].context
     assert (failed.name, seconds(failed), failed.parent) == ("training step", (160.0, 200.0), None)
     assert failed.status.status_code is StatusCode.ERROR and failed.status.description is None
-    assert failed.attributes == {"agent_rft.step": 4, "error.type": "Halted"} and not failed.events
+    assert failed.attributes == {"agent_rft.step": 4, "error.type": "TrainingHalted"} and not failed.events
     assert spans[0].status.status_code is StatusCode.UNSET
 
 
@@ -137,8 +137,8 @@ def test_what_fails_outside_of_steps_is_no_step() -> None:
 
 def test_without_a_collector_a_step_makes_nothing() -> None:
     sink = StepTraces(NO_TRACES)
-    sink.groups("step-000003", traced(FIRST))
-    sink.event(run_event(StepDone(step=3, total_steps=9, metrics=STEP)))
-    sink.failed(Halted("x"))
+    sink.handle_groups("step-000003", traced(FIRST))
+    sink.handle_event(run_event(StepDone(step=3, total_steps=9, metrics=STEP)))
+    sink.record_failure(TrainingHalted("x"))
     sink.close()
-    assert NO_TRACES.sampled(FIRST) == ""
+    assert NO_TRACES.find_sampled_id(FIRST) == ""

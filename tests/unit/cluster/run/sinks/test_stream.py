@@ -58,7 +58,7 @@ def test_sinks_get_redacted_events() -> None:
 
 def test_a_sink_that_raises_is_cut_off_with_a_warning_and_the_others_continue() -> None:
     class Broken(Recording):
-        def event(self, event: RunEvent) -> None:
+        def handle_event(self, event: RunEvent) -> None:
             raise ValueError("a bug")
 
     stream = stream_of(Broken(), sink := Recording())
@@ -119,8 +119,8 @@ class Misbehaving(Recording):
         super().__init__()
         self.how = how
 
-    def event(self, event: RunEvent) -> None:
-        super().event(event)
+    def handle_event(self, event: RunEvent) -> None:
+        super().handle_event(event)
         if len(self.events) == 2:
             self.how()
 

@@ -14,9 +14,9 @@ import pytest
 from agent_rft.errors import Problem
 from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.jobs.launcher import RayLauncher
-from agent_rft.serve.jobs.processes.draft import Draft, check
-from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, Server
-from agent_rft.spec.operator.config import Operator
+from agent_rft.serve.jobs.processes.draft import CheckRequest, check
+from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, ServerAccess
+from agent_rft.spec.operator.config import OperatorConfig
 from tests.support.builders import raw_job
 
 MODEL = str(Path("examples/ledger/base").resolve())
@@ -25,19 +25,19 @@ ROW = json.dumps({"messages": [{"role": "user", "content": "What is the debt?"}]
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[ServerState]:
-    state = ServerState(StateLocations(tmp_path), Operator())
+    state = ServerState(StateLocations(tmp_path), OperatorConfig())
     yield state
     state.close()
 
 
-def draft(state: ServerState, rows: list[str], **changes: Any) -> tuple[Draft, str]:
+def draft(state: ServerState, rows: list[str], **changes: Any) -> tuple[CheckRequest, str]:
     """A draft with a training file of these rows, and the file's id."""
     settings = DriverSettings(str(state.folder), state.database.url)
-    server = Server(settings)
-    file_id = server.keep_result("train.jsonl", "\n".join(rows).encode(), "key-1")
+    server = ServerAccess(settings)
+    file_id = server.store_result("train.jsonl", "\n".join(rows).encode(), "key-1")
     server.close()
     raw = raw_job() | {"model": MODEL, "training_file": file_id, "seed": 1} | changes
-    return Draft(json.dumps(raw), "gpt-5"), file_id
+    return CheckRequest(json.dumps(raw), "gpt-5"), file_id
 
 
 def test_a_look_with_more_rollouts_than_allowed_is_found_before_it_is_created(
@@ -49,15 +49,15 @@ def test_a_look_with_more_rollouts_than_allowed_is_found_before_it_is_created(
     launcher = RayLauncher(DriverSettings(str(state.folder), state.database.url, config=str(config)), "")
 
     def check_draws(samples: int | None) -> list[Problem]:
-        return asyncio.run(launcher.check(replace(training, samples=samples)))
+        return asyncio.run(launcher.check_request(replace(training, samples=samples)))
 
     [problem] = check_draws(8)
     assert (problem.code, problem.field) == ("over_limit", "samples") and "96 rollouts" in problem.message
     assert check_draws(7) == check_draws(None) == []
 
 
-def found(state: ServerState, made: Draft) -> list[Problem]:
-    server = Server(DriverSettings(str(state.folder), state.database.url))
+def found(state: ServerState, made: CheckRequest) -> list[Problem]:
+    server = ServerAccess(DriverSettings(str(state.folder), state.database.url))
     try:
         return check(server, made)
     finally:
@@ -72,8 +72,8 @@ def test_wrong_rows_are_named_by_the_files_id_and_their_lines(state: ServerState
     made, _ = draft(state, [*[ROW] * 10, "{", ROW])
     [problem] = found(state, made)
     assert (problem.code, problem.field, problem.line, problem.file) == ("broken_json", "training_file", 11, None)
-    assert str(state.folder) not in problem.message + problem.remedy
-    assert "create the job again" in problem.remedy
+    assert str(state.folder) not in problem.message + problem.fix
+    assert "create the job again" in problem.fix
     few, _ = draft(state, [ROW])
     assert [problem.code for problem in found(state, few)] == ["invalid_n_examples"]
 
@@ -86,5 +86,5 @@ def test_a_missing_model_folder_is_named_by_the_models_id(state: ServerState) ->
 
 def test_the_launcher_checks_a_draft_in_a_process_of_its_own(state: ServerState) -> None:
     launcher = RayLauncher(DriverSettings(str(state.folder), state.database.url), "")
-    [problem] = asyncio.run(launcher.check(draft(state, [*[ROW] * 10, "{"])[0]))
+    [problem] = asyncio.run(launcher.check_request(draft(state, [*[ROW] * 10, "{"])[0]))
     assert (problem.code, problem.line) == ("broken_json", 11)

@@ -226,7 +226,7 @@ def test_checkpoints_of_a_supervised_job_without_validation_have_the_loss(runnin
 def test_the_progress_of_a_step_is_stored_once_in_half_a_minute(running: RunningJob) -> None:
     event = run_event(RolloutsProgressed(purpose="train", ended=17, total=32, in_flight=15))
     for at in (0.0, 29.0, 30.0, 59.0, 61.0):
-        running.sink.event(replace(event, time=event.time + at))
+        running.sink.handle_event(replace(event, time=event.time + at))
     running.sink.close()
     messages = [found.message for found in running.store.events(running.job_id)[0]]
     assert len([message for message in messages if "rollouts: 17/32 ended" in message]) == 3

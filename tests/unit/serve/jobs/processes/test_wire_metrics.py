@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from agent_rft.serve.jobs.processes.wire_metrics import (
     checkpoint_metrics,
-    message_of,
+    format_metrics,
+    make_wire_data,
     result_csv,
-    wire_data,
 )
 from agent_rft.trainer.loop.evaluate import summarize
 from agent_rft.trainer.loop.measure import rollout_metrics
@@ -46,13 +46,13 @@ STEP = {
 
 
 def test_the_message_of_a_metrics_event_follows_the_contract() -> None:
-    text = message_of(STEP | {"full_valid_mean_reward": 0.68})
+    text = format_metrics(STEP | {"full_valid_mean_reward": 0.68})
     assert text.startswith("Step 10/20, train mean reward=0.42, full validation mean reward=0.68")
     assert "loss" not in text, "numbers that are not finite are not shown"
 
 
 def test_the_data_of_a_metrics_event_has_every_field_of_the_contract_with_null_if_not_measured() -> None:
-    data = wire_data(STEP | {"tool/search/output_tokens_mean": 12.5, "valid_reasoning_tokens_mean": 3.0})
+    data = make_wire_data(STEP | {"tool/search/output_tokens_mean": 12.5, "valid_reasoning_tokens_mean": 3.0})
     assert data.keys() >= WIRE_KEYS
     assert (data["step"], data["total_steps"], data["full_valid_mean_reward"]) == (10, 20, None)
     assert data["scores"]["graders"] == [{"name": "exact", "train_reward_mean": 0.5}]
@@ -68,7 +68,7 @@ def test_the_data_of_a_metrics_event_has_every_field_of_the_contract_with_null_i
 
 
 def test_a_checkpoint_has_the_metrics_of_its_step() -> None:
-    data = wire_data(STEP | {"full_valid_mean_reward": 0.68})
+    data = make_wire_data(STEP | {"full_valid_mean_reward": 0.68})
     assert checkpoint_metrics(data) == {"step": 10.0, "train_mean_reward": 0.42, "full_valid_mean_reward": 0.68}
 
 

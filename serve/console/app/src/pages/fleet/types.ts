@@ -6,7 +6,7 @@ import type { JobStatus } from "../../lib/types";
 export interface Doing {
   trace_id: string;
   stage: string;
-  for_s: number;
+  duration_s: number;
 }
 
 export interface Actor {
@@ -75,7 +75,7 @@ export function waits(now: Now): string[] {
     found.push(`The learner waits for the rollouts of the next batch; ${inFlight} are in flight.`);
   for (const [stage, whom] of Object.entries(WAITS_FOR)) {
     const here = now.actors.flatMap((actor) => actor.doing).filter((doing) => doing.stage === stage);
-    const longest = Math.max(0, ...here.map((doing) => doing.for_s));
+    const longest = Math.max(0, ...here.map((doing) => doing.duration_s));
     if (here.length > 0) found.push(`Rollouts wait for ${whom}, the longest for ${seconds(longest)}.`);
   }
   for (const endpoint of now.endpoints) {

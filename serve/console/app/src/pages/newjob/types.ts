@@ -6,7 +6,7 @@ export interface JobProblem {
   line: number | null;
   rows: string;
   message: string;
-  remedy: string;
+  fix: string;
 }
 
 export interface JobCheck {

@@ -15,7 +15,7 @@ export interface Readiness {
   samples: number;
   target_latency_s: number | null;
   verdict: Verdict | null;
-  reasons: { code: string; decides: boolean; message: string; remedy: string }[];
+  reasons: { code: string; decides: boolean; message: string; fix: string }[];
   findings: Findings | null;
   result_files: string[];
 }
