@@ -121,7 +121,7 @@ def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str,
     """
     if "working_dir" not in (read_submitted_job(environment).get("runtime_env") or {}):
         return None
-    return {"worker_process_setup_hook": "agent_rft.__main__.leave_out_working_directory"}
+    return {"worker_process_setup_hook": "agent_rft.__main__.remove_working_directory"}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ that exceed the operator's limits:
     rollouts.sqlite        see `agent_rft.cluster.records.rollout_index`
     checkpoints/           see `agent_rft.trainer.loop.checkpoint`
     journal/               see `agent_rft.trainer.loop.journal`
-    now.json               state of the actors of a run in progress, see `agent_rft.cluster.run.format_utc_now`
+    now.json               state of the actors of a run in progress, see `agent_rft.cluster.run.now`
     report.html
 
 Each line is appended in one write. Rollout files are written under a temporary name and renamed. A resumed run may

@@ -12,8 +12,8 @@ PACKAGES = ("agent_rft", "serve", "cluster", "actors", "trainer")
 INSTEAD = {
     "Path.home": "os.path.expanduser, which does not raise where a user has no home",
     ".expanduser": "os.path.expanduser, which does not raise where a user has no home",
-    "os.cpu_count": "agent_rft.actors.runtime.cores.usable_cores, which knows the quota of a container",
-    "multiprocessing.cpu_count": "agent_rft.actors.runtime.cores.usable_cores, which knows the quota of a container",
+    "os.cpu_count": "agent_rft.actors.runtime.cores.count_usable_cores, which knows the quota of a container",
+    "multiprocessing.cpu_count": "agent_rft.actors.runtime.cores.count_usable_cores, which knows the quota of a container",
 }
 
 
