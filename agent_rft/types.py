@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.metrics.intervals import Interval
+from agent_rft.metrics.confidence_intervals import Interval
 
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]
@@ -32,7 +32,7 @@ class Task:
 
     @property
     def line(self) -> int:
-        """Line of the row in its file (see `agent_rft.rows.rows`); 0 if the id has no line."""
+        """Line of the row in its file (see `agent_rft.rows.dataset_rows`); 0 if the id has no line."""
         number = self.row_id.partition("-")[0]
         return int(number) if number.isdecimal() else 0
 

@@ -84,7 +84,7 @@ def run_untrusted(
     """
     request = _pack_request(code, stdin, files, limits)
     if not _in_grader:
-        return _unpack_outcome(import_module("agent_rft.actors.sandbox.alone").run_alone(request))
+        return _unpack_outcome(import_module("agent_rft.actors.sandbox.standalone").run_alone(request))
     try:
         return _unpack_outcome(_send_request(request))
     except NoSandbox as error:

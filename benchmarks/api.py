@@ -25,11 +25,11 @@ import httpx
 import psutil
 from sqlalchemy import insert
 
-from agent_rft.serve.host.state import StateLocations
+from agent_rft.serve.host.server_state import StateLocations
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_tables import EventRow, JobRow
-from agent_rft.serve.stores.keys import KeyStore
-from agent_rft.serve.stores.migrate import open_database
+from agent_rft.serve.stores.key_store import KeyStore
+from agent_rft.serve.stores.migration import open_database
 from benchmarks.common import print_figure
 
 CONFIG = "operator.yaml"

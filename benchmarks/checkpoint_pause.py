@@ -14,10 +14,10 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.learner_rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
-from agent_rft.trainer.learner.sizes import snapshot_bytes
-from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.trainer.learner.rank_memory_sizes import snapshot_bytes
+from agent_rft.trainer.model.micro_batches import pack_sequences
 from benchmarks.common import Figure, in_turn, report, seconds
 from benchmarks.enlarged import Size, enlarged
 from benchmarks.learner import MODEL, RATE, make_sequences

@@ -27,8 +27,8 @@ import aiohttp
 import ray
 import uvloop
 
-from agent_rft.actors.tools.actor import DispatcherClient, start_dispatchers
 from agent_rft.actors.tools.dispatcher import Dispatcher
+from agent_rft.actors.tools.dispatcher_actor import DispatcherClient, start_dispatchers
 from agent_rft.spec.endpoints import ToolSpec
 from agent_rft.types import ToolCall
 from benchmarks.common import Figure, report

@@ -19,10 +19,10 @@ import aiohttp
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from agent_rft.actors.graders.base import Grader
-from agent_rft.actors.graders.sample import make_sample
-from agent_rft.actors.grading.factory import make_grader
-from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.graders.grader_protocol import Grader
+from agent_rft.actors.graders.grader_sample import make_sample
+from agent_rft.actors.grading.grader_factory import make_grader
+from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.spec.graders import GraderSpec
 from benchmarks.common import Figure, in_turn, report
 from benchmarks.local import LOCAL

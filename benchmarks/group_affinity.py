@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent_rft.actors.rollout.assignment import EngineLoad, GroupAffinity, GroupKey, find_least_loaded
+from agent_rft.actors.rollout.engine_assignment import EngineLoad, GroupAffinity, GroupKey, find_least_loaded
 from agent_rft.types import Group, GroupRequest, Task
 from benchmarks.common import Figure, report
 from benchmarks.worker import LedgerFleet, ledger_fleets

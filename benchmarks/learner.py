@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.learner_rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import GRADIENT_NORM, LearnerConfig
-from agent_rft.trainer.model.batch import MicroBatch, WeightedSequence, pack_sequences
+from agent_rft.trainer.model.micro_batches import MicroBatch, WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, Policy, load_policy
 from agent_rft.types import TrainSegment
 from benchmarks.common import Figure, in_turn, report, seconds

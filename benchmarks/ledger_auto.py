@@ -17,9 +17,9 @@ import yaml
 from openai import OpenAI
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.serve.host.state import StateLocations
-from agent_rft.serve.stores.keys import KeyStore
-from agent_rft.serve.stores.migrate import open_database
+from agent_rft.serve.host.server_state import StateLocations
+from agent_rft.serve.stores.key_store import KeyStore
+from agent_rft.serve.stores.migration import open_database
 from benchmarks.api import CONFIG, serving
 from benchmarks.common import copy_rows, print_figure
 from benchmarks.ledger_seeds import add_row_options

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from agent_rft.cluster.planning.nodes import read_gpu_memory
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.cluster.planning.plan_nodes import read_gpu_memory
+from agent_rft.spec.operator.operator_config import OperatorConfig
 
 LOCAL = OperatorConfig(allowed_networks=["127.0.0.0/8"])
 """Allows servers on this machine."""

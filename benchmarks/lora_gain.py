@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import mean, stdev
 
-from agent_rft.spec.plan import LORA_FACTOR
+from agent_rft.spec.step_plan import LORA_FACTOR
 from benchmarks.common import print_figure
 from benchmarks.ledger_seeds import Learned, add_row_options, job_of, learn, print_learned
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import yaml
 
-from agent_rft.spec.plan import LORA_FACTOR
+from agent_rft.spec.step_plan import LORA_FACTOR
 from benchmarks.common import copy_rows, print_figure
 from examples.common.results import BUILD, paired_gain, table
 from examples.common.way import Way, listening

@@ -12,11 +12,11 @@ import argparse
 import asyncio
 from typing import Any
 
-from agent_rft.actors.graders.kinds.python import PythonRunner
-from agent_rft.actors.runtime.cores import count_usable_cores
-from agent_rft.actors.sandbox.start import sandbox_report
+from agent_rft.actors.graders.kinds.python_grader import PythonRunner
+from agent_rft.actors.runtime.cpu_cores import count_usable_cores
+from agent_rft.actors.sandbox.sandbox_start import sandbox_report
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from benchmarks.common import Figure, report, seconds
 
 SOURCE = """

@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.metrics.intervals import Interval, paired_interval
+from agent_rft.metrics.confidence_intervals import Interval, paired_interval
 from agent_rft.types import Group
 from benchmarks.common import print_figure
 from benchmarks.ledger_seeds import job_of

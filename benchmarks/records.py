@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import Order, RolloutIndex
 from agent_rft.cluster.records.row_rewards import row_rewards
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.cluster.views.traces import find_traces
 from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, write_groups
 from agent_rft.types import Group, ToolCall, ToolResult, Turn

@@ -19,8 +19,8 @@ from typing import Any
 import ray
 
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.shared.actor import SharedConfig
-from agent_rft.actors.engine.shared.client import EngineClient
+from agent_rft.actors.engine.shared.shared_engine import SharedConfig
+from agent_rft.actors.engine.shared.shared_engine_client import EngineClient
 from agent_rft.trainer.learner.adapter import AdapterConfig
 from benchmarks.common import Figure, report
 

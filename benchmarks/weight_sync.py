@@ -30,23 +30,23 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.plugin import TRANSPORT
+from agent_rft.actors.engine.vllm_plugin import TRANSPORT
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.rollout.episode import EpisodeSpec
-from agent_rft.actors.rollout.worker import WorkerConfig
+from agent_rft.actors.rollout.rollout_worker import WorkerConfig
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
-from agent_rft.actors.weights.bucket import compute_checksum
-from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.actors.weights.weight_bucket import compute_checksum
+from agent_rft.actors.weights.weight_sync import WeightSync
 from agent_rft.chat.dialect import DEFAULT_DIALECT
-from agent_rft.cluster.ray_cluster.session import ray_session
+from agent_rft.cluster.ray_cluster.ray_session import ray_session
 from agent_rft.errors import RftError
 from agent_rft.spec.job import RewardSpec, RolloutLimits
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.learner.adapter import AdapterConfig
 from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights
 from agent_rft.trainer.learner.host_buffer import HostBuffer, lock_pages_for_cuda
-from agent_rft.trainer.learner.layout import BucketLayout
 from agent_rft.trainer.learner.process_group import SENDER, BroadcastGroup, find_free_port
+from agent_rft.trainer.learner.weight_buckets import BucketLayout
 from agent_rft.trainer.model.lora import add_adapter, get_adapter_tensors
 from agent_rft.trainer.model.policy import load_policy
 from benchmarks.common import Figure, NotPossible, impossible, report

@@ -19,18 +19,18 @@ from prometheus_client import REGISTRY
 
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
-from agent_rft.actors.grading.pool import GraderPoolActor
-from agent_rft.actors.rollout.assignment import AssignEngine, find_least_loaded
+from agent_rft.actors.grading.grader_pool import GraderPoolActor
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
+from agent_rft.actors.rollout.engine_assignment import AssignEngine, find_least_loaded
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.fleet import Fleet
-from agent_rft.actors.rollout.worker import RolloutWorker, WorkerConfig
+from agent_rft.actors.rollout.rollout_worker import RolloutWorker, WorkerConfig
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
-from agent_rft.actors.tools.actor import start_dispatchers
+from agent_rft.actors.tools.dispatcher_actor import start_dispatchers
+from agent_rft.cluster.checks.check_job import CheckedJob, check_job
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.prepare import CheckedJob, check_job
-from agent_rft.cluster.ray_cluster.seats import Reservations
-from agent_rft.cluster.ray_cluster.session import ray_session
+from agent_rft.cluster.ray_cluster.ray_session import ray_session
+from agent_rft.cluster.ray_cluster.reservations import Reservations
 from agent_rft.events import Event
 from agent_rft.spec.job_file import load_job
 from benchmarks.enlarged import OWN_SIZE, Size, enlarged

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.learner_rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
-from agent_rft.trainer.loop.buffer import Batch
+from agent_rft.trainer.loop.group_buffer import Batch
 from agent_rft.trainer.loop.journal import Journal
-from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.trainer.model.micro_batches import pack_sequences
 from agent_rft.types import Grade, Group, GroupRequest, Rollout, Segment, Task, Turn
 from benchmarks.common import Figure, in_turn, report, seconds
 from benchmarks.learner import MODEL, RATE

@@ -23,7 +23,7 @@ parser.add_argument("run", type=Path, help="a run folder")
 parser.add_argument("--out", type=Path, default=Path("docs/assets/console"), help="folder of the pictures")
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
-command = [sys.executable, "-m", "agent_rft.serve.host.one_run", str(options.run)]
+command = [sys.executable, "-m", "agent_rft.serve.host.run_console", str(options.run)]
 with (
     subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as console,
     chromium() as browser,

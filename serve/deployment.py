@@ -27,26 +27,26 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve as ray_serve
 from ray.serve import Application
 
-from agent_rft.actors.runtime.nodes import AVOID_PYTHON_GRADERS
+from agent_rft.actors.runtime.grader_nodes import AVOID_PYTHON_GRADERS
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.cluster.ray_cluster.ray_internals import job_server_url
-from agent_rft.cluster.ray_cluster.session import is_local_address
+from agent_rft.cluster.ray_cluster.ray_session import is_local_address
 from agent_rft.errors import UserError
-from agent_rft.serve.console import static
+from agent_rft.serve.console import console_files
 from agent_rft.serve.host.listener import STOP_S, serve_app
 from agent_rft.serve.host.server_log import ServerLog
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
-from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.access_log import AccessLog
-from agent_rft.serve.http.app import Lifespan, create_app
+from agent_rft.serve.http.api_app import Lifespan, create_app
 from agent_rft.serve.http.client_limits import DEADLINES, Deadlines
 from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels
-from agent_rft.serve.jobs.launcher import RayLauncher
 from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
+from agent_rft.serve.jobs.ray_launcher import RayLauncher
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.config import OperatorConfig
-from agent_rft.spec.operator.config_file import load_operator
+from agent_rft.spec.operator.operator_config import OperatorConfig
+from agent_rft.spec.operator.operator_file import load_operator
 
 APP, DEPLOYMENT = "agent-rft", "api"
 MAX_REQUESTS = 1_000
@@ -152,7 +152,7 @@ def make_app(
         sessions=state.sessions,
         checks={"database": state.database.check, "file_store": state.files.check},
     )
-    static.mount(app)
+    console_files.mount(app)
     return app
 
 

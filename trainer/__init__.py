@@ -1,4 +1,4 @@
 """RL algorithm, model, training loop and one learner rank.
 
-This package imports neither Ray nor HTTP nor an engine; it reaches them only through `agent_rft.protocols`.
+This package imports neither Ray nor HTTP nor an engine; it reaches them only through `agent_rft.loop_protocols`.
 """

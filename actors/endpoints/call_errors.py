@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agent_rft.actors.endpoints.answer import HttpResponse, format_status, to_one_line, truncate
-from agent_rft.actors.endpoints.body import MAX_REQUEST_BYTES
-from agent_rft.actors.endpoints.network.url import scrub
+from agent_rft.actors.endpoints.http_response import HttpResponse, format_status, to_one_line, truncate
+from agent_rft.actors.endpoints.network.endpoint_url_checks import scrub
+from agent_rft.actors.endpoints.request_body import MAX_REQUEST_BYTES
 from agent_rft.errors import DiscardError, EndpointRefused
 
 EXCERPT_CHARS = 200

@@ -24,24 +24,24 @@ from weakref import WeakSet
 
 from aiohttp.abc import AbstractResolver
 
-from agent_rft.actors.endpoints.answer import HttpResponse, format_status, parse_retry_after_s
-from agent_rft.actors.endpoints.body import encode_json
+from agent_rft.actors.endpoints.adaptive_limit import AdaptiveLimit, RequestRateLimit
 from agent_rft.actors.endpoints.breaker import Breaker
 from agent_rft.actors.endpoints.call_errors import DEFAULT_KEYS_SETTING, CallErrors
+from agent_rft.actors.endpoints.endpoint_statistics import EndpointStats, merge_stats
 from agent_rft.actors.endpoints.gate import Gate, Permit, RequestOutcome, SocketLimit
 from agent_rft.actors.endpoints.hedging import send_with_hedges
-from agent_rft.actors.endpoints.limits import AdaptiveLimit, RequestRateLimit
+from agent_rft.actors.endpoints.http_response import HttpResponse, format_status, parse_retry_after_s
 from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
+from agent_rft.actors.endpoints.network.endpoint_url_checks import find_endpoint_problem, list_secrets, redact_url
+from agent_rft.actors.endpoints.network.http_transport import Reply, Transport, TransportError
 from agent_rft.actors.endpoints.network.proxies import Proxy
-from agent_rft.actors.endpoints.network.transport import Reply, Transport, TransportError
-from agent_rft.actors.endpoints.network.url import find_endpoint_problem, list_secrets, redact_url
+from agent_rft.actors.endpoints.request_body import encode_json
 from agent_rft.actors.endpoints.signing import Signer
-from agent_rft.actors.endpoints.stats import EndpointStats, merge_stats
 from agent_rft.actors.runtime.telemetry.tracing import current_trace_headers, current_trace_id
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import DiscardError, EndpointRefused, UserError
 from agent_rft.spec.endpoints import Endpoint
-from agent_rft.spec.operator.allowed import AllowedDestination
+from agent_rft.spec.operator.allowed_networks import AllowedDestination
 
 FIRST_WAIT_S = 0.5
 QUICK_WAIT_S = 0.1

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from agent_rft.actors.endpoints.adaptive_limit import AdaptiveLimit, RequestRateLimit
 from agent_rft.actors.endpoints.breaker import NO_CONNECTION_WEIGHT, Breaker
-from agent_rft.actors.endpoints.limits import AdaptiveLimit, RequestRateLimit
 from agent_rft.actors.runtime.timing import Timing
 
 MAX_ON_WIRE = 8_192

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
-from agent_rft.actors.endpoints.answer import HttpResponse
 from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.http_response import HttpResponse
 from agent_rft.actors.endpoints.network.proxies import find_proxy
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import DiscardError, GraderFailed
-from agent_rft.spec.operator.allowed import parse_allowed
-from agent_rft.spec.operator.config import AnswerFormat, ModelEndpoint
+from agent_rft.spec.operator.allowed_networks import parse_allowed
 from agent_rft.spec.operator.model_names import match_model_name
+from agent_rft.spec.operator.operator_config import AnswerFormat, ModelEndpoint
 
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"

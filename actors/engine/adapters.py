@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from agent_rft.actors.weights.shared_memory import SharedFile
 from agent_rft.errors import EngineFailed
 from agent_rft.trainer.learner.adapter import AdapterConfig
-from agent_rft.trainer.learner.layout import BucketLayout
+from agent_rft.trainer.learner.weight_buckets import BucketLayout
 
 
 class AdapterHost(Protocol):
@@ -167,7 +167,7 @@ class EngineTenant:
         Raises:
             EngineFailed: Shared memory is full or missing.
         """
-        from agent_rft.actors.weights.bucket import compute_checksum, map_bytes
+        from agent_rft.actors.weights.weight_bucket import compute_checksum, map_bytes
 
         try:
             file = SharedFile(shm, data)

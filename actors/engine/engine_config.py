@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rft.actors.engine.plugin import TRANSPORT, WORKER_EXTENSION
-from agent_rft.actors.engine.sizes import (
+from agent_rft.actors.engine.engine_memory import (
     GPU_MEMORY_SHARE,
     MIN_BATCHED_TOKENS,
     TRAINED_ADAPTERS,
@@ -18,6 +17,7 @@ from agent_rft.actors.engine.sizes import (
     slot_rank,
 )
 from agent_rft.actors.engine.vllm_internals import CPU_EXECUTOR
+from agent_rft.actors.engine.vllm_plugin import TRANSPORT, WORKER_EXTENSION
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from agent_rft.actors.engine.failures import EngineDied
+from agent_rft.actors.engine.vllm_errors import EngineDied
 from agent_rft.actors.engine.vllm_internals import create_client, shut_down
 
 Result = TypeVar("Result")

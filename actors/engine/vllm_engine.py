@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 
 from agent_rft.actors.engine.adapters import Adapters, EngineTenant
 from agent_rft.actors.engine.engine_config import EngineConfig, engine_args, set_environment, vllm_config
-from agent_rft.actors.engine.failures import as_engine_failed
-from agent_rft.actors.engine.sizes import SLOTS_PER_WAITING_REQUEST
-from agent_rft.actors.engine.slots import RequestSlots
+from agent_rft.actors.engine.engine_memory import SLOTS_PER_WAITING_REQUEST
+from agent_rft.actors.engine.request_slots import RequestSlots
 from agent_rft.actors.engine.vllm_client import VllmClient
+from agent_rft.actors.engine.vllm_errors import as_engine_failed
 from agent_rft.actors.engine.vllm_internals import make_tokens_request
 from agent_rft.actors.engine.weight_updates import WeightUpdates
 from agent_rft.actors.runtime.fair_slots import FairSlots
 from agent_rft.actors.weights.shared_memory import SHM, remove_leftovers, unlink_shared_memory
 from agent_rft.errors import EngineFailed
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
-from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
 
 WARM_UP_TOKENS = 8
 LOGS_PER_SLOT = 4
@@ -132,8 +132,8 @@ class Engine:
     ) -> Completion:
         """Sample one completion of `prompt` (token ids); temperature 0 is greedy, for comparisons only.
 
-        A `structure` (see `agent_rft.actors.engine.grammar.structure`) limits reasoning itself. While the engine is
-        full, requests of a job start in ascending `order`.
+        A `structure` (see `agent_rft.actors.engine.grammar.structural_tags`) limits reasoning itself. While the engine
+        is full, requests of a job start in ascending `order`.
 
         Raises:
             EngineFailed: The engine died or returned nothing.

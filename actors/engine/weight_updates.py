@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.actors.engine.adapters import Adapter, Adapters, EngineTenant
-from agent_rft.actors.engine.failures import as_engine_failed
-from agent_rft.actors.engine.slots import RequestSlots
+from agent_rft.actors.engine.request_slots import RequestSlots
 from agent_rft.actors.engine.vllm_client import VllmClient
+from agent_rft.actors.engine.vllm_errors import as_engine_failed
 from agent_rft.actors.engine.vllm_internals import pause
 from agent_rft.actors.weights.shared_memory import create_shared_folder
 from agent_rft.trainer.learner.adapter import AdapterConfig, write_adapter
-from agent_rft.trainer.learner.layout import LoadedWeights, num_bytes
+from agent_rft.trainer.learner.weight_buckets import LoadedWeights, num_bytes
 
 
 class WeightUpdates:
@@ -101,7 +101,7 @@ class WeightUpdates:
         self, tenant: EngineTenant, version: int, lora: AdapterConfig, base: str
     ) -> LoadedWeights:
         """Load the staged tensors as an adapter, which all later requests use."""
-        from agent_rft.actors.weights.bucket import map_bytes, split_tensors
+        from agent_rft.actors.weights.weight_bucket import map_bytes, split_tensors
 
         tensors = {
             name: tensor

@@ -13,16 +13,16 @@ from typing import Any, cast
 
 import ray
 
-from agent_rft.actors.graders.base import Grader
-from agent_rft.actors.graders.kinds.python import PythonRunner
-from agent_rft.actors.runtime.calls import RESTART_S
+from agent_rft.actors.graders.grader_protocol import Grader
+from agent_rft.actors.graders.kinds.python_grader import PythonRunner
+from agent_rft.actors.runtime.actor_calls import RESTART_S
 from agent_rft.actors.runtime.channel import ChannelActor, ChannelClient
-from agent_rft.actors.runtime.in_flight import WorkInProgress
-from agent_rft.actors.runtime.nodes import PYTHON_GRADER
-from agent_rft.actors.sandbox.start import TRY_AGAIN, SandboxFailed, choose_way, sandbox_report
+from agent_rft.actors.runtime.grader_nodes import PYTHON_GRADER
+from agent_rft.actors.runtime.rollout_stages import WorkInProgress
+from agent_rft.actors.sandbox.sandbox_start import TRY_AGAIN, SandboxFailed, choose_way, sandbox_report
 from agent_rft.errors import GraderFailed, UserError
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.types import Grade
 
 ACTOR_NAME = "the python grader process"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from agent_rft.actors.runtime.calls import start_error
+from agent_rft.actors.runtime.actor_calls import start_error
 from agent_rft.errors import LearnerFailed, RftError
 
 GRACE_S = 10.0

@@ -11,13 +11,13 @@ from typing import Any
 import ray
 import torch
 
-from agent_rft.actors.runtime.in_flight import WorkInProgress
+from agent_rft.actors.runtime.rollout_stages import WorkInProgress
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
-from agent_rft.actors.weights.bucket import compute_checksum
+from agent_rft.actors.weights.weight_bucket import compute_checksum
 from agent_rft.errors import RftError
+from agent_rft.trainer.learner.learner_rank import LearnerRank
 from agent_rft.trainer.learner.process_group import find_free_port
-from agent_rft.trainer.learner.rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 
 HEARTBEAT = "heartbeat"
@@ -27,7 +27,7 @@ WRITE = "write"
 
 
 class RankProcess:
-    """The Ray actor of one rank; returns expected errors as values, see `agent_rft.actors.runtime.calls`."""
+    """The Ray actor of one rank; returns expected errors as values, see `agent_rft.actors.runtime.actor_calls`."""
 
     _rank: LearnerRank
 

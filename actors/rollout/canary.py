@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.actors.runtime.calls import call_actor
+from agent_rft.actors.runtime.actor_calls import call_actor
 from agent_rft.errors import EngineFailed
 from agent_rft.types import Rollout
 

@@ -21,13 +21,13 @@ from typing import Any, Protocol
 
 from opentelemetry.trace import Span
 
-from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser
-from agent_rft.actors.engine.grammar.structure import build_structure
+from agent_rft.actors.engine.chat.turn_parsers import ParsedTurn, TurnParser
+from agent_rft.actors.engine.grammar.structural_tags import build_structure
 from agent_rft.actors.engine.vllm_engine import Completion
-from agent_rft.actors.graders.sample import make_sample
+from agent_rft.actors.graders.grader_sample import make_sample
 from agent_rft.actors.rollout.time_budget import TimeBudget
 from agent_rft.actors.rollout.trajectory import Trajectory, parse_turn
-from agent_rft.actors.runtime.in_flight import RolloutStages
+from agent_rft.actors.runtime.rollout_stages import RolloutStages
 from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, mark_failed
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import RenderFailed

@@ -18,24 +18,24 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from agent_rft.actors.endpoints.stats import to_endpoint_metrics
-from agent_rft.actors.rollout.assignment import AssignEngine, group_key
-from agent_rft.actors.rollout.board import BusyShare, RolloutProgress
+from agent_rft.actors.endpoints.endpoint_statistics import to_endpoint_metrics
 from agent_rft.actors.rollout.canary import Canary, ComputeLogprobs
+from agent_rft.actors.rollout.engine_assignment import AssignEngine, group_key
+from agent_rft.actors.rollout.engine_replacement import FleetSlot, FleetSlots
 from agent_rft.actors.rollout.episode import RolloutRequest
-from agent_rft.actors.rollout.groups import GroupRunner
-from agent_rft.actors.rollout.holdback import RolloutThrottle
-from agent_rft.actors.rollout.replacement import FleetSlot, FleetSlots
-from agent_rft.actors.rollout.worker import run_on_worker
-from agent_rft.actors.runtime.calls import READ_TIMEOUT_S, call_actor
-from agent_rft.actors.runtime.turns import GpuLease
+from agent_rft.actors.rollout.live_counts import BusyShare, RolloutProgress
+from agent_rft.actors.rollout.rollout_groups import GroupRunner
+from agent_rft.actors.rollout.rollout_throttle import RolloutThrottle
+from agent_rft.actors.rollout.rollout_worker import run_on_worker
+from agent_rft.actors.runtime.actor_calls import READ_TIMEOUT_S, call_actor
+from agent_rft.actors.runtime.gpu_lease import GpuLease
 from agent_rft.actors.runtime.watchdog import WatchedActor, heartbeat_caller
 from agent_rft.actors.weights.shared_memory import remove_leftovers
 from agent_rft.actors.weights.start_timeout import START_TIMEOUT_S
-from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.actors.weights.weight_sync import WeightSync
 from agent_rft.errors import DiscardError, EngineFailed
 from agent_rft.events import WeightsNotCompared
-from agent_rft.protocols import Emit
+from agent_rft.loop_protocols import Emit
 from agent_rft.spec.job import RolloutLimits
 from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout, SyncReport
 
@@ -65,7 +65,7 @@ class EngineState:
 
 
 class Fleet:
-    """Implements `agent_rft.protocols.Rollouts` with rollout workers.
+    """Implements `agent_rft.loop_protocols.Rollouts` with rollout workers.
 
     Args:
         spawn: Creates the actor of the fleet slot with this index, without starting it.

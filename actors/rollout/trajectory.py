@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.actors.engine.chat.parsing import ParsedTurn, TurnParser
+from agent_rft.actors.engine.chat.turn_parsers import ParsedTurn, TurnParser
 from agent_rft.actors.engine.vllm_engine import Completion
 from agent_rft.chat.renderer import Renderer
 from agent_rft.types import Message, Segment, ToolSchema, Turn

@@ -33,7 +33,7 @@ import ray
 from ray.exceptions import RayError
 
 from agent_rft import errors
-from agent_rft.actors.runtime.calls import (
+from agent_rft.actors.runtime.actor_calls import (
     DEADLINE_S,
     LOST,
     RESTART_S,

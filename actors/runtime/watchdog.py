@@ -18,12 +18,12 @@ from typing import Any
 
 import ray
 
-from agent_rft.actors.runtime.calls import UNREACHABLE, call_actor
-from agent_rft.actors.runtime.in_flight import Stage, WorkInProgress
+from agent_rft.actors.runtime.actor_calls import UNREACHABLE, call_actor
+from agent_rft.actors.runtime.rollout_stages import Stage, WorkInProgress
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import DiscardError, RftError
 from agent_rft.events import ActorAnswered, ActorSilent, RolloutsStalled, WorkStalled
-from agent_rft.protocols import Emit
+from agent_rft.loop_protocols import Emit
 
 CHECK_INTERVAL_S = 5.0
 SILENT_S = 30.0

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import agent_rft
 from agent_rft.actors.sandbox import seccomp
-from agent_rft.actors.sandbox.runner import unused_id
+from agent_rft.actors.sandbox.untrusted_runner import unused_id
 
 Way = Literal["bubblewrap", "namespaces", "none"]
 PROTECTIONS = (
@@ -37,7 +37,7 @@ MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
 """Ranges of unused user ids: very high ids, or, in a container with only 65,536 ids, ids below `nobody`."""
 PACKAGE = Path(agent_rft.__path__[0])
 HERE = PACKAGE / "actors" / "sandbox"
-BESIDE = ("inside.py",)
+BESIDE = ("pid1.py",)
 """Files of this folder that the first process of every sandbox imports."""
 SHARED = ("__init__.py", "untrusted.py")
 """Files at the top of the package that every sandbox contains."""
@@ -99,7 +99,7 @@ def launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, Any
     binds, links = _binds(way)
     binds += [(str(PACKAGE / name), f"{top}/agent_rft/{name}") for name in SHARED]
     binds += [(str(HERE / name), f"{top}/agent_rft/actors/sandbox/{name}") for name in (script, *BESIDE)]
-    if script == "worker.py":
+    if script == "sandbox_worker.py":
         binds += [(str(HERE / "scratch.py"), f"{top}/agent_rft/actors/sandbox/scratch.py")]
     devices = ["/dev/null", "/dev/random", "/dev/urandom"]  # mappings of /dev/zero are memory that no limit counts
     return {
@@ -129,7 +129,7 @@ def runs_config(way: Way, limits: SandboxLimits) -> dict[str, Any] | None:
     run_limits = replace(limits, scratch_bytes=RUN_LIMITS.scratch_bytes, num_processes=RUN_LIMITS.num_processes)
     filtered = {"seccomp": seccomp.program(children_count=True).hex()}
     return {
-        "launch": launch_config(way, run_limits, "run_process.py"),
+        "launch": launch_config(way, run_limits, "untrusted_process.py"),
         "worker": worker_config(way, run_limits) | filtered,
         "protections": PROTECTIONS,
         "ids": _unused_ids(),

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agent_rft.actors.endpoints.answer import HttpResponse, format_status, truncate
-from agent_rft.actors.endpoints.body import MAX_REQUEST_BYTES, encode_json
 from agent_rft.actors.endpoints.call_errors import TOO_LARGE_STATUSES
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.gate import SocketLimit
+from agent_rft.actors.endpoints.http_response import HttpResponse, format_status, truncate
+from agent_rft.actors.endpoints.request_body import MAX_REQUEST_BYTES, encode_json
 from agent_rft.actors.endpoints.signing import Signer
 from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, mark_failed
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import ToolFailed
 from agent_rft.spec.endpoints import ToolSpec
-from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
 from agent_rft.types import ToolCall, ToolResult
 
 MAX_ERROR_CHARS = 2_000

@@ -18,10 +18,16 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
-from agent_rft.actors.runtime.calls import call_actor
-from agent_rft.actors.weights.sync import MIN_SYNC_TIMEOUT_S, PublishedWeights, WeightSource, WeightSync, sync_timeout_s
+from agent_rft.actors.runtime.actor_calls import call_actor
+from agent_rft.actors.weights.weight_sync import (
+    MIN_SYNC_TIMEOUT_S,
+    PublishedWeights,
+    WeightSource,
+    WeightSync,
+    sync_timeout_s,
+)
 from agent_rft.errors import EngineFailed
-from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
+from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES
 
 
 class BroadcastSource(WeightSource, Protocol):

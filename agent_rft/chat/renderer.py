@@ -17,9 +17,9 @@ from typing import Any, Literal, Protocol
 
 from agent_rft.chat.dialect import DEFAULT_DIALECT, Dialect
 from agent_rft.chat.families import find_family, find_family_without_calls
-from agent_rft.chat.form import SLOT, TemplateFormat
-from agent_rft.chat.history import format_arguments, to_template_messages
 from agent_rft.chat.template import load_chat_template
+from agent_rft.chat.template_format import SLOT, TemplateFormat
+from agent_rft.chat.template_messages import format_arguments, to_template_messages
 from agent_rft.types import Message, ToolSchema
 
 _SLOTS = re.compile("\ue000(\\d+)\ue001")

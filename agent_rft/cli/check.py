@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from agent_rft.actors.runtime.process import fast_imports
+from agent_rft.actors.runtime.process_setup import fast_imports
 from agent_rft.cli.job_files import ClusterAddress, ConfigFile, JobFile, Runs, job_lines, read_job_file, read_operator
 
 if TYPE_CHECKING:
-    from agent_rft.cluster.preflight.shown_prompt import PromptPreview
+    from agent_rft.cluster.checks.prompt_preview import PromptPreview
 
 TRAINED_MARKS = ("⟦", "⟧")
 """Marks around trained text, which a terminal also shows in green."""
@@ -33,7 +33,7 @@ def check_command(
     """Check a job without starting it, and list all problems. Calls each tool and the grader once."""
     spec, model, operator = read_job_file(job, read_operator(config), address)
     with fast_imports():
-        from agent_rft.cluster.preflight.shown_prompt import preview_prompt
+        from agent_rft.cluster.checks.prompt_preview import preview_prompt
         from agent_rft.cluster.run.driver import check
 
     if show_prompt and (shown := preview_prompt(spec, model)) is not None:
@@ -82,13 +82,13 @@ def plan_command(
 
     Exit code 2 if something does not fit.
     """
-    from agent_rft.cluster.planning.nodes import read_local_node, read_nodes
+    from agent_rft.cluster.planning.plan_nodes import read_local_node, read_nodes
     from agent_rft.cluster.planning.plan_view import plan_and_print, read_request
 
     if cluster is not None:
         request = read_request(job, read_nodes(cluster))
     elif address is not None:
-        from agent_rft.cluster.ray_cluster.session import ray_session
+        from agent_rft.cluster.ray_cluster.ray_session import ray_session
 
         with ray_session(address) as nodes:
             request = read_request(job, nodes)

@@ -62,10 +62,10 @@ def compare_command(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object, with every row")] = False,
 ) -> None:
     """Compare evaluations with the first one, row by row: grades, reward, time, tokens, calls and tools."""
-    from agent_rft.cluster.views.comparison.compare import compare_evaluations, comparison_json
-    from agent_rft.cluster.views.comparison.page import write_page, write_png
-    from agent_rft.cluster.views.comparison.sides import load_evaluations
-    from agent_rft.cluster.views.comparison.table import print_comparison
+    from agent_rft.cluster.views.comparison.comparison_page import write_page, write_png
+    from agent_rft.cluster.views.comparison.comparison_stats import compare_evaluations, comparison_json
+    from agent_rft.cluster.views.comparison.comparison_table import print_comparison
+    from agent_rft.cluster.views.comparison.evaluation_selection import load_evaluations
 
     if len(sides) < 2:
         raise typer.BadParameter("give two or more; to compare one run: RUN:test-before RUN:test-after")
@@ -78,7 +78,7 @@ def compare_command(
     if png is not None:
         write_png(comparison, png)
     if as_json:
-        from agent_rft.cluster.records.redact import to_plain_json
+        from agent_rft.cluster.records.redaction import to_plain_json
 
         typer.echo(json.dumps(to_plain_json(comparison_json(comparison))))
     else:
@@ -102,7 +102,7 @@ class _ModelEvaluator:
         self._others = set_options({"--address": address, "--config": config})
 
     def __call__(self, model: Path) -> Path:
-        from agent_rft.cluster.views.comparison.sides import recorded_evaluation
+        from agent_rft.cluster.views.comparison.evaluation_selection import recorded_evaluation
 
         job = self._job.model_copy(update={"model": str(model)})
         known = recorded_evaluation(self._runs, job, model, self._file, self._samples)

@@ -51,8 +51,8 @@ def explained_names(incomplete: str) -> Completions:
 
     If something is typed, the last part of each setting's path is offered too.
     """
-    from agent_rft.cli.reference.catalogue import build_catalog  # imports pydantic, which other completions do not need
-    from agent_rft.cli.reference.settings import all_settings
+    from agent_rft.cli.reference.catalog import build_catalog  # imports pydantic, which other completions do not need
+    from agent_rft.cli.reference.setting_list import all_settings
 
     entries = build_catalog(all_settings())
     ends = [(entry.name.rpartition(".")[2], entry.kind) for entry in entries if incomplete and "." in entry.name]

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_rft.actors.runtime.process import fast_imports
+from agent_rft.actors.runtime.process_setup import fast_imports
 
 if TYPE_CHECKING:
-    from agent_rft.cluster.preflight.doctor import Examination
+    from agent_rft.cluster.checks.model_examination import Examination
 
 
 def doctor_command(
@@ -34,7 +34,7 @@ def doctor_command(
         _show_families(as_json)
         return
     with fast_imports():
-        from agent_rft.cluster.preflight.doctor import examine_model
+        from agent_rft.cluster.checks.model_examination import examine_model
     from agent_rft.errors import UserError
     from agent_rft.spec.model_options import ModelOptions, read_template
 
@@ -68,7 +68,7 @@ def template_command(
 ) -> None:
     """Print a chat template that writes tools, calls and results as text, for a model whose template lacks tools."""
     with fast_imports():
-        from agent_rft.cluster.preflight.doctor import add_tools_to_template
+        from agent_rft.cluster.checks.model_examination import add_tools_to_template
     typer.echo(add_tools_to_template(model), nl=False)
 
 

@@ -11,7 +11,7 @@ import typer
 from agent_rft.cli.completion import explained_names
 
 if TYPE_CHECKING:
-    from agent_rft.cli.reference.catalogue import CatalogEntry
+    from agent_rft.cli.reference.catalog import CatalogEntry
 
 UNKNOWN_NAME = 2
 
@@ -28,8 +28,8 @@ def explain_command(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
     """Explain what a name in a message, job, metric or event means, and what to do about it."""
-    from agent_rft.cli.reference.catalogue import build_catalog, find_entries, similar_names
-    from agent_rft.cli.reference.settings import all_settings
+    from agent_rft.cli.reference.catalog import build_catalog, find_entries, similar_names
+    from agent_rft.cli.reference.setting_list import all_settings
 
     entries = build_catalog(all_settings())
     found = find_entries(name, entries)
@@ -64,6 +64,6 @@ def schema_command(
     file: Annotated[Literal["job", "operator", "nodes"], typer.Argument(help="kind of file")],
 ) -> None:
     """Print the JSON schema of a job, operator or nodes file, for editors and other programs."""
-    from agent_rft.cli.reference.schemas import editor_schema
+    from agent_rft.cli.reference.editor_schemas import editor_schema
 
     typer.echo(json.dumps(editor_schema(file), indent=2, ensure_ascii=False))

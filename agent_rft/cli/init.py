@@ -13,7 +13,7 @@ import typer
 from agent_rft.cli.projects import PORT
 
 if TYPE_CHECKING:
-    from agent_rft.cli.projects.project import ProjectRequest
+    from agent_rft.cli.projects.own_project import ProjectRequest
 
 Ask = Callable[[str, str], str]
 """Function that asks a question and returns the answer; its second argument is the answer if the user presses Enter."""
@@ -61,7 +61,7 @@ def init_command(
         raise typer.BadParameter("--example cannot be combined with --from, --tool, --system, --model or --port")
     if has_own_options and not sources:
         raise typer.BadParameter("--tool, --system, --model and --port require --from")
-    from agent_rft.cli.projects.project import ProjectRequest, write_own_project
+    from agent_rft.cli.projects.own_project import ProjectRequest, write_own_project
 
     request = ProjectRequest(tuple(sources or ()), tuple(tools or ()), system, model, port) if sources else None
     if request is None and example is None and sys.stdin.isatty():
@@ -69,14 +69,14 @@ def init_command(
     if request is not None:
         typer.echo(write_own_project(folder, replace(request, serves=serve)))
         return
-    from agent_rft.cli.projects.example import write_project
+    from agent_rft.cli.projects.example_project import write_project
 
     typer.echo(write_project(folder, example or "ledger", serve))
 
 
 def ask_project_questions(ask: Ask) -> ProjectRequest | None:
     """Ask the five questions and return the requested project; None if the user has no tools and no examples."""
-    from agent_rft.cli.projects.project import ProjectRequest
+    from agent_rft.cli.projects.own_project import ProjectRequest
 
     tools = ask("1. Your tools: a Python file with type hints, or an OpenAPI file or URL (Enter: none)", "")
     rows = ask("2. Your examples: a CSV file with the columns question and answer (Enter: none)", "")

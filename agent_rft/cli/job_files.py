@@ -15,7 +15,7 @@ from agent_rft.errors import InvalidJob
 if TYPE_CHECKING:
     from agent_rft.cluster.planning.model_folder import ModelFolder
     from agent_rft.spec.job import JobSpec
-    from agent_rft.spec.operator.config import OperatorConfig
+    from agent_rft.spec.operator.operator_config import OperatorConfig
 
 
 def strip_option(value: str | None) -> str | None:
@@ -40,7 +40,7 @@ Runs = Annotated[Path, typer.Option(help="folder in which to create the run fold
 
 
 def read_operator(config: Path | None) -> OperatorConfig:
-    from agent_rft.spec.operator.config_file import load_operator
+    from agent_rft.spec.operator.operator_file import load_operator
 
     return load_operator(config)
 
@@ -67,9 +67,9 @@ def read_job_file(
     job, problems = read_job(path)
     if job is None:
         job = load_job(path)  # raises
+    from agent_rft.cluster.checks.local_endpoints import allow_local_endpoints
+    from agent_rft.cluster.checks.offline_checks import check_offline, make_invalid_job
     from agent_rft.cluster.planning.model_folder import ModelFolder
-    from agent_rft.cluster.preflight.job_endpoints import allow_local_endpoints
-    from agent_rft.cluster.preflight.static import check_offline, make_invalid_job
 
     job = job if model is None else job.model_copy(update={"model": expanduser(model)})
     operator = allow_local_endpoints(operator, job, address)

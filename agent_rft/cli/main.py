@@ -23,21 +23,21 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from agent_rft.actors.runtime.process import drop_lost_output, end_process, fast_imports, open_standard_files
-from agent_rft.cli import completion, doctor, merge, ready
-from agent_rft.cli.api_commands import client as client_cli
-from agent_rft.cli.api_commands.audit import app as audit_app
-from agent_rft.cli.api_commands.keys import DEFAULT_FOLDER, DatabaseUrl, Folder
-from agent_rft.cli.api_commands.keys import app as keys_app
-from agent_rft.cli.api_commands.traces import traces_command
+from agent_rft.actors.runtime.process_setup import drop_lost_output, end_process, fast_imports, open_standard_files
+from agent_rft.cli import completion, doctor, merge, readiness_command
+from agent_rft.cli.api_commands import server_commands as client_cli
+from agent_rft.cli.api_commands.audit_command import app as audit_app
+from agent_rft.cli.api_commands.key_commands import DEFAULT_FOLDER, DatabaseUrl, Folder
+from agent_rft.cli.api_commands.key_commands import app as keys_app
+from agent_rft.cli.api_commands.traces_command import traces_command
 from agent_rft.cli.check import check_command, plan_command
 from agent_rft.cli.compare import compare_command
 from agent_rft.cli.explain import explain_command, schema_command
-from agent_rft.cli.importing import app as import_app
+from agent_rft.cli.import_command import app as import_app
 from agent_rft.cli.init import init_command
 from agent_rft.cli.job_files import ClusterAddress, ConfigFile, JobFile, Runs, job_lines, read_job_file, read_operator
 from agent_rft.cli.train import train_command
-from agent_rft.cluster.run.signals import STOPPED_EXIT_CODE
+from agent_rft.cluster.run.stop_signals import STOPPED_EXIT_CODE
 from agent_rft.errors import InvalidJob, RftError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -120,7 +120,7 @@ def eval_command(
     raise typer.Exit(STOPPED_EXIT_CODE if outcome == "stopped" else 0)
 
 
-app.command("ready")(ready.ready_command)
+app.command("ready")(readiness_command.ready_command)
 
 
 app.command("check")(check_command)
@@ -198,8 +198,8 @@ def observe_command(
     ] = None,
 ) -> None:
     """Write a Prometheus and Grafana setup for this cluster: scraping, alerts, dashboards and a compose file."""
-    from agent_rft.cluster.observability.files import write_monitoring
-    from agent_rft.cluster.observability.targets import find_scrape_targets
+    from agent_rft.cluster.observability.monitoring_files import write_monitoring
+    from agent_rft.cluster.observability.scrape_targets import find_scrape_targets
 
     write_monitoring(out, find_scrape_targets(address), runbook_url)
     typer.echo(f"written to {out}: run docker compose up -d there, or see its README.md")
@@ -221,7 +221,7 @@ def serve_command(
     config: ConfigFile = None,
 ) -> None:
     """Serve an OpenAI-compatible API on this cluster until a signal stops it. The first start prints an API key."""
-    from agent_rft.cluster.ray_cluster.own_token import set_local_token
+    from agent_rft.cluster.ray_cluster.local_token import set_local_token
     from agent_rft.serve.host import format_url
 
     if address is None:
@@ -232,9 +232,9 @@ def serve_command(
     where = f"a free port of {host}" if port == 0 else f"{format_url(host, port)}/v1"
     notify(f"starting the server at {where}, which takes about half a minute")
     operator = read_operator(config)
-    from agent_rft.serve.host.state import StateLocations
-    from agent_rft.serve.local import run_server
-    from agent_rft.spec.operator.config_file import config_path
+    from agent_rft.serve.host.server_state import StateLocations
+    from agent_rft.serve.serve_command import run_server
+    from agent_rft.spec.operator.operator_file import config_path
 
     locations = StateLocations(folder, database, files)
     run_server(locations, operator, host, port, address, notify, config_path(config))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agent_rft.actors.runtime.process import fast_imports
+from agent_rft.actors.runtime.process_setup import fast_imports
 
 
 def merge_command(
@@ -28,7 +28,7 @@ def merge_command(
     if base is None or problem is not None:
         raise UserError(str(problem))
     with fast_imports():
-        from agent_rft.actors.weights.merge import merge_adapter
+        from agent_rft.actors.weights.adapter_merge import merge_adapter
     try:
         merge_adapter(found, base, out)
     except OSError as error:

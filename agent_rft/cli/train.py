@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from agent_rft.actors.runtime.process import fast_imports
+from agent_rft.actors.runtime.process_setup import fast_imports
 from agent_rft.cli import completion
-from agent_rft.cli.api_commands.keys import parse_duration
+from agent_rft.cli.api_commands.key_commands import parse_duration
 from agent_rft.cli.job_files import (
     ClusterAddress,
     ConfigFile,
@@ -29,13 +29,13 @@ from agent_rft.cli.job_files import (
     read_operator,
     set_options,
 )
-from agent_rft.cluster.run.signals import STOPPED_EXIT_CODE
+from agent_rft.cluster.run.stop_signals import STOPPED_EXIT_CODE
 from agent_rft.errors import InvalidJob, OutdatedFormat
 
 if TYPE_CHECKING:
     from agent_rft.rows.ownership import Claim
     from agent_rft.spec.job import JobSpec
-    from agent_rft.spec.operator.config import OperatorConfig
+    from agent_rft.spec.operator.operator_config import OperatorConfig
 
 
 def train_command(
@@ -82,8 +82,8 @@ def train_command(
                 _restore_checkpoints(folder, operator)
             resumed = resume is not None or (run_folder is not None and _has_checkpoint(run_folder))
             if folder is not None and resumed:
+                from agent_rft.cluster.checks.local_endpoints import allow_local_endpoints
                 from agent_rft.cluster.planning.model_folder import ModelFolder
-                from agent_rft.cluster.preflight.job_endpoints import allow_local_endpoints
 
                 spec = _load_accepted(job, folder)
                 model = ModelFolder.find(spec.model)
@@ -129,7 +129,7 @@ def _claim_folder(folder: Path | None, wait: str | None) -> Iterator[Claim | Non
 
 def _restore_checkpoints(run_folder: Path, operator: OperatorConfig) -> None:
     """Download the checkpoints from the operator's checkpoint store if the run folder was lost."""
-    from agent_rft.cluster.run.copies import open_store, restore
+    from agent_rft.cluster.run.checkpoint_upload import open_store, restore
 
     restore(run_folder, open_store(operator), partial(Console(stderr=True).print, soft_wrap=True, markup=False))
 
@@ -162,7 +162,7 @@ def _end_refused_ray_job(retry: bool) -> Iterator[None]:
         yield
     except (InvalidJob, OutdatedFormat) as error:
         if not retry:
-            from agent_rft.cluster.ray_cluster.job_status import stop_without_retry
+            from agent_rft.cluster.ray_cluster.ray_job_status import stop_without_retry
 
             stop_without_retry(error)
         raise
@@ -179,7 +179,7 @@ def _open_console(run: Path, *, resumed: bool) -> Iterator[None]:
         sys.executable,
         "-P",
         "-m",
-        "agent_rft.serve.host.one_run",
+        "agent_rft.serve.host.run_console",
         str(run),
         *(["--resumed"] if resumed else []),
     ]

@@ -10,16 +10,16 @@ Import events from this package, not from its modules.
 
 from __future__ import annotations
 
-from agent_rft.events import base, fleet, learning, rollouts, run
-from agent_rft.events.base import *
-from agent_rft.events.fleet import *
-from agent_rft.events.learning import *
-from agent_rft.events.rollouts import *
-from agent_rft.events.run import *
+from agent_rft.events import base_event, fleet_events, learning_events, progress_events, rollout_events
+from agent_rft.events.base_event import *
+from agent_rft.events.fleet_events import *
+from agent_rft.events.learning_events import *
+from agent_rft.events.progress_events import *
+from agent_rft.events.rollout_events import *
 
-KINDS: dict[str, type[base.Event]] = {
-    base.event_kind(cls): cls
-    for module in (run, learning, rollouts, fleet)
+KINDS: dict[str, type[base_event.Event]] = {
+    base_event.event_kind(cls): cls
+    for module in (progress_events, learning_events, rollout_events, fleet_events)
     for cls in vars(module).values()
-    if isinstance(cls, type) and issubclass(cls, base.Event) and cls is not base.Event
+    if isinstance(cls, type) and issubclass(cls, base_event.Event) and cls is not base_event.Event
 }

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from agent_rft.problems.api import API_CODES
-from agent_rft.problems.code import CheckCode, ProblemCode
-from agent_rft.problems.grading import GRADE_CODES, GRADING_CODES
-from agent_rft.problems.importing import IMPORT_CODES
-from agent_rft.problems.job import JOB_CODES
-from agent_rft.problems.running import RUNNING_CODES, STARTING_CODES
+from agent_rft.problems.api_codes import API_CODES
+from agent_rft.problems.grading_codes import GRADE_CODES, GRADING_CODES
+from agent_rft.problems.import_codes import IMPORT_CODES
+from agent_rft.problems.job_codes import JOB_CODES
+from agent_rft.problems.problem_code import CheckCode, ProblemCode
+from agent_rft.problems.run_codes import RUNNING_CODES, STARTING_CODES
 
 GROUPS: dict[str, Mapping[str, ProblemCode]] = {
     **JOB_CODES,

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Self
 
 from agent_rft.errors import RftError, UserError
-from agent_rft.rows.durable import sync_to_disk
+from agent_rft.rows.durable_write import sync_to_disk
 
 SILENCE_S = 15.0
 """Seconds without a change of the heartbeat after which its owner counts as dead."""

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from agent_rft.errors import OutdatedFormat, UserError
-from agent_rft.rows.durable import write_durably
+from agent_rft.rows.durable_write import write_durably
 from agent_rft.rows.rollout_json import outcome_from_json, outcome_to_json, task_from_json
 from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 

@@ -12,7 +12,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from agent_rft.spec.keys import KEY_FIX, find_key_problem
+from agent_rft.spec.api_keys import KEY_FIX, find_key_problem
 
 
 def _strip(secret: SecretStr) -> SecretStr:

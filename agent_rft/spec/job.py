@@ -13,9 +13,9 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from agent_rft.spec.endpoints import MAX_COUNT, PositiveInt, ProcessCount, Rate, SessionSpec, StrictModel, ToolSpec
 from agent_rft.spec.graders import GraderSpec, GuardSpec
-from agent_rft.spec.integrations import Integrations
 from agent_rft.spec.model_options import LoraSpec, ModelOptions
 from agent_rft.spec.offload import Offload
+from agent_rft.spec.trackers import Integrations
 
 
 class EarlyStop(StrictModel):

@@ -14,10 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.spec.job import FILES, JobSpec
-from agent_rft.spec.kept import BOUND_ERRORS, UNKNOWN, has_value, removed_setting_warning, replace_values
-from agent_rft.spec.model_options import read_template
-from agent_rft.spec.reader import (
+from agent_rft.spec.config_reader import (
     KeyPath,
     ParsedFile,
     Variables,
@@ -26,6 +23,9 @@ from agent_rft.spec.reader import (
     substitute_variables,
     validate,
 )
+from agent_rft.spec.job import FILES, JobSpec
+from agent_rft.spec.legacy_job import BOUND_ERRORS, UNKNOWN, has_value, removed_setting_warning, replace_values
+from agent_rft.spec.model_options import read_template
 
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
 _GRADER: KeyPath = ("method", "reinforcement", "grader")

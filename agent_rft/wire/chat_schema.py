@@ -21,9 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from agent_rft.chat.history import format_arguments
-from agent_rft.spec.schemas.form import MAX_PATTERNS, SchemaProblem, find_patterns
+from agent_rft.chat.template_messages import format_arguments
 from agent_rft.spec.schemas.json_schema import find_schema_problem, find_structure_problem
+from agent_rft.spec.schemas.schema_limits import MAX_PATTERNS, SchemaProblem, find_patterns
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, assert_never
 
 from agent_rft.errors import UnsealFailed
-from agent_rft.wire.errors import ApiError
+from agent_rft.wire.api_errors import ApiError
 from agent_rft.wire.responses_schema import (
     INCLUDE_ENCRYPTED_REASONING,
     CallItem,

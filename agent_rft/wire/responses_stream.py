@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_rft.wire.errors import ApiError
+from agent_rft.wire.api_errors import ApiError
 from agent_rft.wire.responses_chat import (
     ReasoningSealer,
     call_item,

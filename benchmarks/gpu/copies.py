@@ -10,7 +10,7 @@ import torch
 
 from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights
 from agent_rft.trainer.learner.host_buffer import HostBuffer, lock_pages_for_cuda
-from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES, num_bytes
+from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES, num_bytes
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.shapes import QWEN3, TINY

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agent_rft.trainer.model.batch import MicroBatch
+from agent_rft.trainer.model.micro_batches import MicroBatch
 from agent_rft.trainer.model.packed_attention import ATTENTION_NAME
 from agent_rft.trainer.model.policy import DeviceBatch
 from benchmarks.gpu.attention import backends_on

@@ -11,7 +11,7 @@ import itertools
 from statistics import median
 from typing import Any
 
-from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.memory_estimates import GIB
 from agent_rft.trainer.model.policy import DeviceBatch
 from benchmarks.gpu.figures import Figure, NotMeasured
 from benchmarks.gpu.machine import PEAK_FLOPS, Machine

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.memory_estimates import GIB
 from benchmarks.gpu.figures import Figure, Results
 
 PEAK_FLOPS = 989e12

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent_rft.cluster.planning.memory import GIB, MemoryEstimate, rank_memory
-from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.memory_estimates import GIB, MemoryEstimate, rank_memory
+from agent_rft.cluster.planning.model_shape import ModelShape
 from agent_rft.spec.offload import Offload
 
 if TYPE_CHECKING:  # pydantic may be missing where this runs

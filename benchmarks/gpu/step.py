@@ -13,8 +13,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM, Qwen3Config
 
 from agent_rft.trainer.algorithm import objective
 from agent_rft.trainer.model import packed_attention
-from agent_rft.trainer.model.batch import MicroBatch, pack_sequences
 from agent_rft.trainer.model.logprobs import TokenLogProbs
+from agent_rft.trainer.model.micro_batches import MicroBatch, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
 from agent_rft.types import TrainSegment
 from benchmarks.gpu.machine import Machine

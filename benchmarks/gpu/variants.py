@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.memory_estimates import GIB
 from agent_rft.trainer.model.logprobs import TokenLogProbs
 from agent_rft.trainer.model.packed_attention import ATTENTION_NAME, Packing, packed_attention
 from benchmarks.gpu import correctness, learner

@@ -25,7 +25,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
-from agent_rft.actors.engine.failures import last_error
+from agent_rft.actors.engine.vllm_errors import last_error
 from benchmarks.gpu_cluster.parts import LIMIT_S, Part, parts_for
 from benchmarks.gpu_cluster.processes import run_limited
 from benchmarks.gpu_cluster.results import Results, now, page

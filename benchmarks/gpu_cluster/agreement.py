@@ -27,7 +27,7 @@ from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.trainer.algorithm.loss import kl_to_reference
-from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.micro_batches import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from benchmarks.local import dtype_here, gpus_here
 

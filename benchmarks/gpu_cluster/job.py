@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent_rft.actors.runtime.cores import count_usable_cores
+from agent_rft.actors.runtime.cpu_cores import count_usable_cores
 from benchmarks.async_gain import NO_FILES
 from benchmarks.ledger_seeds import for_real_model, run
 from benchmarks.local import gpus_here

@@ -20,10 +20,10 @@ import torch
 
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
-from agent_rft.cluster.planning.memory import GIB
-from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
-from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.cluster.planning.memory_estimates import GIB
+from agent_rft.trainer.learner.learner_rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
+from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES
 from benchmarks.gpu_cluster.agreement import prompts
 from benchmarks.local import dtype_here, gpus_here
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
+from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES
 from benchmarks.gpu.copies import AIM, ANCHOR
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.machine import Machine

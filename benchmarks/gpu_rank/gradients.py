@@ -11,10 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.learner_rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import BETAS, GRADIENT_NORM
 from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
-from agent_rft.trainer.model.batch import MicroBatch
+from agent_rft.trainer.model.micro_batches import MicroBatch
 from benchmarks.gpu.machine import error
 
 LOSS = "loss"

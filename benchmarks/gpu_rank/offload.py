@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from agent_rft.cluster.planning.memory import GIB
-from agent_rft.trainer.learner.asleep import CpuOffload
+from agent_rft.cluster.planning.memory_estimates import GIB
 from agent_rft.trainer.learner.host_buffer import HostBuffer, LockPages, lock_pages_for_cuda
-from agent_rft.trainer.learner.sizes import OFFLOAD_SLACK
+from agent_rft.trainer.learner.memory_offload import CpuOffload
+from agent_rft.trainer.learner.rank_memory_sizes import OFFLOAD_SLACK
 from benchmarks.common import seconds
 from benchmarks.gpu import correctness
 from benchmarks.gpu.figures import Figure

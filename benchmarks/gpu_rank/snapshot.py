@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from agent_rft.trainer.model.batch import MicroBatch
+from agent_rft.trainer.model.micro_batches import MicroBatch
 from benchmarks.common import seconds
 from benchmarks.gpu import correctness
 from benchmarks.gpu.figures import Figure, NotMeasured

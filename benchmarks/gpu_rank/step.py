@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.memory_estimates import GIB
 from agent_rft.spec.model_options import LoraSpec
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.learner import AIMS

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
-from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.learner_rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from benchmarks.gpu import correctness
 from benchmarks.gpu.machine import Machine

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from agent_rft.cluster.observability.files import prometheus_rule
+from agent_rft.cluster.observability.monitoring_files import prometheus_rule
 
 parser = argparse.ArgumentParser(
     prog="python -m agent_rft.cluster.observability",

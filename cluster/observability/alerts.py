@@ -21,7 +21,7 @@ from agent_rft.cluster.observability.promql import (
     rate,
     samples,
 )
-from agent_rft.trainer.loop.health import GAP_HALTS_AT, GAP_WARNS_AT
+from agent_rft.trainer.loop.step_checks import GAP_HALTS_AT, GAP_WARNS_AT
 
 
 @dataclass(frozen=True, slots=True)

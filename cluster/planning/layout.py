@@ -7,15 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
 
-from agent_rft.actors.engine.sizes import GPU_MEMORY_SHARE
-from agent_rft.cluster.planning.layouts import (
-    MIN_SEQUENCES_AT_ONCE,
-    estimate_engine_memory,
-    estimate_rank_memory,
-    search_placements,
-)
-from agent_rft.cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, MemoryEstimate
-from agent_rft.cluster.planning.nodes import HEADROOM, Node
+from agent_rft.actors.engine.engine_memory import GPU_MEMORY_SHARE
+from agent_rft.cluster.planning.memory_estimates import CUDA_CONTEXT_BYTES, GIB, MemoryEstimate
 from agent_rft.cluster.planning.placement import (
     AUTO_MICRO_BATCH_TOKENS,
     KINDS,
@@ -34,6 +27,13 @@ from agent_rft.cluster.planning.placement import (
     size_warnings,
     total_resources,
 )
+from agent_rft.cluster.planning.placement_search import (
+    MIN_SEQUENCES_AT_ONCE,
+    estimate_engine_memory,
+    estimate_rank_memory,
+    search_placements,
+)
+from agent_rft.cluster.planning.plan_nodes import HEADROOM, Node
 from agent_rft.errors import Problem
 from agent_rft.events import SettingChosen
 from agent_rft.spec.job import JobSpec

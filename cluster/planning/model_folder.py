@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from agent_rft.chat.model_card import ModelCard, read_card
-from agent_rft.cluster.planning.model import (
+from agent_rft.cluster.planning.model_shape import (
     ModelShape,
     count_parameters,
     get_text_config,

@@ -1,7 +1,7 @@
 """Placement of engines and learner ranks on nodes, computed before anything starts.
 
 Each engine, with all its GPUs, and each learner rank is one bundle of resources that a single node must hold.
-`Seats` (cluster/ray_cluster/seats.py) reserves the same bundles in Ray.
+`Seats` (cluster/ray_cluster/reservations.py) reserves the same bundles in Ray.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from agent_rft.actors.engine.sizes import GPU_MEMORY_SHARE
-from agent_rft.cluster.planning.memory import GIB, MemoryEstimate
-from agent_rft.cluster.planning.model import ModelShape
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.actors.engine.engine_memory import GPU_MEMORY_SHARE
+from agent_rft.cluster.planning.memory_estimates import GIB, MemoryEstimate
+from agent_rft.cluster.planning.model_shape import ModelShape
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.errors import Problem
 from agent_rft.spec.endpoints import PositiveInt, ProcessCount, ToolSpec
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
-from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
+from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES
 
 KINDS = {"CPU": "cores", "GPU": "GPUs"}
 

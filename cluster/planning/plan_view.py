@@ -14,9 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 from yaml import safe_dump as dump
 
+from agent_rft.cluster.planning.cluster_plan import ASSUMED_WRITE_BYTES_PER_S, StopTime, estimate_step, plan_cluster
 from agent_rft.cluster.planning.layout import ClusterPlan
 from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes, resolve_context
-from agent_rft.cluster.planning.nodes import HEADROOM, Node
 from agent_rft.cluster.planning.placement import (
     RECORDED,
     NodeAssignment,
@@ -26,7 +26,7 @@ from agent_rft.cluster.planning.placement import (
     format_bytes,
     format_bytes_up,
 )
-from agent_rft.cluster.planning.plan import ASSUMED_WRITE_BYTES_PER_S, StopTime, estimate_step, plan_cluster
+from agent_rft.cluster.planning.plan_nodes import HEADROOM, Node
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job_file import read_job
 

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_rft.cluster.planning.nodes import ASK_TIMEOUT_S, Node, read_gpu_memory, read_local_memory
+from agent_rft.cluster.planning.plan_nodes import ASK_TIMEOUT_S, Node, read_gpu_memory, read_local_memory
 from agent_rft.cluster.ray_cluster.ray_internals import free_resources
 
 HEAD = "node:__internal_head__"

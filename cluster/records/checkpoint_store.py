@@ -35,7 +35,7 @@ from agent_rft.cluster.records.checkpoint_claims import (
     step_number,
 )
 from agent_rft.errors import RftError, UserError
-from agent_rft.rows.durable import sync_to_disk
+from agent_rft.rows.durable_write import sync_to_disk
 from agent_rft.rows.ownership import current_folder
 from agent_rft.trainer.loop.checkpoint import LOOP_STATE_FILE, TRAINING_STATE, latest_checkpoint, publish_folder
 from agent_rft.trainer.loop.journal import Journal

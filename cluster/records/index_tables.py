@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cluster.records.wanted import DISCARDED, join_names, replace_surrogates
+from agent_rft.cluster.records.rollout_filter import DISCARDED, join_names, replace_surrogates
 from agent_rft.rows.rollout_files import LinePosition, read_lines
 from agent_rft.rows.rollout_json import outcome_from_json
 from agent_rft.types import DiscardedRollout, Group, Rollout

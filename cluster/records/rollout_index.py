@@ -29,8 +29,8 @@ from agent_rft.cluster.records.index_tables import (
     read_index_rows,
     to_indexed_rollout,
 )
+from agent_rft.cluster.records.rollout_filter import RolloutFilter, replace_surrogates
 from agent_rft.cluster.records.text_search import TextSearch
-from agent_rft.cluster.records.wanted import RolloutFilter, replace_surrogates
 from agent_rft.errors import UserError
 from agent_rft.rows.ownership import current_folder
 from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, LinePosition, LineReader, parse_request

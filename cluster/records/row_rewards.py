@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import JOIN_SQL, RolloutIndex, UnknownValue
-from agent_rft.cluster.records.wanted import RolloutFilter
 
 BINS = 10
 RowOrder = Literal["worst", "best", "widest"]

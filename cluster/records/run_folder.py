@@ -4,14 +4,14 @@ Only its owner, one process, writes the files (see `agent_rft.rows.ownership`), 
 that exceed the operator's limits:
 
     job.resolved.json      format, job and plan, without secrets; a resumed run keeps these values
-    events.jsonl           see `agent_rft.run_events`
+    events.jsonl           see `agent_rft.stored_events`
     metrics.jsonl          one flat object per step, with the names of `agent_rft.metrics`
     evaluations.jsonl      {name, time, fields of Evaluation}
     rollouts/<name>.jsonl.zst   step-000001, validation-000000, test-before, ...
     rollouts.sqlite        see `agent_rft.cluster.records.rollout_index`
     checkpoints/           see `agent_rft.trainer.loop.checkpoint`
     journal/               see `agent_rft.trainer.loop.journal`
-    now.json               state of the actors of a run in progress, see `agent_rft.cluster.run.now`
+    now.json               state of the actors of a run in progress, see `agent_rft.cluster.run.live_status`
     report.html
 
 Each line is appended in one write. Rollout files are written under a temporary name and renamed. A resumed run may
@@ -34,11 +34,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cluster.records.redact import public_job, to_plain_json
+from agent_rft.cluster.records.redaction import public_job, to_plain_json
 from agent_rft.cluster.records.rollout_index import RolloutFile, RolloutIndex
 from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.events import VALIDATION, Evaluated, StepDone
-from agent_rft.rows.durable import write_durably
+from agent_rft.rows.durable_write import write_durably
 from agent_rft.rows.ownership import current_folder
 from agent_rft.rows.rollout_files import (
     ROLLOUTS_SUFFIX,
@@ -49,10 +49,10 @@ from agent_rft.rows.rollout_files import (
     write_groups,
 )
 from agent_rft.rows.rollout_json import outcome_from_json
-from agent_rft.run_events import RunEvent, parse_evaluation
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.operator.config import RecordLimits
-from agent_rft.spec.plan import StepPlan
+from agent_rft.spec.operator.operator_config import RecordLimits
+from agent_rft.spec.step_plan import StepPlan
+from agent_rft.stored_events import RunEvent, parse_evaluation
 from agent_rft.trainer.loop.checkpoint import latest_checkpoint
 from agent_rft.types import DiscardedRollout, Evaluation, Group, GroupRequest, Rollout
 

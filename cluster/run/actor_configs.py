@@ -12,21 +12,21 @@ from rich.markup import escape
 from rich.status import Status
 
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.shared.actor import SharedConfig
-from agent_rft.actors.learner.group import LearnerGroup
+from agent_rft.actors.engine.shared.shared_engine import SharedConfig
+from agent_rft.actors.learner.learner_group import LearnerGroup
 from agent_rft.actors.rollout.episode import EpisodeSpec
-from agent_rft.actors.rollout.worker import WorkerConfig
+from agent_rft.actors.rollout.rollout_worker import WorkerConfig
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
-from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.actors.weights.weight_sync import WeightSync
 from agent_rft.chat.model_card import ModelCard
 from agent_rft.chat.model_files import ModelFiles
+from agent_rft.cluster.checks.check_job import CheckedJob
+from agent_rft.cluster.planning.cluster_plan import estimate_token_s
 from agent_rft.cluster.planning.placement import format_bytes
-from agent_rft.cluster.planning.plan import estimate_token_s
 from agent_rft.cluster.planning.plan_view import describe_sharing
-from agent_rft.cluster.preflight.prepare import CheckedJob
 from agent_rft.spec.job import AlgorithmSpec
-from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.spec.operator.operator_config import TraceSettings
 from agent_rft.trainer.learner.adapter import AdapterConfig
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 

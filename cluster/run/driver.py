@@ -14,28 +14,28 @@ from rich.console import Console
 
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
 from agent_rft.actors.runtime.telemetry.tracing import create_tracer
+from agent_rft.cluster.checks.check_job import check_job
+from agent_rft.cluster.checks.offline_checks import check_gradable
+from agent_rft.cluster.checks.resumption.recorded_run import RecordedRun
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.preflight.prepare import check_job
-from agent_rft.cluster.preflight.resumption.resumed import RecordedRun
-from agent_rft.cluster.preflight.static import check_gradable
-from agent_rft.cluster.ray_cluster.session import is_local_address, ray_session
-from agent_rft.cluster.readiness.findings import Readiness
+from agent_rft.cluster.ray_cluster.ray_session import is_local_address, ray_session
+from agent_rft.cluster.readiness.readiness_report import Readiness
 from agent_rft.cluster.records.run_folder import NAMES, RunFolder, new_run_folder, open_run
 from agent_rft.cluster.run.actor_configs import check_spinner, print_plan
-from agent_rft.cluster.run.copies import open_store, restore
+from agent_rft.cluster.run.checkpoint_upload import open_store, restore
 from agent_rft.cluster.run.job_run import JobRun
-from agent_rft.cluster.run.readiness import ReadinessOptions
+from agent_rft.cluster.run.readiness_check import ReadinessOptions
 from agent_rft.cluster.run.run_end import print_line, record_run_end
 from agent_rft.cluster.run.run_outputs import RunOutputs
-from agent_rft.cluster.run.signals import StopSignals
+from agent_rft.cluster.run.sinks.event_stream import RunWatcher
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
-from agent_rft.cluster.run.sinks.stream import RunWatcher
-from agent_rft.cluster.views.live import LiveView
+from agent_rft.cluster.run.stop_signals import StopSignals
+from agent_rft.cluster.views.live_view import LiveView
 from agent_rft.errors import InvalidJob
 from agent_rft.events import Outcome
 from agent_rft.rows.ownership import Claim, FolderOwned, Notify, claim_folder, read_silence_s
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 
 OWNED_FIX = "; pass --wait-for-run 10m to wait until it ends, or train in another folder"
 

@@ -9,21 +9,21 @@ from pathlib import Path
 
 from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.chat.conversation import split_conversation
-from agent_rft.cluster.preflight.prepare import CheckedJob
-from agent_rft.cluster.readiness.findings import Readiness
-from agent_rft.cluster.run.actors import RunActors
-from agent_rft.cluster.run.readiness import ReadinessOptions, judge_readiness
+from agent_rft.cluster.checks.check_job import CheckedJob
+from agent_rft.cluster.readiness.readiness_report import Readiness
+from agent_rft.cluster.run.readiness_check import ReadinessOptions, judge_readiness
+from agent_rft.cluster.run.run_actors import RunActors
 from agent_rft.cluster.run.run_outputs import RunOutputs
-from agent_rft.cluster.run.signals import StopSignals
-from agent_rft.cluster.views.busy_sides import measure_utilization
-from agent_rft.cluster.views.comparison.cheaper import find_fewer_calls
-from agent_rft.cluster.views.live import before_after_table
-from agent_rft.cluster.views.readiness.page import write_page
+from agent_rft.cluster.run.stop_signals import StopSignals
+from agent_rft.cluster.views.comparison.fewer_calls import find_fewer_calls
+from agent_rft.cluster.views.live_view import before_after_table
+from agent_rft.cluster.views.readiness.readiness_page import write_page
+from agent_rft.cluster.views.utilization import measure_utilization
 from agent_rft.errors import RftError
 from agent_rft.events import Evaluated, Outcome, PhaseBegan, ReadinessJudged
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.trainer.loop.checkpoint import best_checkpoint, latest_checkpoint
-from agent_rft.trainer.loop.evaluate import evaluate
+from agent_rft.trainer.loop.evaluation import evaluate
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.trainer.loop.reinforcement import LoopConfig, ReinforcementLoop
 from agent_rft.trainer.loop.supervised import SupervisedLoop

@@ -15,10 +15,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_rft.cluster.ray_cluster.drivers import RunDriver, drop_ended, find_drivers
-from agent_rft.cluster.ray_cluster.job_status import NEEDED_TO_STOP_S, STOP_WAIT
-from agent_rft.cluster.ray_cluster.session import ray_session, why_unreachable
-from agent_rft.cluster.run.signals import STOP_REQUEST
+from agent_rft.cluster.ray_cluster.ray_job_status import NEEDED_TO_STOP_S, STOP_WAIT
+from agent_rft.cluster.ray_cluster.ray_session import ray_session, why_unreachable
+from agent_rft.cluster.ray_cluster.run_drivers import RunDriver, drop_ended, find_drivers
+from agent_rft.cluster.run.stop_signals import STOP_REQUEST
 
 POLL_S = 0.5
 

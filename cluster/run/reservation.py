@@ -11,10 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.checks.check_job import CheckedJob
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.preflight.prepare import CheckedJob
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.cluster.planning.plan_nodes import Node
+from agent_rft.spec.operator.operator_config import OperatorConfig
 
 GRANT_S = 5.0
 """Maximum time to hold the lock after a request; Ray grants free GPUs within milliseconds."""

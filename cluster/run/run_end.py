@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from agent_rft.cluster.run.job_run import JobRun
-from agent_rft.cluster.run.signals import StopSignals
-from agent_rft.cluster.views.ending import next_steps
-from agent_rft.cluster.views.readiness.page import readiness_page_path
-from agent_rft.cluster.views.report.page import write_report
+from agent_rft.cluster.run.stop_signals import StopSignals
+from agent_rft.cluster.views.next_steps import next_steps
+from agent_rft.cluster.views.readiness.readiness_page import readiness_page_path
+from agent_rft.cluster.views.report.report_page import write_report
 from agent_rft.errors import RftError
 from agent_rft.rows.ownership import Claim, FolderLost
 from agent_rft.trainer.loop.checkpoint import latest_checkpoint

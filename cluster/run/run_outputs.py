@@ -6,25 +6,25 @@ import asyncio
 
 from rich.console import Console
 
+from agent_rft.cluster.checks.check_job import CheckedJob
 from agent_rft.cluster.planning.layout import layout_text
-from agent_rft.cluster.preflight.prepare import CheckedJob
-from agent_rft.cluster.ray_cluster.job_status import RayJobStatus, check_run_folder, check_stop_wait
+from agent_rft.cluster.ray_cluster.ray_job_status import RayJobStatus, check_run_folder, check_stop_wait
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore
-from agent_rft.cluster.records.redact import public_job
+from agent_rft.cluster.records.redaction import public_job
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.copies import CheckpointUploader
-from agent_rft.cluster.run.signals import StopSignals
-from agent_rft.cluster.run.sinks.integrations import load_trackers
+from agent_rft.cluster.run.checkpoint_upload import CheckpointUploader
+from agent_rft.cluster.run.sinks.event_stream import EventStream, RunWatcher
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
-from agent_rft.cluster.run.sinks.plugins import RunInfo, load_plugins
-from agent_rft.cluster.run.sinks.progress import ProgressReports
+from agent_rft.cluster.run.sinks.plugin_sinks import RunInfo, load_plugins
+from agent_rft.cluster.run.sinks.progress_reports import ProgressReports
 from agent_rft.cluster.run.sinks.report_writer import ReportWriter
 from agent_rft.cluster.run.sinks.step_traces import StepTraces
-from agent_rft.cluster.run.sinks.stream import EventStream, RunWatcher
-from agent_rft.cluster.views.live import LiveView
+from agent_rft.cluster.run.sinks.tracker_sinks import load_trackers
+from agent_rft.cluster.run.stop_signals import StopSignals
+from agent_rft.cluster.views.live_view import LiveView
 from agent_rft.events import JobEnded, JobStarted, Notice, Outcome, SettingChanged
-from agent_rft.protocols import Sink
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.loop_protocols import Sink
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from agent_rft.metrics import EVALUATION
-from agent_rft.metrics.intervals import MIN_VALUES, Interval, paired_interval
+from agent_rft.metrics.confidence_intervals import MIN_VALUES, Interval, paired_interval
 from agent_rft.metrics.metric import Metric
 from agent_rft.types import Evaluation, Group
 

@@ -17,20 +17,20 @@ from typing import Any
 import zstandard
 from pydantic import RootModel
 
-from agent_rft.actors.graders.base import UNGATED
-from agent_rft.actors.graders.sample import make_sample
-from agent_rft.actors.grading.factory import all_grader_problems
-from agent_rft.actors.grading.pool import GraderPool
-from agent_rft.actors.runtime.calls import return_errors
-from agent_rft.cluster.preflight.job_endpoints import allow_local_endpoints
+from agent_rft.actors.graders.grader_protocol import UNGATED
+from agent_rft.actors.graders.grader_sample import make_sample
+from agent_rft.actors.grading.grader_factory import all_grader_problems
+from agent_rft.actors.grading.grader_pool import GraderPool
+from agent_rft.actors.runtime.actor_calls import return_errors
+from agent_rft.cluster.checks.local_endpoints import allow_local_endpoints
 from agent_rft.cluster.records.run_folder import RunFolder, open_run
 from agent_rft.errors import InvalidJob, Problem, RftError, UserError, first_error
 from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, read_groups
+from agent_rft.spec.config_reader import KeyPath, drop_consequences, read_source, substitute_variables, validate
 from agent_rft.spec.graders import GraderSpec
 from agent_rft.spec.job import Reinforcement
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import OperatorConfig
-from agent_rft.spec.reader import KeyPath, drop_consequences, read_source, substitute_variables, validate
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.types import Grade, Group
 
 MAX_CONCURRENT = 256

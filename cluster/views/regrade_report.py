@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_rft.actors.graders.base import error_name, total_tokens
-from agent_rft.cluster.views.live import safe_text
+from agent_rft.actors.graders.grader_protocol import error_name, total_tokens
+from agent_rft.cluster.views.live_view import safe_text
 from agent_rft.cluster.views.regrade import GradingCase
 from agent_rft.errors import RftError
 from agent_rft.types import Grade

@@ -15,10 +15,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import Order
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import RolloutFilter
-from agent_rft.cluster.views.live import safe_text
+from agent_rft.cluster.views.live_view import safe_text
 from agent_rft.errors import UserError
 from agent_rft.rows.rollout_files import iter_group_lines
 from agent_rft.rows.rollout_json import outcome_from_json, task_from_json

@@ -7,7 +7,7 @@ the manual are in docs/assets/dashboards.
 import argparse
 from pathlib import Path
 
-from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.observability.monitoring_files import DASHBOARDS
 from docs.dashboards.draw import MODULES, Shown, bundle, draw
 
 parser = argparse.ArgumentParser(prog="python -m docs.dashboards", description="Draw the Grafana dashboards.")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cli.reference.texts import sentence
+from agent_rft.cli.reference.docstrings import sentence
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
-from agent_rft.serve.host.state import ServerState, StateLocations
-from agent_rft.serve.http.app import create_app
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.serve.http.api_app import create_app
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from docs.generator.markdown import code, narrow_table, plain
 
 Schema = Mapping[str, Any]

@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from agent_rft.cli.main import app
-from agent_rft.cli.reference.catalogue import EXIT_CODES
-from agent_rft.cli.reference.texts import sentence
+from agent_rft.cli.reference.catalog import EXIT_CODES
+from agent_rft.cli.reference.docstrings import sentence
 from docs.generator.markdown import code, plain, table
 
 _INTRO = """# Commands

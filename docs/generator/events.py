@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent_rft.cli.reference.events import describe_level, event_fields
-from agent_rft.cli.reference.texts import docstring_text, field_docstrings
+from agent_rft.cli.reference.docstrings import docstring_text, field_docstrings
+from agent_rft.cli.reference.event_fields import describe_level, event_fields
 from agent_rft.events import KINDS, Event
 from docs.generator.markdown import code, plain, table
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
-from agent_rft.cluster.planning.memory import GIB
-from agent_rft.cluster.planning.model import ModelShape
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.memory_estimates import GIB
+from agent_rft.cluster.planning.model_shape import ModelShape
 from agent_rft.cluster.planning.placement import Placement, PlanRequest
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.spec.job import JobSpec
 from docs.generator.markdown import table
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_rft.cli.reference.catalogue import METRIC_KINDS, places_showing, prometheus_names
-from agent_rft.cli.reference.texts import sentence
+from agent_rft.cli.reference.catalog import METRIC_KINDS, places_showing, prometheus_names
+from agent_rft.cli.reference.docstrings import sentence
 from agent_rft.metrics import EVALUATION, GROUPS
 from agent_rft.metrics.metric import Metric
 from docs.generator.markdown import code, plain, table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_rft.problems.readiness import REASONS, Verdict
+from agent_rft.problems.readiness_reasons import REASONS, Verdict
 from docs.generator.markdown import plain
 
 _INTRO = """# Reasons of readiness

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from agent_rft.cli.reference.schemas import MODELS, editor_schema
-from agent_rft.cli.reference.settings import SECTION, DocumentedSetting, SettingSection, sections
+from agent_rft.cli.reference.editor_schemas import MODELS, editor_schema
+from agent_rft.cli.reference.setting_list import SECTION, DocumentedSetting, SettingSection, sections
 from docs.generator.markdown import code, plain, table
 
 _INTRO = {

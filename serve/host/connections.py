@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from agent_rft.serve.http.auth import client_network
 from agent_rft.serve.http.client_limits import Deadlines, OwnerQuota
-from agent_rft.wire.errors import ApiError, error_body
+from agent_rft.wire.api_errors import ApiError, error_body
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 100
 MAX_PIPELINED = 8

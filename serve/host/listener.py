@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from agent_rft.errors import UserError
 from agent_rft.serve.host.connections import GuardedProtocol
 from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, OwnerQuota
-from agent_rft.spec.operator.config import ServerLimits
+from agent_rft.spec.operator.operator_config import ServerLimits
 
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75

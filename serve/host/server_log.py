@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from agent_rft.cluster.records.redact import REDACTED, to_plain_json
+from agent_rft.cluster.records.redaction import REDACTED, to_plain_json
 from agent_rft.serve.http.access_log import BoundedLog
 
 FOLDER, PATTERN = "logs", "server-*.log"

@@ -8,35 +8,35 @@ from contextlib import suppress
 
 from fastapi import APIRouter
 
-from agent_rft.serve.console import session
-from agent_rft.serve.host.state import ServerState
+from agent_rft.serve.console import console_session
+from agent_rft.serve.host.server_state import ServerState
 from agent_rft.serve.http.client_limits import DEADLINES, Deadlines
-from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.http.grader_trials import Trials
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.inference.model_server import Hosting, ModelServer, ServedModels
-from agent_rft.serve.jobs.comparisons import JobComparisons
-from agent_rft.serve.jobs.logs import JobLogs
-from agent_rft.serve.jobs.manager import JobManager, Launcher, ManagerConfig
-from agent_rft.serve.jobs.records import JobRecords
-from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.jobs.job_comparisons import JobComparisons
+from agent_rft.serve.jobs.job_logs import JobLogs
+from agent_rft.serve.jobs.job_manager import JobManager, Launcher, ManagerConfig
+from agent_rft.serve.jobs.job_service import JobService
+from agent_rft.serve.jobs.owner_records import JobRecords
 from agent_rft.serve.routes import (
-    comparison,
-    files,
-    fine_tuning,
-    graders,
+    comparison_routes,
+    file_routes,
     job_check,
-    job_now,
+    job_live_status,
     job_records,
+    job_routes,
     job_stream,
     job_tools,
-    keys,
-    models,
-    readiness,
+    key_routes,
+    model_routes,
+    readiness_routes,
+    trial_routes,
 )
 from agent_rft.serve.routes.job_check import JobChecker
 from agent_rft.serve.routes.job_stream import StreamLimits
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 
 
 def make_routers(
@@ -51,21 +51,21 @@ def make_routers(
     """Return all routers of the API; `pace` limits the job streams."""
     store, trials, runs = jobs.store, Trials(operator), state.folder / "runs"
     return (
-        files.make_router(state.files, operator.limits.max_uploads, deadlines),
-        fine_tuning.make_router(jobs),
+        file_routes.make_router(state.files, operator.limits.max_uploads, deadlines),
+        job_routes.make_router(jobs),
         job_check.make_router(jobs, checker),
-        job_now.make_router(store, runs),
+        job_live_status.make_router(store, runs),
         job_records.make_router(JobRecords(store, runs)),
-        comparison.make_router(store, JobComparisons(runs)),
+        comparison_routes.make_router(store, JobComparisons(runs)),
         job_tools.make_router(jobs, trials),
         job_stream.make_router(store, runs, pace=pace),
-        readiness.make_router(jobs),
-        graders.make_router(trials),
-        models.make_router(state.models),
-        keys.make_router(state.keys),
+        readiness_routes.make_router(jobs),
+        trial_routes.make_router(trials),
+        model_routes.make_router(state.models),
+        key_routes.make_router(state.keys),
         chat.make_router(served, trials),
         responses.make_router(served, trials, state.secrets),
-        session.make_router(state.sessions),
+        console_session.make_router(state.sessions),
     )
 
 

@@ -18,8 +18,8 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 
-from agent_rft.serve.stores.keys import ApiKey, Scope
-from agent_rft.wire.errors import ApiError
+from agent_rft.serve.stores.key_store import ApiKey, Scope
+from agent_rft.wire.api_errors import ApiError
 
 FAILED_LOGINS, ALL_FAILED_LOGINS = 20, 400
 """Maximum requests with a wrong key per minute, per address and in total; also the maximum bursts."""

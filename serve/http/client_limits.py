@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agent_rft.wire.errors import ApiError
+from agent_rft.wire.api_errors import ApiError
 
 
 class OwnerQuota:

@@ -8,9 +8,9 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from agent_rft.serve.http.errors import from_unexpected
-from agent_rft.wire.errors import ApiError, error_body
-from agent_rft.wire.sse import format_resumable_event, format_sse_event
+from agent_rft.serve.http.error_responses import from_unexpected
+from agent_rft.wire.api_errors import ApiError, error_body
+from agent_rft.wire.sse_format import format_resumable_event, format_sse_event
 
 NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 

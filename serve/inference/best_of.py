@@ -11,16 +11,16 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent_rft.actors.graders.sample import make_sample
-from agent_rft.actors.grading.pool import GraderPool
-from agent_rft.actors.runtime.calls import return_errors
+from agent_rft.actors.graders.grader_sample import make_sample
+from agent_rft.actors.grading.grader_pool import GraderPool
+from agent_rft.actors.runtime.actor_calls import return_errors
 from agent_rft.errors import EndpointRefused, InvalidJob, RftError, first_error
-from agent_rft.serve.http.errors import from_user_error
-from agent_rft.serve.http.trials import Trials
-from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.serve.http.error_responses import from_user_error
+from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.stores.key_store import ApiKey
 from agent_rft.spec.graders import GraderSpec
 from agent_rft.types import Grade, ToolCall, Turn
-from agent_rft.wire.errors import ApiError
+from agent_rft.wire.api_errors import ApiError
 
 MAX_SAMPLES = 16
 """Samples of a request that are graded concurrently, so that one request cannot fill the queue for slots."""

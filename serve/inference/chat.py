@@ -9,14 +9,14 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from agent_rft.serve.http.auth import Writer
+from agent_rft.serve.http.grader_trials import Trials
 from agent_rft.serve.http.schemas.base import STREAMED
-from agent_rft.serve.http.schemas.inference import ChatCompletionBody
+from agent_rft.serve.http.schemas.inference_schemas import ChatCompletionBody
 from agent_rft.serve.http.sse import event_stream
-from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.inference.best_of import best_of, read_grader
 from agent_rft.serve.inference.model_server import ModelServer
+from agent_rft.wire.api_errors import ApiError
 from agent_rft.wire.chat_schema import ChatRequest
-from agent_rft.wire.errors import ApiError
 
 
 def make_router(models: ModelServer, trials: Trials) -> APIRouter:

@@ -23,17 +23,17 @@ from ray.serve.schema import ApplicationStatus
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine, ServedModel
 from agent_rft.actors.engine.chat.chat_model import Refusal
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.sizes import slot_rank
+from agent_rft.actors.engine.engine_memory import slot_rank
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, metrics_port, start_telemetry
-from agent_rft.chat.serving import ServeSettings
-from agent_rft.cluster.planning.model import get_text_config, read_config, read_max_context
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.cluster.planning.model_folder import MAX_AUTO_CONTEXT, find_model
-from agent_rft.cluster.ray_cluster.session import is_local_address
-from agent_rft.cluster.ray_cluster.usage import MODEL_APPS, ClusterUsage, read_usage, record_model_name
+from agent_rft.cluster.planning.model_shape import get_text_config, read_config, read_max_context
+from agent_rft.cluster.ray_cluster.cluster_usage import MODEL_APPS, ClusterUsage, read_usage, record_model_name
+from agent_rft.cluster.ray_cluster.ray_session import is_local_address
 from agent_rft.errors import EngineFailed, Problem, RftError, UserError
 from agent_rft.serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
 from agent_rft.serve.stores.model_registry import ModelRecord
-from agent_rft.spec.operator.config import EngineLimits
+from agent_rft.spec.operator.operator_config import EngineLimits
 from agent_rft.trainer.learner.adapter import AdapterFolder, is_adapter
 
 DEPLOYMENT = "engine"

@@ -41,11 +41,11 @@ from typing import Any, Protocol, TypeVar
 from agent_rft.actors.engine.chat.chat_model import Refusal
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import EngineFailed, UserError
-from agent_rft.serve.http.errors import internal_error
+from agent_rft.serve.http.error_responses import internal_error
 from agent_rft.serve.stores.database import is_unavailable
 from agent_rft.serve.stores.model_registry import ModelCatalog, ModelRecord, UnknownModel
-from agent_rft.spec.operator.config import EngineLimits
-from agent_rft.wire.errors import ApiError
+from agent_rft.spec.operator.operator_config import EngineLimits
+from agent_rft.wire.api_errors import ApiError
 
 T = TypeVar("T")
 

@@ -6,13 +6,13 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from agent_rft.serve.http.auth import Writer
+from agent_rft.serve.http.grader_trials import Trials
 from agent_rft.serve.http.schemas.base import STREAMED
-from agent_rft.serve.http.schemas.inference import Response as ResponseAnswer
+from agent_rft.serve.http.schemas.inference_schemas import Response as ResponseAnswer
 from agent_rft.serve.http.sse import event_stream
-from agent_rft.serve.http.trials import Trials
 from agent_rft.serve.inference.best_of import best_of, read_grader
 from agent_rft.serve.inference.model_server import ModelServer
-from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.serve.stores.sealed_secrets import SecretBox
 from agent_rft.wire.responses_chat import build_response, new_id, to_chat_body
 from agent_rft.wire.responses_schema import ResponsesRequest
 from agent_rft.wire.responses_stream import ResponseStream

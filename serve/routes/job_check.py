@@ -11,14 +11,14 @@ from starlette.concurrency import run_in_threadpool
 from agent_rft.errors import InvalidJob, Problem, RftError
 from agent_rft.serve.http.auth import Writer
 from agent_rft.serve.http.client_limits import OwnerQuota
-from agent_rft.serve.http.errors import too_many
-from agent_rft.serve.http.schemas.jobs import JobCheck, JobProblem
-from agent_rft.serve.jobs.problems import hide_details
-from agent_rft.serve.jobs.processes.draft import CheckRequest
-from agent_rft.serve.jobs.service import JobService
-from agent_rft.serve.routes.fine_tuning import JobBody
-from agent_rft.serve.routes.readiness import RolloutsPerRow
-from agent_rft.wire.errors import ApiError
+from agent_rft.serve.http.error_responses import too_many
+from agent_rft.serve.http.schemas.job_schemas import JobCheck, JobProblem
+from agent_rft.serve.jobs.client_errors import hide_details
+from agent_rft.serve.jobs.job_service import JobService
+from agent_rft.serve.jobs.processes.request_check import CheckRequest
+from agent_rft.serve.routes.job_routes import JobBody
+from agent_rft.serve.routes.readiness_routes import RolloutsPerRow
+from agent_rft.wire.api_errors import ApiError
 
 MAX_CHECKS = 2
 """Maximum concurrent checks, of which one key may use half; each is a process that reads complete files."""
@@ -32,7 +32,7 @@ Samples = Annotated[
 
 
 class JobChecker(Protocol):
-    """The method of agent_rft.serve.jobs.manager.Launcher that checks a job request."""
+    """The method of agent_rft.serve.jobs.job_manager.Launcher that checks a job request."""
 
     async def check_request(self, draft: CheckRequest) -> list[Problem]: ...
 

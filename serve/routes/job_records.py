@@ -15,13 +15,13 @@ from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import FileResponse, JSONResponse
 
 from agent_rft.cluster.records.index_tables import IndexedRollout
+from agent_rft.cluster.records.rollout_filter import RecordedFinish, RolloutFilter
 from agent_rft.cluster.records.rollout_index import UnknownRollout, UnknownValue
-from agent_rft.cluster.records.wanted import RecordedFinish, RolloutFilter
 from agent_rft.serve.http.auth import Reader
-from agent_rft.serve.http.errors import not_ready
-from agent_rft.serve.http.pages import LIMIT, After, AsciiJson
+from agent_rft.serve.http.error_responses import not_ready
+from agent_rft.serve.http.pagination import LIMIT, After, AsciiJson
 from agent_rft.serve.http.schemas.base import Page, Responses
-from agent_rft.serve.http.schemas.records import (
+from agent_rft.serve.http.schemas.record_schemas import (
     IndexedFile,
     JobMetrics,
     JobRollout,
@@ -31,10 +31,10 @@ from agent_rft.serve.http.schemas.records import (
     RolloutFilters,
     RolloutTokens,
 )
-from agent_rft.serve.jobs.records import JobRecords, NotIndexed, WholeRollout
-from agent_rft.serve.routes.fine_tuning import JobIdPath, get_own_job, job_errors
+from agent_rft.serve.jobs.owner_records import JobRecords, NotIndexed, WholeRollout
+from agent_rft.serve.routes.job_routes import JobIdPath, get_own_job, job_errors
 from agent_rft.serve.stores.job_states import UnknownCursor
-from agent_rft.wire.errors import ApiError
+from agent_rft.wire.api_errors import ApiError
 
 ROLLOUTS_PAGE, METRICS_PAGE, MAX_ROLLOUTS, MAX_METRICS = 20, 20, 100, 1_000
 REPORT: Responses = {

@@ -14,16 +14,16 @@ from starlette.concurrency import run_in_threadpool
 
 from agent_rft.serve.http.auth import Reader
 from agent_rft.serve.http.client_limits import OwnerQuota
-from agent_rft.serve.http.errors import too_many
+from agent_rft.serve.http.error_responses import too_many
 from agent_rft.serve.http.schemas.base import EVENT, ResponseBody, Responses
-from agent_rft.serve.http.schemas.jobs import Job, JobEventBody
+from agent_rft.serve.http.schemas.job_schemas import Job, JobEventBody
 from agent_rft.serve.http.sse import event_stream
-from agent_rft.serve.jobs.feed import Change, JobChanges, Position, StepMetrics
-from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors
+from agent_rft.serve.jobs.job_changes import Change, JobChanges, Position, StepMetrics
 from agent_rft.serve.routes.job_records import step_metrics
+from agent_rft.serve.routes.job_routes import JobIdPath, job_errors
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import EventRecord, JobRecord
-from agent_rft.wire.errors import ApiError
+from agent_rft.wire.api_errors import ApiError
 
 STREAM: Responses = {
     200: {

@@ -10,15 +10,15 @@ from agent_rft.actors.endpoints.signing import create_signer
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.errors import UserError
 from agent_rft.serve.http.auth import Writer, check_may_change
-from agent_rft.serve.http.errors import from_user_error
-from agent_rft.serve.http.schemas.graders import ToolOutput
-from agent_rft.serve.http.trials import Trials
-from agent_rft.serve.jobs.service import JobService
-from agent_rft.serve.routes.fine_tuning import JobIdPath, job_errors
-from agent_rft.serve.routes.graders import ToolCallBody, call_once
-from agent_rft.serve.stores.keys import ApiKey
+from agent_rft.serve.http.error_responses import from_user_error
+from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.schemas.grader_schemas import ToolOutput
+from agent_rft.serve.jobs.job_service import JobService
+from agent_rft.serve.routes.job_routes import JobIdPath, job_errors
+from agent_rft.serve.routes.trial_routes import ToolCallBody, call_once
+from agent_rft.serve.stores.key_store import ApiKey
 from agent_rft.spec.job import Reinforcement
-from agent_rft.wire.errors import ApiError
+from agent_rft.wire.api_errors import ApiError
 
 
 def make_router(service: JobService, trials: Trials) -> APIRouter:

@@ -125,7 +125,7 @@ class NewJob:
     `owner` is the id of the key that creates it, `model` the model id in the request, `base` the id of its base model.
     `method` and `model_options` contain no secrets; `sealed_spec` is the full job, encrypted and bound to its id. Equal
     requests have equal `digest`s. `look` is the options of a readiness check (`ReadinessOptions` in
-    cluster/run/readiness.py); None means that the job trains.
+    cluster/run/readiness_check.py); None means that the job trains.
     """
 
     owner: str

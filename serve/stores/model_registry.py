@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from sqlalchemy import JSON, String, select
 from sqlalchemy.orm import Mapped, mapped_column
 
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import UserError
 from agent_rft.rows.ownership import strip_owner
 from agent_rft.serve.stores.database import Base, Database

@@ -12,11 +12,11 @@ from yarl import URL
 
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
-from agent_rft.actors.endpoints.network.url import find_endpoint_problem
+from agent_rft.actors.endpoints.network.endpoint_url_checks import find_endpoint_problem
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint
-from agent_rft.spec.operator.allowed import parse_allowed
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.allowed_networks import parse_allowed
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
 
 PORT = 8000

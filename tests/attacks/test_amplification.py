@@ -18,20 +18,20 @@ import psutil
 import pytest
 from pydantic import BaseModel
 
+from agent_rft.actors.graders.grader_templates import MAX_CHARS, render, template_problems
 from agent_rft.actors.graders.hacks.python_source import CodeTooLarge
 from agent_rft.actors.graders.kinds.code_check import find_hack
-from agent_rft.actors.graders.kinds.expression import expression_problems
+from agent_rft.actors.graders.kinds.grade_expression import expression_problems
 from agent_rft.actors.graders.kinds.judge import Judge
-from agent_rft.actors.graders.templates import MAX_CHARS, render, template_problems
-from agent_rft.actors.grading.slots import TrialSlots
+from agent_rft.actors.grading.trial_slots import TrialSlots
 from agent_rft.errors import GraderFailed
-from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.http.grader_trials import Trials
 from agent_rft.serve.inference import chat, responses
-from agent_rft.serve.routes import fine_tuning, graders
-from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.serve.routes import job_routes, trial_routes
+from agent_rft.serve.stores.sealed_secrets import SecretBox
 from agent_rft.spec.graders import ScoreModelGrader
 from agent_rft.spec.job import ClusterSpec
-from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
 from tests.support.api import client_of
 from tests.support.budget import budget
 from tests.support.fake_models import FakeModels, turn
@@ -63,10 +63,10 @@ class Server:
         trials, models = Trials(DEFAULT_CONFIG, self.slots), FakeModels(turn("an answer"))
         self._client = client_of(
             [
-                graders.make_router(trials),
+                trial_routes.make_router(trials),
                 chat.make_router(models, trials),
                 responses.make_router(models, trials, BOX),
-                fine_tuning.make_router(job_service(self.jobs.store, OperatorConfig(), lambda: None)),
+                job_routes.make_router(job_service(self.jobs.store, OperatorConfig(), lambda: None)),
             ]
         )
 
@@ -214,7 +214,7 @@ def test_templates_are_read_in_linear_time(template: str) -> None:
 async def test_slow_comparisons_run_in_one_process_that_is_not_the_apis(server: Server) -> None:
     with budget(children=False):
         work = asyncio.create_task(server.run(multi(similarity(), 2), sample=LONG, x=LONG + " b"))
-        assert await most_alive("agent_rft.actors.grading.text_process", work) == 1
+        assert await most_alive("agent_rft.actors.grading.text_trial_process", work) == 1
     answer = work.result().json()
     assert 0.5 < answer["reward"] <= 1.0 and len(answer["sub_rewards"]) == 2
     assert children("actors") == [] and server.slots.num_held == 0
@@ -223,7 +223,7 @@ async def test_slow_comparisons_run_in_one_process_that_is_not_the_apis(server: 
 async def test_texts_that_are_long_with_all_samples_are_compared_in_processes(server: Server) -> None:
     part = similarity(input="{{ item.y }}", evaluation_metric="rouge_l")
     work = asyncio.create_task(server.chat(part, 4, x=LONG[:20_000], y=LONG[:20_000]))
-    assert 1 <= await most_alive("agent_rft.actors.grading.text_process", work) <= SHARE, (
+    assert 1 <= await most_alive("agent_rft.actors.grading.text_trial_process", work) <= SHARE, (
         "the first of them is compared here"
     )
     assert work.result().json()["metadata"]["scores"] == [1.0] * 4
@@ -262,7 +262,7 @@ async def test_samples_times_parts_never_run_more_sandboxes_than_slots(server: S
             asyncio.create_task(each)
             for each in (server.chat(attack, 4), server.respond(attack, 2), server.run(attack))
         ]
-        most = await most_alive("launcher.py", *work)
+        most = await most_alive("sandbox_launcher.py", *work)
     assert most == SHARE, "all keys together have 4, and this is one key"
     answers = [task.result().json() for task in work]
     assert answers[0]["metadata"]["scores"] == [0.5] * 4 and answers[2]["reward"] == 0.5
@@ -272,7 +272,7 @@ async def test_samples_times_parts_never_run_more_sandboxes_than_slots(server: S
 async def test_a_failed_grade_starts_no_further_sandbox_in_its_slot(server: Server) -> None:
     endless = PYTHON | {"source": "def grade(sample, item):\n    while True: pass", "timeout_s": 0.2}
     work = asyncio.create_task(server.run(multi(endless, 2)))
-    assert await most_alive("launcher.py", work) <= 2
+    assert await most_alive("sandbox_launcher.py", work) <= 2
     assert work.result().json()["metadata"]["errors"]["python_grader_server_error_type"] == "timeout"
     assert children("actors") == [] and server.slots.num_held == 0
 
@@ -280,7 +280,7 @@ async def test_a_failed_grade_starts_no_further_sandbox_in_its_slot(server: Serv
 async def test_a_client_that_leaves_takes_its_sandboxes_with_it(server: Server) -> None:
     sleeps = PYTHON | {"source": "import time\ndef grade(sample, item): time.sleep(100)"}
     work = asyncio.create_task(server.chat(sleeps, 20))
-    while len(children("launcher.py")) < SHARE:
+    while len(children("sandbox_launcher.py")) < SHARE:
         await asyncio.wait([work], timeout=0.01)
     work.cancel()
     await asyncio.wait([work])

@@ -18,7 +18,7 @@ import pytest
 
 from agent_rft.serve.http.json_body import MAX_VALUES
 from agent_rft.serve.inference import chat
-from agent_rft.spec.operator.config import DEFAULT_CONFIG, ServerLimits
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, ServerLimits
 from tests.support.api import client_of
 from tests.support.api_process import Server, api_process
 from tests.support.budget import MIB, budget_of

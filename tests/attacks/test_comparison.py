@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from agent_rft.rows.rollout_files import write_groups
-from agent_rft.serve.jobs.comparisons import ComparisonSide, JobComparisons
+from agent_rft.serve.jobs.job_comparisons import ComparisonSide, JobComparisons
 from agent_rft.types import Group, Segment
 from tests.support.budget import budget
 from tests.support.synthetic import Synthetic

@@ -19,17 +19,17 @@ from ray.job_submission import JobStatus
 
 from agent_rft.errors import EngineFailed
 from agent_rft.serve.deployment import make_app
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
-from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.inference.model_server import Answers, AppState
-from agent_rft.serve.jobs.launcher import RayLauncher
-from agent_rft.serve.jobs.logs import JobLogs
-from agent_rft.serve.jobs.manager import JobManager, ManagerConfig
+from agent_rft.serve.jobs.job_logs import JobLogs
+from agent_rft.serve.jobs.job_manager import JobManager, ManagerConfig
 from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
+from agent_rft.serve.jobs.ray_launcher import RayLauncher
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.serve.stores.keys import Scope
+from agent_rft.serve.stores.key_store import Scope
 from agent_rft.serve.stores.model_registry import ModelRecord
-from agent_rft.spec.operator.config import OperatorConfig, ServerLimits
+from agent_rft.spec.operator.operator_config import OperatorConfig, ServerLimits
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cli.openai_import.api import MAX_WAIT_S
-from agent_rft.cli.openai_import.folder import import_job
-from agent_rft.cli.openai_import.source import MAX_BODY_BYTES, FolderSource
+from agent_rft.cli.openai_import.export_source import MAX_BODY_BYTES, FolderSource
+from agent_rft.cli.openai_import.import_folder import import_job
+from agent_rft.cli.openai_import.openai_source import MAX_WAIT_S
 from agent_rft.errors import InvalidJob, RftError, UserError
 from agent_rft.spec.job_file import load_job
 from tests.support.budget import MIB, budget

@@ -12,14 +12,14 @@ import httpx
 import pytest
 
 from agent_rft.serve.deployment import make_app
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
-from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.access_log import AccessLog
 from agent_rft.serve.http.auth import ALL_FAILED_LOGINS, FAILED_LOGINS, MAX_ADDRESSES, FailedLogins
-from agent_rft.serve.stores.audit import AuditEntry
+from agent_rft.serve.stores.audit_log import AuditEntry
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.serve.stores.keys import Scope
-from agent_rft.spec.operator.config import OperatorConfig, ServerLimits
+from agent_rft.serve.stores.key_store import Scope
+from agent_rft.spec.operator.operator_config import OperatorConfig, ServerLimits
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY
 

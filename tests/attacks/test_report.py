@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.report.page import write_report
+from agent_rft.cluster.views.report.report_page import write_report
 from agent_rft.cluster.views.traces import print_traces
 from agent_rft.events import Evaluated, Notice
-from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.trainer.loop.evaluation import summarize
 from agent_rft.types import DiscardedRollout, Grade, Group, ToolCall, ToolResult, Turn
 from tests.support.budget import budget
 from tests.support.builders import group_request, rollout, task

@@ -124,7 +124,7 @@ async def test_a_run_that_its_grade_does_not_wait_for_ends_with_it(make: Make) -
 
 def sandboxes() -> list[psutil.Process]:
     """All processes of the sandboxes that this process has started; other tests may have left other children."""
-    launchers = [child for child in psutil.Process().children() if "launcher.py" in " ".join(cmdline(child))]
+    launchers = [child for child in psutil.Process().children() if "sandbox_launcher.py" in " ".join(cmdline(child))]
     return [process for launcher in launchers for process in (launcher, *launcher.children(recursive=True))]
 
 

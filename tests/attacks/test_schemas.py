@@ -10,18 +10,18 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_rft.actors.engine.grammar.structure import build_turn_structure
+from agent_rft.actors.engine.grammar.structural_tags import build_turn_structure
 from agent_rft.chat.families.gemma4 import GEMMA4
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.families.lfm2 import LFM2
-from agent_rft.cluster.preflight.examples import make_example, make_example_call
-from agent_rft.cluster.preflight.rows import check_template_values, check_tools, list_rows, read_files
-from agent_rft.serve.http.trials import Trials
+from agent_rft.cluster.checks.row_checks import check_template_values, check_tools, list_rows, read_files
+from agent_rft.cluster.checks.schema_examples import make_example, make_example_call
+from agent_rft.serve.http.grader_trials import Trials
 from agent_rft.serve.inference import chat, responses
-from agent_rft.serve.routes.fine_tuning import make_router
-from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.serve.routes.job_routes import make_router
+from agent_rft.serve.stores.sealed_secrets import SecretBox
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
 from agent_rft.spec.schemas.json_schema import SchemaValidator, find_schema_problem
 from tests.support.api import client_of
 from tests.support.budget import budget

@@ -13,15 +13,15 @@ from sqlalchemy import update
 
 from agent_rft.errors import UnsealFailed
 from agent_rft.serve.inference import responses
+from agent_rft.serve.jobs.job_service import JobService
 from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, ServerAccess
-from agent_rft.serve.jobs.service import JobService
-from agent_rft.serve.routes import fine_tuning
+from agent_rft.serve.routes import job_routes
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRow
-from agent_rft.serve.stores.migrate import migrate
-from agent_rft.serve.stores.secrets import SecretBox
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.serve.stores.migration import migrate
+from agent_rft.serve.stores.sealed_secrets import SecretBox
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.api import client_of
 from tests.support.bad_requests import SECRET
 from tests.support.fake_models import FakeModels, turn
@@ -41,7 +41,7 @@ class Victim:
         self.box = SecretBox.of_folder(folder, {})
         self.models = FakeModels(*[turn("hello", reasoning=THOUGHT)] * 10)
         jobs = JobService(self.store, KnownModels(), KnownFiles(), self.box, DEFAULT_CONFIG, NO_LOGS)
-        routers = [fine_tuning.make_router(jobs), responses.make_router(self.models, DEFAULT_CONFIG, self.box)]
+        routers = [job_routes.make_router(jobs), responses.make_router(self.models, DEFAULT_CONFIG, self.box)]
         self.http = client_of(routers)
 
     async def job(self, **changes: Any) -> str:

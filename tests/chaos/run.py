@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from agent_rft.actors.engine.chat.parsing import ParsedTurn
+from agent_rft.actors.engine.chat.turn_parsers import ParsedTurn
 from agent_rft.actors.engine.vllm_engine import Completion
-from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.actors.tools.sessions import ToolSessions
+from agent_rft.actors.tools.tool_sessions import ToolSessions
 from agent_rft.chat.renderer import Renderer
 from agent_rft.spec.endpoints import SessionSpec, ToolSpec
 from agent_rft.spec.job import RewardSpec, RolloutLimits

@@ -13,8 +13,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from agent_rft.actors.rollout.groups import GroupRunner
-from agent_rft.actors.rollout.holdback import RolloutThrottle
+from agent_rft.actors.rollout.rollout_groups import GroupRunner
+from agent_rft.actors.rollout.rollout_throttle import RolloutThrottle
 from agent_rft.spec.job import RolloutLimits
 from agent_rft.trainer.algorithm.advantage import compute_advantages
 from agent_rft.types import DiscardedRollout, Rollout

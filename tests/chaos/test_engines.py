@@ -17,13 +17,13 @@ import ray
 import yaml
 
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.grading.pool import GraderPoolActor
-from agent_rft.actors.rollout.assignment import find_least_loaded
+from agent_rft.actors.grading.grader_pool import GraderPoolActor
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
+from agent_rft.actors.rollout.engine_assignment import find_least_loaded
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.fleet import Fleet
-from agent_rft.actors.rollout.worker import RolloutWorker, WorkerConfig
-from agent_rft.actors.tools.actor import start_dispatchers
+from agent_rft.actors.rollout.rollout_worker import RolloutWorker, WorkerConfig
+from agent_rft.actors.tools.dispatcher_actor import start_dispatchers
 from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.events import Event
 from agent_rft.spec.job_file import load_job

@@ -68,7 +68,7 @@ class Page:
 @contextmanager
 def console(run: Path, environment: Mapping[str, str]) -> Iterator[Page]:
     """Context manager of the console over a run folder."""
-    command = [sys.executable, "-P", "-m", "agent_rft.serve.host.one_run", str(run)]
+    command = [sys.executable, "-P", "-m", "agent_rft.serve.host.run_console", str(run)]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

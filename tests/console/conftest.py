@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from agent_rft.types import Group, Turn
 from tests.support.api_process import api_process
 from tests.support.browser import WIDE, Watched, chromium

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.serve.console.static import BUNDLE
+from agent_rft.serve.console.console_files import BUNDLE
 from tests.support.paths import ROOT
 
 

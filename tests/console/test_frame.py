@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from agent_rft.serve.host.state import ServerState, StateLocations
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.serve.host.server_state import ServerState, StateLocations
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.console.conftest import Site
 from tests.support.browser import PHONE
 
@@ -106,7 +106,7 @@ def test_the_keyboard_reaches_the_pages_and_colours_are_kept(opened: Open, site:
 
 
 def test_a_run_without_a_server_is_shown_by_its_address(opened: Open, site: Site) -> None:
-    command = [sys.executable, "-m", "agent_rft.serve.host.one_run", str(site.folder / "runs" / site.job)]
+    command = [sys.executable, "-m", "agent_rft.serve.host.run_console", str(site.folder / "runs" / site.job)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as console:
         assert console.stdin is not None and console.stdout is not None
         address = console.stdout.readline().strip()

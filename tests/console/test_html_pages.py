@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cluster.readiness.findings import judge_samples
+from agent_rft.cluster.readiness.readiness_report import judge_samples
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.comparison.compare import compare_evaluations
-from agent_rft.cluster.views.comparison.page import write_page as write_comparison
-from agent_rft.cluster.views.comparison.sides import load_evaluations
-from agent_rft.cluster.views.readiness.page import write_page as write_readiness
-from agent_rft.cluster.views.report.page import write_report
+from agent_rft.cluster.views.comparison.comparison_page import write_page as write_comparison
+from agent_rft.cluster.views.comparison.comparison_stats import compare_evaluations
+from agent_rft.cluster.views.comparison.evaluation_selection import load_evaluations
+from agent_rft.cluster.views.readiness.readiness_page import write_page as write_readiness
+from agent_rft.cluster.views.report.report_page import write_report
 from agent_rft.types import Group
 from tests.support.browser import PHONE, Watched
 from tests.support.builders import group_request, job, plan, task

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agent_rft.serve.host.state import ServerState, StateLocations
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.console.conftest import Site
 from tests.console.test_frame import Open
 from tests.support.console_jobs import make_jobs

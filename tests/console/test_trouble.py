@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import delete
 
-from agent_rft.serve.host.state import ServerState
+from agent_rft.serve.host.server_state import ServerState
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRow
 from tests.console.conftest import Site

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_rft.cluster.observability.alerts import alert
-from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.observability.monitoring_files import DASHBOARDS
 from agent_rft.cluster.observability.promql import samples
 from agent_rft.metrics import METRICS, find_metric
 from docs.dashboards.draw import filled

@@ -82,7 +82,7 @@ def test_the_trial_on_a_cpu_runs_without_what_a_lent_machine_lacks(tmp_path: Pat
     }
     assert "fastest exact settings" in {line["name"] for line in lines}
     own = {name for name in trial.modules if name.partition(".")[0] in OURS}
-    assert "agent_rft.trainer.model.policy" in own and "agent_rft.cluster.planning.memory" in own
+    assert "agent_rft.trainer.model.policy" in own and "agent_rft.cluster.planning.memory_estimates" in own
     assert {package for name in own for package in imported_by(name)} <= ALLOWED
     assert trial.run() == written
 

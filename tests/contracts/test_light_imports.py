@@ -105,7 +105,7 @@ def test_a_job_file_that_is_not_yaml_loads_nothing_else(tmp_path: Path) -> None:
 def test_import_loads_no_model_library_and_no_ray(tmp_path: Path) -> None:
     modules, done = loaded_by(tmp_path, "import", "openai", "--from", str(tmp_path))
     assert done.returncode == 1 and "job.json cannot be read" in done.stdout
-    assert "agent_rft.cli.openai_import.definition" in modules and not HEAVY & modules
+    assert "agent_rft.cli.openai_import.job_conversion" in modules and not HEAVY & modules
 
 
 def test_explain_loads_no_model_library_and_no_ray(tmp_path: Path) -> None:

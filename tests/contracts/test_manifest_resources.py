@@ -13,18 +13,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from agent_rft.cli.api_commands.keys import parse_duration
+from agent_rft.cli.api_commands.key_commands import parse_duration
 from agent_rft.cli.main import app
-from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.checks.check_job import check_job
+from agent_rft.cluster.checks.disk_space import FreeSpace
+from agent_rft.cluster.planning.memory_estimates import GIB
 from agent_rft.cluster.planning.model_folder import ModelFolder
-from agent_rft.cluster.planning.nodes import Node
-from agent_rft.cluster.preflight.prepare import check_job
-from agent_rft.cluster.preflight.space import FreeSpace
-from agent_rft.cluster.ray_cluster.job_status import STOP_WAIT
+from agent_rft.cluster.planning.plan_nodes import Node
+from agent_rft.cluster.ray_cluster.ray_job_status import STOP_WAIT
 from agent_rft.cluster.run import pre_stop
 from agent_rft.spec.job import FILES
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config_file import load_operator
+from agent_rft.spec.operator.operator_file import load_operator
 from tests.contracts.manifests import (
     CLUSTERS,
     JOB_SECRETS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.runtime.nodes import LABEL, PYTHON_GRADER
+from agent_rft.actors.runtime.grader_nodes import LABEL, PYTHON_GRADER
 from tests.contracts.manifests import (
     CILIUM,
     CLUSTERS,

@@ -24,15 +24,15 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.schema import ServeDeploySchema
 from typer.main import get_command
 
-from agent_rft.actors.runtime.nodes import AVOID_PYTHON_GRADERS
+from agent_rft.actors.runtime.grader_nodes import AVOID_PYTHON_GRADERS
 from agent_rft.cli.main import app
 from agent_rft.cluster.observability.dashboards.grafana import dashboard_json
-from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.observability.monitoring_files import DASHBOARDS
 from agent_rft.cluster.ray_cluster import read_ahead
 from agent_rft.cluster.ray_cluster.ray_internals import read_node_programs
 from agent_rft.serve.inference.model_server import ANSWER_TIMEOUT_S
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config_file import load_operator
+from agent_rft.spec.operator.operator_file import load_operator
 from examples.ledger import make_data, server
 from tests.contracts.manifests import (
     AGENT_PORT,

@@ -18,7 +18,7 @@ import yaml
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, Telemetry
 from agent_rft.cluster.observability.alerts import ALERTS
 from agent_rft.cluster.observability.dashboards.grafana import WIDTH, dashboard_json
-from agent_rft.cluster.observability.files import (
+from agent_rft.cluster.observability.monitoring_files import (
     DASHBOARDS,
     RAY_DISCOVERY,
     ScrapeTargets,

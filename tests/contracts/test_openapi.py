@@ -25,16 +25,16 @@ from schemathesis.specs.openapi.checks import (
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import Problem
 from agent_rft.events import StepDone
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import make_routers
-from agent_rft.serve.host.state import ServerState, StateLocations
-from agent_rft.serve.http.app import create_app
-from agent_rft.serve.jobs.processes.draft import CheckRequest
-from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.http.api_app import create_app
+from agent_rft.serve.jobs.job_service import JobService
+from agent_rft.serve.jobs.processes.request_check import CheckRequest
 from agent_rft.serve.routes.job_stream import StreamLimits
 from agent_rft.serve.stores.job_states import JobStatus
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.serve.stores.keys import KeyStore
-from agent_rft.spec.operator.config import OperatorConfig, ServerLimits
+from agent_rft.serve.stores.key_store import KeyStore
+from agent_rft.spec.operator.operator_config import OperatorConfig, ServerLimits
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.builders import group, group_request
 from tests.support.events import run_event

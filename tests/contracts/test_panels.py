@@ -19,9 +19,9 @@ from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 from agent_rft.actors.runtime.telemetry.exporter import add_labels
 from agent_rft.cluster.observability.dashboards.grafana import WINDOWS, dashboard_json
 from agent_rft.cluster.observability.dashboards.job import JOB_DASHBOARD
-from agent_rft.cluster.observability.dashboards.libraries import GPUS as GPU_PANELS
 from agent_rft.cluster.observability.dashboards.queries import JOBS
-from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.observability.dashboards.third_party_panels import GPUS as GPU_PANELS
+from agent_rft.cluster.observability.monitoring_files import DASHBOARDS
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
 from agent_rft.events import CheckpointSaved, PhaseBegan, StepDone
 from agent_rft.metrics import METRICS

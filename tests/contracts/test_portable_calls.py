@@ -9,11 +9,12 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 PACKAGES = ("agent_rft", "serve", "cluster", "actors", "trainer")
+CORES = "agent_rft.actors.runtime.cpu_cores.count_usable_cores"
 INSTEAD = {
     "Path.home": "os.path.expanduser, which does not raise where a user has no home",
     ".expanduser": "os.path.expanduser, which does not raise where a user has no home",
-    "os.cpu_count": "agent_rft.actors.runtime.cores.count_usable_cores, which knows the quota of a container",
-    "multiprocessing.cpu_count": "agent_rft.actors.runtime.cores.count_usable_cores, which knows the quota of a container",
+    "os.cpu_count": f"{CORES}, which knows the quota of a container",
+    "multiprocessing.cpu_count": f"{CORES}, which knows the quota of a container",
 }
 
 

@@ -88,7 +88,7 @@ def test_a_skill_says_what_it_is_for(skill: Path) -> None:
 
 
 def named_paths(page: Path) -> Iterator[str]:
-    """Our files that a page names in code font, such as `actors/graders/base.py` or `agent_rft/metrics`."""
+    """Our files that a page names in code font, such as `actors/graders/grader_protocol.py` or `agent_rft/metrics`."""
     top = "|".join(re.escape(path.name) for path in ROOT.iterdir() if path.name not in (".venv", "build", "runs"))
     yield from re.findall(rf"`((?:{top})(?:/[\w./-]*)?)`", page.read_text())
 

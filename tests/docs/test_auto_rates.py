@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agent_rft.spec.plan import MethodType, auto_learning_rate
+from agent_rft.spec.step_plan import MethodType, auto_learning_rate
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "from-openai.md"

@@ -19,10 +19,10 @@ from typer.main import get_command
 
 from agent_rft.cli.main import app
 from agent_rft.spec.job_file import read_job
-from agent_rft.spec.operator.config_file import load_operator
+from agent_rft.spec.operator.operator_file import load_operator
 from tests.docs.markdown import Block, Page, guides
 from tests.support.paths import ROOT
-from tests.unit.serve.jobs.test_request import KnownFiles, KnownModels
+from tests.unit.serve.jobs.test_job_request import KnownFiles, KnownModels
 
 PAGES = guides()
 LANGUAGES = {"yaml", "json", "jsonl", "sh", "sql", "python", "text", "http"}
@@ -85,15 +85,15 @@ def _operator(file: Path, environment: Mapping[str, str]) -> None:
 
 
 def _nodes(file: Path, environment: Mapping[str, str]) -> None:
-    from agent_rft.cluster.planning.nodes import read_nodes
+    from agent_rft.cluster.planning.plan_nodes import read_nodes
 
     assert read_nodes(file)
 
 
 def _request(file: Path, environment: Mapping[str, str]) -> None:
     """A request is accepted once its files, given as paths, are replaced by ids."""
-    from agent_rft.serve.jobs.request import parse_api_job
-    from agent_rft.spec.operator.config import OperatorConfig
+    from agent_rft.serve.jobs.job_request import parse_api_job
+    from agent_rft.spec.operator.operator_config import OperatorConfig
 
     body = yaml.safe_load(VARIABLE.sub(lambda match: environment[match[1]], file.read_text()))
     body |= {key: "file-1" for key in body if key.endswith("_file")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agent_rft.cli.openai_import.models import OPEN_MODELS
+from agent_rft.cli.openai_import.open_models import OPEN_MODELS
 from docs.generator.layouts import MODELS, layouts_on
 from tests.support.paths import ROOT
 

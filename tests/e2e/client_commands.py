@@ -20,7 +20,7 @@ GROUPS = ("files", "jobs", "events", "checkpoints", "models", "keys", "audit")
 LOCAL = {("models", "doctor"), ("models", "template"), ("models", "merge")}
 """Commands of these groups that read folders and call no server."""
 EXCEPTIONS = {
-    ("keys", "rotate-master"): "needs a stopped server; tests/unit/cli/api_commands/test_keys.py runs it",
+    ("keys", "rotate-master"): "needs a stopped server; tests/unit/cli/api_commands/test_key_commands.py runs it",
 }
 """Commands of servers without a call below, with the reason."""
 STATES = r"validating_files|queued|running|paused|succeeded|failed|cancelled"

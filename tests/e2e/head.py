@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rft.cluster.ray_cluster.session import free_ports
+from agent_rft.cluster.ray_cluster.ray_session import free_ports
 
 BIN = Path(sys.executable).parent
 START_S, STOP_S = 240.0, 60.0

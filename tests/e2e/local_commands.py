@@ -21,10 +21,10 @@ EXCEPTIONS = {
     ("explain",): "test_api.py runs it as the runbook does",
     ("serve",): "test_api.py runs it",
     ("init",): "test_wheel.py runs it, and the lines that it prints",
-    ("import", "openai"): "tests/integration/cli/test_importing.py runs it",
+    ("import", "openai"): "tests/integration/cli/test_import_command.py runs it",
     ("models", "doctor"): "tests/unit/cli/test_doctor.py runs it",
     ("models", "template"): "tests/unit/cli/test_doctor.py runs it",
-    ("models", "merge"): "needs an adapter; tests/unit/actors/weights/test_merge.py merges one",
+    ("models", "merge"): "needs an adapter; tests/unit/actors/weights/test_adapter_merge.py merges one",
 }
 """Local commands without a call below, with the reason."""
 READY_ROWS = 2

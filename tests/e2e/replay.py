@@ -7,9 +7,9 @@ from pathlib import Path
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.trainer.algorithm.advantage import compute_advantages
-from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.learner_rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
-from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.trainer.model.micro_batches import pack_sequences
 
 
 def main() -> None:

@@ -138,7 +138,7 @@ def wait_for(server: Server, job_id: str, text: str) -> None:
 def kill_driver(job_id: str) -> None:
     """Kills the job's driver with SIGKILL."""
     drivers = [
-        p for p in processes() if "agent_rft.serve.jobs.processes.driver" in p.cmdline() and job_id in p.cmdline()
+        p for p in processes() if "agent_rft.serve.jobs.processes.job_driver" in p.cmdline() and job_id in p.cmdline()
     ]
     assert drivers
     for driver in drivers:

@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from agent_rft.cluster.observability.alerts import ALERTS
-from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.observability.monitoring_files import DASHBOARDS
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.metrics import METRICS, to_prometheus_name
 from agent_rft.trainer.loop.checkpoint import Checkpoints

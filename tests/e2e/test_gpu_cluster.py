@@ -15,10 +15,10 @@ import ray
 
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.rollout.episode import EpisodeSpec
-from agent_rft.actors.rollout.worker import WorkerConfig
+from agent_rft.actors.rollout.rollout_worker import WorkerConfig
 from agent_rft.actors.weights.shared_memory import SHM, SharedFile
 from agent_rft.chat.dialect import DEFAULT_DIALECT
-from agent_rft.cluster.ray_cluster.session import ray_session
+from agent_rft.cluster.ray_cluster.ray_session import ray_session
 from agent_rft.spec.job import RewardSpec, RolloutLimits
 from benchmarks.gpu_cluster.parts import parts_for
 from benchmarks.gpu_cluster.results import Results

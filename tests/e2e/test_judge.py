@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from agent_rft.cluster.views.regrade import grade_file
 from agent_rft.errors import GraderFailed
-from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
+from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from agent_rft.types import Grade
 from examples.common.way import listening
 from tests.e2e.command import marked, processes_left

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_rft.rows.rows import read_tasks
+from agent_rft.rows.dataset_rows import read_tasks
 from examples.ledger.services import services
 from examples.openai_sdk.agent_rft import Servers, tools_and_grader, upload
 from tests.e2e.command import AGENT_RFT, marked, processes_left

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from agent_rft.actors.engine.shared.actor import SharedEngine
+from agent_rft.actors.engine.shared.shared_engine import SharedEngine
 from agent_rft.cluster.records.run_folder import RunFolder
 from examples.ledger.services import services
 from tests.e2e.command import AGENT_RFT, CONFIG, kill, marked

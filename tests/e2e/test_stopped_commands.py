@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.signals import STOP_REQUEST
+from agent_rft.cluster.run.stop_signals import STOP_REQUEST
 from agent_rft.events import JobEnded
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 from examples.ledger.services import services

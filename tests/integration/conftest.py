@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from agent_rft.serve.stores.database import Base, Database
-from agent_rft.serve.stores.migrate import migrate
+from agent_rft.serve.stores.migration import migrate
 from tests.support.postgres import postgres
 
 

@@ -20,7 +20,7 @@ import kr8s
 import openai
 from kr8s.objects import Event, Namespace, Node, PersistentVolume, Pod, Secret, new_class
 
-from agent_rft.run_events import RunEvent
+from agent_rft.stored_events import RunEvent
 from tests.contracts.manifests import K8S, KUBECTL, edit, tracked_files
 from tests.docs.markdown import pages
 

@@ -23,20 +23,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine
-from agent_rft.actors.weights.bucket import compute_checksum
+from agent_rft.actors.weights.weight_bucket import compute_checksum
 from agent_rft.chat.renderer import Renderer
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import EngineFailed, RftError
-from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.http.grader_trials import Trials
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.inference.model_apps import served_model
 from agent_rft.serve.inference.model_server import Answers, AppState, ServedModels
 from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry
-from agent_rft.serve.stores.secrets import SecretBox
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.serve.stores.sealed_secrets import SecretBox
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from agent_rft.trainer.learner.adapter import AdapterConfig
 from agent_rft.trainer.learner.checkpoint_weights import concat_bytes
-from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
 from tests.support.adapters import ALPHA, RANK, adapted, change, tensors_of, write_adapter_folder
 from tests.support.api import client_of, openai_of
 from tests.support.jobs import database_with_tables

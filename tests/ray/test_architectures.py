@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
-from agent_rft.actors.weights.bucket import MASK, compute_checksum
+from agent_rft.actors.weights.weight_bucket import MASK, compute_checksum
 from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights
 from agent_rft.trainer.learner.host_buffer import HostBuffer
-from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.micro_batches import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from docs.generator.architectures import AGREES, FOUND
 from tests.support.shapes import ENGINE_SETTINGS, shape_config

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import ray
 
-from agent_rft.actors.grading.pool import GraderPoolActor, GraderPoolClient
+from agent_rft.actors.grading.grader_pool import GraderPoolActor, GraderPoolClient
 from agent_rft.actors.rollout.episode import RolloutRequest
-from agent_rft.actors.rollout.groups import GroupRunner
-from agent_rft.actors.rollout.holdback import RolloutThrottle
-from agent_rft.actors.runtime.calls import flush_actors
+from agent_rft.actors.rollout.rollout_groups import GroupRunner
+from agent_rft.actors.rollout.rollout_throttle import RolloutThrottle
+from agent_rft.actors.runtime.actor_calls import flush_actors
 from agent_rft.actors.runtime.telemetry.tracing import create_tracer
-from agent_rft.actors.tools.actor import DispatcherActor, DispatcherClient, WorkerSessions, start_dispatchers
+from agent_rft.actors.tools.dispatcher_actor import DispatcherActor, DispatcherClient, WorkerSessions, start_dispatchers
 from agent_rft.errors import ActorStartFailed, EndpointRefused, GraderFailed, ToolFailed
 from agent_rft.spec.endpoints import SessionSpec, ToolSpec
 from agent_rft.spec.job import Reinforcement, RolloutLimits
-from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.spec.operator.operator_config import TraceSettings
 from agent_rft.types import DiscardedRollout, Grade, Rollout, ToolCall
 from tests.support.builders import group_request, rollout
 from tests.support.collector import Collector

@@ -19,22 +19,22 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine
-from agent_rft.actors.engine.chat.parsing import load_parser
+from agent_rft.actors.engine.chat.turn_parsers import load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.grammar.structure import build_turn_structure, reasoning_format
-from agent_rft.actors.engine.sizes import MIN_BATCHED_TOKENS
+from agent_rft.actors.engine.engine_memory import MIN_BATCHED_TOKENS
+from agent_rft.actors.engine.grammar.structural_tags import build_turn_structure, reasoning_format
 from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
-from agent_rft.actors.weights.bucket import compute_checksum
 from agent_rft.actors.weights.shared_memory import PREFIX
 from agent_rft.actors.weights.start_timeout import start_timeout_s
+from agent_rft.actors.weights.weight_bucket import compute_checksum
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import EngineFailed
-from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
-from agent_rft.trainer.model.batch import pack_sequences
-from agent_rft.trainer.model.grammar import GrammarMasks
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.model.grammar_masks import GrammarMasks
+from agent_rft.trainer.model.micro_batches import pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from agent_rft.types import TrainSegment
 from tests.support.adapters import write_adapter_folder

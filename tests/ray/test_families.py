@@ -19,19 +19,19 @@ from transformers import AutoTokenizer
 
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine
 from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
-from agent_rft.actors.engine.chat.dialects import find_dialect, run_round_trip, without_tools_renderer
-from agent_rft.actors.engine.chat.parsing import TurnParser, load_parser
+from agent_rft.actors.engine.chat.dialect_detection import find_dialect, run_round_trip, without_tools_renderer
+from agent_rft.actors.engine.chat.turn_parsers import TurnParser, load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.grammar.structure import require_calls
+from agent_rft.actors.engine.grammar.structural_tags import require_calls
 from agent_rft.actors.engine.vllm_engine import Completion, Engine
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from agent_rft.chat.conversation import split_conversation
 from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.chat.renderer import Renderer
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.spec.job import RewardSpec, RolloutLimits
-from agent_rft.trainer.model.batch import pack_sequences
-from agent_rft.trainer.model.grammar import GrammarMasks
+from agent_rft.trainer.model.grammar_masks import GrammarMasks
+from agent_rft.trainer.model.micro_batches import pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
 from agent_rft.types import Grade, Rollout, Task, ToolCall, ToolResult
 from tests.support.builders import task

@@ -16,11 +16,11 @@ import pytest
 import pytest_asyncio
 import ray
 
-from agent_rft.actors.runtime.turns import GpuLease
+from agent_rft.actors.runtime.gpu_lease import GpuLease
 from agent_rft.actors.runtime.watchdog import CHECK_INTERVAL_S, SILENT_S, Watchdog, WatchedActor
-from agent_rft.actors.tools.actor import watch_dispatchers
+from agent_rft.actors.tools.dispatcher_actor import watch_dispatchers
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
-from agent_rft.actors.weights.sync import PublishedWeights, WeightSync
+from agent_rft.actors.weights.weight_sync import PublishedWeights, WeightSync
 from agent_rft.errors import LearnerFailed
 from agent_rft.events import ActorSilent, EngineReplaced, Event
 from agent_rft.spec.job import JobSpec

@@ -11,14 +11,14 @@ import ray
 from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 
+from agent_rft.cluster.checks.check_job import CheckedJob
+from agent_rft.cluster.planning.cluster_plan import plan_cluster
 from agent_rft.cluster.planning.placement import PlanRequest, total_resources
-from agent_rft.cluster.planning.plan import plan_cluster
-from agent_rft.cluster.preflight.prepare import CheckedJob
 from agent_rft.cluster.ray_cluster.live_nodes import LiveNodes, live_nodes
-from agent_rft.cluster.ray_cluster.seats import Reservations
-from agent_rft.cluster.ray_cluster.turn import reservation_lock
+from agent_rft.cluster.ray_cluster.reservation_lock import reservation_lock
+from agent_rft.cluster.ray_cluster.reservations import Reservations
 from agent_rft.cluster.run.reservation import reserve
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.ray.job_actors import MARKS
 from tests.support.builders import job, plan
 from tests.support.fakes_http import until

@@ -22,19 +22,19 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_rft.actors.engine.grammar.structure import build_turn_structure
-from agent_rft.actors.learner.group import LearnerGroup
-from agent_rft.actors.weights.bucket import compute_checksum
+from agent_rft.actors.engine.grammar.structural_tags import build_turn_structure
+from agent_rft.actors.learner.learner_group import LearnerGroup
+from agent_rft.actors.weights.weight_bucket import compute_checksum
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
 from agent_rft.errors import RftError, TrainingHalted, UserError
 from agent_rft.metrics import find_metric
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.spec.model_options import LoraSpec
-from agent_rft.trainer.learner.layout import num_bytes
 from agent_rft.trainer.learner.rank_config import LearnerConfig
-from agent_rft.trainer.learner.sizes import snapshot_bytes
-from agent_rft.trainer.model.batch import WeightedSequence
+from agent_rft.trainer.learner.rank_memory_sizes import snapshot_bytes
+from agent_rft.trainer.learner.weight_buckets import num_bytes
+from agent_rft.trainer.model.micro_batches import WeightedSequence
 from agent_rft.types import LayoutConversion, LearnerLayout, StepReport, TrainSegment
 from tests.support.architectures import ARCHITECTURES
 from tests.support.paths import BASE

@@ -11,9 +11,9 @@ from ipaddress import IPv6Address, ip_address
 import psutil
 import pytest
 
-from agent_rft.actors.learner.group import LearnerGroup
-from agent_rft.actors.tools.actor import start_dispatchers
-from agent_rft.cluster.ray_cluster.session import ray_session
+from agent_rft.actors.learner.learner_group import LearnerGroup
+from agent_rft.actors.tools.dispatcher_actor import start_dispatchers
+from agent_rft.cluster.ray_cluster.ray_session import ray_session
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from tests.support.fakes_http import LOCAL
 from tests.support.paths import BASE

@@ -16,13 +16,13 @@ import pytest_asyncio
 import ray
 from numpy.typing import NDArray
 
-from agent_rft.actors.learner.group import LearnerGroup
-from agent_rft.actors.weights.sync import WeightsLost, WeightSync
+from agent_rft.actors.learner.learner_group import LearnerGroup
+from agent_rft.actors.weights.weight_sync import WeightsLost, WeightSync
 from agent_rft.errors import LearnerFailed
 from agent_rft.events import LearnerRestarted
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
-from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights, num_bytes
 from agent_rft.trainer.learner.rank_config import LearnerConfig
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights, num_bytes
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.trainer.loop.reinforcement import LoopConfig, ReinforcementLoop

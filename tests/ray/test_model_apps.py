@@ -16,16 +16,16 @@ import ray
 from ray import serve as ray_serve
 
 from agent_rft.actors.engine.chat.chat_engine import ServedModel
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.ray_cluster.seats import Reservations
-from agent_rft.cluster.ray_cluster.usage import read_usage
+from agent_rft.cluster.ray_cluster.cluster_usage import read_usage
+from agent_rft.cluster.ray_cluster.reservations import Reservations
 from agent_rft.errors import RftError, UserError
 from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine
 from agent_rft.serve.inference.model_server import ServedModels
 from agent_rft.serve.stores.model_registry import ModelRecord
-from agent_rft.spec.operator.config import EngineLimits
-from agent_rft.wire.errors import ApiError
+from agent_rft.spec.operator.operator_config import EngineLimits
+from agent_rft.wire.api_errors import ApiError
 from tests.support.fakes_http import until
 
 pytestmark = [

@@ -15,24 +15,24 @@ import ray
 from ray import serve as ray_serve
 from transformers import AutoTokenizer
 
-from agent_rft.actors.engine.chat.parsing import load_parser
+from agent_rft.actors.engine.chat.turn_parsers import load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from agent_rft.actors.runtime.telemetry.exporter import PORT
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
-from agent_rft.chat.serving import ServeSettings
-from agent_rft.serve.http.schemas.inference import ChatCompletionBody, Response
-from agent_rft.serve.http.trials import Trials
+from agent_rft.chat.serve_settings import ServeSettings
+from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.schemas.inference_schemas import ChatCompletionBody, Response
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels
 from agent_rft.serve.inference.model_server import ServedModels
-from agent_rft.serve.routes import models
+from agent_rft.serve.routes import model_routes
 from agent_rft.serve.stores.model_registry import ModelRegistry
-from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.serve.stores.sealed_secrets import SecretBox
 from agent_rft.spec.job import RewardSpec, RolloutLimits
-from agent_rft.spec.operator.config import DEFAULT_CONFIG, EngineLimits
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, EngineLimits
 from agent_rft.types import Grade, Rollout, Task, ToolCall, ToolResult
 from examples.ledger.tools import TOOLS
 from examples.ledger.world import World
@@ -113,7 +113,7 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
     routers = [
         chat.make_router(served, Trials(DEFAULT_CONFIG)),
         responses.make_router(served, Trials(DEFAULT_CONFIG), box),
-        models.make_router(registry),
+        model_routes.make_router(registry),
     ]
     async with client_of(routers) as http:
         yield openai_of(http)

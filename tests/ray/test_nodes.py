@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
 from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
-from agent_rft.cluster.ray_cluster.seats import Reservations
+from agent_rft.cluster.ray_cluster.reservations import Reservations
 from agent_rft.cluster.run.pre_stop import stop_runs
 from agent_rft.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
 from agent_rft.spec.job import JobSpec
@@ -88,7 +88,7 @@ async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
 DRIVER = """
 import asyncio, sys, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from agent_rft.cluster.run.signals import StopSignals
+from agent_rft.cluster.run.stop_signals import StopSignals
 
 @ray.remote(num_cpus=0)
 class Rank:

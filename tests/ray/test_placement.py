@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.ray_cluster.seats import REPORT_INTERVAL_S, Reservations
+from agent_rft.cluster.ray_cluster.reservations import REPORT_INTERVAL_S, Reservations
 from agent_rft.errors import InvalidJob
 from tests.support.fakes_http import until
 

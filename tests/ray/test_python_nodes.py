@@ -16,15 +16,15 @@ from ray._common.utils import reset_ray_address
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
-from agent_rft.actors.grading.pool import GraderPool, GraderPoolActor, GraderPoolClient
+from agent_rft.actors.grading.grader_pool import GraderPool, GraderPoolActor, GraderPoolClient
 from agent_rft.actors.grading.python_nodes import PythonNodes, check_sandbox
-from agent_rft.actors.grading.slots import TrialSlots
-from agent_rft.actors.runtime.nodes import LABEL, PYTHON_GRADER
-from agent_rft.actors.tools.actor import DispatcherActor, DispatcherClient
+from agent_rft.actors.grading.trial_slots import TrialSlots
+from agent_rft.actors.runtime.grader_nodes import LABEL, PYTHON_GRADER
+from agent_rft.actors.tools.dispatcher_actor import DispatcherActor, DispatcherClient
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from tests.support.fakes_http import until
 
 pytestmark = [

@@ -15,8 +15,8 @@ import ray
 import torch
 
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.shared.actor import NAMESPACE, SharedConfig
-from agent_rft.actors.engine.shared.client import EngineClient
+from agent_rft.actors.engine.shared.shared_engine import NAMESPACE, SharedConfig
+from agent_rft.actors.engine.shared.shared_engine_client import EngineClient
 from agent_rft.actors.engine.vllm_engine import Completion
 from agent_rft.errors import EngineFailed
 from agent_rft.spec.job import JobSpec

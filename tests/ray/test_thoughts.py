@@ -38,9 +38,9 @@ def tokenizer() -> Any:
 def parser_class(tokenizer: Any) -> Any:
     from vllm.parser import ParserManager
 
-    from agent_rft.actors.engine.chat import thoughts
+    from agent_rft.actors.engine.chat import reasoning_parser
 
-    parser = thoughts.register_parser(HERMES.thought_marks)
+    parser = reasoning_parser.register_parser(HERMES.thought_marks)
     return ParserManager.get_parser("hermes", parser, enable_auto_tools=True, tokenizer=tokenizer)
 
 
@@ -48,9 +48,9 @@ def parser_class(tokenizer: Any) -> Any:
 def test_reasoning_is_separated_with_and_without_a_tool_parser(tokenizer: Any, tool_parser: str | None) -> None:
     from vllm.parser import ParserManager
 
-    from agent_rft.actors.engine.chat import thoughts
+    from agent_rft.actors.engine.chat import reasoning_parser
 
-    name = thoughts.register_parser(HERMES.thought_marks)
+    name = reasoning_parser.register_parser(HERMES.thought_marks)
     enabled = tool_parser is not None
     parser_class: Any = ParserManager.get_parser(tool_parser, name, enable_auto_tools=enabled, tokenizer=tokenizer)
     asked = request(tools=None)

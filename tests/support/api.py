@@ -11,9 +11,9 @@ from fastapi import APIRouter
 from fastapi.testclient import TestClient
 from starlette.types import Receive, Send
 
-from agent_rft.serve.http.app import create_app
-from agent_rft.serve.stores.keys import ApiKey, Scope
-from agent_rft.spec.operator.config import ServerLimits
+from agent_rft.serve.http.api_app import create_app
+from agent_rft.serve.stores.key_store import ApiKey, Scope
+from agent_rft.spec.operator.operator_config import ServerLimits
 
 TOKEN = "sk-rft-of-a-test"
 

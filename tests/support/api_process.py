@@ -24,15 +24,15 @@ import httpx
 from agent_rft.errors import Problem
 from agent_rft.serve.deployment import make_app
 from agent_rft.serve.host.listener import reserve_port
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
-from agent_rft.serve.host.state import ServerState, StateLocations
 from agent_rft.serve.http.client_limits import Deadlines
 from agent_rft.serve.inference.model_server import AppState
-from agent_rft.serve.jobs.launcher import RayLauncher
-from agent_rft.serve.jobs.processes.draft import CheckRequest
 from agent_rft.serve.jobs.processes.driver_settings import DriverSettings
+from agent_rft.serve.jobs.processes.request_check import CheckRequest
+from agent_rft.serve.jobs.ray_launcher import RayLauncher
 from agent_rft.serve.stores.model_registry import ModelRecord
-from agent_rft.spec.operator.config import OperatorConfig, ServerLimits
+from agent_rft.spec.operator.operator_config import OperatorConfig, ServerLimits
 from tests.support.fake_models import USAGE, turn
 
 PIECE = "x" * 16_384

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from agent_rft.rows.rows import read_tasks
+from agent_rft.rows.dataset_rows import read_tasks
 from agent_rft.spec.graders import GraderSpec
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.plan import StepPlan
+from agent_rft.spec.step_plan import StepPlan
 from agent_rft.types import (
     DiscardedRollout,
     Grade,

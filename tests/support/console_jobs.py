@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.sinks.stream import EventStream
+from agent_rft.cluster.run.sinks.event_stream import EventStream
 from agent_rft.events import EngineReplaced, PhaseBegan
-from agent_rft.serve.jobs.processes.sink import StoreSink
+from agent_rft.serve.jobs.processes.store_sink import StoreSink
 from agent_rft.serve.jobs.processes.wire_metrics import checkpoint_metrics, make_wire_data
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_states import JobStatus
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobError
 from agent_rft.serve.stores.model_registry import ModelRegistry
-from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.serve.stores.sealed_secrets import SecretBox
 from agent_rft.types import Group
 from tests.support.builders import raw_job
 from tests.support.jobs import NEW_JOB

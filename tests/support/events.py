@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from agent_rft.cluster.run.sinks.stream import EventStream, GroupSink
+from agent_rft.cluster.run.sinks.event_stream import EventStream, GroupSink
 from agent_rft.events import Event
-from agent_rft.protocols import Sink
-from agent_rft.run_events import RunEvent
+from agent_rft.loop_protocols import Sink
+from agent_rft.stored_events import RunEvent
 
 JOB = "job-7"
 NOW = 1_800_000_000.0

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
+from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from tests.support.fakes_http import LOCAL, FakeEndpoint, until
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from agent_rft.actors.engine.vllm_engine import Completion
-from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.trainer.model.micro_batches import pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
 from agent_rft.types import TrainSegment
 

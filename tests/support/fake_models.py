@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from agent_rft.wire.errors import ApiError
+from agent_rft.wire.api_errors import ApiError
 
 USAGE = {
     "prompt_tokens": 11,

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_rft.actors.rollout.episode import RolloutRequest
-from agent_rft.actors.runtime.calls import LOST
+from agent_rft.actors.runtime.actor_calls import LOST
 from agent_rft.errors import EngineFailed, RftError
 from agent_rft.rows.rollout_json import outcome_to_json, task_from_json
-from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
 from agent_rft.types import DiscardedRollout
 from tests.support.builders import group_request, rollout
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from agent_rft.actors.runtime.timing import Timing
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 
 LOCAL = OperatorConfig(allowed_networks=["127.0.0.0/8"])
 """Allows clients to call the servers below."""

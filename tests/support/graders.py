@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.graders.kinds.python import PythonRunner
+from agent_rft.actors.graders.kinds.python_grader import PythonRunner
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 
 Make = Callable[..., PythonRunner]
 RUNTIME, SERVER = "python_grader_runtime_error", "python_grader_server_error"

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cli.openai_import.api import MAX_FILE_BYTES, ApiSource, make_openai_client
-from agent_rft.cli.openai_import.folder import import_job
-from agent_rft.cluster.preflight.rows import list_rows, read_files
-from agent_rft.cluster.preflight.static import check_method
+from agent_rft.cli.openai_import.import_folder import import_job
+from agent_rft.cli.openai_import.openai_source import MAX_FILE_BYTES, ApiSource, make_openai_client
+from agent_rft.cluster.checks.offline_checks import check_method
+from agent_rft.cluster.checks.row_checks import list_rows, read_files
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config_file import load_operator
+from agent_rft.spec.operator.operator_file import load_operator
 from tests.support.openai_api import KEY, FakeOpenAI
 from tests.support.openai_jobs import JOB_ID, record
 

@@ -13,12 +13,12 @@ from typing import Any, Literal, Protocol
 import pytest
 
 from agent_rft.errors import UserError
-from agent_rft.serve.jobs.logs import JobLogs
-from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.jobs.job_logs import JobLogs
+from agent_rft.serve.jobs.job_service import JobService
 from agent_rft.serve.stores.database import Base, Database
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRecord, NewJob
-from agent_rft.spec.operator.config import DEFAULT_CONFIG, OperatorConfig
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
 from tests.support.bad_requests import SECRET
 from tests.support.builders import raw_job
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agent_rft.cluster.planning.cluster_plan import plan_cluster
 from agent_rft.cluster.planning.layout import ClusterPlan
-from agent_rft.cluster.planning.model import ModelShape
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.model_shape import ModelShape
 from agent_rft.cluster.planning.placement import PlanRequest, RecordedLayout
-from agent_rft.cluster.planning.plan import plan_cluster
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.spec.job import JobSpec
 
 

@@ -21,12 +21,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from agent_rft.actors.graders.kinds.python import PythonRunner
-from agent_rft.actors.sandbox import launcher, seccomp
+from agent_rft.actors.graders.kinds.python_grader import PythonRunner
+from agent_rft.actors.sandbox import sandbox_launcher, seccomp
 from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from tests.support.fakes_http import until
 from tests.support.paths import ROOT
 from tests.support.sandboxes import COST
@@ -132,22 +132,22 @@ def become_plain(module: str) -> None:
     """Run the module as a user without privileges who can read the folders of Python, its packages and this project."""
     here = str(ROOT)
     paths = [here, sys.prefix, sys.base_prefix, sysconfig.get_paths()["purelib"]]
-    launcher.check(launcher.libc.unshare(launcher.CLONE_NEWNS), "unshare the mount namespace")
-    launcher.mount("none", "/", None, launcher.MS_REC | launcher.MS_PRIVATE)
+    sandbox_launcher.check(sandbox_launcher.libc.unshare(sandbox_launcher.CLONE_NEWNS), "unshare the mount namespace")
+    sandbox_launcher.mount("none", "/", None, sandbox_launcher.MS_REC | sandbox_launcher.MS_PRIVATE)
     with tempfile.TemporaryDirectory() as folder:
         held = {path: os.path.join(folder, str(number)) for number, path in enumerate(dict.fromkeys(paths))}
         for path, place in held.items():
             os.mkdir(place)
-            launcher.mount(path, place, None, launcher.MS_BIND | launcher.MS_REC)
+            sandbox_launcher.mount(path, place, None, sandbox_launcher.MS_BIND | sandbox_launcher.MS_REC)
         for path, place in held.items():
             for parent in reversed(Path(path).parents):
                 if not parent.stat().st_mode & stat.S_IXOTH:
-                    launcher.mount("tmpfs", str(parent), "tmpfs", 0, "mode=755")
+                    sandbox_launcher.mount("tmpfs", str(parent), "tmpfs", 0, "mode=755")
                     break
             if not os.path.isdir(path):
                 os.makedirs(path)
-                launcher.mount(place, path, None, launcher.MS_BIND | launcher.MS_REC)
-            launcher.check(launcher.libc.umount2(place.encode(), launcher.MNT_DETACH), "umount")
+                sandbox_launcher.mount(place, path, None, sandbox_launcher.MS_BIND | sandbox_launcher.MS_REC)
+            sandbox_launcher.check(sandbox_launcher.libc.umount2(place.encode(), sandbox_launcher.MNT_DETACH), "umount")
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)

@@ -20,17 +20,17 @@ from fastapi.routing import APIRoute
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import Problem
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import make_routers
-from agent_rft.serve.host.state import ServerState, StateLocations
-from agent_rft.serve.http.app import create_app
-from agent_rft.serve.jobs.logs import JobLogs
-from agent_rft.serve.jobs.processes.draft import CheckRequest
-from agent_rft.serve.jobs.service import JobService
+from agent_rft.serve.http.api_app import create_app
+from agent_rft.serve.jobs.job_logs import JobLogs
+from agent_rft.serve.jobs.job_service import JobService
+from agent_rft.serve.jobs.processes.request_check import CheckRequest
 from agent_rft.serve.routes.job_stream import StreamLimits
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobError
-from agent_rft.serve.stores.keys import KeyStore
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.serve.stores.key_store import KeyStore
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.types import Grade, Group
 from tests.support.api import TOKEN, FakeKeys
 from tests.support.builders import EXACT, group_request, raw_job, rollout

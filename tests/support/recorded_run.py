@@ -20,15 +20,15 @@ from typing import Any, Literal
 import numpy as np
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.sinks.stream import EventStream
+from agent_rft.cluster.run.sinks.event_stream import EventStream
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
-from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.learner_rank import LearnerRank
 from agent_rft.trainer.learner.rank_config import LearnerConfig
-from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
+from agent_rft.trainer.loop.group_buffer import Batch
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.trainer.loop.reinforcement import LoopConfig, ReinforcementLoop
-from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.trainer.model.micro_batches import pack_sequences
 from agent_rft.types import Group, GroupRequest, Segment, StepReport, SyncReport, TrainSegment
 from tests.support.builders import group, plan, rollout, task
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_rft.serve.jobs.request import JobRequestBody
+from agent_rft.serve.jobs.job_request import JobRequestBody
 from agent_rft.spec.endpoints import StrictModel
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.nodes import NodesFile
-from agent_rft.spec.operator.config import OperatorConfig
-from agent_rft.spec.plan import StepPlan
+from agent_rft.spec.node_groups import NodesFile
+from agent_rft.spec.operator.operator_config import OperatorConfig
+from agent_rft.spec.step_plan import StepPlan
 
 FILES = (JobSpec, StepPlan, OperatorConfig, NodesFile, JobRequestBody)
 

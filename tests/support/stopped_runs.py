@@ -26,23 +26,23 @@ from typing import Any, Literal, NoReturn, cast
 import typer
 from rich.console import Console
 
-from agent_rft.actors.rollout.board import RolloutProgress
+from agent_rft.actors.rollout.live_counts import RolloutProgress
 from agent_rft.cli.main import common, main
+from agent_rft.cluster.checks.check_job import CheckedJob
 from agent_rft.cluster.planning.layout import ClusterPlan
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.preflight.prepare import CheckedJob
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.run.driver import claim_run
 from agent_rft.cluster.run.job_run import JobRun
-from agent_rft.cluster.run.readiness import ReadinessOptions
+from agent_rft.cluster.run.readiness_check import ReadinessOptions
 from agent_rft.cluster.run.run_end import record_run_end
 from agent_rft.cluster.run.run_outputs import RunOutputs
-from agent_rft.cluster.run.signals import STOPPED_EXIT_CODE, StopSignals, wait_for_signal
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
-from agent_rft.cluster.views.live import LiveView
+from agent_rft.cluster.run.stop_signals import STOPPED_EXIT_CODE, StopSignals, wait_for_signal
+from agent_rft.cluster.views.live_view import LiveView
 from agent_rft.events import JobEnded
 from agent_rft.spec.offload import Offload
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 from agent_rft.types import Group, GroupRequest, StepReport, TrainSegment
 from tests.support.builders import job, plan, task

@@ -8,9 +8,9 @@ import numpy as np
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.events import CheckpointSaved, Evaluated, StepDone
 from agent_rft.spec.job import JobSpec
-from agent_rft.spec.plan import resolve_plan
-from agent_rft.trainer.loop.evaluate import summarize
-from agent_rft.trainer.loop.measure import rollout_metrics
+from agent_rft.spec.step_plan import resolve_plan
+from agent_rft.trainer.loop.evaluation import summarize
+from agent_rft.trainer.loop.rl_metrics import rollout_metrics
 from agent_rft.types import (
     DiscardedRollout,
     Grade,

@@ -17,12 +17,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from agent_rft.actors.engine.chat.dialects import find_dialect
+from agent_rft.actors.engine.chat.dialect_detection import find_dialect
 from agent_rft.chat.dialect import DEFAULT_DIALECT
-from agent_rft.chat.prelude import add_tools_prelude
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import load_chat_template
-from agent_rft.cluster.preflight.doctor import ModelFeatures, examine_renderer
+from agent_rft.chat.tools_prelude import add_tools_prelude
+from agent_rft.cluster.checks.model_examination import ModelFeatures, examine_renderer
 from docs.generator.models import FOUND
 
 WITH_TOOLS = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import Order
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.cluster.views.traces import Trace, find_traces, newest_file
 
 

@@ -13,12 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cluster.records.redact import public_job
-from agent_rft.cluster.run.sinks.integrations import load_trackers
-from agent_rft.cluster.run.sinks.plugins import RunInfo
-from agent_rft.cluster.run.sinks.stream import EventStream
+from agent_rft.cluster.records.redaction import public_job
+from agent_rft.cluster.run.sinks.event_stream import EventStream
+from agent_rft.cluster.run.sinks.plugin_sinks import RunInfo
+from agent_rft.cluster.run.sinks.tracker_sinks import load_trackers
 from agent_rft.events import IntegrationFailed, JobEnded, StepDone
-from agent_rft.spec.integrations import TrackerAccess
+from agent_rft.spec.trackers import TrackerAccess
 from tests.support.builders import job
 from tests.support.events import Recording
 

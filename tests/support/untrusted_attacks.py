@@ -18,11 +18,11 @@ from typing import Any, cast
 
 import psutil
 
-from agent_rft.actors.graders.kinds.python import PythonRunner
+from agent_rft.actors.graders.kinds.python_grader import PythonRunner
 from agent_rft.actors.sandbox import seccomp
 from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from tests.support.fakes_http import until
 from tests.support.python_attacks import become_plain, outcome
 from tests.support.sandboxes import CODE, COST

@@ -93,7 +93,7 @@ def writes_outside(task):
         ),
         lambda: os.symlink("/etc", "/mine"),
         lambda: os.chmod("/", 0o777),
-        lambda: os.open("/.own/agent_rft/actors/sandbox/inside.py", os.O_WRONLY),
+        lambda: os.open("/.own/agent_rft/actors/sandbox/pid1.py", os.O_WRONLY),
     )
     os.symlink(task["secret_file"], "link")
     os.symlink("/", "root")

@@ -37,7 +37,7 @@ def empty_database(tmp_path: Path) -> Iterator[Database]:
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a database that has all tables, and nothing in them."""
     from agent_rft.serve.stores.database import Database
-    from agent_rft.serve.stores.migrate import migrate
+    from agent_rft.serve.stores.migration import migrate
 
     folder = tmp_path_factory.mktemp("database")
     database = Database.of_folder(folder)

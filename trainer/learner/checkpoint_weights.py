@@ -33,7 +33,7 @@ from transformers.core_model_loading import (
 
 from agent_rft.trainer.learner.deepspeed_internals import full_shape
 from agent_rft.trainer.learner.host_buffer import HostBuffer, copy_bytes
-from agent_rft.trainer.learner.layout import TensorInfo, num_bytes
+from agent_rft.trainer.learner.weight_buckets import TensorInfo, num_bytes
 
 ParameterNames = list[str]
 """Names of parameters in the model. Experts have other names in the checkpoint."""

@@ -14,7 +14,7 @@ from agent_rft.spec.job import AlgorithmSpec, Schedule
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
 from agent_rft.trainer.learner.deepspeed_internals import ClippedAdamW, full_size
-from agent_rft.trainer.learner.sizes import BUCKET_ELEMENTS, effective_zero_stage
+from agent_rft.trainer.learner.rank_memory_sizes import BUCKET_ELEMENTS, effective_zero_stage
 from agent_rft.trainer.model.policy import Policy
 
 GRADIENT_NORM = 1.0

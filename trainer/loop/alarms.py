@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import StatisticsError, correlation, fmean
 
 from agent_rft.events import AlarmRaised
-from agent_rft.problems.alarms import AlarmRule
-from agent_rft.trainer.loop.measure import part_metric
+from agent_rft.problems.alarm_rules import AlarmRule
+from agent_rft.trainer.loop.rl_metrics import part_metric
 from agent_rft.types import Rollout
 
 BASELINE_STEPS = 3

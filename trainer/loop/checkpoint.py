@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent_rft.errors import OutdatedFormat, UserError
-from agent_rft.rows.durable import sync_to_disk, write_durably
+from agent_rft.rows.durable_write import sync_to_disk, write_durably
 
 KEEP_BEST = 3
 FORMAT = 2

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent_rft.errors import UserError
-from agent_rft.rows.durable import write_durably
+from agent_rft.rows.durable_write import write_durably
 from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
-from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.checkpoint import LoopState
+from agent_rft.trainer.loop.group_buffer import Batch
 from agent_rft.types import Group
 
 FORMAT = 1

@@ -27,18 +27,18 @@ from agent_rft.events import (
     UpdateSkipped,
     UpdatesReplayed,
 )
-from agent_rft.protocols import EventSink, Learner, Rollouts
-from agent_rft.rows.rows import RowOrder
+from agent_rft.loop_protocols import EventSink, Learner, Rollouts
+from agent_rft.rows.dataset_rows import RowOrder
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval, EarlyStop
-from agent_rft.spec.plan import StepPlan
+from agent_rft.spec.step_plan import StepPlan
 from agent_rft.trainer.algorithm.advantage import classify_group_variance, compute_advantages
-from agent_rft.trainer.loop.buffer import TRAIN, Batch, GroupBuffer
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
-from agent_rft.trainer.loop.health import StepChecks
+from agent_rft.trainer.loop.checkpoint_saver import CheckpointSaver, FullDiskRetry
+from agent_rft.trainer.loop.group_buffer import TRAIN, Batch, GroupBuffer
 from agent_rft.trainer.loop.journal import Journal
-from agent_rft.trainer.loop.measure import step_metrics, step_times
-from agent_rft.trainer.loop.restarts import LearnerRestarts
-from agent_rft.trainer.loop.saving import CheckpointSaver, FullDiskRetry
+from agent_rft.trainer.loop.learner_restarts import LearnerRestarts
+from agent_rft.trainer.loop.rl_metrics import step_metrics, step_times
+from agent_rft.trainer.loop.step_checks import StepChecks
 from agent_rft.trainer.loop.validation import Validation, should_stop, validation_metrics
 from agent_rft.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSegment
 

@@ -13,15 +13,15 @@ import numpy as np
 
 from agent_rft.chat.conversation import ConversationSampler
 from agent_rft.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped
-from agent_rft.protocols import Checkpointable, EventSink
-from agent_rft.rows.rows import RowOrder
+from agent_rft.loop_protocols import Checkpointable, EventSink
+from agent_rft.rows.dataset_rows import RowOrder
 from agent_rft.spec.job import CheckpointInterval
-from agent_rft.spec.plan import StepPlan
+from agent_rft.spec.step_plan import StepPlan
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
-from agent_rft.trainer.loop.measure import step_times
-from agent_rft.trainer.loop.restarts import LearnerRestarts
-from agent_rft.trainer.loop.saving import CheckpointSaver, FullDiskRetry
-from agent_rft.trainer.model.batch import WeightedSequence
+from agent_rft.trainer.loop.checkpoint_saver import CheckpointSaver, FullDiskRetry
+from agent_rft.trainer.loop.learner_restarts import LearnerRestarts
+from agent_rft.trainer.loop.rl_metrics import step_times
+from agent_rft.trainer.model.micro_batches import WeightedSequence
 from agent_rft.types import StepReport, Task
 
 

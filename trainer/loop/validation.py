@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 
 from agent_rft.events import VALIDATION, Evaluated, PhaseBegan
-from agent_rft.protocols import EventSink, Rollouts
+from agent_rft.loop_protocols import EventSink, Rollouts
 from agent_rft.spec.job import EarlyStop
-from agent_rft.trainer.loop.evaluate import evaluate
+from agent_rft.trainer.loop.evaluation import evaluate
 from agent_rft.types import Evaluation, Task
 
 

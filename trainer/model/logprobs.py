@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agent_rft.trainer.model.sizes import CHUNK_BYTES
+from agent_rft.trainer.model.head_memory_sizes import CHUNK_BYTES
 
 _BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 

@@ -22,12 +22,12 @@ from transformers import (
 
 from agent_rft.errors import UserError
 from agent_rft.trainer.model import packed_attention
-from agent_rft.trainer.model.batch import MicroBatch, TokenMasks
 from agent_rft.trainer.model.logprobs import LogitTransform, TokenLogProbs
+from agent_rft.trainer.model.micro_batches import MicroBatch, TokenMasks
 from agent_rft.trainer.model.packed_attention import Packing
-from agent_rft.trainer.model.per_sequence import separate_sequences
 from agent_rft.trainer.model.router_replay import replay_routers
 from agent_rft.trainer.model.shared_prefix import PrefixTree
+from agent_rft.trainer.model.stateful_layers import separate_sequences
 
 STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 """Transformers' names of stateful layer types, which run once per sequence."""
@@ -152,7 +152,7 @@ def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
 
 
 def check_layer_support(config: PreTrainedConfig) -> None:
-    """Check by its config that the learner supports a model; `agent_rft.trainer.model.probe` tests the loaded model.
+    """Check by its config that the learner supports a model; `model_probe` tests the loaded model.
 
     Raises:
         UserError: The learner does not support one of the model's layers, or its attention.

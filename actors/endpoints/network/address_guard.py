@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from agent_rft.spec.operator.allowed import AllowedDestination
+from agent_rft.spec.operator.allowed_networks import AllowedDestination
 
 IPAddress = IPv4Address | IPv6Address
 

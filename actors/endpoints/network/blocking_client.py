@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import httpx
 
+from agent_rft.actors.endpoints.network.endpoint_url_checks import find_base_url_problem, redact_url
 from agent_rft.actors.endpoints.network.proxies import Proxy, find_proxy
-from agent_rft.actors.endpoints.network.url import find_base_url_problem, redact_url
 from agent_rft.errors import UserError
-from agent_rft.spec.keys import KEY_FIX, find_key_problem
+from agent_rft.spec.api_keys import KEY_FIX, find_key_problem
 
 
 class SourcedSetting(NamedTuple):

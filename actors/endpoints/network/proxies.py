@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from yarl import URL
 
-from agent_rft.actors.endpoints.network.url import find_url_problem, redact_url
+from agent_rft.actors.endpoints.network.endpoint_url_checks import find_url_problem, redact_url
 from agent_rft.errors import UserError
-from agent_rft.spec.keys import read_variable
+from agent_rft.spec.api_keys import read_variable
 
 
 class Proxy(NamedTuple):

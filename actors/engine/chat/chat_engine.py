@@ -13,11 +13,11 @@ from typing import Any
 from agent_rft.actors.engine.adapters import Adapter
 from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.failures import EngineDied
 from agent_rft.actors.engine.vllm_engine import Engine
-from agent_rft.actors.runtime.calls import return_errors
+from agent_rft.actors.engine.vllm_errors import EngineDied
+from agent_rft.actors.runtime.actor_calls import return_errors
 from agent_rft.actors.weights.adapter_fit import find_misfit_reason
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import EngineFailed, RftError, UserError
 
 

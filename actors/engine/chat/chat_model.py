@@ -14,10 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_rft.actors.engine.chat.dialects import find_dialect, without_tools_renderer
-from agent_rft.actors.engine.chat.parsing import resolve_references
+from agent_rft.actors.engine.chat.dialect_detection import find_dialect, without_tools_renderer
 from agent_rft.actors.engine.chat.tokenizer import engine_tokenizer
-from agent_rft.actors.engine.grammar.structure import GrammarUnavailable, build_structure, forbid_calls, require_calls
+from agent_rft.actors.engine.chat.turn_parsers import resolve_references
+from agent_rft.actors.engine.grammar.structural_tags import (
+    GrammarUnavailable,
+    build_structure,
+    forbid_calls,
+    require_calls,
+)
 from agent_rft.actors.engine.vllm_internals import (
     chat_request_class,
     find_error,
@@ -28,10 +33,10 @@ from agent_rft.actors.engine.vllm_internals import (
 from agent_rft.chat.dialect import DEFAULT_DIALECT
 from agent_rft.chat.model_card import read_card
 from agent_rft.chat.renderer import Renderer, Tokenizer
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.chat.template import RenderFailed
 from agent_rft.errors import EngineFailed
-from agent_rft.spec.plan import REASONING_TOKENS
+from agent_rft.spec.step_plan import REASONING_TOKENS
 from agent_rft.types import Message
 
 FORWARDED_FIELDS = (
@@ -90,13 +95,13 @@ class ChatModel:
 
     def connect(self, client: Any, engine_marks: tuple[str, str] | None) -> None:
         """Serve the model on an AsyncLLM, which limits only reasoning between `engine_marks`."""
-        from agent_rft.actors.engine.chat import thoughts
+        from agent_rft.actors.engine.chat import reasoning_parser
 
         self._client, self._engine_marks, family = client, engine_marks, self._renderer.family
         parsers = {
             "enable_auto_tools": family.tool_parser is not None,
             "tool_parser": family.tool_parser,
-            "reasoning_parser": thoughts.register_parser(self.reasoning_delimiters)
+            "reasoning_parser": reasoning_parser.register_parser(self.reasoning_delimiters)
             if self.reasoning_delimiters is not None
             else family.reasoning_parser or "",
         }

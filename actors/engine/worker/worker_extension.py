@@ -17,8 +17,8 @@ from agent_rft.actors.engine.vllm_internals import (
 )
 from agent_rft.actors.engine.worker.expert_log import ExpertLog
 from agent_rft.actors.engine.worker.grouped_lora import GroupedLora
-from agent_rft.actors.engine.worker.transport import ShmWeightTransferEngine
-from agent_rft.actors.weights.bucket import MASK, compute_checksum
+from agent_rft.actors.engine.worker.weight_receiver import ShmWeightTransferEngine
+from agent_rft.actors.weights.weight_bucket import MASK, compute_checksum
 from agent_rft.trainer.learner.adapter import WEIGHTS_FILE
 from agent_rft.trainer.learner.checkpoint_weights import concat_bytes
 from agent_rft.trainer.model.router_replay import experts_per_token, num_experts

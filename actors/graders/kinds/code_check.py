@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent_rft.actors.graders.base import StringWorker
+from agent_rft.actors.graders.grader_protocol import StringWorker
+from agent_rft.actors.graders.grader_templates import render
 from agent_rft.actors.graders.hacks.code_hacks import (
     detect_hard_coded_result,
     detect_returned_reference,
@@ -13,7 +14,6 @@ from agent_rft.actors.graders.hacks.code_hacks import (
 )
 from agent_rft.actors.graders.hacks.edited_tests import detect_edited_tests, parse_file_patterns
 from agent_rft.actors.graders.hacks.python_source import CodeTooLarge, PythonSource, parse_source
-from agent_rft.actors.graders.templates import render
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import CodeCheckGrader
 from agent_rft.types import Grade

@@ -16,7 +16,8 @@ from typing import Any
 from async_lru import alru_cache
 
 from agent_rft.actors.endpoints.model_client import ModelClient
-from agent_rft.actors.graders.base import check_finite_number, truncate_reason
+from agent_rft.actors.graders.grader_protocol import check_finite_number, truncate_reason
+from agent_rft.actors.graders.grader_templates import MAX_CHARS, render
 from agent_rft.actors.graders.kinds.judge_logprobs import (
     LOGPROBS_PARAMETERS,
     MissingLabel,
@@ -24,8 +25,7 @@ from agent_rft.actors.graders.kinds.judge_logprobs import (
     label_grades,
     weigh_labels,
 )
-from agent_rft.actors.graders.kinds.messages import chat_messages, escape_markers
-from agent_rft.actors.graders.templates import MAX_CHARS, render
+from agent_rft.actors.graders.kinds.judge_messages import chat_messages, escape_markers
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import LabelModelGrader, ScoreModelGrader
 from agent_rft.types import Grade

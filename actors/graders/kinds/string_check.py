@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from agent_rft.actors.graders.templates import render
+from agent_rft.actors.graders.grader_templates import render
 from agent_rft.spec.graders import StringCheckGrader
 from agent_rft.types import Grade
 

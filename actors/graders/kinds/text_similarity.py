@@ -10,9 +10,9 @@ from async_lru import alru_cache
 from numpy.typing import NDArray
 
 from agent_rft.actors.endpoints.model_client import MODEL_SERVER_ERROR, ModelClient
-from agent_rft.actors.graders.base import StringWorker
+from agent_rft.actors.graders.grader_protocol import StringWorker
+from agent_rft.actors.graders.grader_templates import render
 from agent_rft.actors.graders.kinds.similarity import MAX_CHARS, SimilarityMetric, load_similarity_metric
-from agent_rft.actors.graders.templates import render
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import TextSimilarityGrader
 from agent_rft.types import Grade

@@ -30,7 +30,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
-from agent_rft.actors.runtime.telemetry.temporary import create_private_folder
+from agent_rft.actors.runtime.telemetry.temporary_folder import create_private_folder
 from agent_rft.errors import UserError
 
 DEFAULT_PORT = 9464

@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
-from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.spec.operator.operator_config import TraceSettings
 
 QUEUE_SPANS, BATCH_SPANS = 4_096, 512
 PERIOD_MS = 1_000

@@ -15,7 +15,7 @@ from agent_rft.chat.families.llama3 import LLAMA3
 from agent_rft.chat.families.mistral import MISTRAL
 from agent_rft.chat.families.muse_glimmer import MUSE_GLIMMER
 from agent_rft.chat.families.qwen3_coder import QWEN3_CODER
-from agent_rft.chat.family import ModelFamily
+from agent_rft.chat.model_family import ModelFamily
 
 FAMILIES = (
     HERMES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallSyntax, ModelFamily
+from agent_rft.chat.model_family import CallSyntax, ModelFamily
 
 GEMMA4 = ModelFamily(
     name="gemma4",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallSyntax, MessageSyntax, ModelFamily
+from agent_rft.chat.model_family import CallSyntax, MessageSyntax, ModelFamily
 
 GPT_OSS = ModelFamily(
     name="gpt_oss",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_rft.chat.family import CallSyntax, ModelFamily
+from agent_rft.chat.model_family import CallSyntax, ModelFamily
 
 
 def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent_rft.chat.family import CallSyntax, ModelFamily
+from agent_rft.chat.model_family import CallSyntax, ModelFamily
 
 _LIST = CallSyntax(
     '{{"name": "{name}", "arguments": ',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_rft.chat.family import CallSyntax, MessageSyntax, ModelFamily
+from agent_rft.chat.model_family import CallSyntax, MessageSyntax, ModelFamily
 
 _NEXT = "<|eom|><|start|>assistant"
 

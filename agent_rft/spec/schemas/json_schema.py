@@ -15,7 +15,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from agent_rft.spec.schemas.form import (
+from agent_rft.spec.schemas.schema_limits import (
     SCHEMA_KEYWORDS,
     SCHEMA_LIST_KEYWORDS,
     SCHEMA_MAP_KEYWORDS,

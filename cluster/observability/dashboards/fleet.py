@@ -6,7 +6,6 @@ from functools import partial
 
 from agent_rft.cluster.observability.alerts import API_FAILED, RAY_UP, UP, alert, drivers, failed_jobs
 from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, Query
-from agent_rft.cluster.observability.dashboards.libraries import GPUS, NODES, PROCESS, PROCESSES, VLLM
 from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     CHOSEN,
@@ -20,6 +19,7 @@ from agent_rft.cluster.observability.dashboards.queries import (
     query_sum,
     ratio,
 )
+from agent_rft.cluster.observability.dashboards.third_party_panels import GPUS, NODES, PROCESS, PROCESSES, VLLM
 
 _panel = partial(panel, many_jobs=True)
 

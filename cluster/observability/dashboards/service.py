@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agent_rft.cluster.observability.alerts import API_REQUESTS, SERVER_ERROR, alert, api
 from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, Query
-from agent_rft.cluster.observability.dashboards.libraries import SERVED
 from agent_rft.cluster.observability.dashboards.queries import WINDOW, panel, query_max, query_quantile, query_sum
+from agent_rft.cluster.observability.dashboards.third_party_panels import SERVED
 from agent_rft.cluster.observability.promql import rate, samples
 
 

@@ -30,7 +30,7 @@ from agent_rft.events import (
     StoreAction,
 )
 from agent_rft.metrics import METRICS, find_metric
-from agent_rft.run_events import RunEvent
+from agent_rft.stored_events import RunEvent
 from agent_rft.types import Evaluation, Group, Rollout
 
 GROWING = ("counter", "histogram")

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent_rft.events import Evaluated, StepDone
-from agent_rft.run_events import RunEvent
+from agent_rft.stored_events import RunEvent
 
 SCRIPT = """
 import os, sys
 from pathlib import Path
 
 os.nice(19)
-from agent_rft.cluster.views.report.page import write_report
+from agent_rft.cluster.views.report.report_page import write_report
 write_report(Path(sys.argv[1]))
 """
 MIN_EVERY_S = 30.0

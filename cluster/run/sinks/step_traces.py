@@ -13,7 +13,7 @@ from opentelemetry.trace import Span
 
 from agent_rft.actors.runtime.telemetry.tracing import Tracer
 from agent_rft.events import VALIDATION, Evaluated, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
-from agent_rft.run_events import RunEvent
+from agent_rft.stored_events import RunEvent
 from agent_rft.types import Group
 
 PARTS = (

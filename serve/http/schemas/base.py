@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from agent_rft.wire.errors import ErrorBody
+from agent_rft.wire.api_errors import ErrorBody
 
 Responses = dict[int | str, dict[str, Any]]
 FAILURES: Responses = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_rft.errors import Problem, RftError
-from agent_rft.serve.jobs.problems import add_log_hint, describe_exit
+from agent_rft.serve.jobs.client_errors import add_log_hint, describe_exit
 
 CPU_S = 300
 """CPU seconds of a check; 50,000 rows take one minute."""

@@ -22,11 +22,11 @@ from agent_rft.serve.stores.file_store import FileStore
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobRecord
 from agent_rft.serve.stores.model_registry import ModelRegistry
-from agent_rft.serve.stores.secrets import SecretBox
+from agent_rft.serve.stores.sealed_secrets import SecretBox
+from agent_rft.spec.api_keys import read_variable
 from agent_rft.spec.job import FILES, JobSpec
-from agent_rft.spec.kept import load_legacy_job
-from agent_rft.spec.keys import read_variable
-from agent_rft.spec.operator.config_file import load_operator
+from agent_rft.spec.legacy_job import load_legacy_job
+from agent_rft.spec.operator.operator_file import load_operator
 
 SETTINGS_FILE = "driver.json"
 RESULT_PURPOSE = "fine-tune-results"

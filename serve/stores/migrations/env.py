@@ -1,4 +1,4 @@
-"""Alembic's entry point; runs in the transaction that `agent_rft.serve.stores.migrate` opens."""
+"""Alembic's entry point; runs in the transaction that `agent_rft.serve.stores.migration` opens."""
 
 from alembic import context
 

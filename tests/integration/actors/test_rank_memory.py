@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 from agent_rft.spec.job import AlgorithmSpec
-from agent_rft.trainer.learner.asleep import CpuOffload
 from agent_rft.trainer.learner.host_buffer import HostBuffer
-from agent_rft.trainer.learner.rank import LearnerRank
+from agent_rft.trainer.learner.learner_rank import LearnerRank
+from agent_rft.trainer.learner.memory_offload import CpuOffload
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
-from agent_rft.trainer.model.batch import pack_sequences
+from agent_rft.trainer.model.micro_batches import pack_sequences
 from agent_rft.types import StepReport, TrainSegment
 from tests.support.tiny_model import write_tiny_model
 

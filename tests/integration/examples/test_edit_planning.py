@@ -17,7 +17,7 @@ import pytest
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.actors.tools.session_journal import ToolSessionJournal
-from agent_rft.actors.tools.sessions import ToolSessions
+from agent_rft.actors.tools.tool_sessions import ToolSessions
 from agent_rft.errors import ToolFailed
 from agent_rft.spec.endpoints import SessionSpec, ToolSpec
 from agent_rft.types import ToolCall
@@ -35,9 +35,9 @@ ROWS = [json.loads(line) for line in (ROOT / "examples/edit_planning/data/few.js
 JOB = """
 import asyncio, json, sys
 from pathlib import Path
-from agent_rft.actors.tools.sessions import ToolSessions
+from agent_rft.actors.tools.tool_sessions import ToolSessions
 from agent_rft.spec.endpoints import SessionSpec
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 
 async def main(spec, journal, item):
     book = ToolSessions(SessionSpec.model_validate(spec), journal, OperatorConfig(allowed_networks=["127.0.0.0/8"]))

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent_rft.actors.graders.kinds.python import PythonRunner
+from agent_rft.actors.graders.kinds.python_grader import PythonRunner
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from examples.kernels import gpu, make_data
 from examples.kernels.cheats import CHEATS, OF
 from tests.support.paths import ROOT

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agent_rft.cluster.planning.memory import GIB, rank_memory
-from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.memory_estimates import GIB, rank_memory
+from agent_rft.cluster.planning.model_shape import ModelShape
 from agent_rft.cluster.planning.placement import Placement
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.spec.model_options import LoraSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.metrics.intervals import Interval
+from agent_rft.metrics.confidence_intervals import Interval
 from agent_rft.spec.job_file import load_job
 from agent_rft.types import Grade, Group
 from benchmarks.readiness import GRADERS, TASKS, Result, Variation, gain_of, graders, write_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rft.cli.api_commands.keys import parse_duration
+from agent_rft.cli.api_commands.key_commands import parse_duration
 from agent_rft.errors import UserError
 
 

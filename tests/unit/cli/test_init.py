@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from agent_rft.cli.main import app
-from agent_rft.cli.projects.example import PROJECTS, write_project
-from agent_rft.cli.reference.schemas import editor_schema
+from agent_rft.cli.projects.example_project import PROJECTS, write_project
+from agent_rft.cli.reference.editor_schemas import editor_schema
 from agent_rft.errors import UserError
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config_file import load_operator
+from agent_rft.spec.operator.operator_file import load_operator
 from tests.support.paths import LEDGER
 
 TOKEN = 'headers: {Authorization: "Bearer ${LEDGER_TOKEN}"}'

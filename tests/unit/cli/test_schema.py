@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agent_rft.cli.main import app
-from agent_rft.cli.reference.schemas import MODELS, editor_schema
+from agent_rft.cli.reference.editor_schemas import MODELS, editor_schema
 
 
 @pytest.mark.parametrize("file", MODELS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.cluster.observability.files import DASHBOARDS
+from agent_rft.cluster.observability.monitoring_files import DASHBOARDS
 from docs.generator.__main__ import main
 from docs.generator.markdown import plain, table
 from tests.support.paths import ROOT

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from agent_rft.cli.reference.schemas import MODELS, editor_schema
-from agent_rft.cli.reference.settings import all_settings
+from agent_rft.cli.reference.editor_schemas import MODELS, editor_schema
+from agent_rft.cli.reference.setting_list import all_settings
 from docs.generator.settings import pages
 
 PAGES = pages()

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from agent_rft.events import KINDS, CheckpointSaved, Evaluated, Event, JobEnded, Notice, StepDone, event_kind
-from agent_rft.run_events import RunEvent, load_run_event, parse_evaluation
+from agent_rft.stored_events import RunEvent, load_run_event, parse_evaluation
 from agent_rft.types import Evaluation
 from tests.support.events import JOB, run_event
 

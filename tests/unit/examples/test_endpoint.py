@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.cluster.preflight.dry_run import dry_run_problems
+from agent_rft.cluster.checks.dry_run import dry_run_problems
 from agent_rft.spec.job import Reinforcement
 from agent_rft.spec.job_file import load_job
 from agent_rft.types import ToolCall

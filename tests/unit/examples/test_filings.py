@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from agent_rft.actors.grading.pool import GuardedGrader
+from agent_rft.actors.grading.grader_pool import GuardedGrader
 from agent_rft.spec.job_file import load_job
 from agent_rft.trainer.loop.alarms import RewardHackingAlarms
 from agent_rft.types import Grade

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_rft.cluster.planning.memory import GIB
-from agent_rft.cluster.planning.model import ModelShape
+from agent_rft.cluster.planning.memory_estimates import GIB
 from agent_rft.cluster.planning.model_folder import resolve_context
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.model_shape import ModelShape
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.job_file import load_job
 from tests.support.paths import ROOT

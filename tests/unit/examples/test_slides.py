@@ -14,14 +14,14 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from agent_rft.actors.graders.sample import make_sample
-from agent_rft.actors.grading.factory import make_grader
+from agent_rft.actors.graders.grader_sample import make_sample
+from agent_rft.actors.grading.grader_factory import make_grader
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.cluster.preflight.dry_run import dry_run_problems
+from agent_rft.cluster.checks.dry_run import dry_run_problems
 from agent_rft.cluster.views.traces import Trace, trace_json
 from agent_rft.spec.job import Reinforcement
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.plan import resolve_plan
+from agent_rft.spec.step_plan import resolve_plan
 from agent_rft.types import Grade, ToolCall, Turn
 from examples.slides import make_data, pictures
 from examples.slides.cheats import COMPANY, NUM_SLIDES, POINTS, TOPICS, decks, recorded

@@ -17,13 +17,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent_rft import NoSandbox, UntrustedRun, run_untrusted
-from agent_rft.actors.graders.sample import make_sample
-from agent_rft.actors.grading.factory import make_grader
+from agent_rft.actors.graders.grader_sample import make_sample
+from agent_rft.actors.grading.grader_factory import make_grader
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.cluster.preflight.dry_run import dry_run_problems
+from agent_rft.cluster.checks.dry_run import dry_run_problems
 from agent_rft.spec.job import Reinforcement
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import ModelEndpoint
+from agent_rft.spec.operator.operator_config import ModelEndpoint
 from agent_rft.types import ToolCall
 from examples.common.sessions import IDLE_S
 from examples.common.way import listening

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_rft.metrics import METRICS
-from agent_rft.metrics.charts import CHARTS
+from agent_rft.metrics.metric_charts import CHARTS
 
 
 def test_the_charts_of_metrics_are_those_that_the_report_draws() -> None:

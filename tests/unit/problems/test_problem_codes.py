@@ -7,7 +7,7 @@ import re
 import pytest
 
 from agent_rft.problems import GROUPS, PROBLEM_CODES, find_code, stops_accepted_job
-from agent_rft.problems.code import CheckCode
+from agent_rft.problems.problem_code import CheckCode
 from tests.support.codes import ANY, used_codes
 
 USED = used_codes()
@@ -59,7 +59,7 @@ def test_a_computed_code_has_the_entry_of_its_family() -> None:
 
 
 def test_every_code_of_a_check_says_whether_it_stops_a_job_that_was_accepted_before() -> None:
-    checks = ("cluster/preflight/", "cluster/planning/", "agent_rft/spec/", "agent_rft/rows/")
+    checks = ("cluster/checks/", "cluster/planning/", "agent_rft/spec/", "agent_rft/rows/")
     found = {code for code, places in USED.items() if any(place.startswith(checks) for place in places)}
     registered = {entry for code in found if (entry := find_code(code)) is not None}
     assert len(registered) > 40

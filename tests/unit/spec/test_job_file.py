@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from agent_rft.errors import InvalidJob, Problem
+from agent_rft.spec.config_reader import REMOVED_SETTINGS
 from agent_rft.spec.job import FILES, JobSpec
 from agent_rft.spec.job_file import add_lines, load_job, read_job
-from agent_rft.spec.reader import REMOVED_SETTINGS
 from tests.support.builders import raw_job
 from tests.support.paths import ROOT
 from tests.support.settings import all_models

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from agent_rft.spec.model_options import LoraSpec
-from agent_rft.spec.plan import resolve_plan
+from agent_rft.spec.step_plan import resolve_plan
 from tests.support.builders import job
 
 B = 10**9

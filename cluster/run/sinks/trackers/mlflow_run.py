@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, Point, TrackedRun
 from agent_rft.events import Outcome
-from agent_rft.spec.integrations import MlflowAccess, MlflowSettings
+from agent_rft.spec.trackers import MlflowAccess, MlflowSettings
 
 TAG = "agent_rft.run"
 """Tag by which a resumed run finds its MLflow run."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from agent_rft.errors import RftError
 from agent_rft.events import Evaluated, IntegrationCause, JobEnded, LossEvaluated, Outcome, StepDone
-from agent_rft.run_events import RunEvent
+from agent_rft.stored_events import RunEvent
 
 SECTIONS = ("hyperparameters", "limits", "reward", "algorithm")
 """Parts of a method's settings that are sent to trackers."""

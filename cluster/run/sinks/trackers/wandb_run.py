@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, Point, TrackedRun
 from agent_rft.events import Outcome
-from agent_rft.spec.integrations import WandbAccess, WandbSettings
+from agent_rft.spec.trackers import WandbAccess, WandbSettings
 
 START_S, FINISH_S = 20.0, 20.0
 """Seconds to wait for the server at the start, and for the last uploads at `close` or when the process exits."""

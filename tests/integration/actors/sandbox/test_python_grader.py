@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_rft.actors.graders.kinds.python import PythonRunner
+from agent_rft.actors.graders.kinds.python_grader import PythonRunner
 from agent_rft.actors.sandbox.sandbox_config import PROTECTIONS, SandboxLimits
-from agent_rft.actors.sandbox.start import sandbox_report
+from agent_rft.actors.sandbox.sandbox_start import sandbox_report
 from tests.support.graders import RUNTIME, SERVER, Make, failure, python_graders
 from tests.support.paths import ROOT
 from tests.support.python_attacks import until
@@ -156,7 +156,7 @@ async def test_a_cancelled_grade_kills_its_worker_which_is_replaced(make: Make) 
 
 async def test_no_process_outlives_a_killed_owner() -> None:
     script = (
-        "import asyncio\nfrom agent_rft.actors.graders.kinds.python import *\n"
+        "import asyncio\nfrom agent_rft.actors.graders.kinds.python_grader import *\n"
         "spec = PythonGrader(type='python', source='def grade(s, i):\\n    while True: pass')\n"
         "asyncio.run(PythonRunner(spec, 'g', OperatorConfig(), way='namespaces', num_workers=1).grade({}, {}, 't'))"
     )

@@ -15,7 +15,7 @@ from aiohttp import web
 from agent_rft.actors.tools.session_journal import ToolSessionJournal
 from agent_rft.errors import ToolFailed
 from tests.support.fakes_http import FakeEndpoint, Received
-from tests.unit.actors.tools.test_sessions import ITEM, Book, Machines, book  # noqa: F401
+from tests.unit.actors.tools.test_tool_sessions import ITEM, Book, Machines, book  # noqa: F401
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])

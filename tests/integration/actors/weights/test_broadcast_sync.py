@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from agent_rft.actors.weights.broadcast_sync import BroadcastSync
-from agent_rft.actors.weights.bucket import MASK, compute_checksum
-from agent_rft.actors.weights.sync import PublishedWeights
+from agent_rft.actors.weights.weight_bucket import MASK, compute_checksum
+from agent_rft.actors.weights.weight_sync import PublishedWeights
 from agent_rft.errors import EngineFailed, RftError
-from agent_rft.trainer.learner.layout import BucketLayout, LoadedWeights
 from agent_rft.trainer.learner.process_group import SENDER, BroadcastGroup, find_free_port
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
 from tests.support.fakes_http import MovableLoop, in_movable_time, until
 
 LAYOUTS: list[BucketLayout] = [[("a", "float32", (2, 3)), ("b", "float32", (1,))], [("c", "float32", (5,))]]

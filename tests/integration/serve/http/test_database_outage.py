@@ -12,10 +12,10 @@ from prometheus_client import generate_latest
 
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.cluster.records.blobs import FolderBlobs
-from agent_rft.serve.routes.files import make_router
+from agent_rft.serve.routes.file_routes import make_router
 from agent_rft.serve.stores.file_store import FileStore
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.serve.stores.migrate import open_database
+from agent_rft.serve.stores.migration import open_database
 from tests.support.api import client_of
 from tests.support.postgres import PostgresServer, postgres_server
 

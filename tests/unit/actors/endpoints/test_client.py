@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from agent_rft.actors.endpoints.answer import parse_retry_after_s
 from agent_rft.actors.endpoints.client import EndpointClient
-from agent_rft.actors.endpoints.network.transport import MAX_BODY_BYTES
-from agent_rft.actors.endpoints.network.url import find_endpoint_problem, redact_url
+from agent_rft.actors.endpoints.http_response import parse_retry_after_s
+from agent_rft.actors.endpoints.network.endpoint_url_checks import find_endpoint_problem, redact_url
+from agent_rft.actors.endpoints.network.http_transport import MAX_BODY_BYTES
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint

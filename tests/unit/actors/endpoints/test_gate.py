@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_rft.actors.endpoints.adaptive_limit import AdaptiveLimit, RequestRateLimit
 from agent_rft.actors.endpoints.breaker import (
     FIRST_WAIT_S,
     MAX_FAILURES,
@@ -18,7 +19,6 @@ from agent_rft.actors.endpoints.breaker import (
     Breaker,
 )
 from agent_rft.actors.endpoints.gate import MAX_ON_WIRE, MAX_PAUSE_S, Gate, Permit, RequestOutcome, SocketLimit
-from agent_rft.actors.endpoints.limits import AdaptiveLimit, RequestRateLimit
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from tests.support.fakes_http import FakeTime
 

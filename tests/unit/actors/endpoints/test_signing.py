@@ -14,15 +14,15 @@ from pydantic import SecretStr
 
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.signing import Signer
-from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.actors.tools.sessions import ToolSessions
-from agent_rft.cluster.preflight.form_check import check_endpoints
-from agent_rft.cluster.records.redact import REDACTED
+from agent_rft.actors.tools.tool_sessions import ToolSessions
+from agent_rft.cluster.checks.endpoint_checks import check_endpoints
+from agent_rft.cluster.records.redaction import REDACTED
 from agent_rft.errors import ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint, SessionSpec, ToolSpec
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from agent_rft.types import ToolCall
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, one_by_one, says
 from tests.support.paths import ROOT

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from agent_rft.actors.engine.engine_config import EngineConfig, choose_executor
-from agent_rft.actors.engine.failures import last_error
 from agent_rft.actors.engine.vllm_engine import Engine
+from agent_rft.actors.engine.vllm_errors import last_error
 from agent_rft.actors.engine.vllm_internals import CPU_EXECUTOR
 from agent_rft.errors import EngineFailed
 

@@ -94,7 +94,9 @@ def test_modules_of_an_adapter_that_the_model_lacks_are_named() -> None:
 
 def test_a_transport_may_be_registered_again() -> None:
     for _ in range(2):
-        register_transport("registered_twice", "agent_rft.actors.engine.worker.transport", "ShmWeightTransferEngine")
+        register_transport(
+            "registered_twice", "agent_rft.actors.engine.worker.weight_receiver", "ShmWeightTransferEngine"
+        )
     with pytest.raises(ValueError):
         WeightTransferEngineFactory.register_engine("registered_twice", "a", "B")
 

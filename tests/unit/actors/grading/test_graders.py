@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent_rft.actors.endpoints.network.transport import MAX_BODY_BYTES
-from agent_rft.actors.graders.base import MAX_REASON_CHARS, check_finite_number, wire_errors
-from agent_rft.actors.graders.kinds.endpoint import MAX_PARTS
-from agent_rft.actors.graders.kinds.expression import expression_problems, parse
-from agent_rft.actors.graders.sample import make_sample
-from agent_rft.actors.grading.factory import grader_problems, make_grader
-from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.endpoints.network.http_transport import MAX_BODY_BYTES
+from agent_rft.actors.graders.grader_protocol import MAX_REASON_CHARS, check_finite_number, wire_errors
+from agent_rft.actors.graders.grader_sample import make_sample
+from agent_rft.actors.graders.kinds.endpoint_grader import MAX_PARTS
+from agent_rft.actors.graders.kinds.grade_expression import expression_problems, parse
+from agent_rft.actors.grading.grader_factory import grader_problems, make_grader
+from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import EndpointRefused, GraderFailed, InvalidJob
 from agent_rft.spec.graders import GraderSpec

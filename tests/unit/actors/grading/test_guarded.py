@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent_rft.actors.graders.sample import make_sample
-from agent_rft.actors.grading.factory import all_grader_problems
-from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.graders.grader_sample import make_sample
+from agent_rft.actors.grading.grader_factory import all_grader_problems
+from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.errors import GraderFailed, InvalidJob
 from agent_rft.metrics import find_metric
 from agent_rft.spec.graders import GuardSpec
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
-from agent_rft.trainer.loop.measure import rollout_metrics
+from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
+from agent_rft.trainer.loop.rl_metrics import rollout_metrics
 from agent_rft.types import Grade
 from tests.support.builders import grader_spec, group_request, rollout
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Received, hangs, says, until

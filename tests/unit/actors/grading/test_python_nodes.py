@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.actors.grading.python_nodes import PythonNodes
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
-from agent_rft.spec.operator.config import OperatorConfig
+from agent_rft.spec.operator.operator_config import OperatorConfig
 
 SPEC = PythonGrader(type="python", source="def grade(sample, item): return 0.5")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rft.actors.rollout.board import BusyShare
+from agent_rft.actors.rollout.live_counts import BusyShare
 
 
 def test_the_share_is_that_of_the_engines_that_were_there_the_whole_time() -> None:

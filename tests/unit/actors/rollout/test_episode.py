@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
-from agent_rft.actors.engine.chat.parsing import load_parser
-from agent_rft.actors.engine.grammar.structure import build_turn_structure
+from agent_rft.actors.engine.chat.turn_parsers import load_parser
+from agent_rft.actors.engine.grammar.structural_tags import build_turn_structure
 from agent_rft.actors.engine.vllm_engine import Completion
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest, derive_turn_seed
 from agent_rft.actors.tools.dispatcher import Dispatcher

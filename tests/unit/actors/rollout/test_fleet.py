@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent_rft.actors.rollout.assignment import GroupAffinity
+from agent_rft.actors.rollout.engine_assignment import GroupAffinity
 from agent_rft.actors.rollout.fleet import Fleet
-from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.actors.weights.weight_sync import WeightSync
 from agent_rft.errors import EngineFailed, GraderFailed, TrainingHalted
 from agent_rft.events import EngineReplaced, EngineUnstable, Event
 from agent_rft.spec.job import RolloutLimits
-from agent_rft.trainer.learner.layout import BucketLayout
+from agent_rft.trainer.learner.weight_buckets import BucketLayout
 from agent_rft.types import Group
 from tests.support.builders import group_request, task
 from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.actors.rollout.assignment import find_least_loaded
+from agent_rft.actors.rollout.engine_assignment import find_least_loaded
 from agent_rft.actors.rollout.fleet import Fleet
-from agent_rft.actors.runtime.turns import GpuLease
-from agent_rft.actors.weights.sync import WeightSync
+from agent_rft.actors.runtime.gpu_lease import GpuLease
+from agent_rft.actors.weights.weight_sync import WeightSync
 from agent_rft.events import EngineReplaced, Event
 from agent_rft.spec.job import RolloutLimits
-from agent_rft.trainer.learner.layout import BucketLayout
+from agent_rft.trainer.learner.weight_buckets import BucketLayout
 from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
 from tests.support.fakes_http import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_rft.actors.rollout.replacement import ReplacementBudget
+from agent_rft.actors.rollout.engine_replacement import ReplacementBudget
 from agent_rft.errors import TrainingHalted
 from agent_rft.events import EngineUnstable, Event
 

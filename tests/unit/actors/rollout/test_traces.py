@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, create_tracer, current_trace_headers
 from agent_rft.actors.tools.dispatcher import Dispatcher
-from agent_rft.actors.tools.sessions import ToolSessions
+from agent_rft.actors.tools.tool_sessions import ToolSessions
 from agent_rft.chat.renderer import Renderer
 from agent_rft.spec.endpoints import SessionSpec, ToolSpec
-from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.spec.operator.operator_config import TraceSettings
 from agent_rft.types import Rollout
 from tests.support.episodes import REQUEST, ScriptedEpisode, call, graded
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says

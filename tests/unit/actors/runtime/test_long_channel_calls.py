@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from agent_rft.actors.grading.pool import GraderPoolClient
-from agent_rft.actors.tools.actor import DispatcherClient
+from agent_rft.actors.grading.grader_pool import GraderPoolClient
+from agent_rft.actors.tools.dispatcher_actor import DispatcherClient
 from agent_rft.types import ToolCall
 from tests.support.fakes_http import MovableLoop, in_movable_time, until
 from tests.unit.actors.runtime.test_channel import FakeActor

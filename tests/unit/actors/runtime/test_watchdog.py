@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.runtime.calls import LOST, UNREACHABLE
-from agent_rft.actors.runtime.in_flight import RolloutStages, WorkInProgress
+from agent_rft.actors.runtime.actor_calls import LOST, UNREACHABLE
+from agent_rft.actors.runtime.rollout_stages import RolloutStages, WorkInProgress
 from agent_rft.actors.runtime.watchdog import CHECK_INTERVAL_S, GIVE_UP_S, SILENT_S, STALLED_S, Watchdog, WatchedActor
 from agent_rft.errors import EngineFailed
 from agent_rft.events import ActorAnswered, ActorSilent, Event, RolloutsStalled, WorkStalled

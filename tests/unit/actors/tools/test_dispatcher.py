@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from agent_rft.actors.endpoints.client import collect_process_stats
-from agent_rft.actors.endpoints.stats import merge_stats, to_endpoint_metrics
+from agent_rft.actors.endpoints.endpoint_statistics import merge_stats, to_endpoint_metrics
 from agent_rft.actors.runtime.timing import Timing
-from agent_rft.actors.tools.actor import split_limits
 from agent_rft.actors.tools.dispatcher import MAX_ERROR_CHARS, Dispatcher
+from agent_rft.actors.tools.dispatcher_actor import split_limits
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.metrics import find_metric
 from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES, ToolSpec

@@ -10,14 +10,14 @@ import openai
 import pytest
 import yaml
 
-from agent_rft.cli.openai_import.folder import import_job
-from agent_rft.cli.openai_import.source import FolderSource
-from agent_rft.cluster.preflight.rows import read_files
+from agent_rft.cli.openai_import.export_source import FolderSource
+from agent_rft.cli.openai_import.import_folder import import_job
+from agent_rft.cluster.checks.row_checks import read_files
 from agent_rft.errors import InvalidJob, RftError, UserError
-from agent_rft.serve.jobs.request import parse_api_job
+from agent_rft.serve.jobs.job_request import parse_api_job
+from agent_rft.spec.config_reader import Variables
 from agent_rft.spec.job_file import load_job
-from agent_rft.spec.operator.config import OperatorConfig
-from agent_rft.spec.reader import Variables
+from agent_rft.spec.operator.operator_config import OperatorConfig
 from tests.support.imports import checked, environment_of, imported, run
 from tests.support.openai_api import KEY, FakeOpenAI
 from tests.support.openai_jobs import (
@@ -35,7 +35,7 @@ from tests.support.openai_jobs import (
     reinforcement,
     supervised,
 )
-from tests.unit.serve.jobs.test_request import KnownFiles, KnownModels
+from tests.unit.serve.jobs.test_job_request import KnownFiles, KnownModels
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 

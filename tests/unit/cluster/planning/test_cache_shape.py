@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from agent_rft.cluster.planning.model import (
+from agent_rft.cluster.planning.model_shape import (
     CacheShape,
     ModelShape,
     count_parameters,

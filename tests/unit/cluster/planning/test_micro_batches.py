@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from agent_rft.cluster.planning.cluster_plan import find_fixes, plan_cluster
 from agent_rft.cluster.planning.layout import ClusterPlan, lay_out
-from agent_rft.cluster.planning.memory import GIB
-from agent_rft.cluster.planning.model import ModelShape
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.memory_estimates import GIB
+from agent_rft.cluster.planning.model_shape import ModelShape
 from agent_rft.cluster.planning.placement import PlanRequest, RecordedLayout
-from agent_rft.cluster.planning.plan import find_fixes, plan_cluster
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.cluster.planning.plan_view import plan_and_print
 from agent_rft.events import SettingChosen
 from tests.support.builders import job

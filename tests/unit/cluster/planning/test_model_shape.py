@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cluster.planning.model import get_text_config, read_config, read_max_context, read_shape
+from agent_rft.cluster.checks.model_checks.model_check import read_model
 from agent_rft.cluster.planning.model_folder import (
     MAX_AUTO_CONTEXT,
     ModelFolder,
@@ -16,7 +16,7 @@ from agent_rft.cluster.planning.model_folder import (
     read_sizes,
     resolve_context,
 )
-from agent_rft.cluster.preflight.model_checks.model import read_model
+from agent_rft.cluster.planning.model_shape import get_text_config, read_config, read_max_context, read_shape
 from tests.support.builders import job
 from tests.support.paths import BASE
 

@@ -9,14 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_rft.cluster.planning.cluster_plan import (
+    MOVE_BYTES_PER_S,
+    NONE_FOUND,
+    estimate_step,
+    find_fixes,
+    plan_cluster,
+)
 from agent_rft.cluster.planning.layout import MIN_SEQUENCES_AT_ONCE, ClusterPlan, lay_out
-from agent_rft.cluster.planning.memory import CUDA_CONTEXT_BYTES, GIB, MemoryEstimate
-from agent_rft.cluster.planning.model import ModelShape
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.memory_estimates import CUDA_CONTEXT_BYTES, GIB, MemoryEstimate
+from agent_rft.cluster.planning.model_shape import ModelShape
 from agent_rft.cluster.planning.placement import PlanRequest
-from agent_rft.cluster.planning.plan import MOVE_BYTES_PER_S, NONE_FOUND, estimate_step, find_fixes, plan_cluster
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.cluster.planning.plan_view import describe_sharing
-from agent_rft.trainer.learner.sizes import OFFLOAD_SLACK
+from agent_rft.trainer.learner.rank_memory_sizes import OFFLOAD_SLACK
 from tests.support.builders import job
 
 QWEN2_5_HALF_B = ModelShape(494_032_768, 24, 896, 14, 2, 64, 4864, 151_936)

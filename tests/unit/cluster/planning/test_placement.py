@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from agent_rft.cluster.planning.layout import DISPATCHER_BYTES, ClusterPlan, lay_out
-from agent_rft.cluster.planning.memory import GIB, activation_bytes, engine_memory, kv_bytes_per_token, rank_memory
-from agent_rft.cluster.planning.model import ModelShape
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.memory_estimates import (
+    GIB,
+    activation_bytes,
+    engine_memory,
+    kv_bytes_per_token,
+    rank_memory,
+)
+from agent_rft.cluster.planning.model_shape import ModelShape
 from agent_rft.cluster.planning.placement import Placement, PlanRequest, assign_nodes, num_dispatchers
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.errors import Problem
 from agent_rft.spec.endpoints import ToolSpec
 from agent_rft.spec.job import JobSpec

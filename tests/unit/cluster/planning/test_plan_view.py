@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_rft.cluster.planning.memory import GIB
+from agent_rft.cluster.planning.cluster_plan import plan_cluster
+from agent_rft.cluster.planning.memory_estimates import GIB
 from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
-from agent_rft.cluster.planning.nodes import Node
 from agent_rft.cluster.planning.placement import STORE_BYTES
-from agent_rft.cluster.planning.plan import plan_cluster
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.cluster.planning.plan_view import (
     plan_and_print,
     plan_to_json,

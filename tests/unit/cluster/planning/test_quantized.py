@@ -9,16 +9,22 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_rft.cluster.planning.memory import GIB, LIVE_PARAMETERS, MemoryEstimate, rank_memory
-from agent_rft.cluster.planning.model import ModelShape, count_parameters, get_text_config, read_config, read_shape
+from agent_rft.cluster.checks.model_checks.model_check import read_model
+from agent_rft.cluster.planning.cluster_plan import estimate_token_s
+from agent_rft.cluster.planning.memory_estimates import GIB, LIVE_PARAMETERS, MemoryEstimate, rank_memory
 from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.model_shape import (
+    ModelShape,
+    count_parameters,
+    get_text_config,
+    read_config,
+    read_shape,
+)
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.cluster.planning.plan import estimate_token_s
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.cluster.planning.plan_view import read_request
-from agent_rft.cluster.preflight.model_checks.model import read_model
 from agent_rft.errors import InvalidJob
-from agent_rft.trainer.learner.layout import MAX_BUCKET_BYTES
+from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES
 from tests.support.builders import job, raw_job
 from tests.support.headers import GPT_OSS_20B, MXFP4, gpt_oss_20b, write_folder
 from tests.support.plans import plan_placement

@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_rft.cluster.planning.cluster_plan import NONE_FOUND, find_fixes, plan_cluster
 from agent_rft.cluster.planning.layout import lay_out
-from agent_rft.cluster.planning.memory import GIB
-from agent_rft.cluster.planning.model import ModelShape
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.planning.memory_estimates import GIB
+from agent_rft.cluster.planning.model_shape import ModelShape
 from agent_rft.cluster.planning.placement import PlanRequest
-from agent_rft.cluster.planning.plan import NONE_FOUND, find_fixes, plan_cluster
+from agent_rft.cluster.planning.plan_nodes import Node
 from tests.support.builders import job
 
 QWEN3_2B = ModelShape(1_720_574_976, 28, 2048, 16, 8, 128, 6144, 151_936)

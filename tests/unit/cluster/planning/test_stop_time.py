@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_rft.cluster.planning.plan import interval_warnings
+from agent_rft.cluster.planning.cluster_plan import interval_warnings
 from agent_rft.spec.job import CheckpointInterval
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.spec.operator.config import RecordLimits
+from agent_rft.spec.operator.operator_config import RecordLimits
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from tests.support.builders import group, group_request
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import RolloutIndex, UnknownRollout, UnknownValue
 from agent_rft.cluster.records.row_rewards import row_rewards, rows_after
 from agent_rft.cluster.records.run_folder import NAMES, RunFolder
-from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.rows.ownership import claim_folder
 from agent_rft.types import DiscardedRollout, Grade, Group, Rollout, ToolCall, ToolResult, Turn
 from tests.support.builders import group, group_request, rollout

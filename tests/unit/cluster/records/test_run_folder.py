@@ -8,8 +8,8 @@ import pytest
 from agent_rft.cluster.records.run_folder import RunFolder, new_run_folder, open_run
 from agent_rft.errors import OutdatedFormat
 from agent_rft.events import Evaluated, Notice, RolloutsProgressed, StepDone
-from agent_rft.spec.plan import resolve_plan
-from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.spec.step_plan import resolve_plan
+from agent_rft.trainer.loop.evaluation import summarize
 from agent_rft.types import Group, Segment
 from tests.support.events import run_event
 

@@ -12,20 +12,20 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.checks.check_job import CheckedJob
+from agent_rft.cluster.checks.resumption.resume_compat import SettingDifference
+from agent_rft.cluster.planning.cluster_plan import plan_cluster
 from agent_rft.cluster.planning.placement import PlanRequest
-from agent_rft.cluster.planning.plan import plan_cluster
-from agent_rft.cluster.preflight.prepare import CheckedJob
-from agent_rft.cluster.preflight.resumption.same_job import SettingDifference
+from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.run.job_run import JobRun
 from agent_rft.cluster.run.run_outputs import RunOutputs
-from agent_rft.cluster.run.signals import StopSignals
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
-from agent_rft.cluster.views.live import LiveView
+from agent_rft.cluster.run.stop_signals import StopSignals
+from agent_rft.cluster.views.live_view import LiveView
 from agent_rft.errors import RftError
 from agent_rft.events import SettingChanged, SettingChosen
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.builders import job, plan
 from tests.support.events import Recording
 

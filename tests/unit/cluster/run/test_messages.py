@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.live import LiveView
+from agent_rft.cluster.views.live_view import LiveView
 from agent_rft.events import Event, JobEnded, JobStarted, PhaseBegan
-from agent_rft.serve.jobs.processes.sink import StoreSink
+from agent_rft.serve.jobs.processes.store_sink import StoreSink
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from tests.support.events import stream_of

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from agent_rft.cluster.ray_cluster.session import free_ports, why_unreachable
+from agent_rft.cluster.ray_cluster.ray_session import free_ports, why_unreachable
 from agent_rft.cluster.run import pre_stop
 from tests.support.paths import ROOT
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from agent_rft.cluster.planning.nodes import Node
+from agent_rft.cluster.checks.check_job import CheckedJob
+from agent_rft.cluster.planning.cluster_plan import plan_cluster
 from agent_rft.cluster.planning.placement import Placement, PlanRequest, total_resources
-from agent_rft.cluster.planning.plan import plan_cluster
-from agent_rft.cluster.preflight.prepare import CheckedJob
-from agent_rft.cluster.ray_cluster.turn import reservation_lock
+from agent_rft.cluster.planning.plan_nodes import Node
+from agent_rft.cluster.ray_cluster.reservation_lock import reservation_lock
 from agent_rft.cluster.run.reservation import reserve
 from agent_rft.errors import InvalidJob
-from agent_rft.spec.nodes import NodeGroup
-from agent_rft.spec.operator.config import DEFAULT_CONFIG, JobLimits, OperatorConfig
+from agent_rft.spec.node_groups import NodeGroup
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, JobLimits, OperatorConfig
 from tests.support.builders import job, plan
 
 

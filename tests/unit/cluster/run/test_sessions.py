@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_rft.actors.tools.actor import DispatcherClient
-from agent_rft.cluster.run.actors import JobSessions
+from agent_rft.actors.tools.dispatcher_actor import DispatcherClient
+from agent_rft.cluster.run.run_actors import JobSessions
 from agent_rft.errors import ActorStartFailed, RftError, ToolFailed
 from agent_rft.events import Event
 

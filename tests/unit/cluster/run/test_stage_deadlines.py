@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent_rft.actors.grading.factory import LOCAL_DEADLINE_S
-from agent_rft.cluster.run.actors import stage_deadlines_s
-from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
+from agent_rft.actors.grading.grader_factory import LOCAL_DEADLINE_S
+from agent_rft.cluster.run.run_actors import stage_deadlines_s
+from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from tests.support.builders import EXACT, job
 
 URL = "https://tools.example.com"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent_rft.cluster.views.before_after import compare_before_after, paired_changes
-from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.trainer.loop.evaluation import summarize
 from agent_rft.types import Grade, Group
 from tests.support.builders import group, group_request
 

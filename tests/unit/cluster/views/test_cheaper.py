@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.comparison.cheaper import find_fewer_calls
+from agent_rft.cluster.views.comparison.fewer_calls import find_fewer_calls
 from agent_rft.events import FewerCalls
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from agent_rft.types import Group, ToolCall, ToolResult, Turn

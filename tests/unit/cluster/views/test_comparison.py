@@ -13,28 +13,28 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_rft.cluster.preflight.resumption.resumed import digest_job
-from agent_rft.cluster.records.redact import to_plain_json
+from agent_rft.cluster.checks.resumption.recorded_run import digest_job
+from agent_rft.cluster.records.redaction import to_plain_json
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.comparison import charts
-from agent_rft.cluster.views.comparison.charts import histogram, interval_bar, scatter
-from agent_rft.cluster.views.comparison.compare import (
+from agent_rft.cluster.views.comparison import comparison_charts
+from agent_rft.cluster.views.comparison.comparison_charts import histogram, interval_bar, scatter
+from agent_rft.cluster.views.comparison.comparison_page import write_page, write_png
+from agent_rft.cluster.views.comparison.comparison_stats import (
     NO_TOOL,
     EvaluationComparison,
     MeasureChange,
     compare_evaluations,
     comparison_json,
 )
-from agent_rft.cluster.views.comparison.page import write_page, write_png
-from agent_rft.cluster.views.comparison.side import MEASURES, LoadedEvaluation, group_by_row
-from agent_rft.cluster.views.comparison.sides import load_evaluations, recorded_evaluation
-from agent_rft.cluster.views.comparison.table import print_comparison
+from agent_rft.cluster.views.comparison.comparison_table import print_comparison
+from agent_rft.cluster.views.comparison.evaluation_selection import load_evaluations, recorded_evaluation
+from agent_rft.cluster.views.comparison.loaded_evaluation import MEASURES, LoadedEvaluation, group_by_row
 from agent_rft.errors import UserError
 from agent_rft.events import Evaluated
 from agent_rft.metrics import EVALUATION
-from agent_rft.metrics.intervals import Interval, paired_interval
-from agent_rft.spec.plan import resolve_plan
-from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.metrics.confidence_intervals import Interval, paired_interval
+from agent_rft.spec.step_plan import resolve_plan
+from agent_rft.trainer.loop.evaluation import summarize
 from agent_rft.types import Grade, Group, Rollout, ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, rollout, task
 from tests.support.events import run_event
@@ -333,9 +333,11 @@ def test_a_run_gives_its_newest_evaluation_of_the_file_that_all_have(tmp_path: P
 def test_the_validations_of_several_runs_are_drawn_as_curves(tmp_path: Path, synthetic: Synthetic) -> None:
     one, two = synthetic.run(tmp_path / "one"), synthetic.run(tmp_path / "two")
     never = synthetic.run(tmp_path / "never", validation_every=0)
-    assert charts.curves(sides(f"{one.path}:test-before", f"{one.path}:test-after")) is None, "one run is one curve"
-    assert charts.curves(sides(one.path, never.path)) is None
-    drawn = charts.curves(compared_sides := sides(one.path, never.path, two.path))
+    assert comparison_charts.curves(sides(f"{one.path}:test-before", f"{one.path}:test-after")) is None, (
+        "one run is one curve"
+    )
+    assert comparison_charts.curves(sides(one.path, never.path)) is None
+    drawn = comparison_charts.curves(compared_sides := sides(one.path, never.path, two.path))
     assert drawn is not None
     assert [curve.side for curve in drawn.curves] == [0, 2]
     for curve, run in zip(drawn.curves, (one, two), strict=True):
@@ -345,8 +347,12 @@ def test_the_validations_of_several_runs_are_drawn_as_curves(tmp_path: Path, syn
         rewards = [found.reward for _, found in run.validations()]
         highest = min(curve.dots, key=lambda dot: dot.y)
         assert curve.dots.index(highest) == rewards.index(max(rewards))
-        assert all(charts.TOP <= dot.y <= charts.HEIGHT - charts.BOTTOM for dot in curve.dots)
-        assert all(charts.LEFT <= dot.x <= charts.WIDTH - charts.RIGHT for dot in curve.dots)
+        assert all(
+            comparison_charts.TOP <= dot.y <= comparison_charts.HEIGHT - comparison_charts.BOTTOM for dot in curve.dots
+        )
+        assert all(
+            comparison_charts.LEFT <= dot.x <= comparison_charts.WIDTH - comparison_charts.RIGHT for dot in curve.dots
+        )
     write_page(compare_evaluations(compared_sides, 2), tmp_path / "page.html", with_traces=False)
     page = (tmp_path / "page.html").read_text()
     assert page.count("<polyline") == 2 and "Validation reward" in page

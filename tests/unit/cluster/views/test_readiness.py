@@ -10,10 +10,15 @@ from xml.etree import ElementTree as ET
 
 from rich.console import Console
 
-from agent_rft.cluster.readiness.findings import Readiness, judge_samples
+from agent_rft.cluster.readiness.readiness_report import Readiness, judge_samples
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.readiness.page import MAX_MARKS, make_variance_plot, readiness_page_path, write_page
-from agent_rft.cluster.views.readiness.text import print_readiness
+from agent_rft.cluster.views.readiness.readiness_page import (
+    MAX_MARKS,
+    make_variance_plot,
+    readiness_page_path,
+    write_page,
+)
+from agent_rft.cluster.views.readiness.readiness_text import print_readiness
 from tests.support.builders import group, group_request, job, plan, task
 
 HOSTILE = "<script>alert('x')</script> & [bold]"

@@ -11,7 +11,7 @@ from agent_rft.cli.main import app
 from agent_rft.cluster.views.regrade import GradingCase, grade_file, read_cases, read_grader
 from agent_rft.cluster.views.regrade_report import find_grade_changes, print_changes, print_summary, summarize_grades
 from agent_rft.errors import EndpointRefused, GraderFailed, InvalidJob, RftError, UserError
-from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
+from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from agent_rft.types import Grade
 from tests.support.builders import EXACT
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says

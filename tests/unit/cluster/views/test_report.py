@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from agent_rft.cli.main import app
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.report.page import write_report
-from agent_rft.cluster.views.report.rows import MAX_CHARS, SHOWN_ROLLOUTS, SHOWN_ROWS, make_report_rows
+from agent_rft.cluster.views.report.report_page import write_report
+from agent_rft.cluster.views.report.report_rows import MAX_CHARS, SHOWN_ROLLOUTS, SHOWN_ROWS, make_report_rows
 from agent_rft.events import AlarmRaised, JobEnded, Notice, StepDone
 from agent_rft.types import Grade, Group, Turn
 from tests.support.builders import group, group_request, rollout

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_rft.cluster.records.wanted import RolloutFilter
-from agent_rft.cluster.views.export import COLUMNS, export_traces, make_table_rows
+from agent_rft.cluster.records.rollout_filter import RolloutFilter
+from agent_rft.cluster.views.trace_export import COLUMNS, export_traces, make_table_rows
 from agent_rft.cluster.views.traces import Trace, find_traces, pair_traces, print_pairs
 from agent_rft.errors import UserError
 from agent_rft.types import DiscardedRollout, Rollout

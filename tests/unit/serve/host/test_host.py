@@ -17,12 +17,12 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from agent_rft.errors import UserError
 from agent_rft.serve.deployment import build, make_app, make_lifespan
 from agent_rft.serve.host.listener import reserve_port, serve_app
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
-from agent_rft.serve.host.state import ServerState, StateLocations
-from agent_rft.serve.http.app import create_app
+from agent_rft.serve.http.api_app import create_app
 from agent_rft.serve.http.auth import KEY_CACHE_S
 from agent_rft.serve.stores.database import Database
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.api import TOKEN, FakeKeys, openai_of
 
 

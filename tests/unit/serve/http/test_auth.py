@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_rft.serve.http.auth import KEY_CACHE_S, Authenticator, KeyRateLimit
-from agent_rft.wire.errors import ApiError
+from agent_rft.wire.api_errors import ApiError
 from tests.support.api import TOKEN, FakeKeys
 
 

@@ -12,10 +12,10 @@ from unittest import TestCase
 import httpx
 
 from agent_rft.serve.deployment import ApiReplica, make_app
+from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
-from agent_rft.serve.host.state import ServerState, StateLocations
-from agent_rft.serve.http.app import DependencyChecks
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.serve.http.api_app import DependencyChecks
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.api import client_of
 
 

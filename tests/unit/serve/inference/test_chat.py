@@ -11,12 +11,12 @@ import openai
 import pytest
 import pytest_asyncio
 
-from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.http.grader_trials import Trials
 from agent_rft.serve.inference import chat, responses
-from agent_rft.serve.routes import models
+from agent_rft.serve.routes import model_routes
 from agent_rft.serve.stores.model_registry import ModelRegistry
-from agent_rft.serve.stores.secrets import FixedSecrets, Master, SecretBox
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.serve.stores.sealed_secrets import FixedSecrets, Master, SecretBox
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.fake_models import FakeModels, call, turn
@@ -133,7 +133,7 @@ async def test_models_are_found_by_ids_with_colons_and_slashes_and_deleted(tmp_p
     registry = ModelRegistry(database, {"gpt-5": "base", "Qwen/Qwen3-4B": "Qwen/Qwen3-4B"})
     tuned = "ft:Qwen/Qwen3-4B:org:a/b:id:ckpt-step-5"
     registry.add(tuned, "folder", "Qwen/Qwen3-4B", "ftjob-1")
-    client = openai_of(http(FakeModels(turn("x")), models.make_router(registry)))
+    client = openai_of(http(FakeModels(turn("x")), model_routes.make_router(registry)))
     assert [model.id async for model in client.models.list()] == ["gpt-5", "gpt-5-2025-08-07", "Qwen/Qwen3-4B", tuned]
     for name in ("gpt-5", "gpt-5-2025-08-07", "gpt-5-2026-01-31", "Qwen/Qwen3-4B", tuned):
         assert (await client.models.retrieve(name)).id == name

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import UserError
 from agent_rft.serve.inference.model_apps import SERVED_RANK, EngineResources, RayServeModels, engine_config
 from agent_rft.serve.stores.model_registry import ModelRecord
-from agent_rft.spec.operator.config import EngineLimits
+from agent_rft.spec.operator.operator_config import EngineLimits
 from agent_rft.trainer.learner.adapter import AdapterConfig
 
 RESOURCES = EngineResources(cores=1, gpus=0, max_num_seqs=4)

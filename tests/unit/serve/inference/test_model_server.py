@@ -14,7 +14,7 @@ import pytest
 
 from agent_rft.actors.engine.chat.chat_engine import DamagedModel
 from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import EngineFailed, UserError
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.inference.model_server import (
@@ -27,9 +27,9 @@ from agent_rft.serve.inference.model_server import (
     ServedModels,
 )
 from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry, UnknownModel
-from agent_rft.serve.stores.secrets import FixedSecrets, Master, SecretBox
-from agent_rft.spec.operator.config import DEFAULT_CONFIG, EngineLimits
-from agent_rft.wire.errors import ApiError
+from agent_rft.serve.stores.sealed_secrets import FixedSecrets, Master, SecretBox
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, EngineLimits
+from agent_rft.wire.api_errors import ApiError
 from tests.support.api import client_of, openai_of
 from tests.support.fake_models import FakeModels, turn
 from tests.support.fakes_http import FakeTime, until

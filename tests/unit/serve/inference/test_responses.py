@@ -8,11 +8,11 @@ from typing import Any
 import openai
 import pytest
 
-from agent_rft.serve.http.trials import Trials
+from agent_rft.serve.http.grader_trials import Trials
 from agent_rft.serve.inference.responses import make_router
-from agent_rft.serve.stores.secrets import FixedSecrets, Master, SecretBox
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
-from agent_rft.wire.errors import ApiError
+from agent_rft.serve.stores.sealed_secrets import FixedSecrets, Master, SecretBox
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
+from agent_rft.wire.api_errors import ApiError
 from tests.support.api import TOKEN, client_of, openai_of
 from tests.support.fake_models import FakeModels, call, turn
 

@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 
 from agent_rft.cluster.records.blobs import FolderBlobs
-from agent_rft.serve.http.trials import Trials
-from agent_rft.serve.routes import files, graders
+from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.routes import file_routes, trial_routes
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.file_store import FileStore
-from agent_rft.serve.stores.migrate import migrate
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.serve.stores.migration import migrate
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.api import client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 
@@ -318,7 +318,7 @@ async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[http
     database = Database.of_folder(folder)
     migrate(database)
     store = FileStore(database, FolderBlobs(folder / "files"), folder, max_bytes=10_000)
-    routers = [files.make_router(store), graders.make_router(Trials(DEFAULT_CONFIG))]
+    routers = [file_routes.make_router(store), trial_routes.make_router(Trials(DEFAULT_CONFIG))]
     async with client_of(routers) as client:
         yield client
     database.close()

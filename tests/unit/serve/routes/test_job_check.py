@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.errors import Problem, RftError
-from agent_rft.serve.jobs.processes.draft import CheckRequest
-from agent_rft.serve.routes import fine_tuning, job_check
+from agent_rft.serve.jobs.processes.request_check import CheckRequest
+from agent_rft.serve.routes import job_check, job_routes
 from tests.support.api import body_of, client_of
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY, FolderJobs, fixture_of, job_service
@@ -40,7 +40,7 @@ class Server(FolderJobs):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.checker, service = FakeChecker(), job_service(self.store)
-        routers = [fine_tuning.make_router(service), job_check.make_router(service, self.checker)]
+        routers = [job_routes.make_router(service), job_check.make_router(service, self.checker)]
         self.http = client_of(routers)
 
     async def check(self, status: int = 200, **changes: Any) -> dict[str, Any]:

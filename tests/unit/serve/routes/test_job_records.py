@@ -14,13 +14,13 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from agent_rft.cli.api_commands.traces import ServerTraces
+from agent_rft.cli.api_commands.traces_command import ServerTraces
+from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import Order
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.records.wanted import RolloutFilter
 from agent_rft.errors import UserError
 from agent_rft.events import LearnerRestarted
-from agent_rft.serve.jobs.records import JobRecords
+from agent_rft.serve.jobs.owner_records import JobRecords
 from agent_rft.serve.routes.job_records import make_router
 from agent_rft.types import DiscardedRollout, Group, Turn
 from tests.support.api import client_of, sync_client_of

@@ -15,7 +15,7 @@ import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.events import StepDone
-from agent_rft.serve.jobs.feed import MAX_EVENTS, JobChanges, Position, StepMetrics
+from agent_rft.serve.jobs.job_changes import MAX_EVENTS, JobChanges, Position, StepMetrics
 from agent_rft.serve.routes.job_stream import StreamLimits, make_router
 from agent_rft.serve.stores.job_states import UnknownJob
 from agent_rft.serve.stores.job_tables import EventRecord, JobRecord

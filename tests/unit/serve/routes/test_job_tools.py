@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from agent_rft.errors import UnsealFailed
-from agent_rft.serve.http.trials import Trials
-from agent_rft.serve.jobs.service import JobService
-from agent_rft.serve.routes import fine_tuning, job_tools
-from agent_rft.spec.operator.config import DEFAULT_CONFIG
+from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.jobs.job_service import JobService
+from agent_rft.serve.routes import job_routes, job_tools
+from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.api import TOKEN, client_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.builders import raw_job
@@ -37,7 +37,7 @@ class Server(FolderJobs):
     def __init__(self, folder: Path, box: ReversingBox) -> None:
         super().__init__(folder)
         self.service = JobService(self.store, KnownModels(), KnownFiles(), box, LOCAL, NO_LOGS)
-        self.routers = [fine_tuning.make_router(self.service), job_tools.make_router(self.service, Trials(LOCAL))]
+        self.routers = [job_routes.make_router(self.service), job_tools.make_router(self.service, Trials(LOCAL))]
 
     async def job(self, *tools: dict[str, Any]) -> str:
         async with client_of(self.routers, "sk-rft-write") as client:

@@ -11,7 +11,7 @@ from agent_rft.events import Evaluated, Event, LossEvaluated
 from agent_rft.serve.jobs.processes.wire_metrics import make_wire_data
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_progress import Progress
-from agent_rft.trainer.loop.evaluate import summarize
+from agent_rft.trainer.loop.evaluation import summarize
 from tests.support.events import run_event
 from tests.support.jobs import NEW_JOB, StoredJobs
 from tests.support.synthetic import Synthetic

@@ -21,7 +21,7 @@ from agent_rft.serve.stores.job_states import (
     UnknownJob,
 )
 from agent_rft.serve.stores.job_tables import EventRow, JobError
-from agent_rft.serve.stores.migrate import migrate
+from agent_rft.serve.stores.migration import migrate
 from tests.support.jobs import NEW_JOB, StoredJobs
 
 PATHS = {

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from agent_rft.chat.dialect import Dialect
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.model_registry import ModelRegistry, ProtectedModel, UnknownModel
 from tests.support.jobs import database_with_tables

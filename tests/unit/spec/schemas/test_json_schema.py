@@ -7,7 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from agent_rft.spec.schemas.form import (
+from agent_rft.spec.schemas.json_schema import SchemaValidator, find_schema_problem
+from agent_rft.spec.schemas.schema_limits import (
     MAX_CHOICES,
     MAX_DEPTH,
     MAX_LOWER_BOUND,
@@ -16,7 +17,6 @@ from agent_rft.spec.schemas.form import (
     MAX_SUBSCHEMAS,
     MAX_UPPER_BOUND,
 )
-from agent_rft.spec.schemas.json_schema import SchemaValidator, find_schema_problem
 from tests.support.grammars import fits
 
 DRAFT_4, DRAFT_6, DRAFT_7 = (f"http://json-schema.org/draft-0{n}/schema#" for n in (4, 6, 7))

@@ -12,7 +12,7 @@ from torch import Tensor
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.trainer.algorithm import loss as terms
 from agent_rft.trainer.algorithm import objective
-from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.micro_batches import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch
 from agent_rft.types import TrainSegment
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from agent_rft.trainer.learner.start_model import partition_on_read
+from agent_rft.trainer.learner.training_model import partition_on_read
 from tests.support.architectures import ARCHITECTURES
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agent_rft.trainer.learner.host_buffer import HostBuffer
-from agent_rft.trainer.learner.state import Snapshot, SnapshotMemory
+from agent_rft.trainer.learner.optimizer_state import Snapshot, SnapshotMemory
 
 WAIT_S = 20.0
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent_rft.problems.zero_variance import CAUSES, Diagnosis, summarize_groups
-from agent_rft.trainer.loop.buffer import Batch
-from agent_rft.trainer.loop.health import ERROR_CHARS, diagnose
+from agent_rft.problems.zero_variance_causes import CAUSES, Diagnosis, summarize_groups
+from agent_rft.trainer.loop.group_buffer import Batch
+from agent_rft.trainer.loop.step_checks import ERROR_CHARS, diagnose
 from agent_rft.types import DiscardedRollout, Grade, Group, ToolCall, ToolResult, Turn
 from tests.support.builders import group, group_request, task
 

@@ -19,8 +19,8 @@ import pytest
 from agent_rft.errors import TrainingHalted, UserError
 from agent_rft.events import CheckpointSaved, DiskFreed, DiskFull, UpdatesReplayed
 from agent_rft.spec.job import CheckpointInterval
-from agent_rft.trainer.loop.buffer import Batch
 from agent_rft.trainer.loop.checkpoint import LoopState
+from agent_rft.trainer.loop.group_buffer import Batch
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.types import Group, GroupRequest, StepReport, TrainSegment
 from tests.support.builders import group, group_request, rollout

@@ -15,9 +15,9 @@ from agent_rft.events import CheckpointSaved, LossEvaluated
 from agent_rft.metrics import find_metric
 from agent_rft.spec.job import CheckpointInterval
 from agent_rft.trainer.loop.checkpoint import Checkpoints
-from agent_rft.trainer.loop.restarts import PAUSES_S
+from agent_rft.trainer.loop.learner_restarts import PAUSES_S
 from agent_rft.trainer.loop.supervised import SupervisedLoop
-from agent_rft.trainer.model.batch import WeightedSequence
+from agent_rft.trainer.model.micro_batches import WeightedSequence
 from agent_rft.types import StepReport
 from tests.support.builders import plan, task
 from tests.support.fakes import FakeLearner, FakeSink

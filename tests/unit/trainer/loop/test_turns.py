@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rft.actors.runtime.turns import GpuLease
+from agent_rft.actors.runtime.gpu_lease import GpuLease
 from agent_rft.errors import LearnerFailed
 from agent_rft.types import Group, GroupRequest, StepReport, SyncReport, TrainSegment
 from tests.support.fakes import FakeLearner, FakeRollouts

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from agent_rft.errors import UserError
 from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.trainer.algorithm import objective
-from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.micro_batches import WeightedSequence, pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, Policy, load_policy
 from agent_rft.types import Segment
 from tests.support.builders import group_request, rollout

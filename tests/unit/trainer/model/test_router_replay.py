@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from agent_rft.trainer.model.batch import MicroBatch, pack_sequences
+from agent_rft.trainer.model.micro_batches import MicroBatch, pack_sequences
 from agent_rft.trainer.model.packed_attention import ATTENTION_NAME
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
 from agent_rft.trainer.model.router_replay import num_experts

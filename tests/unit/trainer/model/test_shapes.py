@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from agent_rft.errors import UserError
-from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.micro_batches import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.model_probe import check_model
 from agent_rft.trainer.model.packed_attention import ATTENTION_NAME, Packing
-from agent_rft.trainer.model.per_sequence import separate_sequences
 from agent_rft.trainer.model.policy import (
     STATE_LAYERS,
     DeviceBatch,
@@ -25,7 +25,7 @@ from agent_rft.trainer.model.policy import (
     layer_kinds,
     load_policy,
 )
-from agent_rft.trainer.model.probe import check_model
+from agent_rft.trainer.model.stateful_layers import separate_sequences
 from docs.generator.architectures import COLUMNS, FOUND
 from tests.support.architectures import ARCHITECTURES, with_vision
 from tests.support.shapes import KINDS, SHAPES, shape_config, tiny_shape, write_shape

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agent_rft.trainer.model.batch import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.micro_batches import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.model_probe import can_share_prefixes
 from agent_rft.trainer.model.policy import DeviceBatch
-from agent_rft.trainer.model.probe import can_share_prefixes
 from agent_rft.trainer.model.shared_prefix import MAX_SHARED_LENGTH, MIN_SHARED, NO_PARENT, PrefixTree
 from agent_rft.types import TrainSegment
 from tests.support.shapes import KINDS

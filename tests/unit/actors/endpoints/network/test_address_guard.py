@@ -15,7 +15,7 @@ from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
 from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint
-from agent_rft.spec.operator.allowed import parse_allowed
+from agent_rft.spec.operator.allowed_networks import parse_allowed
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
 
 FORBIDDEN = {

@@ -10,10 +10,10 @@ import pytest
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.model_client import CHAT, ModelClient
 from agent_rft.actors.endpoints.network.proxies import find_proxy
-from agent_rft.actors.grading.factory import grader_problems
+from agent_rft.actors.grading.grader_factory import grader_problems
 from agent_rft.errors import GraderFailed, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint
-from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
+from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import LOCAL, FakeEndpoint, FakeTime, Names, says
 

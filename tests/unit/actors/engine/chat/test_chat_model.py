@@ -10,7 +10,7 @@ import pytest
 from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
 from agent_rft.chat.dialect import Dialect
 from agent_rft.chat.model_card import FILE, ModelCard
-from agent_rft.chat.serving import ServeSettings
+from agent_rft.chat.serve_settings import ServeSettings
 from tests.support.tiny_model import WITHOUT_TOOLS, write_tiny_model
 
 USER = {"role": "user", "content": "Where is order A 17?"}

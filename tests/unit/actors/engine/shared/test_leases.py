@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_rft.actors.engine.shared.actor import IDLE_TICKS, LEASE_TICKS, START_TICKS, Leases
+from agent_rft.actors.engine.shared.shared_engine import IDLE_TICKS, LEASE_TICKS, START_TICKS, Leases
 
 
 def ticks(leases: Leases, count: int) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.shared.actor import SharedConfig
+from agent_rft.actors.engine.shared.shared_engine import SharedConfig
 from agent_rft.trainer.learner.adapter import CONFIG_FILE, AdapterConfig
 
 LORA = AdapterConfig(8, 16.0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.shared.actor import IDLE_TICKS, LEASE_TICKS, SharedEngine
+from agent_rft.actors.engine.shared.shared_engine import IDLE_TICKS, LEASE_TICKS, SharedEngine
 from agent_rft.actors.engine.vllm_engine import Completion, Engine
 from agent_rft.errors import EngineFailed
 from agent_rft.trainer.learner.adapter import AdapterConfig

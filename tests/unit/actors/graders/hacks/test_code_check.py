@@ -10,7 +10,7 @@ import pytest
 from agent_rft.actors.graders.hacks.edited_tests import is_protected, parse_file_patterns
 from agent_rft.actors.graders.hacks.python_source import MAX_CHARS, CodeTooLarge
 from agent_rft.actors.graders.kinds.code_check import find_hack
-from agent_rft.actors.grading.factory import grader_problems, make_grader
+from agent_rft.actors.grading.grader_factory import grader_problems, make_grader
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import CodeCheckGrader
 

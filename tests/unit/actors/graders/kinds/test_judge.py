@@ -12,13 +12,13 @@ import pytest
 from aiohttp import web
 
 from agent_rft.actors.endpoints.model_client import CHAT, ModelClients, OnNoSchemas, SchemasUnsupported
-from agent_rft.actors.graders.base import wire_errors
-from agent_rft.actors.graders.sample import make_sample
-from agent_rft.actors.grading.factory import grader_problems
-from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.graders.grader_protocol import wire_errors
+from agent_rft.actors.graders.grader_sample import make_sample
+from agent_rft.actors.grading.grader_factory import grader_problems
+from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.errors import EndpointRefused, GraderFailed, Problem
 from agent_rft.spec.graders import GraderSpec
-from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
+from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, hangs, says, until
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from agent_rft.actors.graders.grader_sample import make_sample
 from agent_rft.actors.graders.kinds.judge_logprobs import MIN_LABEL_SHARE
-from agent_rft.actors.graders.sample import make_sample
-from agent_rft.actors.grading.factory import all_grader_problems, grader_problems
-from agent_rft.actors.grading.pool import GraderPool
+from agent_rft.actors.grading.grader_factory import all_grader_problems, grader_problems
+from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.errors import GraderFailed, Problem
 from agent_rft.spec.graders import GraderSpec
 from agent_rft.spec.job import Reinforcement
-from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
+from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from agent_rft.types import Grade
 from tests.support.builders import grader_spec
 from tests.support.fakes_http import FakeEndpoint, FakeTime, says

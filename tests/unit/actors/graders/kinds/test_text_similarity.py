@@ -11,10 +11,10 @@ from aiohttp import web
 from rouge_score.rouge_scorer import RougeScorer
 
 from agent_rft.actors.graders.kinds.similarity import MAX_CHARS, load_similarity_metric
-from agent_rft.actors.grading.factory import make_grader
+from agent_rft.actors.grading.grader_factory import make_grader
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import Similarity, TextSimilarityGrader
-from agent_rft.spec.operator.config import ModelEndpoint, OperatorConfig
+from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Received, says
 
 WORDS: list[Similarity] = [name for name in get_args(Similarity) if name != "cosine"]

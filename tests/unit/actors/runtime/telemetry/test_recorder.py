@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from agent_rft.actors.endpoints.stats import EndpointStats, merge_stats, to_live_metrics
+from agent_rft.actors.endpoints.endpoint_statistics import EndpointStats, merge_stats, to_live_metrics
 from agent_rft.actors.runtime.telemetry.recorder import HistogramCounts, Recorder
 from agent_rft.metrics import METRICS, to_prometheus_name
 from agent_rft.metrics.metric import SECONDS

@@ -13,7 +13,7 @@ from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, create_tracer
 from agent_rft.cluster.run.sinks.step_traces import StepTraces
 from agent_rft.errors import TrainingHalted
 from agent_rft.events import VALIDATION, Evaluated, Event, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
-from agent_rft.spec.operator.config import TraceSettings
+from agent_rft.spec.operator.operator_config import TraceSettings
 from agent_rft.types import Evaluation, Group
 from tests.support.builders import group, group_request
 from tests.support.events import run_event

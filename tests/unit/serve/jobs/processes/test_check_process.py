@@ -21,7 +21,7 @@ def check_that(program: str) -> list[str]:
     begin = (
         "import sys, json, dataclasses, time\nfrom agent_rft.serve.jobs.processes.check_process import OUT_OF_MEMORY\n"
     )
-    begin += "from agent_rft.actors.runtime.process import limit_process\n"
+    begin += "from agent_rft.actors.runtime.process_setup import limit_process\n"
     begin += "limit_process(int(time.process_time()) + 2, 1 << 29)\n"
     return [sys.executable, "-c", f"{begin}OUT = sys.argv[2]\n{program}"]
 

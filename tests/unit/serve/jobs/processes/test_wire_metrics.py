@@ -14,8 +14,8 @@ from agent_rft.serve.jobs.processes.wire_metrics import (
     make_wire_data,
     result_csv,
 )
-from agent_rft.trainer.loop.evaluate import summarize
-from agent_rft.trainer.loop.measure import rollout_metrics
+from agent_rft.trainer.loop.evaluation import summarize
+from agent_rft.trainer.loop.rl_metrics import rollout_metrics
 from agent_rft.types import ToolCall, ToolResult, Turn
 from tests.support import builders
 from tests.support.synthetic import Synthetic

@@ -1,0 +1,202 @@
+"""Detection of a model's dialect by a round trip: its template renders calls, and a parser must read the same calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent_rft.actors.engine.chat.turn_parsers import ParsedTurn, TurnParser, list_tool_parsers, load_parser
+from agent_rft.chat.conversation import split_conversation
+from agent_rft.chat.dialect import DEFAULT_DIALECT, Dialect
+from agent_rft.chat.families import FAMILIES, find_family
+from agent_rft.chat.model_family import ModelFamily
+from agent_rft.chat.renderer import Renderer, Tokenizer
+from agent_rft.chat.template import RenderFailed
+from agent_rft.types import Message, ToolSchema
+
+Call = tuple[str, dict[str, Any]]
+_QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}
+_THOUGHT = "I look it up."
+SHARED_MARK = "</think>"
+"""Closes reasoning in most families, so a template that contains it may belong to any of them."""
+
+
+def _make_tool(name: str, **properties: str) -> ToolSchema:
+    described = {key: {"type": type, "description": key} for key, type in properties.items()}
+    parameters = {"type": "object", "properties": described, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": "Looks it up.", "parameters": parameters}}
+
+
+ROUND_TRIP_TOOLS = (
+    _make_tool("find_order", order_id="string", limit="integer"),
+    _make_tool("find_rule", topic="string"),
+)
+ROUND_TRIP_CALLS: tuple[Call, ...] = (
+    ("find_order", {"order_id": "A 17", "limit": 3}),
+    ("find_rule", {"topic": 'the "return" rule'}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """Calls that the template rendered and the parser read.
+
+    `problem` is the difference; None if the parser read the same calls and reasoning.
+    """
+
+    text: str
+    read: ParsedTurn
+    problem: str | None
+
+
+def run_round_trip(
+    renderer: Renderer, parse: TurnParser, tools: Sequence[ToolSchema], calls: Sequence[Call], thought: str = ""
+) -> RoundTrip:
+    """Render a turn with calls, and parse the tokens that a model would sample for it.
+
+    Raises:
+        ValueError: The template cannot render the turn.
+    """
+    turn: Message = {"role": "assistant", "content": "", "tool_calls": [_to_message_call(*call) for call in calls]}
+    if thought:
+        turn["reasoning_content"] = thought
+    (sample,) = split_conversation(renderer, [_QUESTION, turn], tools)
+    sampled = [token for token, trained in zip(sample.token_ids, sample.mask, strict=True) if trained]
+    length = renderer.count_reasoning(sampled)
+    text = renderer.decode_turn(sampled[length:])
+    read = parse(text, tools)
+    thoughts = renderer.decode_reasoning(sampled[:length]) if length else read.reasoning
+    mistake = None
+    if [(name, _parse_json(arguments)) for name, arguments in read.calls] != list(calls):
+        mistake = "different calls" if read.calls else "no calls"
+    elif thought and renderer.template_format.reasoning_field is not None and thoughts.strip() != thought:
+        mistake = f"the reasoning {thoughts.strip()!r}"
+    return RoundTrip(renderer.decode_turn(sampled), read, mistake)
+
+
+def find_problem(renderer: Renderer, parse: TurnParser) -> str | None:
+    """Return why this parser cannot read the template's calls, or None if it can.
+
+    Tries one call, two calls if the template allows several per turn, and one call with reasoning.
+    """
+    numbers = (1, 2) if renderer.template_format.takes_several_calls else (1,)
+    try:
+        for number in numbers:
+            trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:number])
+            if trip.problem is not None:
+                return f"the parser read {trip.problem} from {number} call(s) rendered as {_shorten(trip.text)}"
+        if renderer.reasoning_mode != "none":
+            trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:1], _THOUGHT)
+            if trip.problem is not None:
+                return f"the parser read {trip.problem} from reasoning and a call rendered as {_shorten(trip.text)}"
+    except (RenderFailed, ValueError) as error:
+        if isinstance(error, RenderFailed) and error.kind not in ("raised", "failed"):
+            raise
+        return f"the template fails: {_shorten(str(error))}"
+    return None
+
+
+def find_unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
+    """Return the tool names whose calls the model's parser cannot read, although it reads others."""
+    try:
+        parse = load_parser(renderer.family, renderer.tokenizer)
+    except ValueError:  # reported elsewhere
+        return []
+
+    def is_read(name: str) -> bool:
+        try:
+            return (
+                run_round_trip(renderer, parse, (_make_tool(name, topic="string"),), ((name, {"topic": "x"}),)).problem
+                is None
+            )
+        except (RenderFailed, ValueError):
+            return False
+
+    return [name for name in names if not is_read(name)] if names and is_read(ROUND_TRIP_CALLS[1][0]) else []
+
+
+def find_dialect(tokenizer: Tokenizer, requested: Dialect, tool_parser: str = "auto") -> tuple[Renderer, str | None]:
+    """Return the renderer in the model's dialect, and why no parser reads its calls (None: its parser reads them).
+
+    `requested` has the user's template, arguments and stop tokens. With `auto`, the known families come first, then all
+    other parsers of vLLM. If no parser reads the calls, the dialect is the most likely one; see
+    `without_tools_renderer`.
+
+    Raises:
+        RenderFailed: The template is not valid Jinja, or costs too much to render.
+    """
+    likely: tuple[Renderer, str] | None = None
+    for name in _candidates() if tool_parser == "auto" else (tool_parser,):
+        family = find_family(name)
+        renderer = Renderer(tokenizer, replace(requested, family=family.name, tool_parser=name))
+        mistake: str | None = "the template does not render calls"
+        if renderer.template_format.renders_calls or tool_parser != "auto" or renderer.has_token(family.call_mark):
+            mistake = _find_problem(renderer, tokenizer)
+        if mistake is None:
+            return _resolve_dialect(renderer), None
+        if likely is None or _contains_mark(renderer.template, family):
+            likely = renderer, mistake
+    assert likely is not None
+    return _resolve_dialect(likely[0]), likely[1]
+
+
+def without_tools_renderer(renderer: Renderer) -> Renderer | None:
+    """Return a renderer for use without tools, if no parser reads the model's calls: each turn is an answer.
+
+    Reasoning is still delimited as in the template's family. None if the family's turns consist of messages, which only
+    its parser can separate.
+    """
+    family = renderer.family
+    if family.reasoning_parser is not None:
+        return None
+    name = family.name if _contains_mark(renderer.template, family) else DEFAULT_DIALECT.family
+    return _resolve_dialect(Renderer(renderer.tokenizer, replace(renderer.dialect, family=name, tool_parser=None)))
+
+
+def _contains_mark(template: str, family: ModelFamily) -> bool:
+    """Whether a template contains the family's call mark, or a reasoning mark that other families do not use."""
+    closing = family.thought_marks[1]
+    marks = (family.call_mark or family.tool_parser, None if closing == SHARED_MARK else closing)
+    return any(mark is not None and mark in template for mark in marks)
+
+
+def _resolve_dialect(renderer: Renderer) -> Renderer:
+    """Return the renderer with all detected values in its dialect.
+
+    Engines and servers then need not detect them again.
+    """
+    marks = renderer.reasoning_delimiters if renderer.reasoning_end_id is not None else None
+    ends = tuple(renderer.stop_tokens.values())
+    return Renderer(renderer.tokenizer, replace(renderer.dialect, end_tokens=ends, thought_marks=marks))
+
+
+def _find_problem(renderer: Renderer, tokenizer: Tokenizer) -> str | None:
+    try:
+        return find_problem(renderer, load_parser(renderer.family, tokenizer))
+    except ValueError as error:
+        return str(error)
+
+
+def _candidates() -> Iterator[str]:
+    known = [family.tool_parser for family in FAMILIES if family.tool_parser is not None]
+    yield from known
+    yield from (name for name in list_tool_parsers() if name not in known)
+
+
+def _to_message_call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(arguments, ensure_ascii=False)
+    return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _shorten(text: str) -> str:
+    line = repr(text)
+    return line if len(line) <= 300 else f"{line[:300]}..."

@@ -1,0 +1,121 @@
+"""Formats for call arguments that a family writes one by one between tags: strings unquoted, other values as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agent_rft.spec.schemas.schema_inlining import inline_references
+
+MAX_TYPED_ARGUMENTS: Final = 200
+"""Maximum number of arguments with individual schemas: compile time grows with the square of their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentTags:
+    """Tags of an argument: `before` its name, `between` name and value, and `after` the value.
+
+    `excluded` are strings that no value may contain, because the parser would end the value or its call there.
+    """
+
+    before: str
+    between: str
+    after: str
+    excluded: tuple[str, ...]
+
+
+ARGUMENT_TAGS: Final[Mapping[str, ArgumentTags]] = {
+    "atem": ArgumentTags(
+        '<atem:parameter name="',
+        '">',
+        "</atem:parameter>",
+        ("</atem:parameter>", "</atem:invoke>", "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+    ),
+}
+_NAME: Final = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_]{0,63}"}
+_LINE: Final = {"type": "const_string", "value": "\n"}
+
+
+def build_tagged_format(schema: Mapping[str, Any], tags: ArgumentTags) -> dict[str, Any]:
+    """Return the format of a call's arguments in schema order; optional arguments may be left out.
+
+    A value whose schema refers to itself without end may be anything.
+    """
+    found = inline_references(schema, schema)[0] or schema
+    properties = found.get("properties")
+    if not isinstance(properties, dict) or not 0 < len(properties) <= MAX_TYPED_ARGUMENTS:
+        if not properties and found.get("additionalProperties", True) is False:
+            return {"type": "const_string", "value": ""}
+        elements = [_NAME, {"type": "const_string", "value": tags.between}, _any_text(tags)]
+        return {
+            "type": "star",
+            "content": _argument_format(tags.before, {"type": "sequence", "elements": elements}, tags),
+        }
+    arguments = []
+    for name, part in properties.items():
+        value = _value_format(inline_references(part, schema)[0] or {}, tags)
+        argument = _argument_format(f"{tags.before}{name}{tags.between}", value, tags)
+        needed = name in (found.get("required") or ())
+        arguments.append(argument if needed else {"type": "optional", "content": argument})
+    return {"type": "sequence", "elements": arguments}
+
+
+def _argument_format(begin: str, content: dict[str, Any], tags: ArgumentTags) -> dict[str, Any]:
+    tag = {"type": "tag", "begin": begin, "content": content, "end": tags.after}
+    return {"type": "sequence", "elements": [tag, _LINE]}
+
+
+def _any_text(tags: ArgumentTags) -> dict[str, Any]:
+    # The surrounding tag already excludes the text that ends the value.
+    return {"type": "any_text", "excludes": [text for text in tags.excluded if text != tags.after]}
+
+
+def _value_format(schema: Any, tags: ArgumentTags) -> dict[str, Any]:
+    """Return the format of a value: one of its choices, an unquoted string, or JSON."""
+    schema = _merge_all_of(schema)
+    if _may_be_string(schema):
+        return _any_text(tags)
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(choices, list) and choices:
+        return _one_of([{"type": "const_string", "value": _format_choice(choice)} for choice in choices])
+    several = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(several, list) and several:
+        return _one_of([_value_format(part, tags) for part in several])
+    return {"type": "json_schema", "json_schema": schema, "excludes": list(tags.excluded)}
+
+
+def _merge_all_of(schema: Any) -> dict[str, Any]:
+    """Return the schema with its single `allOf` merged in; {} for a schema that allows anything."""
+    plain = schema if isinstance(schema, dict) else {}
+    match plain.get("allOf"):
+        case [dict(only)]:
+            return {key: value for key, value in plain.items() if key != "allOf"} | only
+    return plain
+
+
+def _may_be_string(schema: Any) -> bool:
+    """Whether the schema's type allows any string."""
+    schema = _merge_all_of(schema)
+    if "const" in schema or schema.get("enum"):
+        return False
+    for key in ("anyOf", "oneOf"):
+        if isinstance(several := schema.get(key), list):
+            return any(map(_may_be_string, several))
+    kinds = schema.get("type", "object" if "properties" in schema else "string")
+    return "string" in ([kinds] if isinstance(kinds, str) else kinds)
+
+
+def _format_choice(choice: Any) -> str:
+    """Return a string as it is, or as JSON if its parser would read it as another type."""
+    if isinstance(choice, str):
+        try:
+            json.loads(choice)
+        except ValueError:
+            return choice
+    return json.dumps(choice, ensure_ascii=False)
+
+
+def _one_of(formats: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "or", "elements": formats}

@@ -1,0 +1,98 @@
+"""Grader of kind `endpoint`, which sends POST {sample, item, trace_id} to the user's server.
+
+The server answers {"score": 0.5}, or {"score": 0.5, "reason": "no unit", "scores": {"value": 1, "unit": 0}}. `reason`
+and `scores`, the parts of the score, are only recorded. Invalid values of them are ignored and do not discard the
+rollout.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from agent_rft.actors.endpoints.client import EndpointClient
+from agent_rft.actors.endpoints.http_response import HttpResponse
+from agent_rft.actors.endpoints.signing import Signer
+from agent_rft.actors.graders.grader_protocol import UNGATED, check_finite_number, range_problem, truncate_reason
+from agent_rft.actors.runtime.timing import Timing
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import EndpointGrader
+from agent_rft.spec.operator.operator_config import OperatorConfig
+from agent_rft.types import Grade
+
+SCORE_KEYS = ("score", "reward")
+"""Keys of the score in an answer; the first one that is present is used."""
+MAX_PARTS, MAX_PART_CHARS = 16, 64
+"""Maximum number of different parts per grader, and maximum length of their names. Each part becomes a curve and a
+metric, so only the first parts in a job are recorded."""
+
+
+class EndpointCaller:
+    """A grader of kind `endpoint`. `label` names it in messages, and makes idempotency keys unique within a `multi`."""
+
+    def __init__(
+        self,
+        spec: EndpointGrader,
+        label: str,
+        operator: OperatorConfig,
+        timing: Timing,
+        signer: Signer | None = None,
+        *,
+        has_answered: bool = False,
+    ) -> None:
+        self._label = label
+        self._range = spec.range
+        self._parts: set[str] = set()
+        self._client = EndpointClient(
+            f"grader {label!r}",
+            spec.url,
+            spec,
+            GraderFailed,
+            timing,
+            allowed_networks=operator.allowed_destinations,
+            hedge_after_s=spec.hedge_after_s,
+            signer=signer,
+            has_answered=has_answered,
+        )
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        body = {"sample": sample, "item": item, "trace_id": trace_id}
+        answer = await self._client.post(body, f"{trace_id}/{self._label}", trace_id)
+        found = self._object(answer)
+        return Grade(self._score(found, answer), self._scores(found), answer.latency_s, reason=self._reason(found))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _object(self, answer: HttpResponse) -> dict[str, Any]:
+        if not answer.ok:
+            raise self._client.bad_answer(answer, "a grader must answer 200 with a score")
+        if (body := answer.json_object) is None:
+            raise self._client.bad_answer(answer, 'the body is not a JSON object such as {"score": 0.5}')
+        return body
+
+    def _score(self, body: dict[str, Any], answer: HttpResponse) -> float:
+        for key in SCORE_KEYS:
+            if key in body:
+                where = f"{self._client.what} failed: the {key} in its answer"
+                score = check_finite_number(body[key], where)
+                if problem := range_problem(score, self._range):
+                    raise GraderFailed(f"{where} {problem}")
+                return score
+        raise self._client.bad_answer(answer, 'the object has no "score"')
+
+    def _scores(self, body: dict[str, Any]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        parts = body.get("scores")
+        for part, value in parts.items() if isinstance(parts, dict) else ():
+            name = self._client.scrub(part)
+            is_full = name not in self._parts and len(self._parts) >= MAX_PARTS
+            if len(name) <= MAX_PART_CHARS and name != UNGATED and not is_full:
+                with suppress(GraderFailed):
+                    found[name] = check_finite_number(value, name)
+                    self._parts.add(name)
+        return found
+
+    def _reason(self, body: dict[str, Any]) -> str:
+        reason = body.get("reason")
+        return truncate_reason(self._client.scrub(reason)) if isinstance(reason, str) else ""

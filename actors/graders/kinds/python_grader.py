@@ -1,0 +1,352 @@
+"""Grader of kind `python`: runs the user's `grade(sample, item)` in a sandbox. A bad run fails only its own grade.
+
+Each grade runs in a fork of a warm worker process in a sandbox (`agent_rft.actors.sandbox`). A worker runs one grade at
+a time. The module's body runs once per worker, before any sample. A worker that is late, dies or exceeds its memory is
+killed with all its descendants, and a new one starts immediately.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import math
+import secrets
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agent_rft import untrusted
+from agent_rft.actors.endpoints.request_body import encode_json
+from agent_rft.actors.graders.grader_protocol import range_problem
+from agent_rft.actors.runtime.cpu_cores import count_usable_cores
+from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
+from agent_rft.actors.sandbox.sandbox_start import START_S, Sandbox, SandboxFailed, choose_way, sandbox_report, start
+from agent_rft.actors.sandbox.untrusted_runner import MEMORY_EXIT
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import PythonGrader
+from agent_rft.spec.operator.operator_config import OperatorConfig
+from agent_rft.types import Grade
+
+MAX_PARSED_CHARS = 50_000
+"""Longer sources are not parsed here, because parsing takes up to 600 times as much memory as the source."""
+FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
+"""Modules that contained `run_untrusted` before version 0.2.0."""
+
+
+class PythonRunner:
+    """A grader of kind `python`. `label` names it in messages; by default it has one worker per core."""
+
+    def __init__(
+        self,
+        spec: PythonGrader,
+        label: str,
+        operator: OperatorConfig,
+        *,
+        way: Way | None = None,
+        limits: SandboxLimits | None = None,
+        num_workers: int | None = None,
+        start_s: float = START_S,
+        ahead: bool = True,
+    ) -> None:
+        """Create a grader. With `ahead`, it starts workers before they are needed, and replaces killed workers."""
+        self._what = f"grader {label!r}"
+        self._spec = spec
+        self._unsandboxed = operator.unsandboxed_python
+        self._way = way
+        self._limits = limits or SandboxLimits()
+        self._start_s = start_s
+        self.ahead = ahead
+        self._idle = [_Slot(self) for _ in range(num_workers or count_usable_cores())]
+        self._slots = tuple(self._idle)
+        self._free = asyncio.Semaphore(len(self._idle))
+        self._closed = False
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        """Return the grade of one sample. `timeout_s` limits the run, not the wait for a free worker.
+
+        Raises:
+            GraderFailed: The grader failed. `details` has code (python_grader_runtime_error or
+                python_grader_server_error) and python_grader_runtime_error_details or python_grader_server_error_type.
+            UserError: This machine cannot create a sandbox.
+        """
+        request = encode_json({"sample": sample, "item": item})
+        async with self._free:
+            with self._slot() as slot:
+                worker = await slot.worker()
+                started = time.monotonic()
+                answer = await self._ask(slot, worker, request)
+        return Grade(self._value(answer), latency_s=time.monotonic() - started)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that are ready for a grade or running one."""
+        return sum(slot.is_ready for slot in self._slots)
+
+    async def close(self) -> None:
+        """Kill all workers; running grades fail."""
+        self._closed = True
+        await asyncio.gather(*(slot.clear() for slot in self._slots))
+
+    @contextmanager
+    def _slot(self) -> Iterator[_Slot]:
+        """Context manager that takes the most recently used free slot, whose worker is the warmest.
+
+        Also starts the worker of the next slot, and restarts workers that were lost in the meantime.
+        """
+        slot = self._idle.pop()
+        for number, other in enumerate(reversed(self._idle)):
+            if number == 0 or other.was_used:
+                other.start()
+        try:
+            yield slot
+        finally:
+            self._idle.append(slot)
+
+    async def start_worker(self) -> _Worker:
+        """Start a worker and load the grader's module in it.
+
+        Raises:
+            GraderFailed: The module did not load in time, or it ended the process.
+            UserError: This machine cannot create a sandbox.
+        """
+        if self._closed:
+            raise self._server_error("closed", "it was closed")
+        cpu_s = math.ceil(self._spec.timeout_s * self._limits.num_cores) + 1  # so that the deadline expires first
+        try:
+            way = self._way or choose_way(await asyncio.to_thread(sandbox_report), self._unsandboxed)
+            sandbox = await asyncio.to_thread(
+                start, self._spec.source, way, self._limits, timeout_s=self._start_s, cpu_s=cpu_s
+            )
+        except SandboxFailed as error:
+            raise self._server_error("timeout" if error.late else "no_worker", error.message) from None
+        return await _Worker.connect(sandbox)
+
+    async def _ask(self, slot: _Slot, worker: _Worker, request: bytes) -> dict[str, Any]:
+        """Return the worker's answer to a request; replace the worker on errors and cancellation."""
+        timeout_s = self._spec.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await worker.ask(request)
+        except TimeoutError:
+            slot.replace()
+            raise self._server_error("timeout", f"no grade within {timeout_s:g} s; its processes were killed") from None
+        except (OSError, EOFError, ValueError):
+            slot.replace()
+            if await worker.end() == MEMORY_EXIT:
+                raise self._runtime_error(f"used more than {self._limits.memory_bytes >> 20} MiB of memory") from None
+            raise self._server_error("worker_lost", "its worker process ended unexpectedly") from None
+        except asyncio.CancelledError:
+            slot.replace()
+            raise
+        if "last" in answer:  # the worker could not clean up after this grade
+            slot.replace()
+        return answer
+
+    def _value(self, answer: dict[str, Any]) -> float:
+        """Return the grade in a worker's answer. The grade is checked again here, because the worker is not trusted."""
+        value = answer.get("value")
+        if isinstance(value, float) and math.isfinite(value):
+            if problem := range_problem(value, self._spec.range):
+                raise self._runtime_error(f"grade returned a number that {problem}")
+            return value
+        why = untrusted.clean_text(answer.get("error")) or "it returned no grade and no error"
+        if "lost" in answer:
+            raise self._server_error("no_sandbox" if answer["lost"] == "no_sandbox" else "killed", why)
+        raise self._runtime_error(why)
+
+    def _runtime_error(self, why: str) -> GraderFailed:
+        last = why.strip().rsplit("\n", 1)[-1]
+        return GraderFailed(
+            f"{self._what} failed: {last[:500]}",
+            code="python_grader_runtime_error",
+            python_grader_runtime_error_details=why,
+        )
+
+    def _server_error(self, kind: str, why: str) -> GraderFailed:
+        return GraderFailed(
+            f"{self._what} failed: {why}", code="python_grader_server_error", python_grader_server_error_type=kind
+        )
+
+
+class _Slot:
+    """A slot for one worker: empty, starting or ready."""
+
+    def __init__(self, owner: PythonRunner) -> None:
+        self._owner = owner
+        self._task: asyncio.Task[_Worker] | None = None
+        self._ending: set[asyncio.Task[int]] = set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker has started and its connection is open."""
+        worker = self._result()
+        return worker is not None and not worker.is_lost
+
+    @property
+    def was_used(self) -> bool:
+        return self._task is not None
+
+    def start(self) -> None:
+        """Start a worker unless there is one. If the start fails, `worker` raises the error; the next call retries."""
+        if self._task is None or (self._task.done() and not self.is_ready):
+            self._drop()
+            self._task = asyncio.create_task(self._owner.start_worker())
+            self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def worker(self) -> _Worker:
+        """Wait until the worker has started and return it. Cancelling this call does not cancel the start."""
+        self.start()
+        assert self._task is not None
+        return await asyncio.shield(self._task)
+
+    def replace(self) -> None:
+        """Kill the worker and start another one."""
+        self._drop()
+        if self._owner.ahead:
+            self.start()
+
+    async def clear(self) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task])  # the start runs in a thread, which cannot be cancelled
+        self._drop()
+        await asyncio.gather(*self._ending)
+
+    def _drop(self) -> None:
+        worker = self._result()
+        self._task = None
+        if worker is not None:
+            ending = asyncio.create_task(worker.end())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    def _result(self) -> _Worker | None:
+        task = self._task
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
+
+
+class _Worker:
+    """A sandbox's worker, which answers one request at a time."""
+
+    def __init__(self, sandbox: Sandbox, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._sandbox = sandbox
+        self._reader = reader
+        self._writer = writer
+        self._ended: asyncio.Future[int] | None = None
+
+    @classmethod
+    async def connect(cls, sandbox: Sandbox) -> _Worker:
+        return cls(sandbox, *await asyncio.open_connection(sock=sandbox.channel))
+
+    @property
+    def is_lost(self) -> bool:
+        return self._ended is not None or self._reader.at_eof()
+
+    async def ask(self, request: bytes) -> dict[str, Any]:
+        """Send a request to the worker and return its answer.
+
+        Raises:
+            OSError: The connection to the worker failed.
+            EOFError: The worker closed the connection.
+            ValueError: The answer is invalid.
+        """
+        word = secrets.token_hex(8).encode()
+        for message in (word, request):
+            self._writer.write(len(message).to_bytes(4, "big") + message)
+        await self._writer.drain()
+        length = untrusted.checked_length(await self._reader.readexactly(4))
+        answer = untrusted.decode(await self._reader.readexactly(length))
+        if answer.pop("word", None) != word.decode():
+            raise ValueError("the answer belongs to another request")
+        return answer
+
+    async def end(self) -> int:
+        """Kill the worker and all its descendants, once; return the exit status of its launcher."""
+        if self._ended is None:
+            self._writer.transport.abort()
+            self._ended = asyncio.ensure_future(asyncio.to_thread(self._sandbox.end))
+        return await asyncio.shield(self._ended)
+
+
+def ignores_sample(source: str) -> bool:
+    """Whether the function of a valid grader never reads its first parameter, the sample."""
+    if len(source) > MAX_PARSED_CHARS:
+        return False
+    match [node for node in _parsed(source).body if _defines_grade(node)]:
+        case [ast.FunctionDef(args=ast.arguments(posonlyargs=only, args=others), decorator_list=[]) as function]:
+            first = [parameter.arg for parameter in (*only, *others)][:1]
+            read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+            return bool(first) and read.isdisjoint((*first, "locals"))
+    return False
+
+
+def _parsed(source: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # for example about escape sequences in the source
+        return ast.parse(source)
+
+
+def python_source_problems(source: str) -> list[str]:
+    """Return the problems of a grader's source that can be found without running it.
+
+    Sources longer than MAX_PARSED_CHARS are not checked here; their errors appear in the sandbox.
+    """
+    if len(source) > MAX_PARSED_CHARS:
+        return []
+    try:
+        module = _parsed(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, SyntaxError) and error.lineno:
+            return [f"line {error.lineno}: {error.msg}"]
+        return [f"the source cannot be parsed: {str(error) or 'nested too deeply'}"]
+    if former := sorted(FORMER_MODULES & imported_packages(module)):
+        return [
+            f"the source imports {name}, which was removed in 0.2.0. Write `from agent_rft import run_untrusted`"
+            for name in former
+        ]
+    if not any(_defines_grade(node) for node in ast.walk(module)):
+        return ["the source does not define a function grade(sample, item)"]
+    functions = [node for node in module.body if _is_function(node) and _defines_grade(node)]
+    return _parameter_problems(functions[-1]) if functions else []
+
+
+def imported_packages(module: ast.Module) -> set[str]:
+    """Return the top-level packages that a module imports."""
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def _defines_grade(node: ast.AST) -> bool:
+    """Whether the node may define the name `grade`. Nested nodes are checked too, such as the body of `if` or `try`."""
+    match node:
+        case ast.FunctionDef(name="grade") | ast.AsyncFunctionDef(name="grade") | ast.ClassDef(name="grade"):
+            return True
+        case ast.Name(id="grade", ctx=ast.Store()) | ast.alias(asname="grade") | ast.alias(name="grade" | "*"):
+            return True
+    return False
+
+
+def _parameter_problems(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.AsyncFunctionDef):
+        return [f"line {node.lineno}: grade must be a plain function, not async"]
+    if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+        return []
+    arguments = node.args
+    max_args = len(arguments.posonlyargs) + len(arguments.args)
+    min_args = max_args - len(arguments.defaults)
+    needs_names = any(default is None for default in arguments.kw_defaults)
+    if min_args <= 2 and (max_args >= 2 or arguments.vararg) and not needs_names:
+        return []
+    return [f"line {node.lineno}: grade is called with two arguments, grade(sample, item), but does not accept them"]

@@ -1,0 +1,109 @@
+"""Trials of text graders, which only process strings. Small work runs here, larger work in a separate, limited process.
+
+All text parts of a grader share the separate process, which takes one slot. A request therefore costs the server's
+process little more than the request's size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from agent_rft.actors.graders.grader_protocol import Grader
+from agent_rft.actors.graders.grader_templates import num_placeholders
+from agent_rft.actors.grading.trial_slots import Slot
+from agent_rft.errors import GraderFailed
+from agent_rft.spec.graders import SingleGrader
+from agent_rft.types import Grade
+
+INLINE_CHARS = 100_000
+"""Maximum characters that this process handles per request: the rendered templates of all parts, for all samples."""
+CPU_S = 100
+"""CPU time limit of the process. Each of 64 parts may take a second: the slowest metric with the longest strings."""
+MEMORY_BYTES = 2 << 30
+LOGGED_BYTES = 4_000
+
+log = logging.getLogger(__name__)
+
+
+class TextTrials:
+    """The text parts of a grader, by name. The first call for a sample computes the grades of all its parts."""
+
+    def __init__(self, specs: Mapping[str, SingleGrader], slot: Slot) -> None:
+        self._specs = {name: spec.model_dump(mode="json", exclude_unset=True) for name, spec in specs.items()}
+        templates = [getattr(spec, field) for spec in specs.values() for field in spec.TEMPLATES]
+        self._num_chars, self._num_placeholders = sum(map(len, templates)), sum(map(num_placeholders, templates))
+        self._slot = slot
+        self._inline_chars = 0
+        self._computing: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
+
+    async def grade_part(self, name: str, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Any:
+        """Return the answer of `text_process` for a part; None if the work is small enough for this process."""
+        if trace_id not in self._computing:
+            self._computing[trace_id] = asyncio.create_task(self._compute(sample, item))
+        answers = await asyncio.shield(self._computing[trace_id])
+        return None if answers is None else answers[name]
+
+    async def close(self) -> None:
+        """Cancel computations that are still running."""
+        tasks = list(self._computing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _compute(self, sample: dict[str, Any], item: dict[str, Any]) -> dict[str, Any] | None:
+        values = json.dumps({"sample": sample, "item": item})
+        num_chars = self._num_chars + self._num_placeholders * len(values)
+        if self._inline_chars + num_chars <= INLINE_CHARS:
+            self._inline_chars += num_chars
+            return None
+        async with self._slot():
+            return await _run_process(f'{{"parts": {json.dumps(self._specs)}, "values": {values}}}'.encode())
+
+
+class TextTrialGrader:
+    """A text part of a grader; `grader` computes small work in this process."""
+
+    def __init__(self, name: str, grader: Grader, parts: TextTrials) -> None:
+        self._name = name
+        self._grader = grader
+        self._parts = parts
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        answer = await self._parts.grade_part(self._name, sample, item, trace_id)
+        if answer is None:
+            return await self._grader.grade(sample, item, trace_id)
+        if "error" in answer:
+            raise GraderFailed(answer["error"], **answer["details"])
+        return Grade(answer["value"], reason=answer["reason"])
+
+    async def close(self) -> None:
+        await self._parts.close()
+        await self._grader.close()
+
+
+async def _run_process(request: bytes) -> dict[str, Any]:
+    command = [sys.executable, "-P", "-m", "agent_rft.actors.grading.text_trial_process", str(CPU_S), str(MEMORY_BYTES)]
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # but not the server's secrets
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+    try:
+        output, errors = await process.communicate(request)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    if process.returncode == 0:
+        answers: dict[str, Any] = json.loads(output)
+        return answers
+    if process.returncode == -signal.SIGXCPU:
+        raise GraderFailed(f"the comparison used more than {CPU_S} s of CPU time: use shorter texts")
+    log.error("the text grader process ended with exit code %d: %s", process.returncode, errors[-LOGGED_BYTES:])
+    raise GraderFailed("the process that compares texts ended unexpectedly: use shorter texts")

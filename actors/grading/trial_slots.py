@@ -1,0 +1,78 @@
+"""Slots that limit the concurrent trials of heavy graders, which start a process or call a model or an endpoint.
+
+All trial routes share the slots, and each heavy part of a grader takes one. Neither the structure of a grader nor the
+number of samples can therefore exceed the limit. Waiting for a slot is bounded in time and in queue length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from agent_rft.actors.graders.grader_protocol import Grader
+from agent_rft.actors.runtime.fair_slots import FairSlots
+from agent_rft.types import Grade
+
+WAIT_S = 120.0
+"""Maximum time that a part of a trial waits for a slot."""
+MAX_WAITING = 1_000
+SHARE = 0.75
+"""Maximum share of the slots, and of the queue, for one key. The rest stays free for other keys."""
+
+Slot = Callable[[], AbstractAsyncContextManager[None]]
+"""Returns a context manager that waits for a slot and holds it."""
+
+
+class TrialSlots(FairSlots):
+    """Slots of trials; each key is the id of an API key."""
+
+    def __init__(self, limit: int, *, max_waiting: int = MAX_WAITING, wait_s: float = WAIT_S) -> None:
+        super().__init__(limit, share=SHARE, max_waiting=max_waiting, wait_s=wait_s)
+
+
+class SlottedGrader:
+    """A grader that waits for a slot before each grade."""
+
+    def __init__(self, grader: Grader, slot: Slot) -> None:
+        self._grader = grader
+        self._slot = slot
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        async with self._slot():
+            return await self._grader.grade(sample, item, trace_id)
+
+    async def close(self) -> None:
+        await self._grader.close()
+
+
+async def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Finish `work` even if this task is cancelled, then re-raise the cancellation."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+class OneGradeGrader:
+    """A grader that creates a new grader for each grade, and closes it before the slot is free again."""
+
+    def __init__(self, make: Callable[[], Grader], slot: Slot) -> None:
+        self._make = make
+        self._slot = slot
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        async with self._slot():
+            grader = self._make()
+            try:
+                return await grader.grade(sample, item, trace_id)
+            finally:
+                await _finish(grader.close())
+
+    async def close(self) -> None:
+        """Do nothing: each grade closes the grader that it created."""

@@ -1,0 +1,339 @@
+"""Replacement of engines: each slot of the fleet gets a new engine when its engine fails or differs from the learner.
+
+An engine takes rollouts only with the published weights. A budget limits replacements, so that a crash loop ends the
+job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from agent_rft.actors.rollout.engine_assignment import EngineLoad
+from agent_rft.actors.runtime.actor_calls import LOST, UNREACHABLE, call_actor
+from agent_rft.actors.runtime.channel import ChannelClient
+from agent_rft.actors.weights.weight_sync import WeightsLost, WeightSync
+from agent_rft.errors import EngineFailed, TrainingHalted
+from agent_rft.events import EngineJoined, EngineReplaced, EngineRestarted, EngineUnstable, EngineWaiting
+from agent_rft.loop_protocols import Emit
+
+PLACEMENT_TIMEOUT_S = 900.0
+"""Timeout of the wait for cluster resources for an engine while no other engine works."""
+OFFLOAD_TIMEOUT_S = 300.0
+"""Timeout for moving the weights of an engine between GPU and host, which takes seconds."""
+REPLACEMENTS_PER_ENGINE = 3
+UNSTABLE_AFTER = 3
+"""An engine is reported as unstable after each multiple of this many consecutive replacements."""
+
+
+class ReplacementBudget:
+    """Counts replacements of the engines of one fleet, including engines that were lost while they started.
+
+    `total` counts since the start of the job. The limit applies to replacements since the last weight update.
+    """
+
+    def __init__(self, num_engines: int, emit: Emit) -> None:
+        self._max_replacements = REPLACEMENTS_PER_ENGINE * num_engines
+        self._emit = emit
+        self.total = 0
+        self._since_update = 0
+        self._version = -1
+        self._num_consecutive: Counter[str] = Counter()
+        self._updated_engines: set[str] = set()  # engines that loaded the last update and have not been replaced since
+
+    def count(self, engine: str, reason: str) -> None:
+        """Count a replacement of `engine`. Emits EngineUnstable if it keeps failing between weight updates."""
+        self.total += 1
+        self._since_update += 1
+        self._updated_engines.discard(engine)
+        self._num_consecutive[engine] += 1
+        if self._num_consecutive[engine] % UNSTABLE_AFTER == 0:
+            self._emit(EngineUnstable(engine=engine, times=self._num_consecutive[engine], reason=reason))
+
+    def reset(self, version: int, engines: Collection[str]) -> None:
+        """Reset the count, because `engines` loaded the weights of `version`.
+
+        Does nothing if no engine loaded them, or if the version was published before: a crash loop must not reset its
+        own budget.
+        """
+        if not engines or version <= self._version:
+            return
+        self._version = version
+        self._since_update = 0
+        for stable in self._updated_engines.intersection(engines):
+            del self._num_consecutive[stable]
+        self._updated_engines = set(engines)
+
+    def check(self, engine: str, reason: str) -> None:
+        """Check whether `engine` may be started again.
+
+        Raises:
+            Halted: There were too many replacements since the last weight update.
+        """
+        if self._since_update > self._max_replacements:
+            what = (
+                f"{engine} was replaced too often: engines were replaced {self._since_update} times since the last "
+                f"weight update, and {self._max_replacements} are allowed"
+            )
+            raise TrainingHalted(f"{what}; the last reason: {reason}", public_message=what)
+
+
+@dataclass(slots=True, eq=False)
+class FleetSlot:
+    """A slot of the fleet, and the worker that currently fills it.
+
+    `is_loading` is True while the worker's engine starts or loads weights.
+    """
+
+    index: int
+    worker: Any
+    load: EngineLoad = field(default_factory=EngineLoad)
+    is_ready: bool = False
+    is_loading: bool = False
+    channel: ChannelClient = field(init=False)
+
+    @property
+    def name(self) -> str:
+        return f"engine-{self.index}"
+
+
+class FleetSlots:
+    """The slots of a fleet; starts, offloads and replaces their engines.
+
+    The arguments are the same as in `Fleet`. `rollout_s` is the time limit of one rollout on an engine.
+    """
+
+    def __init__(
+        self,
+        spawn: Callable[[int], Any],
+        size: int,
+        emit: Emit,
+        on_lost: Callable[[str], None],
+        wait_for_resources: Callable[[int], Awaitable[None]],
+        kill: Callable[[Any], None],
+        start_timeout_s: float,
+        rollout_s: float,
+    ) -> None:
+        self.seats = [FleetSlot(i, None) for i in range(size)]
+        self.budget = ReplacementBudget(size, emit)
+        self.is_offloaded = False
+        self.publish_lock = asyncio.Lock()
+        """Held while new weights are collected, when no published weights are available."""
+        self._spawn = spawn
+        self._emit = emit
+        self._on_lost = on_lost
+        self._resources_free = wait_for_resources
+        self._kill = kill
+        self._start_timeout_s = start_timeout_s
+        self._rollout_s = rollout_s
+        self._sync: WeightSync | None = None
+        self._state_changed = asyncio.Condition()
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
+
+    async def start(self, at_start: Container[int] | None = None) -> None:
+        """Start the engines of the slots `at_start` (None: all) concurrently.
+
+        The other engines start once the cluster has resources for them, and load the weights published by then.
+
+        Raises:
+            EngineFailed: An engine did not start.
+        """
+        for seat in self.seats:
+            if at_start is not None and seat.index not in at_start:
+                self._emit(EngineWaiting(engine=seat.name))
+                self._start_in_background(self._restart_engine(seat, "it waited for resources"))
+        await asyncio.gather(
+            *(self._start_when_reloaded(s) for s in self.seats if at_start is None or s.index in at_start)
+        )
+
+    def connect(self, sync: WeightSync) -> None:
+        """Set the source of the published weights for engines that start."""
+        self._sync = sync
+
+    @property
+    def ready(self) -> list[FleetSlot]:
+        """The slots whose engines take rollouts."""
+        return [seat for seat in self.seats if seat.is_ready]
+
+    @asynccontextmanager
+    async def wait_for_ready(self) -> AsyncIterator[list[FleetSlot]]:
+        """Context manager that waits for a ready engine and returns the ready slots; its block must not await.
+
+        Raises:
+            Halted: An engine could not be started.
+        """
+        async with self._state_changed:
+            await self._state_changed.wait_for(lambda: self._failure or self.ready)
+            if self._failure is not None:
+                raise self._failure
+            yield self.ready
+
+    async def notify(self) -> None:
+        """Wake up tasks that wait for published weights or for the engines to be reloaded."""
+        async with self._state_changed:
+            self._state_changed.notify_all()
+
+    async def wait_until_all_ready(self) -> None:
+        """Wait until each slot has an engine that samples with the published weights."""
+        async with self._state_changed:
+            await self._state_changed.wait_for(lambda: self._failure or all(seat.is_ready for seat in self.seats))
+        if self._failure is not None:
+            raise self._failure
+
+    async def offload(self) -> None:
+        """Offload all engines, which frees their GPUs; called only by `GpuLease`.
+
+        Waits for engines that are starting, and starts no others. An engine that cannot be offloaded is replaced, which
+        also frees its GPUs.
+        """
+        async with self._state_changed:
+            self.is_offloaded = True
+            await self._state_changed.wait_for(lambda: not any(seat.is_loading for seat in self.seats))
+        await self._call_each(lambda worker: worker.offload.remote(), "it could not be offloaded")
+
+    async def reload(self) -> None:
+        """Reload all engines; called only by `GpuLease`."""
+        await self._call_each(lambda worker: worker.reload.remote(), "it could not be reloaded")
+        async with self._state_changed:
+            self.is_offloaded = False
+            self._state_changed.notify_all()
+
+    async def _call_each(self, call: Callable[[Any], Any], why: str) -> None:
+        async def call_one(seat: FleetSlot) -> None:
+            worker = seat.worker
+            try:
+                await call_actor(call(worker), seat.name, EngineFailed, OFFLOAD_TIMEOUT_S)
+            except EngineFailed as error:
+                await self.replace(seat, worker, f"{why}: {error.message}")
+
+        await asyncio.gather(*(call_one(seat) for seat in self.seats if seat.worker is not None))
+
+    async def shutdown(self) -> None:
+        """Stop all engines; return when their processes have ended."""
+        for task in self._restarts:
+            task.cancel()
+        await asyncio.gather(*(self._stop(seat.worker) for seat in self.seats if seat.worker is not None))
+        self.seats.clear()
+
+    async def _start_when_reloaded(self, seat: FleetSlot) -> None:
+        """Wait until the engines are reloaded, then call `_start_engine`; offloading waits for the start."""
+        async with self._state_changed:
+            await self._state_changed.wait_for(lambda: not self.is_offloaded)
+            seat.is_loading = True
+        try:
+            await self._start_engine(seat)
+        finally:
+            async with self._state_changed:
+                seat.is_loading = False
+                self._state_changed.notify_all()
+
+    async def _start_engine(self, seat: FleetSlot) -> None:
+        """Start a worker for a slot, and load the last published version into it."""
+        seat.worker, seat.load = self._spawn(seat.index), EngineLoad()
+        seat.channel = ChannelClient(seat.worker, seat.name, EngineFailed, self._rollout_s)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await call_actor(seat.worker.start.remote(), seat.name, EngineFailed, self._start_timeout_s)
+                await call_actor(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
+                await seat.channel.connect()
+        except TimeoutError:
+            raise EngineFailed(f"{seat.name} did not start within {self._start_timeout_s:g} s") from None
+        await self._catch_up(seat)
+
+    async def _catch_up(self, seat: FleetSlot) -> None:
+        """Load the last published version, if any, into a slot's engine, and let it take rollouts."""
+        while True:
+            async with self.publish_lock:  # no weights are published during `collect`
+                published = self._sync.last_published if self._sync is not None else None
+            if self._sync is not None and published is not None:
+                # The loss of the learner is detected soon, and its weights are published again.
+                with suppress(WeightsLost):
+                    outcome = await self._sync.load_into(published, seat.worker, len(self.seats))
+                    if isinstance(outcome, EngineFailed):
+                        raise outcome
+            async with self._state_changed:
+                if self._sync is not None and self._sync.is_lost:
+                    await self._wait_for_republish(self._sync, seat)
+                # Otherwise a newer version was published while this one loaded.
+                elif self._sync is None or self._sync.last_published is published:
+                    seat.is_ready = True
+                    self._state_changed.notify_all()
+                    return
+
+    async def _wait_for_republish(self, sync: WeightSync, seat: FleetSlot) -> None:
+        """Wait until lost weights are published again; the engine may be offloaded for the learner during the wait."""
+        seat.is_loading = False
+        self._state_changed.notify_all()
+        await self._state_changed.wait_for(lambda: not sync.is_lost and not self.is_offloaded)
+        seat.is_loading = True
+
+    async def replace(self, seat: FleetSlot, worker: Any, why: str) -> None:
+        """Fence a worker, and start another one in its slot in the background; does nothing if already replaced."""
+        if seat.worker is not worker or not seat.is_ready:
+            return
+        seat.is_ready = False
+        self._emit(EngineReplaced(engine=seat.name, reason=why))
+        self.budget.count(seat.name, why)
+        self._on_lost(seat.name)
+        self._kill(worker)
+        self._start_in_background(self._restart_engine(seat, why))
+
+    def _start_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    async def _restart_engine(self, seat: FleetSlot, why: str) -> None:
+        try:
+            while True:
+                self.budget.check(seat.name, why)
+                await self._wait_for_resources(seat)
+                try:
+                    await self._start_when_reloaded(seat)
+                    break
+                except EngineFailed as error:
+                    if error.details.get("kind") not in (LOST, UNREACHABLE):
+                        raise
+                    why = error.message  # its node may be failing before Ray notices
+                    self._emit(EngineRestarted(engine=seat.name, reason=why))
+                    self.budget.count(seat.name, why)
+                    self._kill(seat.worker)
+            self._emit(EngineJoined(engine=seat.name))
+        except Exception as error:  # noqa: BLE001 - all callers that wait for an engine must receive the error
+            what = f"{seat.name} could not be started"
+            failure = (
+                error if isinstance(error, TrainingHalted) else TrainingHalted(f"{what}: {error}", public_message=what)
+            )
+            if failure is not error:
+                failure.__cause__ = error
+            async with self._state_changed:
+                self._failure = failure
+                self._state_changed.notify_all()
+
+    async def _wait_for_resources(self, seat: FleetSlot) -> None:
+        """Wait for cluster resources: without limit while other engines work, else for PLACEMENT_TIMEOUT_S."""
+        placed = asyncio.ensure_future(self._resources_free(seat.index))
+        try:
+            while not (await asyncio.wait({placed}, timeout=PLACEMENT_TIMEOUT_S))[0]:
+                if not any(other.is_ready for other in self.seats):
+                    raise EngineFailed(
+                        f"the cluster had no free resources for this engine within {PLACEMENT_TIMEOUT_S:g} s"
+                    )
+            placed.result()
+        finally:
+            placed.cancel()
+
+    async def _stop(self, worker: Any) -> None:
+        try:
+            async with asyncio.timeout(15):
+                await worker.shutdown.remote()
+        except (TimeoutError, ray.exceptions.RayError):
+            pass  # killed below in any case
+        self._kill(worker)

@@ -1,0 +1,130 @@
+"""First process of a sandbox for one run: drops its privileges, runs the code in a fork, and measures it.
+
+This process does not execute the code itself, and no process inside can signal, trace or stop it, as in
+`agent_rft.actors.sandbox.sandbox_worker`. Wall time is measured from the start of the code's process to its end, with
+the monotonic clock. CPU time is the kernel's sum for that process and all its descendants, which are killed when it
+ends and reaped here. The seccomp filter does not let the code ignore SIGCHLD, so every child is counted. Output is
+truncated while it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import select
+import socket
+import sys
+import time
+from typing import Any
+
+sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
+
+from agent_rft import untrusted
+from agent_rft.actors.sandbox import pid1
+
+READ_BYTES = 1 << 16
+
+
+class Output:
+    """Output of the code on one descriptor. Keeps the first `limit_bytes`; reads and drops the rest."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.read, self.write = os.pipe()
+        self.kept = bytearray()
+        self._limit_bytes = limit_bytes
+
+    def take(self) -> bool:
+        """Read the available output; return whether more may come."""
+        chunk = os.read(self.read, READ_BYTES)
+        self.kept += chunk[: self._limit_bytes - len(self.kept)]
+        return bool(chunk)
+
+
+def write_files(names: list[str], contents: list[bytes]) -> None:
+    for name, content in zip(names, contents, strict=True):
+        if folder := os.path.dirname(name):
+            os.makedirs(folder, exist_ok=True)
+        with open(name, "xb") as file:
+            file.write(content)
+
+
+def run(main: str, stdin: bytes, limits: dict[str, Any]) -> bytes:
+    """Run the code in the file `main`; return a message with its outcome and output."""
+    stdin_file = os.open(".", os.O_TMPFILE | os.O_RDWR)
+    os.write(stdin_file, stdin)
+    os.lseek(stdin_file, 0, os.SEEK_SET)
+    outputs = [Output(limits["output_bytes"]) for _ in range(2)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        execute(main, [stdin_file, *(output.write for output in outputs)], limits["cpu_s"])
+    for descriptor in (stdin_file, *(output.write for output in outputs)):
+        os.close(descriptor)
+    late = listen(pid, outputs, began + limits["wall_s"])
+    wall_s = time.monotonic() - began
+    status = pid1.reap(pid)
+    for output in outputs:
+        while output.take():
+            pass
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    header = {
+        "exit": os.waitstatus_to_exitcode(status),
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "timed_out": late or cpu_s >= limits["cpu_s"],
+    }
+    return untrusted.pack(header, [bytes(output.kept) for output in outputs])
+
+
+def execute(main: str, descriptors: list[int], cpu_s: float) -> None:
+    """Replace this process by the code."""
+    try:
+        os.setsid()
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        pid1.limit("CPU", math.ceil(cpu_s) + 1)  # a margin: `run` compares the exact sum, the kernel counts ticks
+        os.execve(sys.executable, [sys.executable, "-s", "-S", "-B", main], os.environ)
+    finally:
+        os._exit(127)
+
+
+def listen(pid: int, outputs: list[Output], deadline: float) -> bool:
+    """Read the code's output until its process ends or the deadline passes; return whether the deadline passed."""
+    ended = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    for output in outputs:
+        poll.register(output.read, select.POLLIN)
+    while (left_s := deadline - time.monotonic()) > 0:
+        ready = dict(poll.poll(left_s * 1000))
+        if ended in ready:
+            return False
+        for output in outputs:
+            if output.read in ready and not output.take():
+                poll.unregister(output.read)
+    return True
+
+
+def main() -> None:
+    channel = socket.socket(fileno=os.dup(0))
+    config = json.loads(pid1.receive(channel) or b"null")
+    pid1.start(channel, config)
+    request = pid1.receive(channel)
+    if request is None:
+        return
+    header, (code, stdin, *contents) = untrusted.unpack(request)
+    try:
+        write_files([config["main"], *header["files"]], [code, *contents])
+    except OSError as error:
+        message = untrusted.pack({"refused": f"files: {error.filename}: {error.strerror}"})
+    else:
+        message = run(config["main"], stdin, config["run"])
+    untrusted.send(channel, message)
+
+
+if __name__ == "__main__":
+    main()

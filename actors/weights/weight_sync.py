@@ -1,0 +1,161 @@
+"""Weight sync from learner to engines: publishes numbered versions and pauses generation only for the load.
+
+The last version's buckets stay in the object store. A replaced engine can therefore load them at any time without the
+learner, whose own weights may be newer by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ray.exceptions import ObjectLostError
+
+from agent_rft.actors.runtime.actor_calls import call_actor
+from agent_rft.actors.weights.weight_bucket import MASK
+from agent_rft.errors import EngineFailed, LearnerFailed
+from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES, BucketLayout, LoadedWeights, num_bytes
+
+MIN_SYNC_TIMEOUT_S = 600.0
+MIN_SYNC_BYTES_PER_S = 50e6
+"""Slowest transfer to one engine that still counts as working; engines on the same network may wait for each other."""
+
+
+def sync_timeout_s(num_bytes: int, num_engines: int) -> float:
+    """Return the time limit for loading `num_bytes` of weights while `num_engines` engines load them."""
+    return max(MIN_SYNC_TIMEOUT_S, num_bytes * num_engines / MIN_SYNC_BYTES_PER_S)
+
+
+class WeightsLost(LearnerFailed):
+    """The published weights were in the memory of a learner rank that is gone."""
+
+
+class WeightSource(Protocol):
+    """Methods of the learner group that weight sync uses."""
+
+    @property
+    def incarnation(self) -> int:
+        """A number that changes with each restart, which loses all gathered buckets."""
+
+    async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
+        """Return the layout of each bucket; a bucket holds at most `max_bytes`, or a single larger tensor."""
+        ...
+
+    async def publish_bucket(self, index: int) -> tuple[Any, int]:
+        """Return a reference to the bucket's tensors, back to back in a uint8 array, and their checksum."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedWeights:
+    """References to the buckets of one version; `checksum` is the sum of their checksums at the learner."""
+
+    version: int
+    buckets: tuple[tuple[Any, BucketLayout], ...]
+    checksum: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(num_bytes(layout) for _, layout in self.buckets)
+
+
+class WeightSync:
+    """Weight sync through the object store and shared memory, on CPUs and GPUs, within and across nodes.
+
+    One update to version 8, with weights that fit in two buckets:
+
+    1. `collect(8)` frees version 7, and the learner gathers bucket 0, then bucket 1, into the object store.
+    2. `deliver` sends both to each engine's actor (`stage`), which copies them to shared memory. Engines still sample,
+       and label new tokens with version 7.
+    3. `swap(8)` pauses each engine, loads both buckets and resumes. Requests in flight continue, and their next tokens
+       are labelled 8.
+    4. `deliver` returns each engine's pause in seconds, or its failure. Loading other bytes than the learner gathered
+       is a failure, and so are tensors that no parameter took.
+    5. An engine that starts later loads version 8 from the same buckets (`catch_up`).
+    """
+
+    unloaded_tensors: tuple[str, ...] = ()
+    """Tensors that vLLM's model transforms or ignores in every engine; only the canary can check these."""
+
+    def __init__(self, source: WeightSource, max_bucket_bytes: int = MAX_BUCKET_BYTES) -> None:
+        self._has_loaded_all = False
+        self._source = source
+        self._max_bucket_bytes = max_bucket_bytes
+        self._incarnation = source.incarnation
+        self._bucket_layouts: list[BucketLayout] | None = None
+        self._has_collected = False
+        self.last_published: PublishedWeights | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the published weights were lost with the learner; new engines wait until it publishes again."""
+        return self._has_collected and self.last_published is None
+
+    def _on_learner_restart(self) -> None:
+        """Discard state that belongs to the lost learner processes."""
+        self._bucket_layouts = None
+
+    async def collect(self, version: int) -> PublishedWeights:
+        """Put the learner's weights into the object store as `version`; the learner must not train during the call."""
+        if self._source.incarnation != self._incarnation:
+            self._incarnation = self._source.incarnation
+            self._on_learner_restart()
+        if self._bucket_layouts is None:
+            self._bucket_layouts = await self._source.bucket_layouts(self._max_bucket_bytes)
+        self.last_published, self._has_collected = (
+            None,
+            True,
+        )  # frees the previous version, so that the object store never holds two
+        gathered = [await self._source.publish_bucket(i) for i in range(len(self._bucket_layouts))]
+        buckets = zip([data for data, _ in gathered], self._bucket_layouts, strict=True)
+        self.last_published = PublishedWeights(
+            version, tuple(buckets), sum(checksum for _, checksum in gathered) & MASK
+        )
+        return self.last_published
+
+    async def deliver(self, published: PublishedWeights, workers: Sequence[Any]) -> list[float | EngineFailed]:
+        """Load `published` into each worker; return each worker's pause in seconds, or its failure."""
+        return await asyncio.gather(*(self.load_into(published, worker, len(workers)) for worker in workers))
+
+    async def load_into(self, published: PublishedWeights, worker: Any, num_engines: int = 1) -> float | EngineFailed:
+        """Load `published` into one worker at any time; `num_engines` engines load it concurrently.
+
+        Raises:
+            WeightsLost: The buckets were lost with the learner process that gathered them.
+        """
+        timeout_s = sync_timeout_s(published.num_bytes, num_engines)
+        try:
+            async with asyncio.timeout(timeout_s):
+                for ref, layout in published.buckets:
+                    await call_actor(worker.stage_bucket.remote(ref, layout), "an engine", EngineFailed, timeout_s)
+                swap = worker.load_staged.remote(published.version)
+                loaded: LoadedWeights = await call_actor(swap, "an engine", EngineFailed, timeout_s)
+        except ObjectLostError as error:
+            if self.last_published is published:
+                self.last_published = None
+            what = f"the weights of version {published.version} were lost with learner rank 0"
+            raise WeightsLost(what, ranks=[0]) from error
+        except EngineFailed as error:
+            return error
+        except TimeoutError:
+            return EngineFailed(f"an engine did not load version {published.version} within {timeout_s:.0f} s")
+        return self.compare(published, loaded)
+
+    def compare(self, published: PublishedWeights, loaded: LoadedWeights) -> float | EngineFailed:
+        """Return the pause of an engine that loaded all of the learner's weights, else its failure.
+
+        Missed tensors are ignored until some engine has loaded all tensors: vLLM's model may transform or ignore them
+        in every engine.
+        """
+        if any(checksum != published.checksum for checksum in loaded.checksums):
+            return EngineFailed(f"its weights differ from the learner's version {published.version} (checksum)")
+        if not loaded.missed:
+            self._has_loaded_all = True
+        elif self._has_loaded_all:
+            names = ", ".join(loaded.missed[:3])
+            return EngineFailed(f"it did not load {len(loaded.missed)} tensors of version {published.version}: {names}")
+        else:
+            self.unloaded_tensors = loaded.missed
+        return loaded.pause_s

@@ -1,0 +1,208 @@
+"""Detection of a chat template's format by rendering probes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache, cached_property
+from typing import Any, Protocol
+
+from agent_rft.chat.model_family import CallSyntax, ModelFamily
+from agent_rft.chat.template import RenderFailed
+from agent_rft.types import Message, ToolSchema
+
+SLOT = "\ue000{}\ue001"  # private-use characters, which no template or text contains
+_TEXT, _REASONING = "\ue002said\ue003", "\ue002thought\ue003"
+_VALUE = "\ue002value{}\ue003"
+_QUESTION: Message = {"role": "user", "content": "question"}
+REASONING_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
+"""Fields in which a template may read a turn's reasoning: the content, between delimiters, or a separate field."""
+
+
+class RenderFunction(Protocol):
+    def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str: ...
+
+
+class TemplateFormat:
+    """Syntax of turns, calls, results and reasoning in one template, with one family's tokens.
+
+    Args:
+        render: Renders messages to text.
+        family: Family of the model.
+        ends: Texts of tokens that may end a turn, in addition to the one after an answer in the template.
+        special: Texts of all special tokens.
+    """
+
+    def __init__(
+        self, render: RenderFunction, family: ModelFamily, ends: Sequence[str], special: Sequence[str]
+    ) -> None:
+        self._render = render
+        self._family = family
+        self._ends = ends
+        self._special = special
+        self.can_append = cache(self._appends)
+
+    @cached_property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts of the tokens that end a turn, without duplicates."""
+        probed = () if self._family.end_tokens else tuple(filter(None, (self.answer_stop_token,)))
+        return tuple(dict.fromkeys((*self._family.end_tokens, *probed, *self._ends)))
+
+    @cached_property
+    def answer_stop_token(self) -> str | None:
+        """Text of the special token after an answer in the template; None: there is no such token."""
+        answer: Message = {"role": "assistant", "content": _TEXT}
+        text = self._try_render([_QUESTION, answer, {"role": "user", "content": _VALUE}]) or ""
+        return _first(self._special, text.partition(_TEXT)[2].partition(_VALUE)[0])
+
+    @cached_property
+    def renders_calls(self) -> bool:
+        """Whether the template renders calls of the history."""
+        return _VALUE.format(0) in self._one_call
+
+    @cached_property
+    def calls(self) -> CallSyntax | None:
+        """Call syntax of the family that the template writes, else the family's first one; None: no calls."""
+        forms = self._family.calls
+        written = (form for form in forms if form.before + form.begin.format(name="probe_tool") in self._one_call)
+        return next(written, forms[0] if forms else None)
+
+    @cached_property
+    def _one_call(self) -> str:
+        """Rendered history that ends with a call; empty if the template cannot render it."""
+        return self._try_render([_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]) or ""
+
+    @cached_property
+    def takes_objects(self) -> bool:
+        """Whether the template takes arguments as objects; otherwise it takes the JSON text as sampled."""
+        call = [("probe_tool", _VALUE.format(0))]
+        as_text = self._try_render([_QUESTION, _turn(call, objects=False)])
+        as_object = self._try_render([_QUESTION, _turn(call, objects=True)])
+        return as_text is None or (as_object is not None and as_text != as_object)
+
+    @cached_property
+    def takes_several_calls(self) -> bool:
+        """Whether a turn of the history may have several calls."""
+        values = [_VALUE.format(i) for i in range(2)]
+        message = _turn([("probe_tool", value) for value in values], self.takes_objects)
+        text = self._try_render([_QUESTION, message])
+        return text is not None and (all(value in text for value in values) or not self.renders_calls)
+
+    @cached_property
+    def escapes_results(self) -> bool:
+        """Whether the template writes a result as a JSON string."""
+        text = '"\n'
+        head = [_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]
+        rendered = self._try_render([*head, _result(0, SLOT.format(0) + text)], generate=True) or ""
+        return rendered.partition(SLOT.format(0))[2].startswith(json.dumps(text)[1:-1])
+
+    @cached_property
+    def reasoning_field(self) -> str | None:
+        """Message field from which the template renders a turn's reasoning before calls; None: it drops it."""
+        for field in REASONING_FIELDS:
+            turn = _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)
+            head, marks = [_QUESTION], self._family.thought_marks
+            turn |= {field: f"{marks[0]}\n{_REASONING}\n{marks[1]}\n\n" if field == "content" else _REASONING}
+            if self._family.reasoning_parser is not None and field == "content":
+                continue
+            prompt = self._try_render(head, generate=True)
+            text = self._try_render([*head, turn, _result(0, SLOT.format(0))], generate=True)
+            if prompt is None or text is None:
+                continue
+            rendered = text[_common_prefix_length(prompt, text) :].partition(SLOT.format(0))[0]
+            closed = rendered.count(marks[1]) <= 1 and prompt.count(marks[0]) + rendered.count(marks[0]) <= 1
+            if rendered.count(_REASONING) == 1 and (closed or self._family.reasoning_parser is not None):
+                return field
+        return None
+
+    def _appends(self, num_calls: int, *, has_text: bool, has_reasoning: bool) -> bool:
+        """Whether the next prompt starts with the turn exactly as it was sampled, so that results can be appended.
+
+        `has_text` and `has_reasoning`: whether the turn has text and reasoning in addition to its calls.
+        """
+        if not self._family.exact or (num_calls > 1 and not self.takes_several_calls):
+            return False
+        if has_reasoning and self.reasoning_field is None:
+            return False
+        values = [_VALUE.format(i) for i in range(num_calls)]
+        turn = _turn([("probe_tool", value) for value in values], self.takes_objects)
+        turn["content"] = ("\n\n" if has_reasoning else "") + (_TEXT if has_text else "")
+        if has_reasoning and self.reasoning_field is not None:
+            turn = set_reasoning(turn, f"\n{_REASONING}\n", self.reasoning_field, self._family.thought_marks)
+        results = [_result(i, SLOT.format(i)) for i in range(num_calls)]
+        prompt = self._try_render([_QUESTION], generate=True)
+        once = self._try_render([_QUESTION, turn, *results], generate=True)
+        twice = self._try_render([_QUESTION, turn, *results, turn, *results], generate=True)
+        if prompt is None or once is None or twice is None:
+            return False
+        sampled = once.removeprefix(prompt).partition(SLOT.format(0))[0]
+        kept = not self.renders_calls or all(value in sampled for value in values)
+        if has_text:
+            kept = kept and self.renders_calls and -1 < sampled.find(_TEXT) < sampled.find(values[0])
+        return (
+            once.startswith(prompt) and twice.startswith(once) and kept and (not has_reasoning or _REASONING in sampled)
+        )
+
+    def _try_render(self, messages: Sequence[Message], *, generate: bool = False) -> str | None:
+        """Return the rendered text; None if the template fails, as many do for messages that they do not support."""
+        try:
+            return self._render(messages, (), generate=generate)
+        except RenderFailed as failure:
+            if failure.kind in ("raised", "failed"):
+                return None
+            raise
+
+    def stop_and_bridge(self, names: Sequence[str]) -> tuple[str, str]:
+        """Return the stop token of a turn with calls of these tools, and the text from there to the next prompt.
+
+        The text has a SLOT for each result.
+
+        Raises:
+            ValueError: The template omits or reorders tool messages, or no stop token ends the turn.
+        """
+        values = [_VALUE.format(i) for i in range(len(names))]
+        turn = _turn(list(zip(names, values, strict=True)), self.takes_objects)
+        if not self.renders_calls:
+            turn = {"role": "assistant", "content": values[-1]}
+        results = [_result(i, SLOT.format(i), name) for i, name in enumerate(names)]
+        text = self._render([_QUESTION, turn, *results], (), generate=True)
+        before, found, _ = text.partition(SLOT.format(0))
+        if not found:
+            raise ValueError("the chat template omits tool messages")
+        position = before.rfind(values[-1])
+        end = _first(self.stop_strings, before[position:]) if position >= 0 else None
+        if end is None:
+            raise ValueError("no stop token is between a call and its result")
+        return end, text[position + before[position:].index(end) + len(end) :]
+
+
+def set_reasoning(message: Message, thought: str, field: str, marks: tuple[str, str]) -> Message:
+    """Return the message with its reasoning in the field that the template reads."""
+    if field != "content":
+        return {**message, field: thought}
+    return {**message, "content": f"{marks[0]}{thought}{marks[1]}{message.get('content') or ''}"}
+
+
+def _first(texts: Sequence[str], text: str) -> str | None:
+    """Return the string of `texts` that occurs first in `text`; the longest, if several start there."""
+    found = [(text.index(one), -len(one), one) for one in texts if one and one in text]
+    return min(found)[2] if found else None
+
+
+def _common_prefix_length(first: str, second: str) -> int:
+    """Return the length of the longest common prefix."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+def _turn(calls: Sequence[tuple[str, str]], objects: bool) -> dict[str, Any]:
+    def call(index: int, name: str, value: str) -> dict[str, Any]:
+        arguments = {"probe": value} if objects else json.dumps({"probe": value}, ensure_ascii=False)
+        return {"id": f"call{index:05d}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    return {"role": "assistant", "content": "", "tool_calls": [call(i, *given) for i, given in enumerate(calls)]}
+
+
+def _result(index: int, content: str, name: str = "probe_tool") -> Message:
+    return {"role": "tool", "tool_call_id": f"call{index:05d}", "name": name, "content": content}

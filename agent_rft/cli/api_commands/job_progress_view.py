@@ -1,0 +1,141 @@
+"""Progress of a server's job, shown from its events: the live view of `agent-rft train`, or JSON lines.
+
+Every event is shown once, in order, with the time at which it happened. Requests to an unreachable server are retried
+for up to AWAY_S, because the server's jobs continue without it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Any
+
+import httpx
+import typer
+from rich.console import Console
+
+from agent_rft.cli.api_commands.api_client import ServerUnavailable, iter_pages, send_request
+from agent_rft.cluster.views.live_view import LiveView
+from agent_rft.events import StepDone, event_kind
+from agent_rft.stored_events import load_run_event
+
+POLL_S = 1.0
+UNREACHABLE_TIMEOUT_S = 300.0
+MAX_EVENTS = 100_000
+MAX_CHECKPOINTS = 100
+REWARD = "full_valid_mean_reward"
+FINAL_STATUSES = ("succeeded", "failed", "cancelled")
+WAITING_PHASES = {"validating_files": "checking the job", "queued": "waiting in the queue", "paused": "paused"}
+"""Phase to show for each status in which the driver sends no events."""
+
+
+class JsonProgress:
+    """Progress output with one JSON line per event, and the job as the last line."""
+
+    def show_event(self, event: dict[str, Any]) -> None:
+        typer.echo(json.dumps(event))
+
+    def show_job(self, job: dict[str, Any]) -> None:
+        if job["status"] in FINAL_STATUSES:
+            typer.echo(json.dumps(job))
+
+
+class LiveProgress:
+    """Live view of a job. While past events are replayed, its clock shows the time of the event."""
+
+    def __init__(self, job: dict[str, Any], console: Console) -> None:
+        self._past: float | None = job["created_at"]
+        self._latest = float(job["created_at"])
+        self._job_id = str(job["id"])
+        self._status = ""
+        self.view = LiveView(0, console, self._now)
+        self._past = None
+
+    def show_event(self, event: dict[str, Any]) -> None:
+        self._past = self._latest = float(event["created_at"])
+        data = dict(event["data"] or {})
+        if event["type"] == "metrics":
+            metrics = {name: float(value) for name, value in data.items() if isinstance(value, int | float)}
+            data = {"total_steps": int(metrics["total_steps"]), "metrics": metrics, "step": int(metrics["step"])}
+            data |= {"kind": event_kind(StepDone), "version": StepDone.VERSION}
+        self.view.handle_event(
+            load_run_event(
+                self._job_id,
+                int(data.pop("step", 0)),
+                self._latest,
+                event["level"],
+                event["message"],
+                str(data.pop("kind", "")),
+                int(data.pop("version", 0)),
+                data,
+            )
+        )
+        self._past = None
+
+    def show_job(self, job: dict[str, Any]) -> None:
+        if job["status"] != self._status and job["status"] in WAITING_PHASES:
+            self.view.show_phase(WAITING_PHASES[job["status"]])
+        self._status = job["status"]
+
+    def _now(self) -> float:
+        # Never earlier than the last event, even if the local clock is behind the server's.
+        return max(time.time(), self._latest) if self._past is None else self._past
+
+
+def follow(
+    client: httpx.Client,
+    job: dict[str, Any],
+    progress: JsonProgress | LiveProgress,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any]:
+    """Show a job's progress until it ends, and return the ended job.
+
+    Raises:
+        NoAnswer: The server was unreachable for more than AWAY_S.
+    """
+    path, last, seen = f"/fine_tuning/jobs/{job['id']}", "", clock()
+    while True:
+        try:
+            job = send_request(client, "GET", path)  # before its events, so that no event of an ended job is missed
+            new = list(_newer_than(iter_pages(client, f"{path}/events", MAX_EVENTS), last))
+        except ServerUnavailable:
+            if clock() - seen > UNREACHABLE_TIMEOUT_S:
+                raise
+            sleep(POLL_S)
+            continue
+        seen = clock()
+        for event in reversed(new):
+            last = event["id"]
+            progress.show_event(event)
+        progress.show_job(job)
+        if job["status"] in FINAL_STATUSES:
+            return job
+        sleep(POLL_S)
+
+
+def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) of next steps for a succeeded job: its best checkpoint and commands to try it."""
+    found = list(iter_pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
+    rewards = [(entry["metrics"].get(REWARD), entry["fine_tuned_model_checkpoint"]) for entry in found]
+    model, known = job["fine_tuned_model"], [pair for pair in reversed(rewards) if pair[0] is not None]
+    if known:
+        best = max(known, key=itemgetter(0))  # the earliest of equal rewards, since the newest is first
+        model = best[1]
+        yield "best checkpoint", f"{model} (validation reward {best[0]:.3f})"
+    body = {"model": model, "messages": [{"role": "user", "content": "..."}]}
+    headers = '-H "Authorization: Bearer $AGENT_RFT_API_KEY" -H "Content-Type: application/json"'
+    url = shlex.quote(str(client.base_url.join("chat/completions")))
+    yield "try it", f"curl {url} {headers} -d {shlex.quote(json.dumps(body))}"
+    yield "checkpoints", shlex.join(["agent-rft", "checkpoints", "list", job["id"]])
+
+
+def _newer_than(events: Iterator[dict[str, Any]], last: str) -> Iterator[dict[str, Any]]:
+    """Yield the events after the event `last`, newest first."""
+    for event in events:
+        if event["id"] == last:
+            return
+        yield event

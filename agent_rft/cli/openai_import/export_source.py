@@ -1,0 +1,83 @@
+"""Export folder of a job that a client saved, and limits shared with `agent_rft.cli.openai_import.openai_source`.
+
+The folder contains `job.json` and `train.jsonl`, and optionally `validation.jsonl`, `events.jsonl` and
+`checkpoints.jsonl`. Job, events and checkpoints are the SDK's objects, saved with `model_dump_json()`, one per line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from agent_rft.cli.openai_import.openai_objects import OpenAICheckpoint, OpenAIEvent, OpenAIJob
+from agent_rft.errors import UserError
+from agent_rft.rows.bounded_file import read_bounded
+from agent_rft.spec.config_reader import format_key_path
+
+M = TypeVar("M", bound=BaseModel)
+MAX_BODY_BYTES = 32 << 20
+"""Maximum size of a JSON text: a job with its graders, or a page of events."""
+MAX_FILE_BYTES = 1 << 30
+"""Maximum size of a file of rows; OpenAI's limit is 512 MB."""
+MAX_EVENTS, MAX_CHECKPOINTS = 500, 500
+
+
+class FolderSource:
+    """Source of a job in an export folder."""
+
+    is_export = True
+
+    def __init__(self, folder: Path) -> None:
+        """Create the source. The folder is read later."""
+        self._folder = folder
+
+    def read_job(self) -> OpenAIJob:
+        """Return the job in `job.json`."""
+        path = self._folder / "job.json"
+        return parse_object(OpenAIJob, _read_text(path), str(path))
+
+    def read_events(self) -> list[OpenAIEvent]:
+        """Return the events in `events.jsonl`; empty if the file does not exist."""
+        return self._parse_lines(OpenAIEvent, "events.jsonl", MAX_EVENTS)
+
+    def read_checkpoints(self) -> list[OpenAICheckpoint]:
+        """Return the checkpoints in `checkpoints.jsonl`; empty if the file does not exist."""
+        return self._parse_lines(OpenAICheckpoint, "checkpoints.jsonl", MAX_CHECKPOINTS)
+
+    def fetch_rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
+        """Return the path of the file of rows; None if it does not exist."""
+        path = self._folder / ROWS[field]
+        return path if path.is_file() else None
+
+    def _parse_lines(self, model: type[M], name: str, limit: int) -> list[M]:
+        path = self._folder / name
+        if not path.exists():
+            return []
+        lines = [line for line in _read_text(path).splitlines() if line.strip()][:limit]
+        return [parse_object(model, line, f"{path}, entry {i}") for i, line in enumerate(lines, start=1)]
+
+
+ROWS = {"training_file": "train.jsonl", "validation_file": "validation.jsonl"}
+"""File name of each file of rows, in an export and in the new folder."""
+
+
+def parse_object(model: type[M], text: str | bytes, what: str) -> M:
+    """Return the object in a JSON text; `what` names the text in messages.
+
+    Raises:
+        UserError: The text does not match the model.
+    """
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = format_key_path(first["loc"])
+        place = f"{field}: " if field else ""
+        hint = "save the SDK's object with model_dump_json(), or check the base URL"
+        raise UserError(f"{what} does not match OpenAI's API: {place}{first['msg']}; {hint}") from None
+
+
+def _read_text(path: Path) -> bytes:
+    return read_bounded(path, MAX_BODY_BYTES, f"save only the last {MAX_EVENTS} entries")

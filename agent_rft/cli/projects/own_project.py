@@ -1,0 +1,222 @@
+"""Projects from the user's sources: tools from functions or an API, and rows from examples or the tools' schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from agent_rft.cli.projects import PORT
+from agent_rft.cli.projects.csv_examples import CsvExamples, read_examples
+from agent_rft.cli.projects.example_project import EXAMPLES
+from agent_rft.cli.projects.openapi_tools import ToolApi, read_api
+from agent_rft.cli.projects.project_folder import check_is_free, editor_and_operator_files, shell_command, write_files
+from agent_rft.cli.projects.project_rows import FILES, GROUP, generate_rows, make_rows, split_rows
+from agent_rft.cli.projects.project_tools import ProjectTool
+from agent_rft.cli.projects.python_tools import ToolModule, read_module
+from agent_rft.errors import UserError
+
+TOY = EXAMPLES / "ledger" / "base"
+TOY_TOKENS, TOKENS = 512, 2_048
+SOURCES = (
+    "a Python file (tools.py), an OpenAPI file or URL (.json, .yaml, http...), or a CSV file of examples (.csv, .tsv)"
+)
+_TEMPLATES = Environment(
+    loader=PackageLoader("agent_rft.cli.projects"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRequest:
+    """Requested content of a project.
+
+    `sources` has the values of `--from`; `tools` limits the project to these tools. Without a model, the project
+    contains the toy model.
+    """
+
+    sources: tuple[str, ...]
+    tools: tuple[str, ...] = ()
+    system: str = ""
+    model: str | None = None
+    port: int = PORT
+    serves: bool = False
+    """Whether `agent-rft serve` runs the project's jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectSources:
+    """Parsed sources, at most one of each kind."""
+
+    module: ToolModule | None = None
+    api: ToolApi | None = None
+    examples: CsvExamples | None = None
+
+    @property
+    def tools(self) -> list[ProjectTool]:
+        if self.module is not None:
+            return list(self.module.tools)
+        return [operation.tool for operation in self.api.operations] if self.api is not None else []
+
+
+def write_own_project(folder: Path, request: ProjectRequest) -> str:
+    """Write the project. Return notes on its content and the next steps, with commands to copy.
+
+    Raises:
+        UserError: A source cannot be read, or the folder cannot be written.
+        InvalidJob: A source has problems; the error lists all of them.
+    """
+    check_is_free(folder)
+    sources = _read_sources(request)
+    rows = _make_rows(sources, request.system)
+    notes = list(_notes(sources, request))
+    counts = ", ".join(f"{len(rows[name])} {name}" for name in FILES)
+    notes.append(f"rows: {counts}; no question is in two files")
+    write_files(folder, _build_contents(folder, request, sources, rows, notes))
+    return _next_steps(folder, request, notes)
+
+
+def _read_sources(request: ProjectRequest) -> ProjectSources:
+    found: dict[str, Any] = {}
+    for source in request.sources:
+        kind = _source_kind(source)
+        if kind in found or (kind != "examples" and found.keys() & {"module", "api"}):
+            raise UserError(f"--from {source}: give at most one source of tools and one CSV file")
+        if kind == "module":
+            found[kind] = read_module(Path(source), request.tools)
+        elif kind == "api":
+            found[kind] = read_api(source, request.tools)
+        else:
+            found[kind] = read_examples(Path(source))
+    if request.tools and not found.keys() & {"module", "api"}:
+        raise UserError("--tool requires a Python file or an OpenAPI document: give one with --from")
+    return ProjectSources(**found)
+
+
+def _source_kind(source: str) -> str:
+    if source.startswith(("http://", "https://")):
+        return "api"
+    kinds = {"module": (".py",), "api": (".json", ".yaml", ".yml"), "examples": (".csv", ".tsv")}
+    for kind, endings in kinds.items():
+        if Path(source).suffix.lower() in endings:
+            return kind
+    raise UserError(f"--from {source}: give {SOURCES}")
+
+
+def _make_rows(sources: ProjectSources, system: str) -> dict[str, list[dict[str, Any]]]:
+    if sources.examples is not None:
+        return split_rows(make_rows(sources.examples.rows, sources.tools, system))
+    return split_rows(generate_rows(sources.tools, system))
+
+
+def _notes(sources: ProjectSources, request: ProjectRequest) -> Iterator[str]:
+    """Yield notes on the sources and on the content of the project."""
+    if (module := sources.module) is not None:
+        yield (
+            f"tools: {', '.join(tool.name for tool in module.tools)} of {module.name} in {module.root}; the module was "
+            "imported once in a separate process to read its type hints, and no function was called"
+        )
+        if module.undocumented:
+            yield f"tools without a docstring, of which the model sees only the name: {', '.join(module.undocumented)}"
+    if (api := sources.api) is not None:
+        yield f"tools: {', '.join(tool.name for tool in sources.tools)} of {api.url}; the API was not called"
+        if changing := [tool.name for tool in sources.tools if tool.changes]:
+            yield f"tools that may change data, which the server calls only with API_CHANGES=1: {', '.join(changing)}"
+    if (examples := sources.examples) is not None:
+        own = f"; extra fields of the rows: {', '.join(examples.own)}" if examples.own else ""
+        yield f"question: column {examples.question!r}; reference_answer: column {examples.answer!r}{own}"
+        if GROUP in examples.own:
+            yield f"rows with the same {GROUP!r} are in the same file"
+        if examples.num_repeated:
+            yield f"omitted lines that repeat a question and its answer: {examples.num_repeated}"
+    else:
+        yield "the rows are generated from the tools' schemas; give your own questions and answers as --from FILE.csv"
+    if request.model is None:
+        yield "model: a toy model to test the setup, trained only for the ledger example; set `model` in job.yaml"
+
+
+def _build_contents(
+    folder: Path,
+    request: ProjectRequest,
+    sources: ProjectSources,
+    rows: dict[str, list[dict[str, Any]]],
+    notes: Sequence[str],
+) -> dict[Path, bytes]:
+    module, api = sources.module, sources.api
+    toy = request.model is None
+    values = {
+        "kind": "functions" if module is not None else "api" if api is not None else "none",
+        "tools": [tool.name for tool in sources.tools],
+        "module": module.name if module is not None else "",
+        "root": _literal(str(module.root)) if module is not None else "",
+        "names": _literal([tool.name for tool in sources.tools]),
+        "api": _literal(api.url) if api is not None else "",
+        "starter": sources.examples is None,
+        "toy": toy,
+        "model": _literal(_model_setting(request.model)) if request.model is not None else "base",
+        "tokens": TOY_TOKENS if toy else TOKENS,
+        "port": request.port,
+        "serves": request.serves,
+        "suffix": re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")[:40] or "agent",
+        "files": _literal(FILES),
+        "counts": ", ".join(f"{len(rows[name])} {name}" for name in FILES),
+        "notes": notes,
+    }
+    found: dict[Path, bytes] = {}
+    for name in ("README.md", "job.yaml", "server.py", "grader.py", "test_grader.py"):
+        found[Path(name)] = _TEMPLATES.get_template(f"{name}.jinja").render(values).encode()
+    for name, part in rows.items():
+        found[Path("rows", f"{name}.jsonl")] = "".join(
+            json.dumps(row, ensure_ascii=False) + "\n" for row in part
+        ).encode()
+    if api is not None:
+        operations = {
+            one.tool.name: {"method": one.method, "path": one.path, "places": one.places, "changes": one.tool.changes}
+            for one in api.operations
+        }
+        found[Path("operations.json")] = (json.dumps(operations, indent=2, ensure_ascii=False) + "\n").encode()
+    if toy:
+        found |= {Path("base", path.name): path.read_bytes() for path in sorted(TOY.iterdir())}
+    return found | editor_and_operator_files([request.port], request.serves)
+
+
+def _literal(value: str | Sequence[str]) -> str:
+    """Return the value as a literal that both Python and YAML can read."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _model_setting(model: str) -> str:
+    """Return a folder as an absolute path, or a model name unchanged."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
+
+
+def _next_steps(folder: Path, request: ProjectRequest, notes: Sequence[str]) -> str:
+    enter, python, agent_rft = f"cd {shlex.quote(str(folder))}", shell_command("python"), shell_command("agent-rft")
+    lines = [
+        f"{folder} contains a job, its rows, its server and a grader with tests; see README.md.",
+        *(f"  - {note}" for note in notes),
+        "Start the server:",
+        "",
+        f"  {enter} && {python} -m uvicorn server:app --port {request.port}",
+        "",
+        "and in another terminal:",
+        "",
+        f"  {enter}",
+    ]
+    if request.model is not None and not Path(request.model).is_dir():
+        lines.append(f"  {shell_command('hf')} download {shlex.quote(request.model)}")
+    lines += [
+        f"  {python} -m unittest test_grader",
+        f"  {agent_rft} check job.yaml",
+        f"  {agent_rft} eval job.yaml --samples 4",
+        f"  {agent_rft} train job.yaml",
+    ]
+    return "\n".join(lines)

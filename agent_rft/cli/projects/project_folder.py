@@ -1,0 +1,80 @@
+"""Folder of a project, which is written completely into a new or empty folder, or not at all."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agent_rft.cli.reference.editor_schemas import editor_schema
+from agent_rft.errors import UserError
+from agent_rft.spec.operator.operator_file import DEFAULT_FILE
+
+SCHEMAS = "schemas"
+"""Folder of the project's JSON schemas; the first line of each YAML file names its schema for editors."""
+
+
+def check_is_free(folder: Path) -> None:
+    """Check that the folder is new or empty, so that nothing is overwritten.
+
+    Raises:
+        UserError: The folder is not empty, or cannot be read.
+    """
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} exists and is not empty: give a folder that does not exist yet")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read or written: {error.strerror}") from None
+
+
+def write_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
+    """Write each content to its path in the folder.
+
+    Raises:
+        UserError: The folder is not empty, or cannot be written.
+    """
+    check_is_free(folder)
+    written = list[Path]()
+    try:
+        for target, content in contents.items():
+            (folder / target).parent.mkdir(parents=True, exist_ok=True)
+            written.append(folder / target)
+            (folder / target).write_bytes(content)
+    except BaseException as error:
+        for path in written:  # so that the same command can be run again
+            path.unlink(missing_ok=True)
+        for parent in {path.parent for path in written} - {folder}:
+            parent.rmdir()
+        if isinstance(error, OSError):
+            raise UserError(f"{error.filename or folder} cannot be read or written: {error.strerror}") from None
+        raise
+
+
+def editor_and_operator_files(ports: Sequence[int], serves: bool) -> dict[Path, bytes]:
+    """Return the JSON schemas for a project's YAML files and, with `serves`, its `agent-rft.yaml`.
+
+    Args:
+        ports: Ports of the project's server.
+        serves: Whether `agent-rft serve` runs the project's jobs, which may call only what `agent-rft.yaml` allows.
+    """
+    found = {
+        Path(SCHEMAS, f"{file}.json"): editor_schema(file) for file in (("job", "operator") if serves else ("job",))
+    }
+    files = {path: (json.dumps(schema, indent=2, ensure_ascii=False) + "\n").encode() for path, schema in found.items()}
+    if serves:
+        entries = json.dumps([f"127.0.0.1:{port}" for port in ports])
+        files[Path(DEFAULT_FILE)] = (
+            f"# yaml-language-server: $schema={SCHEMAS}/operator.json\n"
+            "# The operator's configuration for `agent-rft serve`: its jobs may call the server of this project.\n"
+            f"allowed_networks: {entries}\n"
+        ).encode()
+    return files
+
+
+def shell_command(name: str) -> str:
+    """Return a command of this installation as a shell finds it: by its name, or else by its path."""
+    path = str(Path(sys.executable).with_name(name))
+    return name if shutil.which(name) == path else shlex.quote(path)

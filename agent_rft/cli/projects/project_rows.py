@@ -1,0 +1,118 @@
+"""Rows of a project, from examples or generated from the tools' schemas, and their split into three disjoint files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agent_rft.cli.projects.csv_examples import REFERENCE_ANSWER, CsvExample, normalize_question
+from agent_rft.cli.projects.project_tools import ProjectTool
+from agent_rft.cluster.checks.schema_examples import make_example
+from agent_rft.errors import UserError
+from agent_rft.spec.schemas.json_schema import SchemaValidator
+
+FILES = ("train", "validation", "test")
+MIN_ROWS = len(FILES)
+MAX_VALIDATION, MAX_TEST = 100, 300
+"""Target sizes of the files, above which more rows cost time and add little precision."""
+GROUP = "group"
+"""Column such as a customer or document: rows with equal values stay in one file, so that no facts leak to the test."""
+NUM_STARTER_ROWS = 30
+PHRASES = (
+    "Call the tool {name} with {arguments}, and answer with what it returns.",
+    "What does {name} return for {arguments}? Answer with its result alone.",
+    "Use {name} with {arguments}. Give its result and nothing else.",
+    "Find out with {name} and {arguments} what the result is, and answer with it.",
+    "Run {name} with {arguments} and repeat its result.",
+)
+WORDS = ("lamp", "blue chair", "Ada", "2026-03-02", "north", "1042", "summer", "a", "invoice", "Bo")
+
+
+def make_rows(examples: Sequence[CsvExample], tools: Sequence[ProjectTool], system: str) -> list[dict[str, Any]]:
+    """Return a row for each example."""
+    return [
+        _row(example.question, tools, system) | example.own | {REFERENCE_ANSWER: example.answer} for example in examples
+    ]
+
+
+def generate_rows(tools: Sequence[ProjectTool], system: str) -> list[dict[str, Any]]:
+    """Return generated rows, each for one tool call. Uses tools that may change data only if there are no others."""
+    found: dict[str, dict[str, Any]] = {}
+    harmless = [tool for tool in tools if not tool.changes] or list(tools)
+    for i in range(NUM_STARTER_ROWS * len(PHRASES)):
+        tool, variant = harmless[i % len(harmless)], i // len(harmless)
+        phrase, round_ = variant % len(PHRASES), variant // len(PHRASES)
+        arguments = _arguments(tool, 2 * phrase + round_)  # combines each phrase with all values
+        shown = ", ".join(f"{name} = {value}" for name, value in arguments.items()) or "no arguments"
+        question = PHRASES[phrase].format(name=tool.name, arguments=shown)
+        expected = {"name": tool.name, "arguments": arguments}
+        found.setdefault(normalize_question(question), _row(question, tools, system) | {"expected_call": expected})
+        if len(found) == NUM_STARTER_ROWS:
+            break
+    return list(found.values())
+
+
+def split_rows(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Split rows by file, always in the same way: a fifth for the test, a tenth for validation, the rest for training.
+
+    Raises:
+        UserError: There are too few rows.
+    """
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(row.get(GROUP, i), []).append(row)
+    if len(groups) < MIN_ROWS:
+        what = f"different values of {GROUP!r}" if len(groups) < len(rows) else "different examples"
+        fix = "training, validation and test need at least one each; thirty are a start"
+        raise UserError(f"there are only {len(groups)} {what}: {fix}")
+    shuffled = list(groups.values())
+    random.Random(0).shuffle(shuffled)
+    shuffled.sort(key=len)  # so that no large group fills a small file
+    sizes = {"test": min(MAX_TEST, len(rows) // 5), "validation": min(MAX_VALIDATION, len(rows) // 10)}
+    files: dict[str, list[dict[str, Any]]] = {name: [] for name in FILES}
+    for name, num in sizes.items():
+        while not files[name] or (len(files[name]) < num and len(shuffled) > MIN_ROWS):
+            files[name] += shuffled.pop(0)
+    files["train"] = [row for group in shuffled for row in group]
+    return files
+
+
+def _row(question: str, tools: Sequence[ProjectTool], system: str) -> dict[str, Any]:
+    messages = [{"role": "system", "content": system}] if system else []
+    row: dict[str, Any] = {"messages": [*messages, {"role": "user", "content": question}]}
+    return row | {"tools": [tool.to_chat_tool() for tool in tools]} if tools else row
+
+
+def _arguments(tool: ProjectTool, variant: int) -> dict[str, Any]:
+    """Return arguments that match the tool's schema, different ones for each variant if the schema allows it."""
+    example = make_example(tool.parameters)
+    properties = tool.parameters.get("properties", {})
+    names = tool.parameters.get("required") or list(properties)[:2]
+    varied = {name: _vary(properties.get(name, {}), variant, i) for i, name in enumerate(names)}
+    arguments = {name: example.get(name) if value is None else value for name, value in varied.items()}
+    return arguments if SchemaValidator(tool.parameters).find_violation(arguments) is None else example
+
+
+def _vary(schema: Any, variant: int, index: int) -> Any:
+    """Return a value of the schema's type; None for objects, lists and strings with a pattern or format."""
+    if not isinstance(schema, dict):
+        return None
+    if choices := [*_choices(schema)]:
+        return choices[variant % len(choices)]
+    match schema.get("type"):
+        case "integer" | "number":
+            low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+            return (low if isinstance(low, int) else 0) + 1 + variant * (index + 1) + index
+        case "string" if not {"pattern", "format"} & schema.keys():
+            return WORDS[(variant + index * 3) % len(WORDS)]
+        case "boolean":
+            return variant % 2 == 0
+    return None
+
+
+def _choices(schema: dict[str, Any]) -> Iterator[Any]:
+    for key in ("enum", "examples"):
+        if isinstance(values := schema.get(key), list):
+            yield from (value for value in values if value is not None)
+            return

@@ -1,0 +1,262 @@
+"""Events of engines, other actors, endpoint outages and components of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from agent_rft.events.base_event import Event, Private, append_reason
+
+IntegrationCause = Literal["not_installed", "not_allowed", "failed"]
+INTEGRATION_CAUSES: Mapping[IntegrationCause, str] = {
+    "not_installed": ": its package is not installed",
+    "not_allowed": ": the operator has not set it up",
+    "failed": "",
+}
+
+
+class EngineWaiting(Event, level="warn"):
+    """An engine waits for free resources. The run started with the other engines; this one joins when it gets them."""
+
+    engine: str
+    """The engine, such as `engine-1`."""
+
+    def __str__(self) -> str:
+        return f"{self.engine} is waiting for free resources of the cluster; it joins the run when it gets them"
+
+
+class EngineReplaced(Event, level="warn"):
+    """An engine was stopped and is being replaced. Its rollouts start again on other engines.
+
+    A single replacement needs no action. If it repeats with the same reason, check the node for lack of memory and GPU
+    errors.
+    """
+
+    engine: str
+    """The engine, such as `engine-1`; the replacement has the same name."""
+    reason: Private[str]
+    """Reason for stopping the engine."""
+
+    def __str__(self) -> str:
+        return append_reason(f"{self.engine} is being replaced", self.reason)
+
+
+class EngineUnstable(Event, level="warn"):
+    """An engine was replaced several times in a row and never survived until the next weight update.
+
+    The job continues, because each weight update resets the count of allowed replacements. After each replacement the
+    engine's rollouts start again. Find the common reason in its `engine_replaced` events: lack of memory (`agent-rft
+    plan`), GPU errors, or a preempted node.
+    """
+
+    engine: str
+    """The engine, such as `engine-1`."""
+    times: int
+    """Consecutive replacements, including this one."""
+    reason: Private[str]
+    """Reason for the last replacement."""
+
+    def __str__(self) -> str:
+        times = f"{self.times} times in a row and never survived until the next weight update"
+        return append_reason(f"{self.engine} was replaced {times}", self.reason)
+
+
+class WeightsNotCompared(Event, level="warn"):
+    """Some tensors of this model cannot be compared by checksum: the engines transform or ignore them on loading.
+
+    Only the canary (`canary_gap`) then shows whether an engine has the learner's weights. In bfloat16 the canary does
+    not detect a single outdated tensor. Nothing to do unless `canary_gap` rises.
+    """
+
+    tensors: tuple[str, ...]
+    """Names of some of these tensors."""
+    num_tensors: int
+    """Number of these tensors."""
+
+    def __str__(self) -> str:
+        tensors = f"{self.num_tensors} tensors on loading ({', '.join(self.tensors)})"
+        return f"the engines transform or ignore {tensors}: only the canary compares them with the learner"
+
+
+class EngineRestarted(Event, level="warn"):
+    """A replacement engine was lost during its start, and is started again. If this repeats, check the node."""
+
+    engine: str
+    """The engine, such as `engine-1`."""
+    reason: Private[str]
+    """Reason for the loss."""
+
+    def __str__(self) -> str:
+        return append_reason(f"{self.engine} is being restarted", self.reason)
+
+
+class EngineJoined(Event):
+    """An engine with the newest weights is ready for rollouts. Nothing to do."""
+
+    engine: str
+    """The engine, such as `engine-1`."""
+
+    def __str__(self) -> str:
+        return f"{self.engine} is ready, with the newest weights"
+
+
+class ActorSilent(Event, level="warn"):
+    """An actor does not answer: it hangs, its node is overloaded, or its network connection is interrupted.
+
+    If it stays silent, the run treats it as dead. Check its node.
+    """
+
+    actor: str
+    """The actor, such as `engine-1`, `learner rank 0` or `dispatcher`."""
+    silent_s: float
+    """Seconds since its last answer."""
+    work: tuple[str, ...] = ()
+    """The actor's last reported work or, if `waiting`, the rollouts that wait for the actor."""
+    waiting: bool = False
+    """Whether `work` are rollouts that wait for the actor."""
+
+    def __str__(self) -> str:
+        silence = f"{self.actor} has not answered for {self.silent_s:.0f} s"
+        if not self.work:
+            return silence
+        what = "waiting for it" if self.waiting else "last reported work"
+        return f"{silence}; {what}: {', '.join(self.work)}"
+
+
+class ActorAnswered(Event):
+    """An actor answers again. Nothing to do."""
+
+    actor: str
+    """The actor of the preceding `actor_silent`."""
+    silent_s: float
+    """Seconds without an answer."""
+
+    def __str__(self) -> str:
+        return f"{self.actor} answers again, after {self.silent_s:.0f} s"
+
+
+class WorkStalled(Event, level="warn"):
+    """An actor answers, but one stage of its work takes too long. Causes are slow hardware, a full disk or a bug."""
+
+    actor: str
+    """The actor, such as `learner rank 0`."""
+    stage: str
+    """The stage of its work."""
+    duration_s: float
+    """Seconds in this stage so far."""
+
+    def __str__(self) -> str:
+        return f"{self.actor} has been in {self.stage} for {self.duration_s:.0f} s"
+
+
+class EndpointOutageBegan(Event, level="warn"):
+    """A tool, session server, grader or judge fails every call. It receives occasional probes; all other calls wait.
+
+    Start the server or fix its URL. The job resumes within a minute, after the next successful probe. Rollouts whose
+    calls reach their deadline before that are discarded, never graded 0.
+    """
+
+    endpoint: str
+    """Name of the endpoint, such as `tool 'search'`."""
+
+    def __str__(self) -> str:
+        return f"{self.endpoint} is down: it only receives probes, and all other calls wait"
+
+
+class EndpointOutageEnded(Event):
+    """An endpoint answers again after an outage. Nothing to do."""
+
+    endpoint: str
+    """Name of the endpoint, such as `tool 'search'`."""
+    began_at: float
+    """Time when the outage was detected, in Unix seconds. It ended within a few seconds of the event's time."""
+    seconds: float
+    """Duration of the outage in seconds."""
+    delayed_calls: int
+    """Calls that had to wait because of the outage."""
+    failed_calls: int
+    """Calls that ended without an answer during the outage; their rollouts were discarded."""
+
+    def __str__(self) -> str:
+        effect = f"{self.delayed_calls} calls were delayed, {self.failed_calls} failed"
+        return f"{self.endpoint} is up again after {self.seconds:.0f} s; {effect}"
+
+
+class RolloutsStalled(Event, level="warn"):
+    """No rollout has ended for a long time, although some are in flight. Usually a tool answers slowly.
+
+    `longest` lists what the oldest rollouts are waiting for.
+    """
+
+    idle_s: float
+    """Seconds since the last rollout ended."""
+    num_in_flight: int
+    """Rollouts in flight."""
+    longest: tuple[str, ...] = ()
+    """The rollouts that have been in flight longest, with their stages and actors."""
+
+    def __str__(self) -> str:
+        longest = ", ".join(self.longest) or "waiting for an engine"
+        return f"no rollout has ended for {self.idle_s:.0f} s; {self.num_in_flight} are in flight: {longest}"
+
+
+class ComponentFailed(Event, level="error"):
+    """A component of the driver failed because of a bug. The run continues without it. Please report the bug."""
+
+    component: str
+    """The component, such as `watchdog`."""
+    error: Private[str]
+    """Type and message of the error."""
+
+    def __str__(self) -> str:
+        return append_reason(f"the {self.component} failed", self.error)
+
+
+class SinkCutOff(Event, level="warn"):
+    """A sink (live view, run folder, API, plug-in) raised an error, hung or fell behind, and gets no more events.
+
+    Training continues. If it is your own sink, fix it; the next run calls it again.
+    """
+
+    sink: str
+    """Class of the sink, or name of the plug-in."""
+    reason: Private[str]
+    """The error that the sink raised, or how far it fell behind."""
+
+    def __str__(self) -> str:
+        return append_reason(f"the sink {self.sink} was cut off and gets no more events", self.reason)
+
+
+class IntegrationFailed(Event, level="warn"):
+    """A tracker of the job's `integrations` cannot be used, and gets no more metrics. Training continues.
+
+    The run folder contains all metrics. The tracker is tried again in the next run, or when this run is resumed.
+    """
+
+    integration: str
+    """Type of the tracker, such as `wandb`."""
+    cause: IntegrationCause
+    """`not_installed`: install the package's extra. `not_allowed`: the operator's `integrations` lacks its URL or key.
+
+    `failed`: the tracker raised an error, hung or fell behind, for example because its server cannot be reached or
+    rejects the key.
+    """
+    reason: Private[str]
+    """The missing part, or the error that the tracker raised."""
+
+    def __str__(self) -> str:
+        cause = INTEGRATION_CAUSES[self.cause]
+        return append_reason(f"{self.integration} gets no more metrics of this run{cause}", self.reason)
+
+
+class Notice(Event, level="warn"):
+    """Advice from the checks before the start, about settings that are allowed but rarely intended.
+
+    Human-readable only.
+    """
+
+    text: str
+    """The advice, as a sentence."""
+
+    def __str__(self) -> str:
+        return self.text

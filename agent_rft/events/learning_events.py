@@ -1,0 +1,146 @@
+"""Events of learning: skipped updates, lost ranks, full disks, zero-variance batches, alarms."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from agent_rft.events.base_event import Event, Private
+from agent_rft.problems.alarm_rules import AlarmRule
+from agent_rft.problems.zero_variance_causes import Cause, Diagnosis, summarize_groups
+
+
+class UpdateSkipped(Event, level="warn"):
+    """An update was skipped because its gradient was not finite.
+
+    A single skipped update is harmless. Several in a row mean that training has diverged: lower the learning rate, or
+    resume from an earlier checkpoint.
+    """
+
+    def __str__(self) -> str:
+        return f"step {self.step}: the gradient was not finite, the update was skipped"
+
+
+class LearnerRestarted(Event, level="warn"):
+    """A learner rank was lost. All ranks restart from the last checkpoint and replay the updates since then.
+
+    A single restart is usually caused by a node that went away. Repeated losses at the same step end the job: check the
+    memory (`agent-rft plan`) and the rank's log.
+    """
+
+    cause: Private[str]
+    """Reason for the loss of the rank."""
+    times: int
+    """Consecutive restarts without a finished step, including this one."""
+    error_type: str = ""
+    """Class of the error."""
+
+    def __str__(self) -> str:
+        return f"the learner restarts from the last checkpoint because a rank was lost: {self.cause}"
+
+
+class DiskFull(Event, level="error"):
+    """The disk of the run folder is full. The job pauses, and resumes automatically once there is free space.
+
+    Free some space, for example by deleting old runs. Nothing is lost, and the last checkpoint is complete.
+    """
+
+    def __str__(self) -> str:
+        return "the disk of the run folder is full: the job pauses until there is free space"
+
+
+class DiskFreed(Event):
+    """The disk has free space again, and the job resumes. Nothing to do."""
+
+    def __str__(self) -> str:
+        return "the disk has free space again: the job resumes"
+
+
+class BatchStarved(Event, level="warn"):
+    """A batch has no signal: every group has zero variance or was lost. The third such batch in a row ends the run.
+
+    The run then fails, unless it completed a step and nearly all groups are `all_right` (`nothing_left_to_learn`). If
+    most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. Groups with `equal`
+    grades in between point to the grader, discarded rollouts to the endpoints. The traces are stored as
+    `starved-<step>-<times>`.
+    """
+
+    times: int
+    """Consecutive batches without signal, including this one."""
+    num_lost: int
+    """Groups with fewer than two graded rollouts."""
+    without_signal: dict[str, float] = field(default_factory=dict)
+    """Zero-variance groups (all rewards equal), by kind: `all_right`, `all_wrong`, `equal`."""
+    discarded: dict[str, float] = field(default_factory=dict)
+    """Discarded rollouts by reason."""
+    cause: Cause
+    """The most likely cause, inferred from what nearly all rollouts have in common. The message describes it."""
+    name: str = ""
+    """The tool, guard, endpoint or discard reason that the cause is about, if any."""
+    error: Private[str] = ""
+    """The tool's most frequent error answer; at most 200 characters."""
+
+    def __str__(self) -> str:
+        why = Diagnosis(self.cause, self.name, self.error)
+        return f"the batch has no signal ({summarize_groups(self.without_signal, self.num_lost)}): {why}"
+
+
+class NoToolCalls(Event, level="warn"):
+    """No rollout of a training step called a tool, although tools were offered.
+
+    Reported once, until a rollout calls a tool.
+
+    Read the traces (`agent-rft traces RUN`). If the model writes calls that are not parsed, `tool_parser` does not
+    match its call syntax. Otherwise the chat template may not show the tools, or the model was never taught to call
+    tools.
+    """
+
+    num_rollouts: int
+    """Graded rollouts of rows that offer tools."""
+
+    def __str__(self) -> str:
+        return f"step {self.step}: no tool was called in any of {self.num_rollouts} rollouts"
+
+
+class EngineLearnerGap(Event, level="warn"):
+    """Engine and learner compute different log-probabilities for the same tokens, although they have the same weights.
+
+    Importance ratios become noise, and a larger gap ends the run. Check whether engine and learner use different dtypes
+    (`cluster.dtype`), and whether an engine was replaced shortly before.
+    """
+
+    gap_nats: float
+    """Mean absolute difference of log-probabilities, in nats."""
+
+    def __str__(self) -> str:
+        return f"engine and learner differ by {self.gap_nats:.3f} nats on the same weights"
+
+
+class AlarmRaised(Event, level="warn"):
+    """A sign of reward hacking, not a proof: read the rollouts in `traces` with `agent-rft traces RUN --trace ID`."""
+
+    rule: AlarmRule
+    """Rule that raised the alarm; `agent-rft explain RULE` explains it and lists what to do."""
+    metric: str
+    """The metric that changed."""
+    before: float
+    """Value of the metric over the first steps of the run."""
+    now: float
+    """Value of the metric at this step."""
+    grade_rise: float = 0.0
+    """Rise of the mean grade over the same time, for `diverged`."""
+    traces: tuple[str, ...] = ()
+    """Trace ids of rollouts to read."""
+
+    def __str__(self) -> str:
+        traces = ", ".join(self.traces)
+        return (
+            f"step {self.step}: {self._describe_change()} (agent-rft explain {self.rule}); read the rollouts {traces}"
+        )
+
+    def _describe_change(self) -> str:
+        if self.rule == "top_grade_soon":
+            return f"the mean grade rose from {self.before:.2f} to {self.now:.2f} unusually early: check the grader"
+        if self.rule == "drift":
+            return f"{self.metric} is {self.now:.1f}, was {self.before:.1f} at the start"
+        change = f"{'fell' if self.now < self.before else 'rose'} from {self.before:.2f} to {self.now:.2f}"
+        return f"{self.metric} {change} while the grade rose by {self.grade_rise:.2f}"

@@ -1,0 +1,403 @@
+"""Events of a run's progress: settings, phases, steps, evaluations, checkpoints and the end of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from agent_rft.events.base_event import Event, Level, Private, append_reason
+from agent_rft.metrics.confidence_intervals import MIN_VALUES
+from agent_rft.problems.readiness_reasons import Verdict
+from agent_rft.types import Evaluation
+
+Phase = Literal["resources", "actors", "replay", "grading", "training", "validation", "checkpoint", "copy"]
+Outcome = Literal["done", "stopped", "failed"]
+StoreAction = Literal["copy", "remove"]
+VALIDATION = "validation"
+"""The `name` of an Evaluated event of the validation file."""
+PHASE_NAMES: Mapping[Phase, str] = {
+    "resources": "waiting for resources",
+    "actors": "starting",
+    "replay": "replaying updates",
+    "grading": "grading",
+    "training": "training",
+    "validation": "grading the validation file",
+    "checkpoint": "writing a checkpoint",
+    "copy": "uploading the last checkpoint to the checkpoint store",
+}
+
+
+class JobStarted(Event):
+    """A new or resumed run starts; all checks have passed. Nothing to do."""
+
+    method: str
+    """`reinforcement` or `supervised`."""
+    total_steps: int
+    """Planned steps."""
+
+    def __str__(self) -> str:
+        return f"{self.method} job with {self.total_steps} steps"
+
+
+class SettingChosen(Event):
+    """The value that `auto` chose for a setting in a new run. Set the setting yourself if you have a better value."""
+
+    setting: str
+    """Path of the setting below the method's section, such as `algorithm.learning_rate`, or in the job, such as
+    `cluster.micro_batch_tokens`."""
+    value: float | str
+    """The value, before `learning_rate_multiplier` is applied."""
+    why: str
+    """Basis of the choice, such as the number of rows or the memory of a node."""
+
+    def __str__(self) -> str:
+        value = self.value if isinstance(self.value, str) else f"{self.value:.7g}"
+        return f"{self.setting}: auto is {value} ({self.why})"
+
+
+class SettingChanged(Event):
+    """A run continues with a different value of a setting than at its start. Check that the change is intended.
+
+    In a resumed run, this is a setting that may change, such as a URL, or a placement that no longer fits. In a new
+    run, the placement (`cluster`) changes if other GPUs are free at the reservation than at the check.
+    """
+
+    setting: str
+    """Path of the setting in the job file, such as `method.reinforcement.grader.url`; `cluster` for the placement."""
+    now: str
+    """The value in the job file, as JSON; long values are cut. A placement is text, such as `1 engine of 1 GPU`."""
+    was: str
+    """The value at the start of the run."""
+
+    def __str__(self) -> str:
+        return f"{self.setting} is {self.now}; the run began with {self.was}"
+
+
+class JobResumed(Event):
+    """Training resumed from the checkpoint of `step`. Later updates are replayed bit by bit from the journal."""
+
+    total_steps: int
+    """Planned steps, including the steps before the checkpoint."""
+
+    def __str__(self) -> str:
+        return f"resumed at step {self.step} of {self.total_steps}"
+
+
+class PhaseBegan(Event):
+    """A phase started, which explains a wait that follows. Nothing to do, unless `resources` never ends."""
+
+    phase: Phase
+    """`resources`: waiting for CPUs or GPUs. `actors`: starting engines and learner. `replay`: replaying updates.
+    `grading`: grading a file. `copy`: uploading the last checkpoint to the checkpoint store.
+
+    `training`, `validation` and `checkpoint` are parts of the training loop.
+    """
+    detail: str = ""
+    """The missing resources, the actors that start, or the file that is graded."""
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.phase in ("validation", "checkpoint")
+
+    def __str__(self) -> str:
+        name = PHASE_NAMES[self.phase]
+        if not self.detail:
+            return name
+        return f"{name}: {self.detail}" if self.phase == "resources" else f"{name} {self.detail}"
+
+
+class StepDone(Event):
+    """A training step is done; its update was applied or skipped. `metrics` describes the step."""
+
+    total_steps: int
+    """Planned steps."""
+    metrics: dict[str, float]
+    """Metrics of the step, by their names in `agent_rft.metrics`. A stored event has only the finite values."""
+
+    def __str__(self) -> str:
+        return f"step {self.step} of {self.total_steps} is done"
+
+
+class Evaluated(Event):
+    """A file was graded: the validation file every `eval_interval` steps, the test file before and after training."""
+
+    name: str
+    """`validation` (VALIDATION), `test-before`, `test-after`, or `eval-<file>` of `agent-rft eval`."""
+    evaluation: Evaluation
+    """Mean grade with its confidence interval, pass rate, calls, tokens and times."""
+    training_groups_in_flight: int = 0
+    """Groups of the next training step that were sampled concurrently. They make an evaluation slower, not worse."""
+
+    def __str__(self) -> str:
+        found = self.evaluation
+        interval = found.get_interval("grade")
+        grade = f"grade {found.grade:.3f}" + (f" {interval.format_bounds('{:.3f}')}" if interval else "")
+        rows = found.graded_rows or found.num_rows
+        count = f"({found.num_rollouts} rollouts of {rows} rows" + (", a small sample)" if rows < MIN_VALUES else ")")
+        if self.name == VALIDATION:
+            return f"validation at step {self.step}: {grade}, reward {found.reward:.3f} {count}"
+        return f"{self.name}: {grade}, {found.tool_calls:.2f} tool calls {count}"
+
+
+class ReadinessJudged(Event):
+    """A readiness check (`agent-rft ready` or the API) has its verdict. The reasons list what to do before training."""
+
+    verdict: Verdict
+    """`train`, `fix_first` or `warm_start`."""
+    reasons: tuple[str, ...] = ()
+    """Codes of the reasons and notes; `agent-rft explain CODE` explains each."""
+
+    def __str__(self) -> str:
+        return f"the verdict is {self.verdict}: {', '.join(self.reasons)}"
+
+
+class LossEvaluated(Event):
+    """A supervised job evaluated its validation file. If its loss rises while the training loss falls, stop earlier."""
+
+    loss: float
+    """Mean cross-entropy of the assistant's tokens, in nats."""
+    num_rows: int
+    """Rows of the validation file."""
+
+    def __str__(self) -> str:
+        return f"validation at step {self.step}: loss {self.loss:.4f} ({self.num_rows} rows)"
+
+
+class CheckpointSaved(Event):
+    """A checkpoint is complete on disk. A run resumes from its last checkpoint."""
+
+    path: Private[str]
+    """Folder of the checkpoint."""
+    num_bytes: int
+    """Size on disk."""
+    valid_reward: float | None = None
+    """Mean reward over the validation file at this step, which ranks checkpoints; None without a validation."""
+    offered: bool = True
+    """Whether the checkpoint can be served as a model. If false, it is only for resuming a lost run."""
+    write_s: float = 0.0
+    """Seconds to write the checkpoint, while training continued."""
+
+    def __str__(self) -> str:
+        return f"checkpoint step-{self.step:06d}" + ("" if self.offered else " to resume from")
+
+
+class CheckpointIntervalChanged(Event, level="warn"):
+    """The checkpoint interval changed: a write takes longer than `checkpoint_interval.minutes`, or no longer does.
+
+    Otherwise training would wait for the disk. A lost run loses up to `minutes` of training. For a shorter interval,
+    use a faster disk for the run folder, or write fewer bytes (LoRA).
+    """
+
+    minutes: float
+    """New interval in minutes: twice the time of a write, or the interval of the job."""
+    was: float
+    """Previous interval in minutes."""
+    write_s: float
+    """Seconds to write the last checkpoint."""
+
+    def __str__(self) -> str:
+        change = f"the interval between checkpoints is now {self.minutes:.1f} minutes instead of {self.was:.1f}"
+        return f"writing a checkpoint took {self.write_s:.0f} s: {change}"
+
+
+class TrainingWaitedForCheckpoint(Event, level="warn"):
+    """Training waits for checkpoints, because a write takes longer than the steps of `checkpoint_interval`.
+
+    Reported once. An interval in steps does not change automatically. Raise `cluster.checkpoint_interval.steps` (a
+    resumed job may change it), or use a faster disk.
+    """
+
+    steps: int
+    """The checkpoint interval in steps."""
+    waited_s: float
+    """Seconds for which training waited."""
+
+    def __str__(self) -> str:
+        interval = "step" if self.steps == 1 else f"{self.steps} steps"
+        return f"training waited {self.waited_s:.0f} s for a checkpoint: writing takes longer than {interval}"
+
+
+class EarlyStopped(Event):
+    """Training ended early, because the last `early_stop.patience` validations brought no improvement.
+
+    The best checkpoint is the job's model, and the test file is graded with it. To continue training, raise the
+    patience or remove `early_stop`, and resume the run.
+    """
+
+    best_step: int
+    """The step of the best checkpoint, `checkpoints/step-<step>`."""
+    best_reward: float | None
+    """Mean reward of the best checkpoint over the validation file; None if no validation graded anything."""
+    total_steps: int
+    """Planned steps."""
+
+    def __str__(self) -> str:
+        reward = "" if self.best_reward is None else f", with a validation reward of {self.best_reward:.3f}"
+        when = f"stopped early, after {self.step} of {self.total_steps} steps"
+        return (
+            f"{when}: the validation reward did not improve; the best checkpoint is step-{self.best_step:06d}{reward}"
+        )
+
+
+class NothingLeftToLearn(Event):
+    """Training ended early: three batches in a row had no signal, and nearly all groups of the last are `all_right`.
+
+    The last checkpoint is the job's model, and the test file is graded with it. To train further, use harder rows.
+    """
+
+    total_steps: int
+    """Planned steps."""
+
+    def __str__(self) -> str:
+        when = f"ended after {self.step} of {self.total_steps} steps"
+        return f"{when}: nearly all answers are right, nothing is left to learn"
+
+
+class FewerCalls(Event):
+    """A checkpoint makes significantly fewer tool calls and may be as good as the best one by validation reward.
+
+    Emitted at the end of a run. Rows are compared in pairs: the 95 % interval of the change in reward includes 0. The
+    interval of the change in calls is below 0. Compare both checkpoints with `agent-rft compare RUN:validation-<best>
+    RUN:validation-<cheaper>`, and serve the one you prefer.
+    """
+
+    cheaper_step: int
+    """The step of the checkpoint with fewer calls."""
+    best_step: int
+    """The step of the best checkpoint."""
+    reward_change: float
+    """Mean change in reward from the best checkpoint to this one, over the validation rows."""
+    tool_calls: float
+    """Tool calls per rollout of this checkpoint."""
+    best_tool_calls: float
+    """Tool calls per rollout of the best checkpoint."""
+    num_rows: int
+    """Validation rows that were compared."""
+
+    def __str__(self) -> str:
+        calls = f"{self.tool_calls:.2f} instead of {self.best_tool_calls:.2f} calls per rollout"
+        return (
+            f"step-{self.cheaper_step:06d} may be as good as the best checkpoint, step-{self.best_step:06d}, "
+            f"with {calls}: its reward differs by {self.reward_change:+.3f}, within the 95 % interval "
+            f"({self.num_rows} rows)"
+        )
+
+
+class SidesCompared(Event):
+    """Utilization of engines and learner ranks, and numbers of both that would reduce waiting.
+
+    Emitted at the end of a run. The shares are measured over all steps. The recommended numbers are computed from them
+    and were not tried. Set `cluster.engines` and `cluster.learner_ranks` in the next job, and check with `agent-rft
+    plan` that they fit.
+    """
+
+    engines: int
+    """Engines of the run."""
+    learner_ranks: int
+    """Learner ranks of the run."""
+    engine_share: float
+    """Share of the time in which an engine had requests to run, averaged over engines."""
+    rank_share: float
+    """Share of the time in which the ranks computed updates."""
+    better_engines: int | None
+    """Number of engines that would shorten a step on the same devices; null if no other number saves much."""
+    better_learner_ranks: int | None
+    """Number of learner ranks that belongs to `better_engines`."""
+
+    def __str__(self) -> str:
+        shares = f"engines were busy {self.engine_share:.0%} of the time, learner ranks {self.rank_share:.0%}"
+        if self.better_engines is None:
+            return shares
+        better = f"{self.better_engines} and {self.better_learner_ranks}"
+        return (
+            f"{shares}; steps would be shorter with {better} of them instead of {self.engines} and {self.learner_ranks}"
+        )
+
+
+class CheckpointCopied(Event):
+    """A checkpoint was uploaded to the operator's checkpoint store, from which a run with a lost folder can resume."""
+
+    num_bytes: int
+    """Uploaded bytes."""
+    seconds: float
+    """Seconds for the upload, while training continued."""
+
+    def __str__(self) -> str:
+        return f"checkpoint step-{self.step:06d} is in the checkpoint store ({self.seconds:.1f} s)"
+
+
+class CheckpointStoreFailed(Event, level="warn"):
+    """An upload to the checkpoint store, or a removal from it, failed. The job continues with its local checkpoints.
+
+    The operation is retried. If it keeps failing, check the store's credentials and quota. Until an upload succeeds,
+    the newest checkpoint is only in the run folder.
+    """
+
+    action: StoreAction
+    """`copy`: a checkpoint was not uploaded. `remove`: older checkpoints were not removed, and still take space."""
+    cause: Private[str]
+    """Error message of the store."""
+    again_in_s: float | None = None
+    """Seconds until the next try; None: at the next checkpoint."""
+
+    def __str__(self) -> str:
+        what = "uploading a checkpoint to" if self.action == "copy" else "removing older checkpoints from"
+        again = "at the next checkpoint" if self.again_in_s is None else f"in {self.again_in_s:.0f} s"
+        return append_reason(f"{what} the checkpoint store failed", self.cause) + f"; the next try is {again}"
+
+
+class CheckpointStoreTaken(Event, level="warn"):
+    """Another process has claimed the run's checkpoints in the store, so this process uploads no more of them.
+
+    If this process was suspended or cut off and the run was started elsewhere, stop this process. If two runs have
+    folders of the same name, rename one of them.
+    """
+
+    def __str__(self) -> str:
+        return "another process has claimed the run's checkpoints in the store: this one uploads no more of them"
+
+
+class StateConverted(Event):
+    """A checkpoint with a different number of ranks, ZeRO stage or dtype was converted on loading.
+
+    Nothing to do. Weights and moments are the same; later losses differ by rounding.
+    """
+
+    before: str
+    """Learner layout of the checkpoint."""
+    now: str
+    """Current learner layout."""
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self.step} was converted from {self.before} to {self.now}"
+
+
+class UpdatesReplayed(Event):
+    """Updates after the last checkpoint were repeated from the journal, with the same rollouts. Nothing to do."""
+
+    num_updates: int
+    """Number of replayed updates."""
+    num_groups: int = 0
+    """Finished groups that were not trained on yet; they are not sampled again."""
+    seconds: float = 0.0
+    """Seconds for the replay."""
+
+    def __str__(self) -> str:
+        replayed = f"replayed {self.num_updates} updates in {self.seconds:.1f} s"
+        return f"{replayed}; {self.num_groups} finished groups are reused"
+
+
+class JobEnded(Event):
+    """The last event of a run. A stopped or failed run can be resumed with `agent-rft train --resume`."""
+
+    outcome: Outcome
+    """`done`, `stopped` by a signal or through the API, or `failed`."""
+    error: str = ""
+    """Reason for the failure."""
+
+    @property
+    def level(self) -> Level:
+        return "error" if self.outcome == "failed" else "info"
+
+    def __str__(self) -> str:
+        return self.error or ("the job is done" if self.outcome == "done" else "the job was stopped")

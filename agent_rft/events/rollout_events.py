@@ -1,0 +1,166 @@
+"""Events of rollouts and of the endpoints and sessions that they use."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from agent_rft.events.base_event import Event, Private
+from agent_rft.types import Purpose
+
+MAX_SHOWN_TOOLS = 6
+
+
+class RolloutDiscarded(Event, level="warn"):
+    """An attempt at a rollout ended without a grade. It is tried again, up to `max_rollout_retries` times.
+
+    Single discarded rollouts are normal. If many have the same `reason` and `endpoint`, check that endpoint.
+    """
+
+    trace_id: str
+    """Id in each request of this attempt. Search your servers' logs for it."""
+    row_id: str
+    """Id of the row: its line number and a digest of its content."""
+    sample: int
+    """Index of the rollout in its group, from 0."""
+    purpose: Purpose
+    """`train`, `validation` or `test`."""
+    reason: str
+    """`tool_failed`, `grader_failed`, `rollout_timeout`, `rollout_waited`, `engine_failed` or
+    `template_failed`."""
+    cause: str
+    """Message of the error."""
+    endpoint: str = ""
+    """The endpoint that failed or, for `rollout_waited`, what the rollout waited for longest, such as `engine-1` or
+    `tool 'search'`."""
+
+    @property
+    def is_quiet(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return f"a rollout of row {self.row_id} was discarded: {self.cause}"
+
+
+class RolloutsProgressed(Event):
+    """Progress of the rollouts of the current step or evaluation, every few seconds. For live views; not stored.
+
+    The API has one every half minute. Nothing to do. If progress is slow, check `slowest_row` and `errors`.
+    """
+
+    purpose: Purpose
+    """`train`, `validation` or `test`."""
+    ended: int
+    """Rollouts of the next batch, or of the evaluation, that were graded or given up after all retries."""
+    total: int
+    """Rollouts that the batch or evaluation needs."""
+    in_flight: int
+    """Attempts at rollouts in progress, including attempts for later batches."""
+    calls: dict[str, float] = field(default_factory=dict)
+    """Tool calls by tool, in rollouts that ended since the last step or evaluation."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Tool calls that were answered with an error, by tool."""
+    slowest_s: float = 0.0
+    """Seconds since the oldest attempt in progress began."""
+    # Private: rows and answers are only for the job's owner, but every key that may read the job sees its events.
+    slowest_row: Private[str] = ""
+    """Row of the oldest attempt in progress."""
+    newest_trace: Private[str] = ""
+    """Trace id of the rollout that was graded last."""
+    newest_row: Private[str] = ""
+    """Row of the rollout that was graded last."""
+    newest_grade: Private[float] = 0.0
+    """Grade of the rollout that was graded last."""
+    newest_calls: Private[tuple[str, ...]] = ()
+    """First tool calls of the rollout that was graded last, shortened."""
+    newest_answer: Private[str] = ""
+    """Answer of the rollout that was graded last, shortened."""
+
+    @property
+    def is_transient(self) -> bool:
+        return True
+
+    @property
+    def is_quiet(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        calls = f"; calls: {self.describe_calls()}" if self.calls else ""
+        return f"rollouts: {self.describe_counts()}{calls}"
+
+    def describe_counts(self) -> str:
+        """Return the counts as text: `17/32 ended, 15 in flight, slowest 12 s (row 31)`."""
+        slowest = f", slowest {self.slowest_s:.0f} s (row {_parse_line(self.slowest_row)})" if self.in_flight else ""
+        return f"{self.ended}/{self.total} ended, {self.in_flight} in flight{slowest}"
+
+    def describe_calls(self) -> str:
+        """Return the tools with the most calls, and their errors: `search 40, cat 25 (2 errors)`."""
+        tools = sorted(self.calls, key=lambda tool: -self.calls[tool])
+        hidden = len(tools) - MAX_SHOWN_TOOLS
+        more = [f"{hidden} more"] if hidden > 0 else []
+        return ", ".join([*map(self._describe_tool, tools[:MAX_SHOWN_TOOLS]), *more])
+
+    def _describe_tool(self, tool: str) -> str:
+        errors = self.errors.get(tool, 0.0)
+        return f"{tool} {self.calls[tool]:.0f}" + (f" ({errors:.0f} error{'s' * (errors > 1)})" if errors else "")
+
+    def describe_newest(self) -> str:
+        """Return the rollout that was graded last as text: `row 12, grade 1.000: 4427, after cat {"path": "x"}`.
+
+        The text is empty if no rollout was graded yet.
+        """
+        if not self.newest_trace:
+            return ""
+        after = f", after {' → '.join(self.newest_calls)}" if self.newest_calls else ""
+        answer = self.newest_answer or "no answer"
+        return f"row {_parse_line(self.newest_row)}, grade {self.newest_grade:.3f}: {answer}{after}"
+
+
+class EndpointDown(Event, level="warn"):
+    """Most of the last rollouts were discarded. New rollouts are throttled: only probes run.
+
+    The job waits and loses no data. Get the endpoint working again; rollouts then resume automatically (`endpoint_up`).
+    """
+
+    endpoint: str
+    """The endpoint that failed most often or, if no endpoint failed, the most frequent discard reason."""
+    num_by_endpoint: int
+    """Rollouts of the last `num_rollouts` that were discarded because of the endpoint."""
+    num_failed: int
+    """Rollouts of the last `num_rollouts` that were discarded for any reason."""
+    num_rollouts: int
+    """Number of recent rollouts that were counted."""
+    cause: str
+    """Message of the endpoint's last error."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_failed} of the last {self.num_rollouts} rollouts were discarded, {self.num_by_endpoint} "
+            f"because of {self.endpoint}: new rollouts are throttled until a probe is graded. Last error: {self.cause}"
+        )
+
+
+class EndpointUp(Event):
+    """A probe was graded, so rollouts resume. Nothing to do."""
+
+    endpoint: str
+    """The `endpoint` of the preceding `endpoint_down`."""
+
+    def __str__(self) -> str:
+        return "a probe was graded: rollouts resume"
+
+
+class SessionProblem(Event, level="warn"):
+    """Tool sessions could not be ended or may still be open, so your server may still hold resources for them.
+
+    Check the session server's log, and let the server end sessions that are idle for long.
+    """
+
+    detail: str
+    """Description of the problem, as a sentence."""
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+def _parse_line(row_id: str) -> str:
+    return row_id.partition("-")[0]

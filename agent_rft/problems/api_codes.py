@@ -1,0 +1,237 @@
+"""Problem codes in error responses of the API. Problems of a job's settings have the codes of `check`."""
+
+from __future__ import annotations
+
+from agent_rft.problems.problem_code import ProblemCode
+
+API_CODES: dict[str, dict[str, ProblemCode]] = {
+    "API: key and limits": {
+        "missing_api_key": ProblemCode(
+            "The request has no key.",
+            "Send `Authorization: Bearer sk-rft-...`. A server prints a key at its first start; `agent-rft keys "
+            "create` creates others.",
+        ),
+        "invalid_api_key": ProblemCode(
+            "The key is unknown to the server, was revoked or has expired. Keys belong to one server's database.",
+            "Check which server the client calls (`base_url`), and create a key there with `agent-rft keys create`.",
+        ),
+        "session_ended": ProblemCode(
+            "The console session has ended: it lasts 24 hours, and not longer than its key.",
+            "Log in again with a valid key.",
+        ),
+        "foreign_origin": ProblemCode(
+            "A page of another host sent a change with the console's cookie, so the change was refused.",
+            "Open the console at the server's URL. A proxy in front of the server must forward `Host` unchanged.",
+        ),
+        "insufficient_scope": ProblemCode(
+            "The key is valid, but its scope does not allow this. `read` allows reading. `write` also allows creating "
+            "jobs, calling models and changing what the same key created. `admin` allows everything.",
+            "Use a key with the scope in the message.",
+        ),
+        "too_many_failed_logins": ProblemCode(
+            "The client's IP address, or all addresses together, sent too many requests with a wrong key within a "
+            "minute. A valid key is never refused for this reason.",
+            "Fix the key of the client that sends these requests. Often its key was revoked or has expired.",
+        ),
+        "rate_limit_exceeded": ProblemCode(
+            "The key exceeded its limit of requests per minute. A key without a limit has the limit of the server.",
+            "Wait for the seconds in `Retry-After`, as OpenAI's client does automatically, or ask for a higher limit.",
+        ),
+        "too_many_uploads": ProblemCode(
+            "The operator's limit of concurrent uploads is reached (`limits.max_uploads`, half of it for one API "
+            "key). It bounds the server's memory.",
+            "Try again in a moment.",
+        ),
+        "too_many_checks": ProblemCode(
+            "Two job checks are in progress, or one for the same API key. Each check reads complete files in a "
+            "separate process.",
+            "Try again in a moment.",
+        ),
+        "database_unavailable": ProblemCode(
+            "The server cannot reach its database, or the database is busy.",
+            "Try again after the seconds in `Retry-After`. `/health/ready` shows whether the database is back; the "
+            "server's log has the reason.",
+        ),
+        "too_many_in_progress": ProblemCode(
+            "The key has reached its share of requests, or bytes of bodies, in progress. A share is half of what the "
+            "server holds (`limits.max_connections`, and 128 bodies of `limits.max_body_bytes`).",
+            "Try again in a moment, as OpenAI's client does automatically; send fewer requests at the same time.",
+        ),
+        "too_many_connections": ProblemCode(
+            "The operator's limit of open connections is reached (`limits.max_connections`, half of it for one IP "
+            "address). Behind a proxy, all clients share its address.",
+            "Use one HTTP client for many requests, because it reuses its connections. The operator can raise the "
+            "limit.",
+        ),
+        "headers_too_large": ProblemCode(
+            "The URL and the headers of a request are larger than 64 KiB, or there are more than 100 headers.",
+            "Send long values in the body.",
+        ),
+        "invalid_http": ProblemCode(
+            "The server received something other than HTTP/1.1. Often it is TLS, which only a proxy in front of the "
+            "server supports, or many requests that did not wait for a response.",
+            "Check whether the URL starts with http or https.",
+        ),
+        "unexpected_body": ProblemCode(
+            "The request has a body, but its method does not allow one: GET, HEAD, DELETE or OPTIONS.",
+            "Send the request without a body.",
+        ),
+        "too_many_trials": ProblemCode(
+            "The operator's limit of trial calls of graders and tools is reached (`limits.max_trial_calls`, three "
+            "quarters of it for one key). No slot became free in two minutes, or too many calls are already waiting.",
+            "Try again in a moment, with fewer samples (`n`), or with fewer grader parts that start a process or call "
+            "a model.",
+        ),
+    },
+    "API: request format": {
+        "unknown_url": ProblemCode(
+            "The route does not exist. OpenAI's API has more routes than this server.",
+            "Check the path, which starts with `/v1`. The API reference lists all routes.",
+        ),
+        "method_not_allowed": ProblemCode(
+            "The route does not support this method.",
+            "Use a method that the API reference lists for the route.",
+        ),
+        "invalid_url": ProblemCode(
+            "The URL contains a null character.",
+            "Remove the character.",
+        ),
+        "unsupported_media_type": ProblemCode(
+            "The body is not in the format that the route reads, or it is compressed.",
+            "Send JSON with `Content-Type: application/json`, files as `multipart/form-data`, without "
+            "`Content-Encoding`.",
+        ),
+        "invalid_json": ProblemCode(
+            "The body is not valid JSON, has more than 25,000 values or too many levels, or contains a number or "
+            "character that cannot be stored.",
+            "Send one JSON object; split a large one.",
+        ),
+        "invalid_form": ProblemCode(
+            "The upload is not a complete multipart form, or contains a field twice.",
+            "Let an HTTP library create the form. A truncated form is often caused by a proxy that limits the size of "
+            "bodies.",
+        ),
+        "too_large": ProblemCode(
+            "The body exceeds the operator's limit (`limits.max_body_bytes`), or a hyperparameter is larger than any "
+            "reasonable value.",
+            "Send less per request, or a smaller number or `auto`.",
+        ),
+        "timeout": ProblemCode(
+            "The body or the model's answer did not arrive in time.",
+            "Try again. On a slow network, split the file; for a slow model, request fewer tokens.",
+        ),
+        "missing_required_parameter": ProblemCode(
+            "A required field, named in `param`, is missing.",
+            "Add the field.",
+        ),
+        "unknown_parameter": ProblemCode(
+            "The server does not support the field in `param`. Ignoring it would do something other than requested.",
+            "Remove the field, or check its spelling.",
+        ),
+        "invalid_value": ProblemCode(
+            "The value of the field in `param` is invalid.",
+            "Correct the value as the message describes.",
+        ),
+        "invalid_request": ProblemCode(
+            "The request is well formed, but cannot be executed. The message has the reason.",
+            "Follow the message.",
+        ),
+        "invalid_type": ProblemCode(
+            "A value has the wrong type. Either the body is not an object, or a hyperparameter is a boolean, which "
+            "Python would treat as 1 or 0.",
+            "Send a JSON object as body, and a number or `auto` as hyperparameter.",
+        ),
+        "unknown_key": ProblemCode(
+            "In the older format of supervised jobs, the top-level `hyperparameters` support only three keys.",
+            "Remove the key, or set it in `method.supervised.hyperparameters`.",
+        ),
+        "two_places": ProblemCode(
+            "`hyperparameters` are set both at the top level, which is the older format, and in `method`. One of them "
+            "would be ignored.",
+            "Set all of them in `method`.",
+        ),
+    },
+    "API: files, jobs and models": {
+        "not_found": ProblemCode(
+            "The server has no object with this id, or the object was deleted or has expired.",
+            "List the objects to find the right id.",
+        ),
+        "file_not_found": ProblemCode(
+            "The job refers to a file that does not exist on this server. Ids of other servers are not valid here.",
+            "Upload the file first, with the purpose `fine-tune`.",
+        ),
+        "invalid_purpose": ProblemCode(
+            "The file was uploaded with another purpose, and a job reads only files for training.",
+            "Upload the file with the purpose `fine-tune`.",
+        ),
+        "invalid_filename": ProblemCode(
+            "The name of the upload is an absolute path, or contains `..` or control characters. The server never "
+            "uses it as a path, but clients that download the file might.",
+            "Use a plain file name.",
+        ),
+        "file_too_large": ProblemCode(
+            "The file exceeds the operator's limit for a file.",
+            "Split the file, or ask the operator to raise the limit.",
+        ),
+        "no_space": ProblemCode(
+            "The server's disk is full.",
+            "Notify the operator. Deleting files on the server frees space immediately.",
+        ),
+        "not_ready": ProblemCode(
+            "The server is still reading the job's rollouts, which takes longer for old or large runs.",
+            "Send the request again after the seconds in `Retry-After`.",
+        ),
+        "invalid_job_state": ProblemCode(
+            "The job's state does not allow this, such as resuming a running job or cancelling a job that ended.",
+            "Check the job's status first.",
+        ),
+        "idempotency_key_reused": ProblemCode(
+            "The `Idempotency-Key` was sent before with another body. A key identifies one job, so that a repeated "
+            "request does not start a second job.",
+            "Use a new key for a new job.",
+        ),
+        "model_not_found": ProblemCode(
+            "The server has no model with this name, neither to call nor to train.",
+            "Use an id from `agent-rft models list`. The operator adds base models below `aliases`.",
+        ),
+        "model_not_deletable": ProblemCode(
+            "The model is a base model of the server. Only tuned models and checkpoints can be deleted through the "
+            "API.",
+            "Ask the operator to remove the model from `aliases`.",
+        ),
+    },
+    "API: model answers": {
+        "model_damaged": ProblemCode(
+            "The model's folder has no readable tokenizer, template or adapter, or its adapter belongs to another "
+            "base model. Other models, including models on the same engine, are not affected.",
+            "Find the file in the server's log, and restore it or delete the model. An adapter needs its base model "
+            "at the path in its `adapter_config.json`.",
+        ),
+        "model_unavailable": ProblemCode(
+            "The model has no engine at the moment: the engine is starting, was stopped or failed, or the cluster has "
+            "no free resources for it.",
+            "Try again after the seconds in `Retry-After`; the first call of a model starts its engine.",
+        ),
+        "context_length_exceeded": ProblemCode(
+            "The messages and tools of the request exceed the model's context length.",
+            "Send fewer or shorter messages.",
+        ),
+        "invalid_encrypted_content": ProblemCode(
+            "A reasoning item was not created by this server, belongs to another API key, or was modified. It is "
+            "therefore not sent to the model.",
+            "Send reasoning items exactly as this server returned them, or omit them.",
+        ),
+        "unsupported_endpoint": ProblemCode(
+            "The server has no embedding models.",
+            "Send the request to a server that has embedding models.",
+        ),
+        "invalid_grader": ProblemCode(
+            "The `grader` of a best-of-n request is invalid.",
+            "Write the grader as in a job. `POST /v1/fine_tuning/alpha/graders/validate` checks one.",
+        ),
+        "grader_refused": ProblemCode(
+            "The endpoint of the request's grader answered 401 or 403.",
+            "Put the endpoint's token into the grader's `headers`.",
+        ),
+    },
+}

@@ -1,0 +1,46 @@
+"""Problem codes of `agent-rft import` and `agent-rft init`, except the codes that they share with `check`."""
+
+from __future__ import annotations
+
+from agent_rft.problems.problem_code import ProblemCode
+
+IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
+    "Importing": {
+        "unsupported_method": ProblemCode(
+            "The job to import was trained with a method that agent-rft does not support, such as `dpo`.",
+            "Save the job as an export, change its method and rows to a method that the message lists, and import the "
+            "export with `--from`.",
+        ),
+        "unsupported_row": ProblemCode(
+            "The row contains something other than text (an image, audio, a file), or a call in the deprecated format "
+            "that preceded `tools`. Leaving it out would change the task, so nothing is imported.",
+            "Remove such rows from a copy of the file, or describe their content in words. Pass the copy with "
+            "`--training-file` or `--validation-file`.",
+        ),
+        "file_gone": ProblemCode(
+            "The job refers to a file that no longer exists at its service: files can be deleted or expire while the "
+            "job stays. In an export, the file is missing from the folder.",
+            "Pass your own copy with `--training-file` or `--validation-file`; its name may differ.",
+        ),
+    },
+    "Writing a project": {
+        "unfit_function": ProblemCode(
+            "A model calls a tool by its name, with named arguments in JSON. `agent-rft init` generates the tool's "
+            "JSON schema from the function's type hints with pydantic. Each argument therefore needs a name and a "
+            "type hint that JSON can represent.",
+            "Fix the function's signature, or leave the function out by naming the others, each with `--tool`.",
+        ),
+        "unfit_operation": ProblemCode(
+            "An operation of an OpenAPI document becomes a tool, with its `operationId` as name and its parameters "
+            "and JSON body as arguments. References are resolved within the document only, and a reference that "
+            "contains itself has no end.",
+            "Fix a copy of the document, or leave the operation out by naming the others, each with `--tool`.",
+        ),
+        "unfit_example": ProblemCode(
+            "The first line of a CSV file of examples must name its columns, including a question and an answer. Each "
+            "further line needs a value for every column. If a question has two different answers, one of them is "
+            "wrong.",
+            'Fix the line in the message. A spreadsheet saved as "CSV UTF-8" quotes values where needed.',
+        ),
+    },
+}

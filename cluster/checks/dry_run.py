@@ -1,0 +1,204 @@
+"""Dry run of a job's endpoints: calls each tool and grader once with example values, inside one session.
+
+It runs before any engine starts, so that a wrong URL or token is found within seconds. Calls time out after ten
+minutes, even if the endpoint's own timeout is longer. Such a timeout is only a warning, because the endpoint has
+accepted the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from agent_rft.actors.endpoints.model_client import SchemasUnsupported
+from agent_rft.actors.endpoints.network.address_guard import AddressGuard
+from agent_rft.actors.endpoints.request_body import encode_json
+from agent_rft.actors.endpoints.signing import Signer, create_signer
+from agent_rft.actors.grading.grader_factory import FIELD as GRADER
+from agent_rft.actors.grading.grader_factory import GRACE_S, HELD_OUT, grade_deadline_s
+from agent_rft.actors.grading.grader_pool import GraderPool
+from agent_rft.actors.tools.dispatcher import Dispatcher, build_call_body
+from agent_rft.actors.tools.tool_sessions import ToolSessions
+from agent_rft.cluster.checks.endpoint_checks import SESSION, TOOLS
+from agent_rft.cluster.checks.schema_examples import make_example_call, make_example_sample
+from agent_rft.errors import Problem, RftError
+from agent_rft.spec.endpoints import MAX_TRIAL_CALL_S, SessionSpec, ToolSpec
+from agent_rft.spec.graders import EndpointGrader, GraderSpec, limit_trial_grader
+from agent_rft.spec.job import Reinforcement
+from agent_rft.spec.operator.operator_config import OperatorConfig
+from agent_rft.types import Task, ToolCall, ToolSchema
+
+TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
+"""Differs in each process, so that a server that deduplicates calls by key does not treat this call as an old one."""
+PROBE_TIMEOUT_S = 10.0
+UNANSWERED = "unanswered_trial_call"
+NO_SCHEMAS = "no_json_schema"
+WARNINGS = frozenset({UNANSWERED, NO_SCHEMAS})
+"""Codes of problems that are only warnings."""
+CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
+TOKEN_FIX = "a header's value must be complete, such as `Bearer ${NAME}`, with NAME from the environment"
+
+
+async def dry_run_problems(
+    reinforcement: Reinforcement, tasks: Sequence[Task], operator: OperatorConfig
+) -> list[Problem]:
+    """Call each tool and grader once, inside a session if the job has one, and return the problems.
+
+    Each call may take as long as its `timeout_s` allows, but at most ten minutes. Problems with a code in `WARNINGS`
+    are only warnings: an endpoint may still be working on the call, or a judge may not support JSON schemas.
+    """
+    if reinforcement.session is None:
+        return await _call_all(reinforcement, tasks, operator)
+    return await _call_in_session(reinforcement.session, reinforcement, tasks, operator)
+
+
+async def _call_all(reinforcement: Reinforcement, tasks: Sequence[Task], operator: OperatorConfig) -> list[Problem]:
+    offered: dict[str, tuple[ToolSchema, Task]] = {}
+    for task in tasks:
+        for tool in task.tools:
+            offered.setdefault(tool["function"]["name"], (tool, task))
+    signer, notes = create_signer(reinforcement), list[Problem]()
+    calls = [
+        _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name], operator, signer)
+        for i, tool in enumerate(reinforcement.tools)
+        if tool.name in offered
+    ]
+    calls.append(_try_grader(GRADER, reinforcement.grader, reinforcement, tasks[0], operator, notes))
+    if (held_out := reinforcement.held_out_grader) is not None:
+        without_guards = reinforcement.model_copy(update={"guards": ()})
+        calls.append(_try_grader(HELD_OUT, held_out, without_guards, tasks[0], operator, notes))
+    results = await asyncio.gather(*calls)
+    return [*filter(None, results), *dict.fromkeys(notes)]
+
+
+async def _call_in_session(
+    spec: SessionSpec, reinforcement: Reinforcement, tasks: Sequence[Task], operator: OperatorConfig
+) -> list[Problem]:
+    """Start a session, make the calls in it, end it, and return the problems."""
+    events: list[str] = []
+    trial = spec.limit_to_trial()
+    book = ToolSessions(trial, None, operator, on_message=events.append, signer=create_signer(reinforcement))
+    try:
+        await book.start(TRACE_ID, tasks[0].item)
+        problems = await _call_all(reinforcement, tasks, operator)
+    except RftError as error:
+        fix = "make it answer any JSON with status 200 when the session is ready"
+        may_take_s, field = spec.timeout_s, f"{SESSION}.start_url"
+        problems = [_failure_problem(error, "session_failed", field, f"{SESSION}.headers", fix, may_take_s)]
+    finally:
+        left = await book.close("dry_run", deadline_s=trial.timeout_s)
+    failed = [kind for kind in book.stats()["errors"] if kind.startswith("end_")]
+    if (left or failed) and all(problem.code in WARNINGS for problem in problems):
+        answered = f"the answer is {book.refused_end}" if book.refused_end else "the endpoint does not answer"
+        message = events[0] if events else f"a session cannot be ended: {answered}"
+        fix = "make it answer any JSON with status 200 once the session is closed"
+        problems.append(Problem("session_failed", f"{SESSION}.end_url", message, fix))
+    return problems
+
+
+async def _try_tool(
+    field: str, tool: ToolSpec, schema: ToolSchema, task: Task, operator: OperatorConfig, signer: Signer | None
+) -> Problem | None:
+    dispatcher = Dispatcher([tool.limit_to_trial()], operator, signer=signer)
+    call = make_example_call(schema)
+    try:
+        (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [call])
+    except RftError as error:
+        fix = 'make it answer {"output": "..."}'
+        return _failure_problem(error, "tool_failed", f"{field}.server_url", f"{field}.headers", fix, tool.timeout_s)
+    finally:
+        await dispatcher.close()
+    if result.error is not None:
+        mistake = await _path_error(tool, task.item, call, operator)
+        if mistake is not None:
+            return Problem("wrong_path", f"{field}.server_url", mistake, "fix the path of the URL")
+    return None
+
+
+async def _try_grader(
+    field: str,
+    grader: GraderSpec,
+    reinforcement: Reinforcement,
+    task: Task,
+    operator: OperatorConfig,
+    notes: list[Problem],
+) -> Problem | None:
+    """Grade once with `grader` and the guards, and return the problem; warnings are appended to `notes`."""
+
+    def note(found: SchemasUnsupported) -> None:
+        notes.append(Problem(NO_SCHEMAS, f"models.{found.model}", found.message, found.fix))
+
+    guards = [guard.model_copy(update={"grader": limit_trial_grader(guard.grader)}) for guard in reinforcement.guards]
+    pool = GraderPool(
+        limit_trial_grader(grader),
+        operator=operator.limit_to_trial(),
+        guards=guards,
+        signer=create_signer(reinforcement),
+        on_no_schemas=note,
+    )
+    try:
+        await pool.grade(make_example_sample(reinforcement, task), task.item, TRACE_ID)
+    except RftError as error:
+        fix = 'make it answer {"score": number} for any sample, including an empty one'
+        if field == HELD_OUT:  # rollouts would not fail, but would have no held-out grade
+            fix = "fix it, or leave it out"
+        if reinforcement.response_format is None and "output_json" in str(error.details.get("path")):
+            fix = "set response_format to a JSON schema: without it, samples have no output_json"
+        graders = [grader, *(guard.grader for guard in reinforcement.guards)]
+        may_take_s = max(grade_deadline_s(spec, operator) - GRACE_S for spec in graders)
+        headers = f"{field}.headers" if isinstance(grader, EndpointGrader) else field
+        return _failure_problem(error, "grader_failed", field, headers, fix, may_take_s)
+    finally:
+        await pool.close()
+    return None
+
+
+def _failure_problem(error: RftError, code: str, field: str, headers: str, fix: str, may_take_s: float) -> Problem:
+    """Return the problem of a failed call. `fix` is used if the kind of failure has no fix.
+
+    `may_take_s` is the endpoint's own timeout, which may be longer than the timeout of the trial call.
+    """
+    kind = str(error.details.get("kind"))
+    has_one_request = error.details.get("attempts") == 1  # it was accepted, and neither rejected nor lost
+    if kind == "deadline" and has_one_request and may_take_s > MAX_TRIAL_CALL_S:
+        message = f"the trial call was not answered within {MAX_TRIAL_CALL_S:g} s, and a call may take {may_take_s:g} s"
+        return Problem(UNANSWERED, field, message, "check the endpoint's log to see whether it works on the call")
+    if kind == "refused":
+        return Problem(CODES[kind], headers, error.problem, f"{error.fix}; {TOKEN_FIX}")
+    return Problem(CODES.get(kind, code), field, error.problem, error.fix or fix)
+
+
+async def _path_error(tool: ToolSpec, item: dict[str, Any], call: ToolCall, operator: OperatorConfig) -> str | None:
+    """Return why the path of a tool's URL is probably wrong; None if it seems correct.
+
+    A 404 alone is not enough, because many tools answer 404 for a missing document. The path is wrong if a path that
+    certainly does not exist gets the same answers, both to the call and to an empty body.
+    """
+    url = URL(tool.server_url)
+    nowhere = (url / "agent-rft-no-such-path").with_query(url.query)
+    headers = CIMultiDict({"Content-Type": "application/json"})
+    headers.update({name: value.get_secret_value() for name, value in tool.headers.items()})
+    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+    try:
+        connector = AddressGuard(operator.allowed_destinations).connector(url)
+        async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
+            for body in (build_call_body(TRACE_ID, item, call), {}):
+                answers = []
+                for target in (url, nowhere):
+                    async with session.post(target, data=encode_json(body), allow_redirects=False) as response:
+                        text = await response.content.read(4096)
+                        # Some servers repeat the unknown path in their answer.
+                        answers.append((response.status, text.replace(target.raw_path.encode(), b"")))
+                if answers[0][0] == 405:
+                    return "it does not accept POST at this path (HTTP 405)"
+                if answers[0][0] != 404 or answers[0] != answers[1]:
+                    return None
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+    return "it gives the same answer as for a path that does not exist (HTTP 404)"

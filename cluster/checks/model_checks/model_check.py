@@ -1,0 +1,114 @@
+"""Check of a job's model with the libraries that load it: its architecture and its tokenizer.
+
+`agent_rft.cluster.checks.model_checks.dialect_check` checks its chat template and tool parser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+from agent_rft.chat.renderer import Renderer
+from agent_rft.cluster.checks.model_checks.dialect_check import DialectResult, find_job_dialect
+from agent_rft.cluster.checks.model_checks.lora_check import can_adapt, check_lora
+from agent_rft.cluster.planning.model_folder import (
+    ModelFolder,
+    ModelSizes,
+    config_problem,
+    model_problem,
+    quantized_problem,
+)
+from agent_rft.cluster.planning.model_shape import CONFIG_KEYS, read_max_context, read_quantization, read_shape
+from agent_rft.errors import Problem, UserError
+from agent_rft.spec.job import JobSpec
+from agent_rft.trainer.model.policy import STATE_LAYERS, check_layer_support, layer_kinds
+from agent_rft.trainer.model.router_replay import num_experts
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableModel(ModelSizes):
+    """Model that learner and engines can load, and the renderer that turns its conversations into tokens.
+
+    `unread_calls` is why no parser reads its tool calls; it is a problem only of jobs that need calls. `has_adapters`
+    is whether adapters of the model can be trained and, if the job samples rollouts, used by vLLM.
+    """
+
+    renderer: Renderer
+    unread_calls: Problem | None = None
+    has_adapters: bool = True
+
+
+def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
+    """Return the job's model and its problems, including those of `lora` if the job trains.
+
+    The model is None if it cannot be loaded. A model that can be loaded but not trained is returned with its problems.
+    """
+    if folder.problem is not None:
+        return None, [folder.problem]
+    problems = list(folder.weight_problems)
+    try:
+        loaded = AutoConfig.from_pretrained(folder.base, trust_remote_code=False)
+        if (reason := _why_unsupported(loaded)) is not None:
+            problems.append(model_problem("unsupported_model", reason, "use another model"))
+            if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+                return None, problems
+        if trains and job.cluster.zero_stage == 3 and (states := layer_kinds(loaded) & STATE_LAYERS):
+            types = ", ".join(sorted(states))
+            message = f"stage 3 cannot train layers of type {types}, because they run one sequence at a time"
+            problems.append(Problem("states_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
+        if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
+            problems += _replay_problems(loaded)
+        if (quantization := read_quantization(folder.config)) is not None:
+            problems.append(quantized_problem(quantization))
+        config = _sizes(loaded)
+        shape = None if folder.weight_problems else read_shape(config, folder.num_parameters)
+        if trains and not problems:
+            problems += check_lora(job, folder, loaded)
+    except Exception as error:  # noqa: BLE001 - user files, read by three libraries
+        return None, [*problems, config_problem(error)]
+    dialect = _read_dialect(folder, job)
+    problems += dialect.problems
+    if dialect.renderer is None or shape is None:
+        return None, problems
+    model = LoadableModel(
+        max_context=read_max_context(config),
+        shape=shape,
+        renderer=dialect.renderer,
+        unread_calls=dialect.unread_calls,
+        has_adapters=can_adapt(job, loaded),
+    )
+    return model, problems
+
+
+def _why_unsupported(config: Any) -> str | None:
+    """Return why the learner cannot load the model or would train it incorrectly; None if it supports the model."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return f"a model of type {config.model_type!r} is not a causal language model"
+    try:
+        check_layer_support(config)
+    except UserError as error:
+        return error.message
+    return None
+
+
+def _replay_problems(config: Any) -> list[Problem]:
+    if num_experts(config.get_text_config()):
+        return []
+    field, message = "method.reinforcement.algorithm.router_replay", "the model has no experts"
+    return [Problem("no_experts", field, message, "leave it out; it is only for mixture-of-experts models")]
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    """Return the keys of config.json that `planning` reads, with the defaults and aliases of the model's class."""
+    text = config.get_text_config()
+    return {key: getattr(text, key, None) for key in CONFIG_KEYS} | {"dtype": str(text.dtype).removeprefix("torch.")}
+
+
+def _read_dialect(folder: ModelFolder, job: JobSpec) -> DialectResult:
+    if isinstance(folder.tokenizer, Problem):
+        return DialectResult(None, None, [folder.tokenizer])
+    if isinstance(folder.card, Problem):
+        return DialectResult(None, None, [folder.card])
+    return find_job_dialect(folder.tokenizer, job, folder.card)

@@ -1,0 +1,62 @@
+"""Check of the tool calls that a job's rows need, for a model whose calls no parser reads.
+
+The model can be used without tools; then its turns are answers. Rows that need calls are refused. Otherwise the
+template would leave the calls out of the prompt, or calls that the model writes would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agent_rft.actors.engine.chat.dialect_detection import without_tools_renderer
+from agent_rft.cluster.checks.model_checks.dialect_check import OWN_TEMPLATE
+from agent_rft.cluster.checks.model_checks.model_check import LoadableModel
+from agent_rft.cluster.checks.row_checks import CheckedRow
+from agent_rft.errors import Problem
+from agent_rft.spec.job import JobSpec
+
+
+def check_calls_in_rows(
+    model: LoadableModel, job: JobSpec, rows: Sequence[CheckedRow]
+) -> tuple[LoadableModel, list[Problem]]:
+    """Return the model as the job uses it, and problems if the job needs calls that no parser reads.
+
+    If the job needs no calls and no parser reads them, the model's turns are answers only.
+    """
+    if (unread := model.unread_calls) is None:
+        return model, []
+    if job.method.reinforcement is not None and job.reinforcement.tools:
+        return model, [unread]
+    needed = [(row, part, name) for row in rows for part, name in _find_calls(row)]
+    if needed:
+        fix = f"{OWN_TEMPLATE}; or remove the tools and calls from the row"
+        return model, [
+            row.problem(unread.code, part, f"the row has {name}, but {unread.message}", fix)
+            for row, part, name in needed
+        ]
+    renderer = without_tools_renderer(model.renderer)
+    assert renderer is not None  # else the calls would be a problem of the model
+    return replace(model, renderer=renderer), []
+
+
+def tools_warning(model: LoadableModel) -> str | None:
+    """Return a warning for a job without tools if the model's template does not support tools; else None."""
+    if model.unread_calls is None or model.renderer.dialect.tool_parser is not None:
+        return None
+    return (
+        f"model: works only without tools, because {model.unread_calls.message} [tools_unsupported]; before you add "
+        f"tools, {OWN_TEMPLATE}"
+    )
+
+
+def _find_calls(row: CheckedRow) -> list[tuple[str, str]]:
+    """Return the path and the name of the first part of a row that needs tool calls; empty if no part needs them."""
+    if row.task.tools:
+        return [(".tools", "tools")]
+    for i, message in enumerate(row.task.messages):
+        if message.get("tool_calls"):
+            return [(f".messages[{i}].tool_calls", "a tool call")]
+        if message["role"] == "tool":
+            return [(f".messages[{i}]", "a tool result")]
+    return []

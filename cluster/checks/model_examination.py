@@ -1,0 +1,222 @@
+"""Examination of a model without a job: how it writes conversations, and which features are missing, with fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from agent_rft.actors.engine.chat.dialect_detection import ROUND_TRIP_TOOLS, find_dialect, without_tools_renderer
+from agent_rft.chat.conversation import split_conversation
+from agent_rft.chat.dialect import DEFAULT_DIALECT
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.template import RenderFailed, load_chat_template
+from agent_rft.chat.tools_prelude import add_tools_prelude
+from agent_rft.cluster.checks.check_job import apply_model_card
+from agent_rft.cluster.checks.model_checks.dialect_check import OWN_TEMPLATE, TOOLS_FIX
+from agent_rft.cluster.checks.model_checks.model_check import read_model
+from agent_rft.cluster.planning.model_folder import ModelFolder, find_model
+from agent_rft.errors import Problem, UserError
+from agent_rft.spec.job import JobSpec
+from agent_rft.spec.model_options import ModelOptions
+from agent_rft.types import Message, ToolSchema
+
+_SYSTEM: Message = {"role": "system", "content": "Be kind."}
+_QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}
+_CALL = {"id": "call", "type": "function", "function": {"name": "find_order", "arguments": '{"order_id": "A 17"}'}}
+_CONVERSATION: tuple[Message, ...] = (
+    _QUESTION,
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "call", "content": "sent"},
+    {"role": "assistant", "content": "It was sent."},
+    {"role": "user", "content": "Thanks."},
+    {"role": "assistant", "content": "You are welcome."},
+)
+_WITHOUT_CALLS: tuple[Message, ...] = tuple(m for m in _CONVERSATION if m["content"] and m["role"] != "tool")
+
+
+class ModelFeature(NamedTuple):
+    """Feature of a model, its value, and a remark if it limits training: the consequence or the fix."""
+
+    name: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFeatures:
+    """Features of a model: the format of its conversations, and the kinds of training that it supports.
+
+    Attributes:
+        family: Name of the model family.
+        tool_parser: Name of the tool parser; None if the model can be used only without tools.
+        reads_calls: Whether the parser reads the calls that the template writes.
+        stop_tokens: Stop tokens.
+        reasoning: Reasoning: a turn may start with it, the prompt opens it, or separate messages contain it.
+        keeps_reasoning: Whether the reasoning of a turn with calls stays in the history.
+        parallel_calls: Whether a turn of the history may have several calls.
+        shows_tools: Whether the prompt shows the tools.
+        shows_system: Whether the prompt shows a system message.
+        is_append_only: Whether a rollout with calls is one segment.
+        samples: Number of samples of a supervised conversation with a call and two answers; 0 if it is not renderable.
+        samples_without_calls: Number of samples of a supervised conversation with two answers and no call.
+        has_structured_output: Whether answers can be constrained to a schema in rows with tools.
+    """
+
+    family: str
+    tool_parser: str | None
+    reads_calls: bool
+    stop_tokens: tuple[str, ...]
+    reasoning: Literal["none", "optional", "opened", "message"]
+    keeps_reasoning: bool
+    parallel_calls: bool
+    shows_tools: bool
+    shows_system: bool
+    is_append_only: bool
+    samples: int
+    samples_without_calls: int
+    has_structured_output: bool
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tool calls can be trained, by reinforcement and by supervised training."""
+        return self.reads_calls and self.shows_tools and self.samples > 0
+
+    def findings(self) -> Iterator[ModelFeature]:
+        """Yield the features as text, most important first."""
+        calls = self.tool_parser is not None
+        yield ModelFeature("family", self.family)
+        if calls:
+            yield ModelFeature("tools in the prompt", _yes(self.shows_tools), "" if self.shows_tools else TOOLS_FIX)
+            parser = str(self.tool_parser) if self.reads_calls else "no parser reads its calls"
+            yield ModelFeature("tool parser", parser, "" if self.reads_calls else OWN_TEMPLATE)
+        else:
+            yield ModelFeature("tools", "no", f"usable without tools; for tools, {OWN_TEMPLATE}")
+        system = "rows with a system message are refused; put its text into the user's first message"
+        yield ModelFeature("system message", _yes(self.shows_system), "" if self.shows_system else system)
+        if calls:
+            one = "the template writes a turn with several calls as several turns, which starts a new segment"
+            yield ModelFeature("parallel calls", _yes(self.parallel_calls), "" if self.parallel_calls else one)
+        dropped = calls and self.reasoning != "none" and not self.keeps_reasoning
+        remark = "the template leaves it out of the history, so each turn is a segment" if dropped else ""
+        reasoning = {"none": "no", "optional": "yes", "opened": "always", "message": "yes, in separate messages"}
+        yield ModelFeature("reasoning", reasoning[self.reasoning], remark)
+        if calls:
+            several = (
+                "" if self.is_append_only else "the template writes turns of the history differently than the model"
+            )
+            yield ModelFeature("rollouts", "one segment" if self.is_append_only else "one segment per turn", several)
+        samples = self.samples if calls else self.samples_without_calls
+        supervised = {0: "no", 1: "one sample per conversation"}.get(samples, "one sample per turn")
+        yield ModelFeature("supervised", supervised, "" if samples else OWN_TEMPLATE)
+        if calls:
+            grammar = "response_format is refused for rows with tools, because this family's calls have no grammar"
+            yield ModelFeature(
+                "structured output", _yes(self.has_structured_output), "" if self.has_structured_output else grammar
+            )
+        yield ModelFeature("stop tokens", " ".join(self.stop_tokens))
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def examine_renderer(renderer: Renderer, *, reads_calls: bool) -> ModelFeatures:
+    """Examine the model of a renderer. `reads_calls` is whether its parser reads the template's calls."""
+    shown = _shown(renderer, [_QUESTION])
+    form = renderer.template_format
+    thought = "message" if renderer.family.reasoning_parser is not None else renderer.reasoning_mode
+    return ModelFeatures(
+        family=renderer.family.name,
+        tool_parser=renderer.dialect.tool_parser,
+        reads_calls=reads_calls,
+        stop_tokens=tuple(renderer.stop_tokens.values()),
+        reasoning=thought,
+        keeps_reasoning=form.reasoning_field is not None,
+        parallel_calls=form.takes_several_calls,
+        shows_tools=all(tool["function"]["name"] in shown for tool in ROUND_TRIP_TOOLS),
+        shows_system=_SYSTEM["content"] in _shown(renderer, [_SYSTEM, _QUESTION]),
+        is_append_only=form.can_append(1, has_text=False, has_reasoning=thought != "none"),
+        samples=_num_samples(renderer, _CONVERSATION, ROUND_TRIP_TOOLS) if reads_calls else 0,
+        samples_without_calls=_num_samples(renderer, _WITHOUT_CALLS, ()),
+        has_structured_output=renderer.template_format.calls is not None,
+    )
+
+
+def _shown(renderer: Renderer, messages: list[Message]) -> str:
+    try:
+        return renderer.render_text(messages, ROUND_TRIP_TOOLS, add_generation_prompt=True)
+    except RenderFailed:
+        return ""
+
+
+def _num_samples(renderer: Renderer, conversation: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
+    try:
+        return len(split_conversation(renderer, conversation, tools))
+    except (RenderFailed, ValueError):
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Result of examining a model: its features (None if it cannot be read) and its problems.
+
+    `unread_calls` is why no parser reads its calls; it is a problem only of jobs with tools.
+    """
+
+    examined: ModelFeatures | None
+    problems: list[Problem]
+    unread_calls: Problem | None = None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether tool calls can be trained."""
+        return self.examined is not None and self.examined.trainable and not self.all_problems
+
+    @property
+    def trainable_without_tools(self) -> bool:
+        """Whether jobs without tools can be trained."""
+        return self.examined is not None and self.examined.samples_without_calls > 0 and not self.problems
+
+    @property
+    def all_problems(self) -> list[Problem]:
+        return [*self.problems, *([] if self.unread_calls is None else [self.unread_calls])]
+
+
+def examine_model(name: str, options: ModelOptions) -> Examination:
+    """Examine a model, given by its folder or name, with a job's model options."""
+    spec = {"model": name, "training_file": "", "method": {"type": "supervised"}}
+    folder = ModelFolder.find(name)
+    job = apply_model_card(JobSpec.model_validate(spec).model_copy(update={"model_options": options}), folder)
+    model, problems = read_model(job, folder, trains=False)
+    if model is None:
+        return Examination(None, problems)
+    if model.unread_calls is not None and (renderer := without_tools_renderer(model.renderer)) is not None:
+        return Examination(examine_renderer(renderer, reads_calls=False), problems, model.unread_calls)
+    reads_calls = all(problem.code != "calls_not_read" for problem in problems)
+    return Examination(examine_renderer(model.renderer, reads_calls=reads_calls), problems)
+
+
+def add_tools_to_template(name: str) -> str:
+    """Return a model's chat template with an added first part that writes tools, calls and results as text.
+
+    Raises:
+        UserError: The model is missing, its template already supports tools, or the added part does not work.
+    """
+    path, problem = find_model(name)
+    if path is None:
+        raise UserError(str(problem))
+    tokenizer = ModelFolder(path, path).tokenizer
+    if isinstance(tokenizer, Problem):
+        raise UserError(str(tokenizer))
+    own = load_chat_template(tokenizer)
+    renderer, mistake = find_dialect(tokenizer, DEFAULT_DIALECT)
+    if examine_renderer(renderer, reads_calls=mistake is None).trainable:
+        raise UserError(f"the chat template of {name} already supports tools: use it as it is")
+    text = add_tools_prelude(own)
+    tokenizer.chat_template = text
+    renderer, mistake = find_dialect(tokenizer, DEFAULT_DIALECT)
+    if mistake is not None or not examine_renderer(renderer, reads_calls=True).trainable:
+        why = mistake or "it leaves out the tools or the turns"
+        raise UserError(f"cannot add tools as text to the chat template of {name}: {why}; write your own template")
+    return text

@@ -1,0 +1,199 @@
+"""Checks of the rows of a job's files against its tools, its graders and the context length."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_rft.actors.endpoints.request_body import MAX_REQUEST_BYTES, MAX_ROW_BYTES, encode_json
+from agent_rft.actors.graders.grader_templates import INVALID_VARIABLE, TOO_LONG, render
+from agent_rft.actors.grading.grader_factory import iterate_graders, iterate_templates
+from agent_rft.chat.conversation import split_conversation
+from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.template import RenderFailed
+from agent_rft.cluster.checks.endpoint_checks import TOOLS
+from agent_rft.cluster.checks.model_checks.dialect_check import TOOLS_FIX
+from agent_rft.cluster.checks.schema_examples import make_example_sample
+from agent_rft.errors import GraderFailed, Problem
+from agent_rft.rows.dataset_rows import read_tasks
+from agent_rft.spec.graders import EndpointGrader
+from agent_rft.spec.job import FILES, JobSpec, Reinforcement
+from agent_rft.spec.schemas.json_schema import find_schema_problem
+from agent_rft.spec.schemas.schema_limits import SchemaProblem
+from agent_rft.types import Task
+
+MIN_ANSWER_TOKENS = 16
+"""Minimum number of tokens that a prompt must leave for the answer."""
+SHOWN_CHARS = 40
+"""Length of the beginning of a message that must be in the prompt; a template may strip the end."""
+SIZE_FIX = "shorten the row: move large values to a file that tools and graders read, and put an id in the row"
+ROWS_AT_ONCE = 200
+"""Rows to check before yielding to the event loop, which handles signals."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRow:
+    """Row of one of the job's files. `field` is the job field that names the file."""
+
+    field: str
+    file: str
+    task: Task
+
+    def problem(self, code: str, part: str, message: str, fix: str) -> Problem:
+        return Problem(code, f"{self.field}{part}", message, fix, self.file, self.line)
+
+    @property
+    def line(self) -> int:
+        return self.task.line
+
+
+def read_files(job: JobSpec) -> tuple[dict[str, list[Task]], list[Problem]]:
+    """Return the valid rows of each file by its field in the job, and the problems of the other lines.
+
+    A file that the job does not name has no rows.
+    """
+    files: dict[str, list[Task]] = {}
+    problems: list[Problem] = []
+    for name in FILES:
+        path, files[name] = getattr(job, name), []
+        if path is not None:
+            files[name], bad = read_tasks(Path(path), name, conversations=job.method.type == "supervised")
+            problems += bad
+    return files, problems
+
+
+def list_rows(job: JobSpec, files: Mapping[str, Sequence[Task]]) -> list[CheckedRow]:
+    """Return the rows of all files, in order."""
+    return [CheckedRow(name, Path(getattr(job, name)).name, task) for name, tasks in files.items() for task in tasks]
+
+
+def check_tools(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
+    """Return problems of rows that offer a tool without a server or with an invalid schema."""
+    problems = []
+    served = {tool.name for tool in reinforcement.tools}
+    grammar = reinforcement.response_format is not None  # the grammar includes the schemas of calls
+    errors: dict[str, SchemaProblem | None] = {}
+    for row in rows:
+        for i, tool in enumerate(row.task.tools):
+            function = tool["function"]
+            if function["name"] not in served:
+                message = f"the row's tool {function['name']!r} has no server"
+                fix = f"add an entry with this name and its server_url to {TOOLS}"
+                problems.append(row.problem("tool_without_server", f".tools[{i}]", message, fix))
+            schema = function.get("parameters")
+            try:
+                key = json.dumps(schema, sort_keys=True)
+            except RecursionError:
+                key = "nested too deep"
+            if key not in errors:
+                errors[key] = find_schema_problem(schema, grammar=grammar)
+            if (error := errors[key]) is not None:
+                where = f".tools[{i}].function.parameters"
+                problems.append(row.problem(error.code, where, str(error), error.fix))
+    return problems
+
+
+def check_row_sizes(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
+    """Return problems of rows that are too large for requests to tools, sessions and endpoint graders.
+
+    Each of these requests contains its row.
+    """
+    session = reinforcement.session
+    always = (session is not None and session.start_url is not None) or any(
+        isinstance(spec, EndpointGrader) for _, spec in iterate_graders(reinforcement)
+    )
+    problems = []
+    for row in rows:
+        if (always or row.task.tools) and (size := len(encode_json(row.task.item))) > MAX_ROW_BYTES:
+            message = (
+                f"the row has {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed: each request contains its "
+                f"row, and a request with the arguments of a call has at most {MAX_REQUEST_BYTES:,}"
+            )
+            problems.append(row.problem("row_too_large", "", message, SIZE_FIX))
+    return problems
+
+
+def check_template_values(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
+    """Return problems of rows that cannot be graded: a value that a grader's template reads is missing or too long."""
+    templates = [
+        (f"{field}.{name}", template)
+        for field, spec in iterate_graders(reinforcement)
+        for name, template in iterate_templates(spec)
+    ]
+    if not rows or not templates:
+        return []
+    sample = make_example_sample(reinforcement, rows[0].task)
+    problems = []
+    for row in rows:
+        for where, template in templates:
+            try:
+                render(template, where, item=row.task.item, sample=sample)
+            except GraderFailed as error:
+                if error.details.get("kind") == TOO_LONG:
+                    problems.append(row.problem("row_too_large", "", error.message, SIZE_FIX))
+                elif str(error.details["path"]).startswith("item"):
+                    fix = "add the value to the row, or fix the grader's template"
+                    message = error.message.removesuffix(f" [{INVALID_VARIABLE}]")
+                    problems.append(row.problem("missing_value", "", message, fix))
+    return problems
+
+
+async def check_row_lengths(
+    rows: Sequence[CheckedRow],
+    renderer: Renderer,
+    context_length: int,
+    *,
+    conversations: bool,
+    tools_in_prompt: bool = True,
+) -> list[Problem]:
+    """Return problems of rows whose prompt does not fit in the context or cannot be rendered completely.
+
+    With `conversations`, each sample of a row is checked instead of its prompt.
+    """
+    problems: list[Problem] = []
+    for i, row in enumerate(rows):
+        if i % ROWS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        messages, tools = row.task.messages, row.task.tools
+        try:
+            if conversations:
+                text = renderer.render_text(messages, tools, add_generation_prompt=False)
+                length = max(len(sample.token_ids) for sample in split_conversation(renderer, messages, tools))
+            else:
+                text = renderer.render_text(messages, tools, add_generation_prompt=True)
+                length = len(renderer.encode(text)) + MIN_ANSWER_TOKENS
+        except RenderFailed as error:
+            if error.code == "template_too_costly":  # every row may take this long, so stop here
+                return [*problems, row.problem(error.code, ".messages", error.problem, error.fix)]
+            problems.append(row.problem("unrenderable_row", ".messages", error.problem, "fix the row or the template"))
+            continue
+        except Exception as error:  # noqa: BLE001 - encoding and splitting into samples raise many types
+            message = f"the chat template cannot render the row: {type(error).__name__}: {error}"
+            problems.append(row.problem("unrenderable_row", ".messages", message, "fix the row"))
+            continue
+        problems += _missing_in_prompt(row, text, tools_in_prompt)
+        if length > context_length:
+            message = f"the row needs {length} tokens, but the context has {context_length}"
+            fix = "shorten the row or raise cluster.context_length"
+            problems.append(row.problem("row_too_long", ".messages", message, fix))
+    return problems
+
+
+def _missing_in_prompt(row: CheckedRow, text: str, tools_in_prompt: bool) -> list[Problem]:
+    """Return a problem if a row's tools, or messages not written by the model, are missing in the prompt's `text`."""
+    names = [tool["function"]["name"] for tool in row.task.tools]
+    if tools_in_prompt and (missing := [name for name in names if name not in text]):
+        message = f"the prompt does not show the tool{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        return [row.problem("tools_not_in_prompt", ".tools", message, TOOLS_FIX)]
+    for i, given in enumerate(row.task.messages):
+        content = given.get("content")
+        if given["role"] in ("assistant", "tool") or not isinstance(content, str):
+            continue
+        if content.strip()[:SHOWN_CHARS] not in text:
+            message = f"the prompt does not show this message with the role {given['role']}"
+            fix = "change the role or the text of the message, or use another template"
+            return [row.problem("message_not_in_prompt", f".messages[{i}]", message, fix)]
+    return []

@@ -1,0 +1,386 @@
+"""Search for the possible placements of a job on given nodes, best first.
+
+Values that the job gives stay, and the search chooses the others. On CPUs there is one placement: one engine and one
+rank with one core each. On GPUs, engines and ranks get half of the GPUs each, or as close to half as memory allows.
+
+Two rules have not been measured on GPUs, and hold until a cost function is calibrated: the even division, and the order
+of memory savings (sharding before LoRA, LoRA before offload, because offload slows down every step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import TypeVar, get_args
+
+from agent_rft.cluster.planning.memory_estimates import MemoryEstimate, engine_memory, rank_memory, with_time_sharing
+from agent_rft.cluster.planning.placement import RECORDED, Placement, PlanRequest, RecordedLayout, micro_batch_sizes
+from agent_rft.spec.model_options import LoraSpec
+from agent_rft.spec.offload import Offload
+from agent_rft.trainer.learner.rank_memory_sizes import OFFLOAD_SLACK
+
+Value = TypeVar("Value")
+
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+STAGES = (0, 1, 2, 3)
+TENSOR_PARALLEL = (1, 2, 4, 8, 16)
+MIN_SEQUENCES_AT_ONCE = 4
+"""Full-length sequences that an engine's cache should hold. With fewer, more GPUs or time-sharing samples faster."""
+CPU_SEQUENCES, MAX_GPU_SEQUENCES, MIN_GPU_SEQUENCES = 64, 256, 8
+SHORTER = 4
+"""Assumed ratio of the context length to the length of a typical sequence."""
+MAX_ENGINE_CORES, MAX_RANK_CORES = 4, 16
+"""Cores per GPU. Engines need them for tokenizing and tool calls, ranks for an offloaded optimizer."""
+MAX_AUTO_GPUS = 256
+"""Maximum number of GPUs for a job that does not set a number."""
+
+
+def search_placements(request: PlanRequest, *, fewest_gpus: bool = False) -> Iterator[Placement]:
+    """Yield the placements to try for a job, best first; some of them do not fit.
+
+    If a resumed run has recorded its layout, that layout comes first. With `fewest_gpus`, the best placement is the one
+    with the fewest GPUs.
+    """
+    search = _Search(request)
+    if (recorded := _recorded(request, search)) is not None:
+        yield recorded
+    if search.on_gpus:
+        yield from search.on_gpus_by_size() if fewest_gpus else search.balanced()
+    else:
+        yield search.base
+
+
+def _recorded(request: PlanRequest, search: _Search) -> Placement | None:
+    """Return the recorded layout of the resumed run, with the values that its job sets now; None if not recorded."""
+    recorded: RecordedLayout = request.recorded
+    if recorded.engines is None or not search.on_gpus or not request.learner:
+        return None
+    given, names = request.job.cluster, [name for name in RECORDED if name != "micro_batch_tokens"]
+    values = {name: getattr(recorded, name) for name in names if getattr(given, name) == "auto"}
+    return replace(search.base, **{name: value for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """Division of the GPUs between engines and ranks."""
+
+    engines: int
+    engine_gpus: int
+    ranks: int
+    colocated: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        return max(self.engines, self.ranks) if self.colocated else self.engines * self.engine_gpus + self.ranks
+
+
+class _Search:
+    """Search for the placements of one request."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self._request = request
+        self._cluster = request.job.cluster
+        self._nodes = [node for node in request.nodes if node.gpus >= 1]
+        self._num_gpus = min(MAX_AUTO_GPUS, sum(int(node.gpus) for node in self._nodes))
+        if request.max_gpus is not None:
+            self._num_gpus = min(self._num_gpus, request.max_gpus)
+        self._largest_gpu = _largest([node.usable_gpu_bytes for node in self._nodes])
+        self._samples = request.job.method.type == "reinforcement"
+        given = self._cluster.engine_gpus
+        has_gpus = any(node.gpus or node.held_gpus for node in request.nodes) or bool(request.recorded.engine_gpus)
+        self.on_gpus = has_gpus if given == "auto" else given > 0
+        self.base = self._base()
+
+    # -- on CPUs -------------------------------------------------------------------------------------------------------
+
+    def _base(self) -> Placement:
+        """Return the placement on CPUs: one engine and one rank, except for values that the job gives."""
+        request, cluster = self._request, self._cluster
+        gpus = int(self.on_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
+        share = self._cores_per_gpu()
+        optimizer = request.job.optimizer_settings
+        colocated = self._colocated(gpus)
+        return Placement(
+            engines=_resolve_auto(cluster.engines, 1) if self._samples else 0,
+            engine_cores=_resolve_auto(
+                cluster.engine_cores, min(MAX_ENGINE_CORES, share) if self._can_tune_engines else 1
+            ),
+            engine_gpus=gpus,
+            learner_ranks=_resolve_auto(cluster.learner_ranks, 1) if request.learner else 0,
+            rank_cores=_resolve_auto(cluster.rank_cores, min(MAX_RANK_CORES, share)),
+            rank_gpus=int(gpus > 0),
+            dtype=("bfloat16" if gpus else "float32") if cluster.dtype == "auto" else cluster.dtype,
+            max_num_seqs=_resolve_auto(cluster.max_num_seqs, CPU_SEQUENCES),
+            zero_stage=_resolve_auto(cluster.zero_stage, 0),
+            offload=_resolve_auto(cluster.offload, "none"),
+            micro_batch_tokens=micro_batch_sizes(request)[0],
+            lora=self._adapters()[0] if optimizer.lora == "auto" else optimizer.adapter,
+            colocated=colocated,
+            takes_turns=colocated,
+            has_shared_engines=cluster.share_engines and request.learner,
+        )
+
+    @property
+    def _can_tune_engines(self) -> bool:
+        """Whether engine settings can be chosen: a shared engine's settings must be equal for all its jobs."""
+        return self.on_gpus and not self._cluster.share_engines
+
+    def _colocated(self, engine_gpus: int) -> bool:
+        given = self._cluster.colocated
+        if given == "auto":
+            given = self._samples and not self._cluster.share_engines and engine_gpus > 0 and self._num_gpus == 1
+        return given and self._request.learner
+
+    def _cores_per_gpu(self) -> int:
+        """Return the cores that each engine or rank may use so that no GPU is left without cores."""
+        if not self.on_gpus or not self._nodes:
+            return 1
+        return max(1, min(int(node.cores // node.gpus) for node in self._nodes))
+
+    # -- on GPUs -------------------------------------------------------------------------------------------------------
+
+    def balanced(self) -> Iterator[Placement]:
+        """Yield placements on GPUs: smallest memory savings first, then most even division, then lowest ZeRO stage."""
+        for lora, offload in self._savings():
+            for division, stage in product(self._divisions(), self._stages()):
+                placement = self._placement(division, lora, offload, stage)
+                if self._may_fit(placement):
+                    yield placement
+        yield from self._fallback()
+
+    def on_gpus_by_size(self) -> Iterator[Placement]:
+        """Yield placements on GPUs, those with the fewest GPUs first."""
+        divisions = sorted(self._divisions(try_colocated=True), key=lambda division: division.num_gpus)
+        for division, (lora, offload), stage in product(divisions, self._savings(), self._stages()):
+            placement = self._placement(division, lora, offload, stage)
+            if self._may_fit(placement):
+                yield placement
+        yield from self._fallback()
+
+    def _fallback(self) -> Iterator[Placement]:
+        """Yield the placement to report if nothing fits: an even division with all memory savings."""
+        lora, offload = self._savings()[-1]
+        yield self._placement(next(self._divisions()), lora, offload, self._stages()[-1])
+
+    def _savings(self) -> list[tuple[LoraSpec | None, Offload]]:
+        """Return the combinations of adapter and offload to try, those that save least memory first."""
+        optimizer, offload = self._request.job.optimizer_settings, self._cluster.offload
+        offloads = OFFLOADS if offload == "auto" else (offload,)
+        if not self._request.learner:
+            return [(self.base.lora, self.base.offload)]
+        loras = self._adapters() if optimizer.lora == "auto" else [optimizer.adapter]
+        plain = [(lora, each) for each in offloads[:1] for lora in loras]
+        return [*plain, *((lora, each) for lora in reversed(loras) for each in offloads[1:])]
+
+    def _adapters(self) -> list[LoraSpec | None]:
+        """Return the possible values of `lora: auto`.
+
+        A model that is an adapter keeps its shape, and shared engines require an adapter.
+        """
+        request = self._request
+        if request.adapter is not None:
+            return [request.adapter]
+        if self._cluster.share_engines and request.has_adapters:
+            return [LoraSpec()]
+        return [None, LoraSpec()] if self.on_gpus and request.has_adapters else [None]
+
+    def _stages(self) -> Sequence[int]:
+        if self._cluster.zero_stage != "auto":
+            return (self._cluster.zero_stage,)
+        if not self._request.learner:
+            return (0,)
+        model = self._request.model
+        return STAGES[:3] if model is not None and model.cache.state_bytes else STAGES
+
+    def _placement(self, division: _Division, lora: LoraSpec | None, offload: Offload, stage: int) -> Placement:
+        base, cluster = self.base, self._cluster
+        cores = base.engine_cores
+        if cluster.engine_cores == "auto" and self._can_tune_engines:
+            cores *= max(1, division.engine_gpus)
+        sequences = base.max_num_seqs
+        if cluster.max_num_seqs == "auto" and self._can_tune_engines and division.engines:
+            sequences = self._choose_max_num_seqs(division.engine_gpus)
+        return replace(
+            base,
+            engines=division.engines,
+            engine_cores=cores,
+            engine_gpus=division.engine_gpus,
+            learner_ranks=division.ranks,
+            zero_stage=stage,
+            offload=offload,
+            max_num_seqs=sequences,
+            lora=lora,
+            colocated=division.colocated,
+            takes_turns=division.colocated,
+        )
+
+    # -- divisions of GPUs ---------------------------------------------------------------------------------------------
+
+    def _divisions(self, *, try_colocated: bool = False) -> Iterator[_Division]:
+        """Yield the possible divisions of the GPUs, best first. With `try_colocated`, include colocated ones."""
+        cluster, base, total = self._cluster, self.base, self._num_gpus
+        found = False
+        if base.colocated or (try_colocated and self._can_colocate):
+            for number in range(max(1, total), 0, -1):
+                if (
+                    _allows(cluster.engines, number)
+                    and _allows(cluster.learner_ranks, number)
+                    and base.engine_gpus == 1
+                ):
+                    found = True
+                    yield _Division(number, 1, number, colocated=True)
+        if not base.colocated:
+            for gpus in self._engine_gpus():
+                for division in self._separate_divisions(gpus):
+                    found = True
+                    yield division
+        if not found:
+            yield _Division(base.engines, base.engine_gpus, base.learner_ranks, base.colocated)
+
+    @property
+    def _can_colocate(self) -> bool:
+        return (
+            self._cluster.colocated == "auto"
+            and self._samples
+            and self._request.learner
+            and not self._cluster.share_engines
+            and self._cluster.engine_gpus in ("auto", 1)
+        )
+
+    def _separate_divisions(self, gpus: int) -> Iterator[_Division]:
+        """Yield divisions with separate GPUs and `gpus` per engine.
+
+        Divisions that use most GPUs come first, then the most even ones, then those with fewer ranks.
+        """
+        cluster, total = self._cluster, self._num_gpus
+        engines = range(1, total // gpus + 1) if self._samples else range(1)
+        ranks = range(1, total + 1) if self._request.learner else range(1)
+        if cluster.share_engines and cluster.engines == "auto":
+            engines = range(1, 2)
+        if cluster.share_engines and cluster.learner_ranks == "auto" and self._request.learner:
+            ranks = range(1, 2)
+        pairs = [
+            (engine_count, rank_count)
+            for engine_count in _values(cluster.engines if self._samples else "auto", engines)
+            for rank_count in _values(cluster.learner_ranks if self._request.learner else "auto", ranks)
+            if engine_count * gpus + rank_count <= total
+        ]
+
+        def sort_key(pair: tuple[int, int]) -> tuple[int, int, int]:
+            used = pair[0] * gpus
+            return total - used - pair[1], abs(used - pair[1]), pair[1]
+
+        for engine_count, rank_count in sorted(pairs, key=sort_key):
+            yield _Division(engine_count, gpus, rank_count)
+
+    def _engine_gpus(self) -> list[int]:
+        """Return the numbers of GPUs with which an engine's cache holds a full-length sequence, best first."""
+        cluster = self._cluster
+        if cluster.engine_gpus != "auto":
+            return [cluster.engine_gpus]
+        if not self._samples or cluster.share_engines or not self._nodes:
+            return [self.base.engine_gpus]
+        per_node, model = int(max(node.gpus for node in self._nodes)), self._request.model
+        numbers = [number for number in TENSOR_PARALLEL if number <= per_node]
+        gpu_bytes = self._largest_gpu
+        if model is None or gpu_bytes is None:
+            return numbers[:1]
+        numbers = [number for number in numbers if model.heads % number == 0]
+        cached = {number: self._num_cached(number, MIN_GPU_SEQUENCES, gpu_bytes) for number in numbers}
+        many = [number for number in numbers if cached[number] >= MIN_SEQUENCES_AT_ONCE]
+        return [*many, *(number for number in numbers if 1.0 <= cached[number] < MIN_SEQUENCES_AT_ONCE)]
+
+    def _num_cached(self, gpus: int, max_num_seqs: int, gpu_bytes: int) -> float:
+        """Return the number of full-length sequences that an engine's cache holds."""
+        placement = replace(self.base, engine_gpus=gpus, max_num_seqs=max_num_seqs, colocated=False)
+        memory = estimate_engine_memory(self._request, placement, gpu_bytes)
+        return 0.0 if memory is None else memory.num_sequences or 0.0
+
+    @cache  # noqa: B019 - a search lives as long as one call
+    def _choose_max_num_seqs(self, engine_gpus: int) -> int:
+        """Return the largest power of two of sequences that fit in the cache if each fills a quarter of the context."""
+        smallest = min((node.usable_gpu_bytes for node in self._nodes if node.usable_gpu_bytes), default=None)
+        if smallest is None or self._request.model is None:
+            return CPU_SEQUENCES
+        number = MAX_GPU_SEQUENCES
+        while number > MIN_GPU_SEQUENCES and SHORTER * self._num_cached(engine_gpus, number, smallest) < number:
+            number //= 2
+        return number
+
+    def _may_fit(self, placement: Placement) -> bool:
+        """Whether a single rank fits on the largest GPU: a fast check before the exact one."""
+        if not placement.learner_ranks or self._largest_gpu is None:
+            return True
+        return self._rank_fits(placement.learner_ranks, placement.zero_stage, placement.offload, placement.lora)
+
+    @cache  # noqa: B019 - a search lives as long as one call
+    def _rank_fits(self, ranks: int, stage: int, offload: Offload, lora: LoraSpec | None) -> bool:
+        smallest = replace(
+            self.base,
+            learner_ranks=ranks,
+            zero_stage=stage,
+            offload=offload,
+            lora=lora,
+            micro_batch_tokens=micro_batch_sizes(self._request)[-1],
+        )
+        memory = estimate_rank_memory(self._request, smallest, 0)
+        return memory is None or self._largest_gpu is None or memory.gpu_bytes <= self._largest_gpu
+
+
+def _resolve_auto(value: Value | str, auto: Value) -> Value:
+    """Return the value of a setting, or `auto` if the setting is "auto"."""
+    return auto if value == "auto" else value  # type: ignore[return-value]
+
+
+def _allows(given: int | str, value: int) -> bool:
+    return given in ("auto", value)
+
+
+def _values(given: int | str, possible: Sequence[int]) -> Sequence[int]:
+    return possible if isinstance(given, str) else (given,)
+
+
+def _largest(sizes: Sequence[int | None]) -> int | None:
+    """Return the largest size; None if a size is unknown."""
+    known = [size for size in sizes if size is not None]
+    return max(known, default=None) if len(known) == len(sizes) else None
+
+
+# -- memory of a placement ---------------------------------------------------------------------------------------------
+
+
+def estimate_engine_memory(request: PlanRequest, placement: Placement, gpu_bytes: int | None) -> MemoryEstimate | None:
+    """Return the memory of an engine on GPUs of `gpu_bytes`; None without a model."""
+    if request.model is None:
+        return None
+    memory = engine_memory(
+        request.model,
+        placement,
+        gpus=placement.engine_gpus,
+        itemsize=placement.bytes_per_weight,
+        context_length=request.context_length,
+        gpu_bytes=gpu_bytes,
+        gpu_share=placement.gpu_share,
+        lora=placement.lora,
+    )
+    return with_time_sharing(memory) if placement.shares_gpus and placement.takes_turns else memory
+
+
+def estimate_rank_memory(request: PlanRequest, placement: Placement, rank: int) -> MemoryEstimate | None:
+    """Return the memory of a learner rank; None without a model."""
+    if request.model is None:
+        return None
+    job = request.job
+    memory = rank_memory(
+        request.model,
+        placement,
+        on_gpu=placement.rank_gpus > 0,
+        itemsize=placement.bytes_per_weight,
+        max_length=request.context_length,
+        keeps_reference=job.method.type == "reinforcement" and job.reinforcement.algorithm.kl_coef > 0,
+        lora=placement.lora,
+        rank=rank,
+    )
+    return with_time_sharing(memory, OFFLOAD_SLACK) if placement.shares_gpus and placement.takes_turns else memory

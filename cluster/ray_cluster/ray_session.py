@@ -1,0 +1,304 @@
+"""Connection to a Ray cluster, or to a local one that is started here and ends with this process."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import psutil
+import ray
+from ray.job_config import JobConfig
+
+from agent_rft.actors.runtime.cpu_cores import count_usable_cores
+from agent_rft.actors.runtime.telemetry.exporter import HOST as METRICS_HOST
+from agent_rft.actors.runtime.telemetry.temporary_folder import short_temporary_folder
+from agent_rft.cluster.planning.plan_nodes import Node
+from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
+from agent_rft.cluster.ray_cluster.loopback import loopback_variables, protect_token, use_loopback
+from agent_rft.cluster.ray_cluster.ray_internals import (
+    exclude_driver_path,
+    ray_command,
+    read_submitted_job,
+    silence_other_processes,
+)
+from agent_rft.errors import InvalidJob, Problem, RftError
+
+CONNECT_TIMEOUT_S = 10.0
+NOT_STARTED = "Ray could not be started on this machine"
+START_TIMEOUT_S, KILL_TIMEOUT_S = 60.0, 5.0
+LOG_END_BYTES = 2_000
+HOME_PREFIX = "rft-"
+CLUSTER_VARIABLE = "AGENT_RFT_CLUSTER"
+"""Environment variable that marks every process of a local cluster. Its value is the cluster's folder."""
+PR_SET_PDEATHSIG = 1
+ADDRESS_FIX = "give HOST:PORT of a running cluster, or leave out --address and RAY_ADDRESS to start a local one"
+TOKEN_FIX = (
+    "give HOST:PORT of a running cluster. If it requires a token, set RAY_AUTH_MODE=token and provide the token in "
+    "~/.ray/auth_token or RAY_AUTH_TOKEN; a cluster requires one if that file exists where `ray start` starts it"
+)
+NICENESS = "RAY_worker_niceness"
+"""Variable for the niceness of Ray's workers. Ray's default of 15 would give other processes priority over engines."""
+
+
+def is_local_address(address: str | None) -> bool:
+    """Whether the cluster at `address` is reached through the loopback address. None means a local cluster."""
+    return address is None or address.startswith(("127.", "localhost:"))
+
+
+@contextmanager
+def ray_session(address: str | None) -> Iterator[list[Node]]:
+    """Context manager that connects to the cluster at `address`, or starts a local one, and yields its nodes.
+
+    A local cluster has this computer's cores and GPUs and leaves no process behind.
+
+    Raises:
+        InvalidJob: No cluster answers at `address`.
+        RftError: The local cluster did not start.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    silence_other_processes()
+    if address is not None:
+        _check_reachable(address)
+        yield from _session(address)
+        return
+    protect_token()
+    os.environ.setdefault(NICENESS, "0")
+    with short_temporary_folder(), use_loopback():
+        yield from _session(address)
+
+
+def _session(address: str | None) -> Iterator[list[Node]]:
+    try:
+        with _block_hangups():
+            ray.init(
+                address=address or "local",
+                include_dashboard=False if address is None else None,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                configure_logging=False,
+                job_config=job_config(),
+                runtime_env=worker_environment(),
+                **({} if address else {"num_cpus": count_usable_cores()}),
+            )
+    except Exception as error:  # Ray raises plain Exceptions
+        if address is not None:
+            raise _no_cluster(address, str(error), TOKEN_FIX) from error
+        raise RftError(f"{NOT_STARTED}: {error}", public_message=NOT_STARTED) from error
+    try:
+        yield live_nodes()
+    finally:
+        ray.shutdown()
+
+
+def job_config() -> JobConfig:
+    """Return the settings of a Ray job whose workers find modules only where their own Python finds them.
+
+    A user's `trainer.py` next to the job must not hide agent-rft's package of that name.
+    """
+    config = JobConfig()
+    exclude_driver_path(config)
+    return config
+
+
+def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """Return the runtime environment of the workers, or None for Ray's default.
+
+    In a job submitted with `ray job submit --working-dir`, workers would search that folder first. The hook removes it
+    before they import agent-rft. In other jobs, workers do not search the working directory (see `job_config`).
+    """
+    if "working_dir" not in (read_submitted_job(environment).get("runtime_env") or {}):
+        return None
+    return {"worker_process_setup_hook": "agent_rft.__main__.remove_working_directory"}
+
+
+@contextmanager
+def _block_hangups() -> Iterator[None]:
+    """Context manager that blocks SIGHUP; child processes inherit the block.
+
+    A closed terminal sends SIGHUP to all processes of a local cluster, which would end before their run has saved a
+    checkpoint. Ray itself does the same with SIGINT.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def job_cluster(
+    address: str | None, note: Path | None = None, on_starting: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """Context manager that connects to a cluster which accepts Ray jobs: at `address`, or a new local one.
+
+    A local cluster ends with this process, even if it is killed, and requires a token (see `own_token`).
+
+    Args:
+        address: HOST:PORT of a running cluster; None starts a local one.
+        note: File in which to record a local cluster's owner, for `end_leftover`.
+        on_starting: Called while a local cluster starts.
+
+    Raises:
+        InvalidJob: No cluster answers at `address`.
+        RftError: The local cluster did not start.
+    """
+    if address is not None:
+        with ray_session(address):
+            yield
+        return
+    # `ray.init` would use a fixed port for the agent that accepts jobs, which other clusters may use too.
+    port, dashboard, agent = free_ports(3)
+    options = [f"--port={port}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
+    options += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--num-cpus={count_usable_cores()}"]
+    command = [*ray_command(), "start", "--head", "--block", "--disable-usage-stats"]
+    # A separate folder, because in Ray's shared folder other programs would find this cluster's address and connect.
+    with (
+        short_temporary_folder(),
+        tempfile.TemporaryFile() as log,
+        tempfile.TemporaryDirectory(prefix=HOME_PREFIX, ignore_cleanup_errors=True) as folder,
+    ):
+        options.append(f"--temp-dir={folder}")
+        # In a separate process session, so that Ctrl-C reaches only this process and the cluster lives until it ends.
+        head = subprocess.Popen(
+            [*command, *options],
+            stdout=log,
+            stderr=log,
+            # By default the cluster's processes would serve metrics on the public address.
+            env={METRICS_HOST: "127.0.0.1", NICENESS: "0"}
+            | os.environ
+            | loopback_variables(os.environ)
+            | {CLUSTER_VARIABLE: folder},
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            if note is not None:
+                note.write_text(json.dumps({"owner": _identity(os.getpid()), "folder": folder}))
+            on_starting()
+            _wait_for_head(head, port, log)
+            with use_loopback(), ray_session(f"127.0.0.1:{port}"):
+                yield
+        finally:
+            _end(head)
+
+
+def end_leftover(note: Path) -> None:
+    """Kill the processes that a local cluster left when its owner was killed, and delete its folder.
+
+    These orphans are recognized by the variable `MARK` in their environment. Otherwise they would end only after up to
+    a minute, and hold ports and memory until then.
+    """
+    try:
+        cluster = json.loads(note.read_text())
+        owner, folder = _process(*cluster["owner"]), Path(cluster["folder"])
+    except (OSError, ValueError, TypeError, KeyError):  # the note is missing, or its owner was killed while writing
+        return
+    if owner is None and folder.name.startswith(HOME_PREFIX):
+        _kill([process for process in psutil.process_iter() if _cluster_folder(process) == str(folder)])
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cluster_folder(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(CLUSTER_VARIABLE)
+    except psutil.Error:  # the process has exited, or belongs to another user
+        return None
+
+
+def _identity(pid: int) -> tuple[int, float]:
+    return pid, psutil.Process(pid).create_time()
+
+
+def _process(pid: int, created: float) -> psutil.Process | None:
+    """Return the process with this PID and creation time; None if it ended, even if its PID was reused."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, KILL_TIMEOUT_S)
+
+
+def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while head.poll() is None and time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    log.seek(0)
+    output = log.read()[-LOG_END_BYTES:].decode(errors="replace")
+    raise RftError(f"{NOT_STARTED}: {output}", public_message=NOT_STARTED)
+
+
+def _end(head: subprocess.Popen[bytes]) -> None:
+    """Kill a head node and all its child processes.
+
+    A graceful stop of Ray takes most of a minute and holds ports and memory until then. No state needs saving.
+    """
+    if head.poll() is None:
+        process = psutil.Process(head.pid)
+        _kill([*_family(process), process])
+    head.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return `count` different ports of the loopback address that are free now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def _end_with_parent() -> None:
+    """Make the kernel send SIGTERM to this child process when its parent ends, even if the parent is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def why_unreachable(address: str) -> str | None:
+    """Return why a cluster's head cannot be reached at HOST:PORT; None if it can, or if `address` is a Ray keyword."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():  # "auto", "local"
+        return None
+    try:
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _check_reachable(address: str) -> None:
+    """Raise InvalidJob if nothing listens at `address`. Ray would retry for two minutes, then exit the process."""
+    if (why := why_unreachable(address)) is not None:
+        raise _no_cluster(address, why)
+
+
+def _no_cluster(address: str, why: str, fix: str = ADDRESS_FIX) -> InvalidJob:
+    return InvalidJob(
+        "cannot connect to the Ray cluster", [Problem("no_cluster", "--address", f"{address}: {why}", fix)]
+    )

@@ -1,0 +1,91 @@
+"""Reliability of a grader: its noise, its number of different grades, and its agreement with the held-out grader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+import numpy as np
+
+from agent_rft.metrics.confidence_intervals import Interval, bootstrap_interval
+from agent_rft.types import Group, Rollout
+
+CHANGED = 1e-3
+"""Two grades of one answer that differ by no more than this count as equal."""
+_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GraderFinding:
+    """Reliability of the grader, measured on the sampled rollouts.
+
+    Attributes:
+        distinct: Number of different grades among the `graded` rollouts.
+        regraded: Number of answers that got a second grade; `failed` counts second gradings without a grade.
+        changed: Share of the regraded answers whose grade changed; None if no answer was regraded.
+        noise: Grader noise as a share of the grade variance within rows; None if unknown or all grades are equal.
+        agreement: Mean over rows of the correlation between grade and held-out grade within a row. Rows with equal
+            grades are left out; equal held-out grades count as 0. None without a held-out grader.
+    """
+
+    graded: int
+    distinct: int
+    regraded: int = 0
+    failed: int = 0
+    changed: float | None = None
+    noise: float | None = None
+    agreement: Interval | None = None
+
+
+def measure_grader(groups: Sequence[Group], again: Mapping[str, float | None]) -> GraderFinding:
+    """Measure the grader; `again` has second grades of the same answers by trace id, None if the grading failed."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    twice = [(_ungated(r), again[r.trace_id]) for r in rollouts if r.trace_id in again]
+    pairs = [(first, second) for first, second in twice if second is not None]
+    differences = [second - first for first, second in pairs]
+    return GraderFinding(
+        graded=len(rollouts),
+        distinct=len({round(rollout.grade.value, _DIGITS) for rollout in rollouts}),
+        regraded=len(pairs),
+        failed=len(twice) - len(pairs),
+        changed=fmean(abs(difference) > CHANGED for difference in differences) if pairs else None,
+        noise=_noise(groups, differences),
+        agreement=_agreement(groups),
+    )
+
+
+def _ungated(rollout: Rollout) -> float:
+    """Return the grade before guards."""
+    return rollout.grade.scores.get("ungated", rollout.grade.value)
+
+
+def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | None:
+    """Return the noise as a share of the grade variance within rows: 1 - the test-retest reliability.
+
+    The mean squared difference of two grades of one answer is twice the variance of the noise: Lord and Novick 1968,
+    Statistical Theories of Mental Test Scores, chapter 3.
+    """
+    within = [variance(map(_ungated, group.rollouts)) for group in groups if len(group.rollouts) > 1]
+    if not differences or not within or fmean(within) == 0.0:
+        return None
+    return min(1.0, fmean(d * d for d in differences) / 2 / fmean(within))
+
+
+def _agreement(groups: Sequence[Group]) -> Interval | None:
+    """Return the mean correlation of grade and held-out grade within rows.
+
+    To first order, training on the grade raises the held-out grade by their covariance: Price 1970, Nature 227.
+    """
+    found = []
+    has_held_out = False
+    for group in groups:
+        pairs = [(r.grade.value, r.grade.held_out) for r in group.rollouts if r.grade.held_out is not None]
+        has_held_out |= bool(pairs)
+        if len(pairs) < 2:
+            continue
+        grades, held_out = np.array(pairs, dtype=np.float64).T
+        if np.ptp(grades) <= CHANGED:
+            continue
+        found.append(float(np.corrcoef(grades, held_out)[0, 1]) if np.ptp(held_out) > CHANGED else 0.0)
+    return bootstrap_interval(found, bounds=(-1.0, 1.0)) if has_held_out and found else None

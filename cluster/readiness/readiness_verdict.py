@@ -1,0 +1,164 @@
+"""Verdict of the readiness check and its reasons; the thresholds were fixed before any measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agent_rft.cluster.readiness.data_checks import MAX_PAIRS, DataFinding
+from agent_rft.cluster.readiness.grader_reliability import GraderFinding
+from agent_rft.cluster.readiness.rollout_behavior import RolloutBehavior
+from agent_rft.cluster.readiness.row_signal import RowShares, RowSignal
+from agent_rft.metrics.confidence_intervals import MIN_VALUES, Interval, wilson_interval
+from agent_rft.problems.readiness_reasons import REASONS, Reason, Verdict
+
+TRAINED = "training_file"
+MIN_ROWS = 10
+"""Minimum number of distinct questions, the same as the minimum rows of OpenAI's API."""
+MIN_SIGNAL = 0.15
+"""Minimum share of rows whose rollouts differ: two or three groups of a usual batch of 16. With fewer, the gradient of
+a step comes from one or two rows."""
+MAX_PASS = 0.9
+"""Pass rate above which an improvement is within the noise: if training gains half of the remaining 0.1, a test file of
+100 rows shows 0.05 +- 0.05."""
+MAX_CONTRADICTORY = 0.1
+"""Maximum share of contradictory rows. At this share, their wrong half moves the mean grade by up to 0.05, the smallest
+measurable change."""
+MAX_NOISE = 0.5
+"""Maximum share of noise in the grade variance within rows. Above it, noise decides the order of rollouts."""
+MAX_DISCARDED = 0.3
+"""Maximum share of discarded rollouts. Even with one retry for each, one rollout in ten is lost."""
+MAX_TOOL_ERRORS = 0.5
+"""Maximum error rate of a tool, compared with the lower bound of its interval. Above it, the tool is unusable."""
+MAX_INVALID_CALLS = 0.5
+"""Maximum share of invalid calls, compared with the lower bound of its interval. A model with fewer invalid calls can
+learn the syntax in training; a model with more probably uses the wrong syntax."""
+MAX_CUT = 0.5
+"""Maximum share of rollouts that end at a limit."""
+MIN_CALLING = 0.02
+"""Minimum share of rollouts with a tool call. At this share, one in seven groups of 8 has a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Measurements that decide the verdict. `penalties`: whether the reward depends on calls, tokens or time."""
+
+    rows: Sequence[RowSignal]
+    shares: RowShares
+    pass_rate: Interval
+    grader: GraderFinding
+    behaviour: RolloutBehavior | None
+    data: DataFinding
+    penalties: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadinessFinding:
+    """Reason with its measured values as text."""
+
+    reason: Reason
+    words: str
+
+
+def decide_verdict(evidence: Evidence) -> tuple[Verdict, tuple[ReadinessFinding, ...]]:
+    """Return the verdict, and its reasons followed by notes. `fix_first` takes precedence over `warm_start`."""
+    found = (*_check_run(evidence), *_check_data(evidence.data), *_check_grader(evidence), *_check_rewards(evidence))
+    notes = tuple(_notes(evidence))
+    verdicts = {REASONS[entry.reason].verdict for entry in found}
+    if "fix_first" in verdicts:
+        return "fix_first", (*found, *notes)
+    if "warm_start" in verdicts:
+        return "warm_start", (*found, *notes)
+    words = f"the rollouts of {evidence.shares.signal:.0%} of the rows differ in reward"
+    return "train", (ReadinessFinding(Reason.ENOUGH_SIGNAL, words), *notes)
+
+
+def _check_run(evidence: Evidence) -> Iterator[ReadinessFinding]:
+    behaviour = evidence.behaviour
+    if behaviour is None:
+        yield ReadinessFinding(Reason.ROLLOUTS_DISCARDED, "no rollout was graded")
+        return
+    lost = sum(behaviour.discarded.values())
+    if (share := lost / (lost + behaviour.rollouts)) > MAX_DISCARDED:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in behaviour.discarded.items())
+        yield ReadinessFinding(Reason.ROLLOUTS_DISCARDED, f"{share:.0%} of the rollouts were discarded ({kinds})")
+    for tool in behaviour.tools:
+        if wilson_interval(tool.errors, tool.calls).low > MAX_TOOL_ERRORS:
+            words = f"the tool {tool.name!r} answered {tool.errors} of {tool.calls} calls with an error"
+            yield ReadinessFinding(Reason.TOOLS_FAIL, words)
+    if (invalid := behaviour.invalid_calls).low > MAX_INVALID_CALLS:
+        yield ReadinessFinding(Reason.CALLS_INVALID, f"{invalid.mean:.0%} of the calls were invalid")
+    if (cut := 1.0 - behaviour.ended.get("answer", 0.0)) > MAX_CUT:
+        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in behaviour.ended.items() if kind != "answer")
+        yield ReadinessFinding(Reason.ANSWERS_CUT, f"{cut:.0%} of the rollouts ended at a limit ({kinds})")
+
+
+def _check_data(data: DataFinding) -> Iterator[ReadinessFinding]:
+    if data.distinct < MIN_ROWS and data.file == TRAINED:
+        yield ReadinessFinding(Reason.TOO_FEW_ROWS, f"the training file has only {data.distinct} different questions")
+    if data.contradictory_share > MAX_CONTRADICTORY:
+        words = f"{data.contradictory_share:.0%} of the rows have the question of another row but a different reference"
+        yield ReadinessFinding(Reason.CONTRADICTORY_ROWS, f"{words}: {_lines(data.contradictory)}")
+
+
+def _check_grader(evidence: Evidence) -> Iterator[ReadinessFinding]:
+    grader = evidence.grader
+    if grader.noise is not None and grader.noise > MAX_NOISE:
+        words = f"{grader.noise:.0%} of the grade variance within rows is noise of the grader"
+        yield ReadinessFinding(Reason.GRADER_NOISY, f"{words} ({grader.regraded} answers graded twice)")
+    agreement = grader.agreement
+    if agreement is not None and agreement.n >= MIN_ROWS and agreement.low <= 0.0:
+        words = f"the correlation of grade and held-out grade within rows is {agreement.format()}"
+        yield ReadinessFinding(Reason.GRADER_DISAGREES, words)
+
+
+def _check_rewards(evidence: Evidence) -> Iterator[ReadinessFinding]:
+    shares, behaviour = evidence.shares, evidence.behaviour
+    if behaviour is None:
+        return
+    if behaviour.calling is not None and behaviour.calling < MIN_CALLING and shares.all_right < MAX_PASS:
+        yield ReadinessFinding(Reason.TOOLS_UNUSED, f"{behaviour.calling:.1%} of the rollouts with tools called a tool")
+    if evidence.pass_rate.mean > MAX_PASS and not evidence.penalties:
+        yield ReadinessFinding(Reason.TOO_EASY, f"{evidence.pass_rate.mean:.0%} of the rollouts pass")
+    elif shares.signal < MIN_SIGNAL:
+        words = f"the rollouts of {shares.signal:.0%} of the rows differ in reward"
+        largest = max(shares.all_right, shares.all_wrong, shares.equal)
+        if largest == shares.all_wrong:
+            yield ReadinessFinding(
+                Reason.TOO_HARD, f"{words}; in {shares.all_wrong:.0%} of the rows, all rollouts are wrong"
+            )
+        elif largest == shares.all_right:
+            yield ReadinessFinding(
+                Reason.TOO_EASY, f"{words}; in {shares.all_right:.0%} of the rows, all rollouts are right"
+            )
+        else:
+            yield ReadinessFinding(
+                Reason.NO_DIFFERENCES, f"{words}; in {shares.equal:.0%} of the rows, all grades are equal"
+            )
+
+
+def _notes(evidence: Evidence) -> Iterator[ReadinessFinding]:
+    data, grader, behaviour = evidence.data, evidence.grader, evidence.behaviour
+    if data.near_duplicates:
+        many = "or more " * (len(data.near_duplicates) == MAX_PAIRS)
+        words = f"{len(data.near_duplicates)} {many}pairs of rows are nearly identical"
+        yield ReadinessFinding(Reason.NEAR_DUPLICATES, f"{words}: {_lines(data.near_duplicates)}")
+    for name, count in (data.shared or {}).items():
+        yield ReadinessFinding(Reason.ROWS_SHARED, f"{count} rows of the {name} are also in the {data.file}")
+    if 1 <= grader.distinct <= 2 and grader.graded >= MIN_VALUES:
+        yield ReadinessFinding(
+            Reason.GRADER_COARSE, f"{grader.graded} rollouts got only {grader.distinct} different grades"
+        )
+    if grader.failed:
+        total = grader.regraded + grader.failed
+        yield ReadinessFinding(
+            Reason.NOT_GRADED_TWICE, f"{grader.failed} of {total} answers could not be graded a second time"
+        )
+    if behaviour is not None and behaviour.over_target is not None and behaviour.over_target > 0.05:
+        words = f"{behaviour.over_target:.0%} of the rollouts take longer than the target"
+        yield ReadinessFinding(Reason.TOO_SLOW, f"{words}; 95% take at most {behaviour.busy_s.p95:.1f} s")
+
+
+def _lines(groups: Sequence[Sequence[int]], shown: int = 3) -> str:
+    texts = [" and ".join(map(str, lines[:4])) for lines in groups[:shown]]
+    return f"lines {', '.join(texts)}" + (f" and {len(groups) - shown} more" if len(groups) > shown else "")

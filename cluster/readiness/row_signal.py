@@ -1,0 +1,160 @@
+"""Training signal in the readiness samples: reward statistics per row, and the share of groups with signal."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import comb
+from statistics import fmean, pstdev
+
+from agent_rft.metrics.confidence_intervals import Interval, bootstrap_interval
+from agent_rft.metrics.pass_at_k import pass_at_k
+from agent_rft.trainer.algorithm.advantage import (
+    EQUAL_WITHIN,
+    MIN_DIFFERENCE,
+    ZeroVarianceKind,
+    classify_group_variance,
+)
+from agent_rft.types import Group, Rollout
+
+SIZES = (4, 8, 16, 32)
+"""Group sizes to compare: `compute_multiplier` 0.5, 1, 2 and 4."""
+SHOWN_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RowSignal:
+    """Statistics of one row, which has at least one graded rollout, so no value is NaN.
+
+    `mean`, `deviation`, `best` and `worst` describe the rewards. `no_signal` is the reason why the rollouts, taken as
+    one group, have no signal; None if they have.
+    """
+
+    row_id: str
+    line: int
+    question: str
+    mean: float
+    deviation: float
+    best: float
+    worst: float
+    grade: float
+    passed: int
+    graded: int
+    discarded: int
+    no_signal: ZeroVarianceKind | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowShares:
+    """Shares of the graded rows by result: rollouts all right, all wrong, otherwise equal, or different (`signal`)."""
+
+    all_right: float
+    all_wrong: float
+    equal: float
+    signal: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassAt:
+    k: int
+    share: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSignal:
+    """Bounds of the expected share of groups of this size whose rewards differ."""
+
+    size: int
+    low: float
+    high: float
+
+
+def measure_rows(groups: Iterable[Group], pass_threshold: float) -> list[RowSignal]:
+    """Return the rows with a graded rollout, in ascending order of mean reward."""
+    rows = [_row(group, pass_threshold) for group in groups if group.rollouts]
+    return sorted(rows, key=lambda row: (row.mean, row.best, row.line))
+
+
+def _row(group: Group, pass_threshold: float) -> RowSignal:
+    task, rewards = group.request.task, group.rewards.tolist()
+    grades = [rollout.grade.value for rollout in group.rollouts]
+    return RowSignal(
+        row_id=task.row_id,
+        line=task.line,
+        question=str(task.messages[-1].get("content") or "")[:SHOWN_CHARS],
+        mean=fmean(rewards),
+        deviation=pstdev(rewards),
+        best=max(rewards),
+        worst=min(rewards),
+        grade=fmean(grades),
+        passed=sum(grade >= pass_threshold for grade in grades),
+        graded=len(grades),
+        discarded=len(group.discarded),
+        no_signal=classify_group_variance(group.rewards, grades, pass_threshold),
+    )
+
+
+def count_row_shares(rows: Sequence[RowSignal]) -> RowShares:
+    counts = Counter(row.no_signal for row in rows)
+    total = max(1, len(rows))
+    return RowShares(*(counts[kind] / total for kind in ("all_right", "all_wrong", "equal", None)))
+
+
+def estimate_pass_at(rows: Sequence[RowSignal], samples: int) -> tuple[PassAt, ...]:
+    """Return pass@k for k = 1, 2, 4, ... up to `samples`, with intervals over rows.
+
+    The estimator is unbiased for each row with at least k rollouts: `agent_rft.metrics.pass_at_k`, after Chen et
+    al. 2021, arXiv:2107.03374, equation 1. Rows with fewer rollouts are left out.
+    """
+    found = []
+    for k in sorted({*(1 << i for i in range(samples.bit_length())), samples}):
+        values = [pass_at_k(row.graded, row.passed, k) for row in rows if row.graded >= k]
+        if values:
+            found.append(PassAt(k, bootstrap_interval(values)))
+    return tuple(found)
+
+
+def estimate_group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple[GroupSignal, ...]:
+    """Return the expected share of groups whose rewards differ, for each group size.
+
+    Up to a row's n rollouts, the estimate is unbiased, as for pass@k: 1 - sum of C(c, size) / C(n, size) over its
+    distinct outcomes, each of which c rollouts share. Larger sizes get bounds: 1 - sum of p^size is concave in the
+    size for any probabilities p. So the share is at least the share at n, and each further rollout adds at most as
+    much as the step from n - 1 to n.
+    """
+    outcomes = [_outcomes(group.rollouts) for group in groups if len(group.rollouts) >= 2]
+    if not outcomes:
+        return ()
+    bounds = [[_difference_bounds(counts, size) for counts in outcomes] for size in sorted(sizes)]
+    return tuple(
+        GroupSignal(size, fmean(low for low, _ in found), min(1.0, fmean(high for _, high in found)))
+        for size, found in zip(sorted(sizes), bounds, strict=True)
+    )
+
+
+def _outcomes(rollouts: Sequence[Rollout]) -> Counter[int]:
+    """Count rollouts per outcome.
+
+    Equal grades with nearly equal penalties are one outcome, as in `classify_group_variance`.
+    """
+    outcomes = Counter[int]()
+    number, grade, reward = 0, math.nan, math.nan
+    for rollout in sorted(rollouts, key=lambda r: (round(r.grade.value / EQUAL_WITHIN), r.reward)):
+        if not (abs(rollout.grade.value - grade) <= EQUAL_WITHIN and rollout.reward - reward < MIN_DIFFERENCE):
+            number, grade, reward = number + 1, rollout.grade.value, rollout.reward
+        outcomes[number] += 1
+    return outcomes
+
+
+def _difference_bounds(counts: Counter[int], size: int) -> tuple[float, float]:
+    """Return bounds of the probability that `size` rollouts of a row with these outcomes are not all equal."""
+    n = counts.total()
+
+    def within(m: int) -> float:
+        return 1.0 - sum(comb(count, m) for count in counts.values()) / comb(n, m)
+
+    if size <= n:
+        return within(size), within(size)
+    return within(n), within(n) + (size - n) * (within(n) - within(n - 1))

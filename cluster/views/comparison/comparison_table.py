@@ -1,0 +1,144 @@
+"""Terminal output of a comparison: change of each measure with its interval, rows by change, tools, single rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent_rft.cluster.views.comparison.comparison_stats import (
+    CALLS,
+    REWARD,
+    ComparisonRow,
+    EvaluationComparison,
+    SideComparison,
+    Verdict,
+)
+from agent_rft.cluster.views.comparison.loaded_evaluation import RolloutBrief
+from agent_rft.cluster.views.live_view import safe_text
+from agent_rft.cluster.views.traces import cut
+
+STYLES: Mapping[Verdict, str] = {"better": "green", "worse": "red", "unclear": "yellow", "same": "dim"}
+SHOWN_IDS = 5
+ANSWER_CHARS = 120
+
+
+def print_comparison(comparison: EvaluationComparison, console: Console) -> None:
+    """Print all parts; text from rows and models is made safe for a terminal."""
+    labels = [side.label for side in comparison.sides]
+    console.print(f"[bold]{len(comparison.rows)} rows[/], each compared with itself; 95 % intervals", highlight=False)
+    for line in left_out(comparison):
+        console.print(Text(safe_text(f"  {line}"), style="yellow"), soft_wrap=True)
+    console.print(_measures(comparison))
+    for label, against in zip(labels[1:], comparison.against, strict=True):
+        console.print(_quadrants(label, against))
+    if any(summary.means["tool_calls"] for summary in comparison.summaries):
+        console.print(_tools(comparison))
+    for number, against in enumerate(comparison.against, start=1):
+        for heading, rows in (("gained most", against.gained), ("lost most", against.lost)):
+            _print_rows(console, f"{heading}: {labels[0]} → {labels[number]}", rows, number, comparison)
+
+
+def left_out(comparison: EvaluationComparison) -> Iterator[str]:
+    """Yield for each side a line about the rows that were not compared."""
+    for side, only, ungraded in zip(comparison.sides, comparison.only, comparison.ungraded, strict=True):
+        for ids, what in ((only, "only here"), (ungraded, "without a grade here")):
+            if ids:
+                more = "" if len(ids) <= SHOWN_IDS else f" and {len(ids) - SHOWN_IDS} more"
+                yield f"{side.label}: {len(ids)} row{'s' * (len(ids) > 1)} {what}: {', '.join(ids[:SHOWN_IDS])}{more}"
+
+
+def measures(comparison: EvaluationComparison) -> Iterator[list[tuple[str, Verdict | None]]]:
+    """Yield the lines of the measures table: label, then each side's value and, except for the first, its change."""
+    for lines in zip(*(against.changes for against in comparison.against), strict=True):
+        first = lines[0]
+        yield [
+            (first.label, None),
+            (first.text(first.before), None),
+            *(cell for line in lines for cell in ((line.text(line.after), None), (line.change, line.verdict))),
+        ]
+    summaries = comparison.summaries
+    for label, form, values in (
+        ("turns, 95th percentile", "{:.1f}", [summary.turns_p95 for summary in summaries]),
+        ("model and tool time, 95th percentile", "{:.2f} s", [summary.busy_p95_s for summary in summaries]),
+        ("repeated calls per rollout", "{:.2f}", [summary.repeated for summary in summaries]),
+    ):
+        yield [
+            (label, None),
+            (form.format(values[0]), None),
+            *(
+                (text, None)
+                for value in values[1:]
+                for text in (form.format(value), form.replace(":", ":+").format(value - values[0]))
+            ),
+        ]
+
+
+def _measures(comparison: EvaluationComparison) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("", max_width=32)
+    for number, side in enumerate(comparison.sides):
+        table.add_column(Text(side.label), justify="right", overflow="fold")
+        if number:
+            table.add_column("change", justify="right", no_wrap=True)
+    for line in measures(comparison):
+        table.add_row(*(Text(text, style="" if verdict is None else STYLES[verdict]) for text, verdict in line))
+    return table
+
+
+def _quadrants(label: str, against: SideComparison) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=Text(f"rows of {label} by change", style="bold"), title_justify="left")
+    for heading in ("", *CALLS.values()):
+        table.add_column(heading, justify="right")
+    for sign, name in REWARD.items():
+        table.add_row(name, *(str(against.quadrants.get((sign, calls), 0)) for calls in CALLS))
+    return table
+
+
+def _tools(comparison: EvaluationComparison) -> Table:
+    """Return the table of tools with the statistics of `ToolUse`."""
+    table = Table(box=box.SIMPLE_HEAD, title=Text("tools", style="bold"), title_justify="left")
+    for heading in ("tool", "", "calls per rollout", "failed", "repeated", "first", "last"):
+        table.add_column(heading, justify="left" if heading in ("tool", "") else "right")
+    for tool in comparison.tools:
+        for number, (side, summary) in enumerate(zip(comparison.sides, comparison.summaries, strict=True)):
+            name = Text(safe_text(tool) if number == 0 else "")
+            if (use := summary.tools.get(tool)) is None:
+                table.add_row(name, Text(side.label, style="dim"), "0.00", *("–",) * 4)
+                continue
+            shares = (f"{share:.0%}" for share in (use.failed, use.repeated, use.first, use.last))
+            table.add_row(name, Text(side.label, style="dim"), f"{use.calls:.2f}", *shares)
+    return table
+
+
+def tool_path(rollout: RolloutBrief) -> str:
+    """Return the tools of a rollout in order, with repetitions merged: `search x2 → cat → answer`."""
+    steps: list[tuple[str, int]] = []
+    for name in rollout.calls:
+        times = steps.pop()[1] + 1 if steps and steps[-1][0] == name else 1
+        steps.append((name, times))
+    return " → ".join([*(name + (f" x{times}" if times > 1 else "") for name, times in steps), "answer"])
+
+
+def _print_rows(
+    console: Console, heading: str, rows: tuple[ComparisonRow, ...], number: int, comparison: EvaluationComparison
+) -> None:
+    if not rows:
+        return
+    console.print(Text(heading, style="bold"))
+    for row in rows:
+        question = " ".join(row.question.split())
+        console.print(Text(safe_text(f"  row {row.row_id}: {question}")), soft_wrap=True)
+        for at in (0, number):
+            rollout, means = row.rollouts[at][0], row.means[at]
+            facts = f"reward {means['reward']:.3f}, {means['tool_calls']:.1f} calls"
+            answer = cut(" ".join(rollout.whole().answer.split()), ANSWER_CHARS)
+            line = f"    {comparison.sides[at].label}: {facts}; {tool_path(rollout)}: {answer}"
+            console.print(Text(safe_text(line), style="dim"), soft_wrap=True)
+            run, name = comparison.sides[at].run, comparison.sides[at].name
+    shown = f"agent-rft traces {run} --name {name} --row {rows[0].row_id}"
+    console.print(Text(safe_text(f"  full traces: {shown}"), style="dim"), soft_wrap=True)
+    console.print()

@@ -1,0 +1,169 @@
+"""Evaluations to compare, as given on the command line: the newest one of a run, or one selected by name.
+
+RUN                          newest evaluation of the test file, else of the validation file, if all sides have one
+RUN:test-before              rollouts with this name
+checkpoint or model folder   evaluated with a job, unless a run folder has its evaluation already
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from agent_rft.cluster.checks.resumption.file_digests import digest_path
+from agent_rft.cluster.records.redaction import public_job, to_plain_json
+from agent_rft.cluster.records.run_folder import RunFolder, open_run
+from agent_rft.cluster.views.comparison.loaded_evaluation import LoadedEvaluation, load_evaluation
+from agent_rft.cluster.views.live_view import safe_text
+from agent_rft.errors import OutdatedFormat, UserError
+from agent_rft.spec.job import JobSpec
+
+FILES = ("test_file", "validation_file", "training_file")
+"""Data files in order of preference; the test file does not influence training."""
+ENGINE: Final = ("context_length", "dtype")
+"""Settings of `cluster` that affect a model's answers."""
+_NAMES = {
+    "test_file": r"test-(before|after)|eval-test",
+    "validation_file": r"validation-\d+|eval-validation",
+    "training_file": r"eval-training",
+}
+"""Patterns of the rollout names of each file's evaluations."""
+
+Evaluate = Callable[[Path], Path]
+"""Callback that evaluates a model folder and returns the run folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedEvaluation:
+    """One side as given by the user: a path and an optional rollout name."""
+
+    text: str
+    path: Path
+    name: str | None
+
+    @classmethod
+    def parse(cls, text: str, name: str | None) -> NamedEvaluation:
+        """Parse `RUN:NAME`, or a path, which takes `name` as its rollout name.
+
+        Raises:
+            UserError: The folder does not exist.
+        """
+        path, found = Path(text), name
+        if not path.exists():
+            before, _, after = text.rpartition(":")
+            path, found = Path(before or text), after
+        if not path.is_dir():
+            raise UserError(
+                f"the folder {path} does not exist. Give a run folder, RUN:NAME, or a model folder with --job."
+            )
+        return cls(text, path, found)
+
+    @property
+    def is_model(self) -> bool:
+        return any((self.path / name).exists() for name in ("config.json", "adapter_config.json"))
+
+
+def load_evaluations(
+    texts: Sequence[str], *, name: str | None, file: str | None, evaluate: Evaluate | None
+) -> list[LoadedEvaluation]:
+    """Read the sides in order; models are evaluated with `evaluate`.
+
+    `name` selects the rollouts of runs given without a name. `file` selects the file whose newest evaluation is used.
+
+    Raises:
+        UserError: A side has no such evaluation, or cannot be read.
+    """
+    named = [NamedEvaluation.parse(text, name) for text in texts]
+    runs = []
+    for side in named:
+        if side.is_model and evaluate is None:
+            raise UserError(
+                f"{side.path} is a model. Give the job whose rows it should be evaluated on: --job JOB.yaml"
+            )
+        runs.append(evaluate(side.path) if side.is_model and evaluate is not None else side.path)
+    folders = [open_run(path) for path in runs]
+    chosen = file or common_file([s.name if not s.is_model else None for s in named], folders)
+    labels = _labels(texts)
+    return [
+        _side(label, folder, None if side.is_model else side.name, chosen)
+        for label, side, folder in zip(labels, named, folders, strict=True)
+    ]
+
+
+def _side(label: str, run: RunFolder, name: str | None, file: str) -> LoadedEvaluation:
+    names = run.rollout_names()
+    if name is None:
+        found = evaluation_names(run, file)
+        if not found:
+            has = ", ".join(sorted(names)) or "no rollouts at all"
+            raise UserError(
+                f"{run.path} has no evaluation of its {file}; it has {has}. Choose one with RUN:NAME or --name."
+            )
+        name = found[-1]
+    elif counted := re.fullmatch(r"(step|validation)-(\d+)", name):
+        name = f"{counted[1]}-{int(counted[2]):06d}"
+    if name not in names:
+        raise UserError(f"{run.path} has no rollouts named {name!r}; it has {', '.join(sorted(names)) or 'none'}")
+    side = load_evaluation(label, str(run.path), run, name)
+    if not side.rows:
+        raise UserError(f"the rollouts {name} of {run.path} are damaged: no row can be read. Evaluate again.")
+    return side
+
+
+def evaluation_names(run: RunFolder, file: str) -> list[str]:
+    """Return the names of a file's evaluations, oldest first."""
+    return [name for name in run.rollout_names() if re.fullmatch(_NAMES[file], name)]
+
+
+def common_file(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
+    """Return the file of the first named evaluation, else the first of FILES that all sides have evaluated."""
+    for name in names:
+        for file, pattern in _NAMES.items():
+            if name is not None and re.fullmatch(pattern, name):
+                return file
+    unnamed_runs = [run for run, name in zip(runs, names, strict=True) if name is None]
+    return next((file for file in FILES if all(evaluation_names(run, file) for run in unnamed_runs)), FILES[0])
+
+
+def _labels(texts: Sequence[str]) -> list[str]:
+    """Return the shortest distinct path suffixes, such as the names of two evaluations of one run."""
+    parts = [re.split(r"(?<=[/:])", safe_text(text).rstrip("/")) for text in texts]
+    for length in range(1, max(map(len, parts)) + 1):
+        labels = ["".join(part[-length:]) for part in parts]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{part[-1]} ({number})" for number, part in enumerate(parts, start=1)]
+
+
+# -- existing evaluations ----------------------------------------------------------------------------------------------
+
+
+def _matches(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
+    """Whether settings match the recorded settings of a run; `auto` matches any recorded value."""
+    return all(value in ("auto", recorded.get(name)) for name, value in given.items())
+
+
+def recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, samples: int) -> Path | None:
+    """Return the newest run folder in `runs` with an evaluation of this model by this job, compared by content."""
+    expected, given = (
+        {"model": digest_path(model), file: digest_path(Path(getattr(job, file)))},
+        to_plain_json(public_job(job)),
+    )
+    name = f"eval-{file.removesuffix('_file')}"
+    for path in sorted(runs.glob("*/job.resolved.json"), reverse=True):
+        try:
+            run = open_run(path.parent)
+            found, evaluation = run.job(), run.evaluations().get(name)
+        except (OutdatedFormat, ValueError, TypeError, KeyError, OSError):
+            continue  # unreadable, so evaluate again
+        digests, recorded = found.get("digests", {}), found.get("job", {})
+        same = {field: digests.get(field) for field in expected} == expected
+        same = same and all(recorded.get(part) == given[part] for part in ("method", "seed"))
+        same = same and _matches(given["model_options"], recorded.get("model_options", {}))
+        same = same and _matches({part: given["cluster"][part] for part in ENGINE}, recorded.get("cluster", {}))
+        if same and evaluation is not None and evaluation.samples == samples:
+            return run.path
+    return None

@@ -1,0 +1,119 @@
+"""HTML page with the variance plot (`readiness.html`) and JSON (`readiness.json`) of a readiness check.
+
+The page needs no network and no script. All text from rows is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from agent_rft.cluster.readiness.readiness_report import Readiness
+from agent_rft.cluster.readiness.row_signal import RowSignal
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.live_view import duration
+from agent_rft.cluster.views.pages import load_page_template
+from agent_rft.problems.readiness_reasons import REASONS
+from agent_rft.rows.durable_write import write_durably
+from agent_rft.spec.job import JobSpec
+
+TITLES = {"train": "Ready to train", "fix_first": "Fix this first", "warm_start": "Do an SFT warm-up first"}
+SHOWN_ROWS = 500
+"""Maximum rows in the table; the JSON has all rows."""
+MAX_MARKS = 600
+"""Maximum rows in the plot. If there are more rows, it shows every n-th row."""
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 1120, 320, 44, 16, 26, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One row in the plot, in pixels.
+
+    `low` to `high` is one standard deviation on both sides of the mean, within the observed rewards.
+    """
+
+    x: float
+    mean: float
+    low: float
+    high: float
+    best: float
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Variance plot: rows by mean reward from left to right. `ticks` are (y, label)."""
+
+    marks: tuple[Mark, ...]
+    ticks: tuple[tuple[float, str], ...]
+    best_line: str
+    mean_line: str
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+
+
+def readiness_page_path(folder: Path) -> Path:
+    return folder / "readiness.html"
+
+
+def write_page(run: RunFolder, found: Readiness, job: JobSpec) -> Path:
+    """Write the page and the JSON, each atomically; return the page's path.
+
+    Raises:
+        OSError: The disk is full or read-only.
+    """
+    write_durably(run.at / "readiness.json", json.dumps(found.as_json(), indent=1).encode())
+    html = load_page_template("readiness", {"with_code": _with_code}).render(
+        title=job.suffix or run.path.name,
+        heading=TITLES[found.verdict],
+        found=found,
+        reasons=[(entry, REASONS[entry.reason]) for entry in found.reasons],
+        plot=make_variance_plot(found.rows),
+        rows=found.rows[:SHOWN_ROWS],
+        took=None if found.estimate.sampling_s is None else duration(found.estimate.sampling_s),
+    )
+    write_durably(readiness_page_path(run.at), html.encode("utf-8", errors="replace"))  # a row may have lone surrogates
+    return readiness_page_path(run.at)
+
+
+def make_variance_plot(rows: Sequence[RowSignal]) -> Plot | None:
+    """Return the variance plot, or None if there are no rows."""
+    if not rows:
+        return None
+    shown = rows[:: -(-len(rows) // MAX_MARKS)]
+    lowest, highest = min(0.0, *(row.worst for row in rows)), max(1.0, *(row.best for row in rows))
+
+    def y(value: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (highest - value) / (highest - lowest), 1)
+
+    step = (WIDTH - LEFT - RIGHT) / len(shown)
+    marks = tuple(
+        Mark(
+            x=round(LEFT + step * (number + 0.5), 1),
+            mean=y(row.mean),
+            low=y(max(row.worst, row.mean - row.deviation)),
+            high=y(min(row.best, row.mean + row.deviation)),
+            best=y(row.best),
+            title=f"line {row.line}: mean {row.mean:.2f} ± {row.deviation:.2f}, best {row.best:.2f} of {row.graded}",
+        )
+        for number, row in enumerate(shown)
+    )
+    ticks = tuple((y(value), f"{value:.2g}") for value in (lowest + (highest - lowest) * i / 4 for i in range(5)))
+    return Plot(
+        marks,
+        ticks,
+        best_line=" ".join(f"{mark.x},{mark.best}" for mark in marks),
+        mean_line=" ".join(f"{mark.x},{mark.mean}" for mark in marks),
+    )
+
+
+def _with_code(text: str) -> Markup:
+    """Convert our text to HTML; backticks mark code."""
+    parts = text.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts))

@@ -1,0 +1,63 @@
+"""The requests that the audit log records, with the action that each one is recorded as."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from agent_rft.serve.stores.audit_log import Outcome
+
+ACTIONS = {
+    ("POST", "/v1/files"): "file.create",
+    ("DELETE", "/v1/files/{file_id}"): "file.delete",
+    ("POST", "/v1/fine_tuning/jobs"): "job.create",
+    ("POST", "/v1/fine_tuning/jobs/{job_id}/cancel"): "job.cancel",
+    ("POST", "/v1/fine_tuning/jobs/{job_id}/pause"): "job.pause",
+    ("POST", "/v1/fine_tuning/jobs/{job_id}/resume"): "job.resume",
+    ("POST", "/v1/fine_tuning/readiness"): "readiness.create",
+    ("POST", "/v1/fine_tuning/readiness/{readiness_id}/cancel"): "readiness.cancel",
+    ("POST", "/v1/fine_tuning/readiness/{readiness_id}/pause"): "readiness.pause",
+    ("POST", "/v1/fine_tuning/readiness/{readiness_id}/resume"): "readiness.resume",
+    ("POST", "/v1/api_keys"): "key.create",
+    ("DELETE", "/v1/api_keys/{key_id}"): "key.revoke",
+    ("DELETE", "/v1/models/{model_id:path}"): "model.delete",
+    ("POST", "/v1/console/session"): "session.create",
+    ("DELETE", "/v1/console/session"): "session.delete",
+}
+
+
+class Auditor(Protocol):
+    """The method of agent_rft.serve.stores.audit_log.AuditLog that requests need."""
+
+    def append(
+        self,
+        actor: str,
+        action: str,
+        object: str | None = None,
+        *,
+        request_id: str | None = None,
+        outcome: Outcome = "done",
+        status: int | None = None,
+    ) -> None: ...
+
+
+def find_action(scope: Scope) -> str | None:
+    """Return the action of a request, or None if the audit log does not record it."""
+    return ACTIONS.get((scope["method"], str(getattr(scope.get("route"), "path", ""))))
+
+
+def set_created_id(request: Request, object_id: str) -> None:
+    """Set the id of the object that a request created, for the audit log."""
+    request.state.made = object_id
+
+
+def find_object_id(scope: Scope) -> str | None:
+    """Return the id of the object that a request created, or of the object in its path."""
+    found = scope["state"].get("made")
+    return found or next(iter(scope.get("path_params", {}).values()), None)
+
+
+def outcome_from_status(status: int) -> Outcome:
+    return "done" if status < 400 else "refused" if status == 403 else "failed"

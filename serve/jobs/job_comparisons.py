@@ -1,0 +1,113 @@
+"""Evaluations of a server's jobs and comparisons between them, as job owners see them: by id, without paths."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_rft.cluster.records.redaction import to_plain_json
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.comparison.comparison_stats import compare_evaluations, comparison_json
+from agent_rft.cluster.views.comparison.evaluation_selection import FILES, common_file, evaluation_names
+from agent_rft.cluster.views.comparison.loaded_evaluation import LoadedEvaluation, load_evaluation
+from agent_rft.errors import RftError, UserError
+from agent_rft.types import Evaluation
+
+SHOWN_ROWS = 10
+"""Rows shown of those with the largest gains and losses."""
+
+
+class ComparisonBusy(RftError):
+    """Another comparison is running; the same request succeeds later."""
+
+
+class NoSuchEvaluation(UserError):
+    """The job has no evaluation with this name, or no evaluation at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSide:
+    """One side of a comparison: a job and the name of an evaluation.
+
+    With `name` None, it is the newest evaluation of a file that all sides have.
+    """
+
+    job_id: str
+    name: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> ComparisonSide:
+        """Parse `ftjob-...:test-after`, or a job id alone."""
+        job_id, _, name = text.partition(":")
+        return cls(job_id, name or None)
+
+
+class JobComparisons:
+    """Evaluations and comparisons, read from the run folders in `runs`.
+
+    Methods block. One comparison runs at a time, because it reads complete files.
+    """
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._comparing = threading.Lock()
+
+    def list_evaluations(self, job_id: str) -> list[dict[str, Any]]:
+        """Return name, file and metrics of each evaluation of a job: test file first, then oldest first."""
+        run = RunFolder(self._runs / job_id)
+        known = run.evaluations() | {f"validation-{step:06d}": found for step, found in run.validations()}
+        return [
+            {"id": name, "file": file, **_figures(known.get(name))}
+            for file in FILES
+            for name in evaluation_names(run, file)
+        ]
+
+    def compare(self, wanted: Sequence[ComparisonSide]) -> dict[str, Any]:
+        """Return the comparison as JSON (`comparison_json`), with the question of each row.
+
+        Raises:
+            NoSuchEvaluation: A job does not have the requested evaluation.
+            UserError: The sides graded different rows.
+            Comparing: Another comparison is running.
+        """
+        if not self._comparing.acquire(blocking=False):
+            raise ComparisonBusy("another comparison is running")
+        try:
+            comparison = compare_evaluations(self._sides(wanted), SHOWN_ROWS)
+            found = comparison_json(comparison)
+            for row, compared in zip(found["rows"], comparison.rows, strict=True):
+                row["question"] = compared.question
+        finally:
+            self._comparing.release()
+        public: dict[str, Any] = to_plain_json(found)
+        return public
+
+    def _sides(self, wanted: Sequence[ComparisonSide]) -> list[LoadedEvaluation]:
+        runs = [RunFolder(self._runs / side.job_id) for side in wanted]
+        file = common_file([side.name for side in wanted], runs)
+        return [_load_side(side, run, file) for side, run in zip(wanted, runs, strict=True)]
+
+
+def _load_side(wanted: ComparisonSide, run: RunFolder, file: str) -> LoadedEvaluation:
+    of_file = evaluation_names(run, file)
+    names = [name for one in FILES for name in evaluation_names(run, one)]
+    name = wanted.name or (of_file[-1] if of_file else None)
+    side = None
+    if name is not None and name in names:
+        side = load_evaluation(f"{wanted.job_id}:{name}", wanted.job_id, run, name)
+    if side is None or not side.rows:
+        what = f"no complete evaluation {name}" if name else f"no evaluation of its {file}"
+        has = (
+            f"use one of {', '.join(names)}" if names else "wait until its validation file or test file has been graded"
+        )
+        raise NoSuchEvaluation(f"{wanted.job_id} has {what}; {has}")
+    return side
+
+
+def _figures(evaluation: Evaluation | None) -> dict[str, Any]:
+    figures = ("num_rows", "samples", "grade", "reward")
+    values = {name: None if evaluation is None else getattr(evaluation, name) for name in figures}
+    return {name: None if value != value else value for name, value in values.items()}

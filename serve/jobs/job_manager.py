@@ -1,0 +1,320 @@
+"""Manager of a server's jobs: checks each job, starts its driver when the queue allows, and replaces lost drivers.
+
+All state is in the store, so a manager may be killed at any moment. Another manager, in this server or a different one,
+takes over its jobs when their leases expire. Clients control a job only through its state. A driver exits when its job
+is no longer `running`, and the manager stops the driver if it does not exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from agent_rft.errors import Problem, RftError
+from agent_rft.serve.jobs.client_errors import add_log_hint, describe, describe_exit, make_job_error
+from agent_rft.serve.jobs.job_logs import JobLogs
+from agent_rft.serve.jobs.processes.request_check import CheckRequest
+from agent_rft.serve.stores.database import is_unavailable, reason_of
+from agent_rft.serve.stores.job_states import IllegalMove, JobStatus
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import JobError, JobRecord
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+PAUSING: tuple[JobStatus, ...] = ("paused", "queued")
+"""States in which a driver may still be writing its checkpoint; `queued` if a client has already resumed the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverState:
+    """State of a driver. If it ended: its exit code, if known, and the cluster's message, for the log.
+
+    The state is `unknown` if the cluster does not answer or has no record of the driver.
+    """
+
+    state: Literal["alive", "ended", "unknown"]
+    exit_code: int | None = None
+    message: str = ""
+
+
+class Launcher(Protocol):
+    """Interface that checks jobs and runs their drivers. Each method raises RftError if the cluster does not answer."""
+
+    async def check_job(self, job: JobRecord) -> list[Problem]:
+        """Return the problems with a job's files, model and endpoints."""
+
+    async def check_request(self, draft: CheckRequest) -> list[Problem]:
+        """Return the problems with a job that is not created; reads files but calls no endpoint."""
+
+    async def launch(self, job: JobRecord, handle: str) -> None:
+        """Start driver number `job.attempt` of the job. Idempotent for the same handle."""
+
+    async def get_state(self, handle: str) -> DriverState: ...
+
+    async def stop(self, handle: str) -> None:
+        """Stop a driver. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerConfig:
+    """Limits and timeouts of a manager.
+
+    Attributes:
+        max_running: Jobs that run concurrently.
+        max_relaunches: Lost drivers that are replaced after the last checkpoint; one more fails the job.
+        poll_s: Time between two reads of the store.
+        lease_s: Time until another server takes over the jobs of a server that died.
+        launch_timeout_s: Time for which starting a driver is retried before it counts as lost.
+        unknown_timeout_s: Time without a heartbeat after which a driver is lost if the cluster has no record of it.
+        hang_timeout_s: Time without a heartbeat after which a driver is lost if the cluster reports it as alive.
+        stop_grace_s: Time for a driver to exit after its job has ended.
+        pause_grace_s: Time for a driver to write its checkpoint after its job was paused.
+        check_timeout_s: Timeout of a job check, including the wait for the job's endpoints.
+        call_s: Timeout of a call to the cluster.
+        max_checks: Job checks that run concurrently.
+    """
+
+    max_running: int = 1
+    max_relaunches: int = 2
+    poll_s: float = 1.0
+    lease_s: float = 20.0
+    launch_timeout_s: float = 60.0
+    unknown_timeout_s: float = 20.0
+    hang_timeout_s: float = 300.0
+    stop_grace_s: float = 30.0
+    pause_grace_s: float = 900.0
+    check_timeout_s: float = 900.0
+    call_s: float = 30.0
+    max_checks: int = 2
+
+
+class JobManager:
+    """Manager of the jobs of one server. `clock` returns Unix seconds; `name` identifies the manager in leases.
+
+    Messages of processes and of the cluster go to `logs`, and clients never see them.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        launcher: Launcher,
+        logs: JobLogs,
+        config: ManagerConfig,
+        clock: Callable[[], float] = time.time,
+        name: str | None = None,
+    ) -> None:
+        self._store = store
+        self._launcher = launcher
+        self._logs = logs
+        self._config = config
+        self._clock = clock
+        self._name = name or f"manager-{secrets.token_hex(6)}"
+        self._validating: dict[str, asyncio.Task[None]] = {}
+        self._announced: set[str] = set()
+        """Queued jobs whose events already report that they wait."""
+        self._not_started: dict[str, str] = {}
+        """Reason why the cluster has not started a driver yet, by driver handle."""
+        self._woken = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until cancelled. Retries at the next tick if the store or the cluster fails."""
+        try:
+            while True:
+                self._woken.clear()
+                try:
+                    await self.tick()
+                except Exception as error:  # the loop must survive whatever a database or a cluster raises
+                    if is_unavailable(error):
+                        log.error("the database is unavailable, so jobs wait: %s", reason_of(error))
+                    else:
+                        log.exception("managing the jobs failed; retrying in %g s", self._config.poll_s)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), self._config.poll_s)
+        finally:
+            for task in self._validating.values():
+                task.cancel()
+            await asyncio.gather(*self._validating.values(), return_exceptions=True)
+
+    def wake(self) -> None:
+        """Tick now instead of at the next poll. Must be called in the event loop."""
+        self._woken.set()
+
+    async def tick(self) -> None:
+        """Advance every job by one step."""
+        await self._validate()
+        await self._start()
+        for job in await self._call(self._store.with_status, "running"):
+            if await self._lease(job):
+                await self._watch(job)
+        for job in await self._call(self._store.with_driver):
+            if await self._lease(job):
+                await self._release(job)
+
+    async def wait_for_checks(self) -> None:
+        """Wait until all running job checks have ended."""
+        await asyncio.gather(*self._validating.values())
+
+    # -- before it runs ------------------------------------------------------------------------------------------------
+
+    async def _validate(self) -> None:
+        for job_id, task in list(self._validating.items()):
+            if task.done():
+                del self._validating[job_id]
+                task.result()  # raises if the store failed; the job is then checked again
+        for job in await self._call(self._store.with_status, "validating_files"):
+            full = len(self._validating) >= self._config.max_checks
+            if (job.id in self._validating or not full) and await self._lease(job) and job.id not in self._validating:
+                self._validating[job.id] = asyncio.create_task(self._validate_one(job))
+
+    async def _validate_one(self, job: JobRecord) -> None:
+        await self._add_event(job, "info", f"Validating training file: {job.training_file}")
+        try:
+            async with asyncio.timeout(self._config.check_timeout_s):
+                problems = await self._launcher.check_job(job)
+        except TimeoutError:
+            message = f"the job check did not finish within {self._config.check_timeout_s:g} s"
+            await self._fail(job, JobError("validation_failed", message))
+            return
+        except RftError as error:
+            await self._fail(job, JobError("validation_failed", error.public_message))
+            return
+        for problem in problems:
+            await self._add_event(job, "error", describe(problem))
+        if problems:
+            await self._fail(job, make_job_error(problems))
+        elif await self._move(job, "queued"):
+            await self._add_event(job, "info", "Files validated, moving job to queued state")
+        self.wake()
+
+    async def _start(self) -> None:
+        config = self._config
+        while True:
+            job = await self._call(self._store.claim_next, self._name, config.max_running, config.lease_s)
+            if job is None:
+                break
+            self._announced.discard(job.id)
+            what = "Fine-tuning job" if job.look is None else "Readiness check"
+            await self._add_event(job, "info", f"{what} {'started' if job.attempt == 0 else 'continued'}")
+            await self._launch(job, failures=0)
+        for job in await self._call(self._store.with_status, "queued"):
+            if job.id not in self._announced:
+                self._announced.add(job.id)
+                limit = f"{config.max_running} job{'s' * (config.max_running > 1)} at a time"
+                await self._add_event(job, "info", f"The job is waiting in the queue: this server runs {limit}")
+
+    # -- while it runs -------------------------------------------------------------------------------------------------
+
+    async def _launch(self, job: JobRecord, failures: int) -> None:
+        handle = f"{job.id}-{job.attempt + 1}"
+        if not await self._call(self._store.next_attempt, job.id, job.attempt, handle, failures=failures):
+            return
+        await self._submit(await self._call(self._store.get, job.id), handle)
+
+    async def _submit(self, job: JobRecord, handle: str) -> None:
+        """Submit a driver. The next tick retries if the cluster is still starting or briefly unavailable."""
+        try:
+            async with asyncio.timeout(self._config.call_s):
+                await self._launcher.launch(job, handle)
+            self._not_started.pop(handle, None)
+        except (RftError, TimeoutError) as error:
+            why = error.public_message if isinstance(error, RftError) else "the cluster does not answer"
+            if handle not in self._not_started:
+                await self._call(self._logs.add, job.id, job.attempt, f"not started: {error or why}")
+                await self._add_event(job, "warn", f"the cluster has not started the driver yet: {why}")
+            self._not_started[handle] = why
+
+    async def _watch(self, job: JobRecord) -> None:
+        if job.handle is None or job.heartbeat_at is None:  # claimed by a manager that died before launching it
+            await self._launch(job, job.failures)
+            return
+        silent_s = self._clock() - job.heartbeat_at
+        if (why := self._not_started.get(job.handle)) is not None:
+            if silent_s <= self._config.launch_timeout_s:
+                await self._submit(job, job.handle)
+                return
+            del self._not_started[job.handle]
+            await self._replace_lost_driver(job, why)
+            return
+        found = await self._state(job.handle)
+        if found.state == "ended":
+            if found.message:
+                await self._call(self._logs.add, job.id, job.attempt, found.message)
+            await self._replace_lost_driver(job, describe_exit(found.exit_code))
+        elif found.state == "alive" and silent_s > self._config.hang_timeout_s:
+            await self._stop(job.handle)
+            await self._replace_lost_driver(job, f"no heartbeat for {silent_s:.0f} s")
+        elif found.state == "unknown" and silent_s > self._config.unknown_timeout_s:
+            await self._replace_lost_driver(
+                job, f"no heartbeat for {silent_s:.0f} s, and the cluster has no record of it"
+            )
+
+    async def _replace_lost_driver(self, job: JobRecord, reason: str) -> None:
+        """Replace a driver that ended without ending its job, or fail the job after too many lost drivers."""
+        job = await self._call(self._store.get, job.id)
+        if job.status != "running":
+            return
+        reason = job.last_words or reason
+        failures = job.failures + 1
+        if failures > self._config.max_relaunches:
+            text = f"the job's driver was lost {failures} times; last reason: {reason}"
+            await self._fail(job, JobError("driver_lost", add_log_hint(text, job.id)))
+            return
+        text = f"the job's driver was lost and is being replaced; reason: {reason}"
+        await self._add_event(job, "warn", add_log_hint(text, job.id))
+        await self._launch(job, failures)
+
+    async def _release(self, job: JobRecord) -> None:
+        """Ensure that the driver of a job that is not running exits."""
+        assert job.handle is not None
+        found = await self._state(job.handle)
+        since_s = self._clock() - job.moved_at
+        silent_s = self._clock() - (job.heartbeat_at or job.moved_at)
+        if found.state == "ended" or (found.state == "unknown" and silent_s > self._config.unknown_timeout_s):
+            await self._call(self._store.driver_gone, job.id, job.handle)
+            self.wake()
+        elif since_s > (self._config.pause_grace_s if job.status in PAUSING else self._config.stop_grace_s):
+            await self._stop(job.handle)
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    async def _state(self, handle: str) -> DriverState:
+        try:
+            async with asyncio.timeout(self._config.call_s):
+                return await self._launcher.get_state(handle)
+        except (RftError, TimeoutError):
+            return DriverState("unknown")
+
+    async def _stop(self, handle: str) -> None:
+        try:
+            async with asyncio.timeout(self._config.call_s):
+                await self._launcher.stop(handle)
+        except (RftError, TimeoutError) as error:
+            log.warning("could not stop the driver %s: %s", handle, error)
+
+    async def _fail(self, job: JobRecord, error: JobError) -> None:
+        if await self._move(job, "failed", error=error):
+            await self._add_event(job, "error", f"The job failed: {error.message}")
+
+    async def _move(self, job: JobRecord, to: JobStatus, **changes: Any) -> bool:
+        """Change a job's state. Return False if it has already changed: it was cancelled, or its driver ended it."""
+        try:
+            await self._call(self._store.move, job.id, to, attempt=job.attempt, **changes)
+        except IllegalMove:
+            return False
+        return True
+
+    async def _lease(self, job: JobRecord) -> bool:
+        return await self._call(self._store.lease, job.id, self._name, self._config.lease_s)
+
+    async def _add_event(self, job: JobRecord, level: Literal["info", "warn", "error"], message: str) -> None:
+        await self._call(self._store.add_event, job.id, level, message)
+
+    def _call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Awaitable[T]:
+        return asyncio.to_thread(function, *args, **kwargs)

@@ -1,0 +1,329 @@
+"""Records in the run folder of a server's job, as its owner may see them: without paths and operator-only messages."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agent_rft.cluster.records.index_tables import IndexedRollout, shorten_names
+from agent_rft.cluster.records.redaction import replace_substrings
+from agent_rft.cluster.records.rollout_filter import RolloutFilter
+from agent_rft.cluster.records.rollout_index import Order, RolloutFile, RolloutIndex, UnknownRollout, is_busy
+from agent_rft.cluster.records.row_rewards import RowOrder, RowRewards, row_rewards, rows_after
+from agent_rft.cluster.records.run_folder import RunFolder
+from agent_rft.cluster.views.report.report_page import write_report
+from agent_rft.cluster.views.rollout_tokens import TokenRange, find_tokenizer, token_range
+from agent_rft.errors import RftError
+from agent_rft.rows.rollout_files import RewrittenFile
+from agent_rft.rows.rollout_json import outcome_to_json
+from agent_rft.serve.jobs.processes.store_sink import public_event_fields
+from agent_rft.serve.stores.job_states import UnknownCursor
+from agent_rft.serve.stores.job_store import JobStore
+from agent_rft.serve.stores.job_tables import JobRecord
+from agent_rft.spec.job import FILES
+from agent_rft.stored_events import RunEvent
+from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
+
+INDEX_S = 10.0
+"""Seconds that one request may spend on indexing rollouts that a killed driver left."""
+PAGE_BYTES = 8 << 20
+"""Size of a page; it ends with the rollout that exceeds this size."""
+FRESH_S = 20.0
+"""Max age of the report of a running job, in seconds."""
+SEARCH_S = 5.0
+"""Seconds that one request may search rollouts for a string; the next request continues."""
+MAX_SEARCHES = 4
+"""Max concurrent text searches; each one keeps a thread of the server busy."""
+MAX_KEPT = 64
+"""Max jobs with open records; the records of idle jobs beyond this number are closed."""
+
+
+class NotIndexed(RftError):
+    """The rollouts are still being indexed, or the report is being written; the same request succeeds later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Page of rollouts. The next page starts after `last`, the last rollout searched, which may not be in `found`."""
+
+    found: list[IndexedRollout]
+    more: bool
+    last: str | None
+
+
+WholeRollout = tuple[IndexedRollout, dict[str, Any], dict[str, Any]]
+"""Index entry of a rollout, and the group request and the rollout as in the rollout file."""
+
+
+@dataclass
+class _JobState:
+    """State that requests for the same job share; `users` is the number of requests in progress."""
+
+    index: RolloutIndex
+    indexing: threading.Lock = field(default_factory=threading.Lock)
+    reporting: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+
+
+class JobRecords:
+    """Records of all jobs of a server. Methods block, but no request waits for the work of another request."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        runs: Path,
+        index_of: Callable[[Path], RolloutIndex] = RolloutIndex,
+        write: Callable[[RunFolder], Path] = write_report,
+        max_kept: int = MAX_KEPT,
+        search_s: float = SEARCH_S,
+    ) -> None:
+        self.store = store
+        self._runs = runs
+        self._index_of = index_of
+        self._write = write
+        self._max_kept = max_kept
+        self._search_s = search_s
+        self._kept: dict[str, _JobState] = {}
+        self._keeping = threading.Lock()
+        self._searching = threading.BoundedSemaphore(MAX_SEARCHES)
+
+    def summaries(self, job: JobRecord, wanted: RolloutFilter, order: Order, limit: int, after: str | None) -> Listing:
+        """Return a page of rollout summaries.
+
+        Raises:
+            NotIndexed: Some rollouts must be indexed first, or were rewritten during the request.
+            UnknownRollout: The rollout `after` does not exist.
+            UnknownValue: No rollout has a value that the filter requests.
+        """
+        with self._open_index(job) as index:
+            return self._list_page(index, wanted, order, limit, after)
+
+    def rollouts(
+        self, job: JobRecord, wanted: RolloutFilter, order: Order, limit: int, after: str | None
+    ) -> tuple[list[WholeRollout], Listing]:
+        """Return a page of complete rollouts, which ends early if they are large. Raises the errors of `summaries`."""
+        with self._open_index(job) as index:
+            listing, num_bytes = self._list_page(index, wanted, order, limit, after), 0
+            for count, one in enumerate(listing.found, start=1):
+                num_bytes += one.place.length + one.group.length
+                if num_bytes > PAGE_BYTES and count < len(listing.found):
+                    listing = Listing(listing.found[:count], more=True, last=one.id)
+                    break
+            read = index.read(listing.found)
+            return [(one, _finite(asdict(request)), _finite(_public_json(end))) for one, request, end in read], listing
+
+    def rollout(self, job: JobRecord, id: str) -> WholeRollout:
+        """Return one rollout, without the ids and log-probabilities of its tokens.
+
+        Raises:
+            NotIndexed: As in `summaries`.
+            UnknownRollout: The rollout does not exist.
+        """
+        with self._open_index(job) as index:
+            one, request, end = _read_rollout(index, id)
+            public = _public_json(end)
+            for segment in public.get("segments", ()):
+                segment["num_tokens"] = len(segment.pop("token_ids"))
+                del segment["logprobs"]
+            return one, _finite(asdict(request)), _finite(public)
+
+    def tokens(self, job: JobRecord, id: str, segment: int, start: int, limit: int) -> TokenRange:
+        """Return some tokens of a segment of a rollout.
+
+        Raises:
+            NotIndexed, UnknownRollout: As in `rollout`.
+            UnknownValue: The segment or token does not exist.
+        """
+        with self._open_index(job) as index:
+            _, _, end = _read_rollout(index, id)
+        run = RunFolder(self._runs / job.id)
+        folders = [run.job().get("job", {}).get("model", ""), run.checkpoints / "*"]
+        return token_range(end, segment, start, limit, find_tokenizer(map(Path, folders)))
+
+    def row_rewards(
+        self, job: JobRecord, wanted: RolloutFilter, order: RowOrder, limit: int, after: str | None
+    ) -> tuple[list[RowRewards], bool]:
+        """Return the rewards of each row, and whether more rows follow. Raises the errors of `summaries`."""
+        with self._open_index(job) as index:
+            found = rows_after(row_rewards(index, index.check_filter(wanted), order), after)
+        return found[:limit], len(found) > limit
+
+    def filters(self, job: JobRecord) -> tuple[list[RolloutFile], list[str], list[str]]:
+        """Return the rollout files (oldest first), the tools that were called and the errors that occurred.
+
+        Raises:
+            NotIndexed: As in `summaries`.
+        """
+        with self._open_index(job) as index:
+            return index.files(), shorten_names(sorted(index.list_values("tools"))), sorted(index.list_values("errors"))
+
+    def metrics(self, job: JobRecord, limit: int, after: int | None) -> tuple[list[tuple[int, dict[str, float]]], bool]:
+        """Return the metrics of steps, newest first, and whether more follow.
+
+        Raises:
+            UnknownCursor: The step `after` has no metrics.
+        """
+        steps = {int(metrics["step"]): metrics for metrics in reversed(RunFolder(self._runs / job.id).metrics())}
+        if after is not None and after not in steps:
+            raise UnknownCursor(f"there are no metrics for step {after}")
+        found = [(step, metrics) for step, metrics in steps.items() if after is None or step < after]
+        return found[:limit], len(found) > limit
+
+    def settings(self, job: JobRecord) -> dict[str, Any]:
+        """Return the job and its plan as resolved at its start; empty before the start."""
+        found = _OwnersRun(self._runs / job.id, _names(job, self._runs)).job()
+        return {name: found[name] for name in ("job", "plan") if name in found}
+
+    def report(self, job: JobRecord) -> Path | None:
+        """Return the path of the job's report for its owner, updated if outdated; None if the job has not started.
+
+        Raises:
+            NotIndexed: Another request is writing the first report.
+        """
+        run = _OwnersRun(self._runs / job.id, _names(job, self._runs))
+        with self._open_state(job.id) as kept, _try_lock(kept.reporting) as is_locked:
+            with suppress(FileNotFoundError):
+                written, changed = run.report.stat().st_mtime, (run.path / "events.jsonl").stat().st_mtime
+                if not is_locked or written > changed or written > time.time() - FRESH_S:
+                    return run.report
+            if not (run.path / "events.jsonl").exists():
+                return None
+            if not is_locked:
+                raise NotIndexed("the report is being written")
+            return self._write(run)
+
+    @contextmanager
+    def _open_index(self, job: JobRecord) -> Iterator[RolloutIndex]:
+        """Context manager that yields the up-to-date index of a job's rollouts."""
+        with self._open_state(job.id) as kept:
+            try:
+                with _try_lock(kept.indexing) as is_locked:
+                    if not (kept.index.catch_up(INDEX_S) if is_locked else kept.index.is_complete()):
+                        raise NotIndexed("the rollouts are being indexed")
+                yield kept.index
+            except RewrittenFile as error:
+                raise NotIndexed(error.public_message) from error
+            except sqlite3.OperationalError as error:
+                if not is_busy(error):
+                    raise
+                raise NotIndexed("the index is being written") from error
+
+    def _list_page(
+        self, index: RolloutIndex, wanted: RolloutFilter, order: Order, limit: int, after: str | None
+    ) -> Listing:
+        wanted = index.check_filter(wanted)
+        if wanted.text is not None:
+            return self._search(index, index.all(wanted, order, after=after), wanted.text, limit)
+        found = index.page(wanted, order, limit + 1, after)
+        return Listing(found[:limit], len(found) > limit, found[:limit][-1].id if found else None)
+
+    def _search(self, index: RolloutIndex, among: Iterator[IndexedRollout], text: str, limit: int) -> Listing:
+        """Return a page of the rollouts that contain `text`; it ends early if the search takes too long."""
+        if not self._searching.acquire(blocking=False):
+            raise NotIndexed("too many other text searches are running")
+        try:
+            found: list[IndexedRollout] = []
+            deadline = time.monotonic() + self._search_s
+            for one, has_text in index.search_text(among, text):
+                found += [one] * has_text
+                if len(found) > limit:
+                    return Listing(found[:limit], True, found[:limit][-1].id)
+                if time.monotonic() > deadline:
+                    return Listing(found, True, one.id)
+            return Listing(found, False, found[-1].id if found else None)
+        finally:
+            self._searching.release()
+
+    @contextmanager
+    def _open_state(self, job_id: str) -> Iterator[_JobState]:
+        """Context manager that yields a job's shared state, and closes the idle states used least recently."""
+        with self._keeping:
+            kept = self._kept.pop(job_id, None) or _JobState(self._index_of(self._runs / job_id))
+            self._kept[job_id] = kept
+            kept.users += 1
+            idle = [id for id, one in self._kept.items() if not one.users]
+            for id in idle[: max(0, len(self._kept) - self._max_kept)]:
+                self._kept.pop(id).index.close()
+        try:
+            yield kept
+        finally:
+            with self._keeping:
+                kept.users -= 1
+
+
+@contextmanager
+def _try_lock(lock: threading.Lock) -> Iterator[bool]:
+    """Context manager that yields whether it acquired the lock, without waiting."""
+    is_locked = lock.acquire(blocking=False)
+    try:
+        yield is_locked
+    finally:
+        if is_locked:
+            lock.release()
+
+
+def _read_rollout(index: RolloutIndex, id: str) -> tuple[IndexedRollout, GroupRequest, Rollout | DiscardedRollout]:
+    for whole in index.read([index.find(id)]):
+        return whole
+    raise UnknownRollout(f"the file of the rollout {id!r} was removed")
+
+
+def _public_json(end: Rollout | DiscardedRollout) -> dict[str, Any]:
+    """Return the rollout as JSON, without messages that may come from endpoints in the server's network."""
+    if isinstance(end, DiscardedRollout):
+        return outcome_to_json(replace(end, message="", endpoint=""))
+    return outcome_to_json(replace(end, grade=replace(end.grade, held_out_error="")))
+
+
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the value as plain JSON, with null for numbers that are not finite."""
+    plain: dict[str, Any] = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+    return plain
+
+
+def _names(job: JobRecord, runs: Path) -> dict[str, str]:
+    """Return the names that the job's owner sees instead of paths, by path."""
+    names = {str(runs / job.id): "the run", str(runs.parent): "the server's folder"}
+    used = RunFolder(runs / job.id).job().get("job", {})
+    files = {used.get(name): getattr(job, name) for name in FILES}
+    model = {used.get("model"): job.model} if str(used.get("model")).startswith("/") else {}
+    return names | {path: name for path, name in (files | model).items() if path and name}
+
+
+class _OwnersRun(RunFolder):
+    """Run folder as the owner of a server's job may see it."""
+
+    def __init__(self, path: Path, names: Mapping[str, str]) -> None:
+        super().__init__(path)
+        self._names = names
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.owner.html"
+
+    def job(self) -> dict[str, Any]:
+        hidden: dict[str, Any] = replace_substrings(super().job(), self._names)
+        return hidden
+
+    def events(self) -> list[RunEvent]:
+        return list(self._hide_events(super().events()))
+
+    def _hide_events(self, events: list[RunEvent]) -> Iterator[RunEvent]:
+        for event in events:
+            message, data = replace_substrings([*public_event_fields(event)], self._names)
+            yield replace(event, message=message, data=data)
+
+    def read_groups(self, name: str) -> list[Group]:
+        return [_remove_causes(group) for group in super().read_groups(name)]
+
+
+def _remove_causes(group: Group) -> Group:
+    rollouts = tuple(replace(r, grade=replace(r.grade, held_out_error="")) for r in group.rollouts)
+    return replace(group, rollouts=rollouts, discarded=tuple(replace(d, message="") for d in group.discarded))

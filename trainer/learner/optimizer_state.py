@@ -1,0 +1,227 @@
+"""Optimizer state by parameter, so that a snapshot of any layout (ranks, ZeRO stage, dtype) loads into any other.
+
+DeepSpeed stores weights and Adam's moments in flat float32 tensors, of which each rank holds a part. This module splits
+them into fragments, each a range of elements of one parameter. A rank's file has a tensor `kind:start:name` for each
+fragment and, after the first update, Adam's update count `step`. Nothing is rounded, and nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch import distributed as dist
+
+from agent_rft.chat.model_files import ModelFiles
+from agent_rft.errors import UserError
+from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights, save_tensors
+from agent_rft.trainer.learner.deepspeed_internals import (
+    Fragment,
+    adam_state,
+    begin_state_update,
+    finish_state_update,
+    fragments,
+    trained_sizes,
+)
+from agent_rft.trainer.learner.host_buffer import HostBuffer, LockPages
+from agent_rft.trainer.learner.training_model import TrainingModel
+from agent_rft.trainer.loop.checkpoint import TRAINING_STATE
+from agent_rft.types import LayoutConversion, LearnerLayout
+
+LEARNER_STATE_FILE = "learner.json"
+WEIGHT, MOMENTS, STEP = "weight", ("exp_avg", "exp_avg_sq"), "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A rank's copies in host memory: the model's shards (on rank 0), its state, and the content of `learner.json`."""
+
+    shards: list[dict[str, Tensor]]
+    state: dict[str, Tensor]
+    progress: dict[str, Any]
+
+
+class SnapshotMemory:
+    """Reused host memory for a rank's snapshots. It holds one snapshot at a time.
+
+    `in_use` is a lock that is held while a snapshot is taken or written, which happens in different threads.
+    """
+
+    def __init__(self, lock_pages: LockPages | None, in_use: AbstractContextManager[object] | None = None) -> None:
+        self._shards, self._state = HostBuffer(lock_pages), HostBuffer(lock_pages)
+        self._in_use = threading.Lock() if in_use is None else in_use
+        self._snapshot: Snapshot | None = None
+
+    def take(self, copy: Callable[[HostBuffer, HostBuffer], Snapshot]) -> None:
+        """Replace the snapshot with the result of `copy`, called with the memory for shards and for the state.
+
+        Waits until the previous snapshot is no longer being written.
+        """
+        with self._in_use:
+            self._snapshot = None
+            self._snapshot = copy(self._shards, self._state)
+
+    @contextmanager
+    def lock_for_writing(self) -> Iterator[Snapshot]:
+        """Context manager that protects the snapshot while it is written, and then drops it."""
+        with self._in_use:
+            assert self._snapshot is not None
+            yield self._snapshot
+            self._snapshot = None
+
+
+class RankState:
+    """Snapshots of a rank, and their files in a checkpoint.
+
+    `engine` is the DeepSpeed engine of rank `rank` in a group with this `layout`. `files` are written in addition to
+    the base model's files; None: no additional files.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        rank: int,
+        layout: LearnerLayout,
+        weights: CheckpointWeights,
+        model: TrainingModel,
+        files: ModelFiles | None,
+        memory: SnapshotMemory,
+    ) -> None:
+        self._engine = engine
+        self._rank = rank
+        self._layout = layout
+        self._weights = weights
+        self._model = model
+        self._files = files
+        self._memory = memory
+
+    def take_snapshot(self, step: int, skipped: int) -> None:
+        """Take a snapshot after `step` steps, the last `skipped` updates of which were skipped."""
+        progress = asdict(self._layout) | {"trained": self._model.trained_weights, "step": step, "skipped": skipped}
+
+        def copy(shards: HostBuffer, state: HostBuffer) -> Snapshot:
+            weights = self._weights.copy_all(shards if self._rank == 0 else None)
+            return Snapshot(weights, copy_state(self._engine, self._layout.zero_stage, state), progress)
+
+        self._memory.take(copy)
+
+    def write(self, folder: Path) -> None:
+        """Write the snapshot, once; may run in a different thread than the other methods.
+
+        Raises:
+            OSError: The disk is full or read-only. The snapshot can be written again.
+        """
+        with self._memory.lock_for_writing() as snapshot:
+            if snapshot.state:
+                state = folder / TRAINING_STATE
+                state.mkdir(exist_ok=True)
+                save_tensors(snapshot.state, state / f"rank-{self._rank:05d}.safetensors")
+            if self._rank == 0:
+                self._model.write(self._engine.module, snapshot.shards, folder)
+                if self._files is not None:
+                    self._files.write(folder)
+                (folder / LEARNER_STATE_FILE).write_text(json.dumps(snapshot.progress))
+
+    def load(self, folder: Path) -> tuple[int, int, LayoutConversion | None]:
+        """Restore weights and moments; return the steps, the skipped updates, and the layouts if they differ.
+
+        Raises:
+            UserError: The folder is incomplete, or it was trained with another `lora` setting.
+        """
+        progress: dict[str, Any] = json.loads((folder / LEARNER_STATE_FILE).read_text())
+        if (trained := progress["trained"]) != self._model.trained_weights:
+            raise UserError(
+                f"{folder} was trained with {trained}, not with {self._model.trained_weights}; resume with the "
+                "same `lora`"
+            )
+        before = LearnerLayout(progress["ranks"], progress["zero_stage"], progress["dtype"])
+        load_state(self._engine, self._layout.zero_stage, folder / TRAINING_STATE)
+        return (
+            progress["step"],
+            progress["skipped"],
+            None if before == self._layout else LayoutConversion(before, self._layout),
+        )
+
+
+def copy_state(engine: Any, stage: int, memory: HostBuffer) -> dict[str, Tensor]:
+    """Copy this rank's fragments into `memory`. At stage 0 all ranks have the same state; only rank 0 copies it."""
+    if stage == 0 and dist.get_rank() > 0:
+        return {}
+    state: dict[str, Tensor] = {}
+    adam = adam_state(engine)
+    for fragment in fragments(engine, stage):
+        moments = adam.get(fragment.storage, {})  # empty before the first update
+        if moments:
+            state[STEP] = moments[STEP]
+        for kind, flat in {WEIGHT: fragment.storage, **{kind: moments[kind] for kind in MOMENTS if moments}}.items():
+            state[f"{kind}:{fragment.start}:{fragment.name}"] = fragment.view_of(flat)
+    return memory.copy_tensors(state)
+
+
+def load_state(engine: Any, stage: int, folder: Path) -> None:
+    """Restore weights and moments from the files of all ranks in `folder`, whichever layout wrote them.
+
+    All ranks must call this together.
+
+    Raises:
+        UserError: The files belong to another model, or a part is missing.
+    """
+    adam = adam_state(engine)
+    with ExitStack() as files:
+        saved = _SavedState(folder, files)
+        saved.check(trained_sizes(engine))
+        begin_state_update(engine, stage)
+        adam.clear()
+        for fragment in fragments(engine, stage):
+            saved.read(WEIGHT, fragment, fragment.view_of(fragment.storage))
+            if saved.step is None:
+                continue
+            moments = adam[fragment.storage]
+            if not moments:
+                moments[STEP] = saved.step.to(fragment.storage.device, copy=True)
+                moments |= {kind: torch.zeros_like(fragment.storage, requires_grad=False) for kind in MOMENTS}
+            for kind in MOMENTS:
+                saved.read(kind, fragment, fragment.view_of(moments[kind]))
+    finish_state_update(engine, stage)
+
+
+class _SavedState:
+    """State files of all ranks; reads only the requested fragments."""
+
+    def __init__(self, folder: Path, files: ExitStack) -> None:
+        self._folder = folder
+        self._pieces: dict[tuple[str, str], list[tuple[int, Any]]] = defaultdict(list)
+        self.step: Tensor | None = None
+        for path in sorted(folder.glob("*.safetensors")):
+            file = files.enter_context(safe_open(path, "pt"))
+            for key in file.keys():  # noqa: SIM118 - it is not a dictionary
+                if key == STEP:
+                    self.step = file.get_tensor(key)
+                else:
+                    kind, start, name = key.split(":", 2)
+                    self._pieces[kind, name].append((int(start), file.get_slice(key)))
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Raise UserError if a part of the parameters with these sizes is missing; all ranks get the same result."""
+        for kind in (WEIGHT, *MOMENTS) if self.step is not None else (WEIGHT,):
+            for name, size in sizes.items():
+                if sum(piece.get_shape()[0] for _, piece in self._pieces[kind, name]) != size:
+                    what = f"{self._folder} lacks a part of {name} ({kind}): it is damaged, or belongs to another model"
+                    raise UserError(f"{what}; delete this checkpoint to continue from the previous one")
+
+    def read(self, kind: str, fragment: Fragment, into: Tensor) -> None:
+        """Fill `into` with a fragment, from all saved pieces that overlap it."""
+        for start, piece in self._pieces[kind, fragment.name]:
+            low = max(start, fragment.start)
+            high = min(start + piece.get_shape()[0], fragment.start + fragment.size)
+            if low < high:
+                into[low - fragment.start : high - fragment.start].copy_(piece[low - start : high - start])

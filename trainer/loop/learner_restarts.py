@@ -1,0 +1,66 @@
+"""Restarts of a lost learner: a few per step, with growing pauses. A crash loop ends with its first error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from agent_rft.errors import LearnerFailed
+from agent_rft.events import LearnerRestarted
+from agent_rft.loop_protocols import EventSink
+
+T = TypeVar("T")
+PAUSES_S = (1.0, 10.0, 60.0)
+"""Pause before each allowed restart at one step. Replacing a lost node may take a minute."""
+
+
+class LearnerRestarts:
+    """Restart budget of one loop.
+
+    `recover` starts the learner again and restores its state. `step` returns the number of completed steps. `sleep`
+    takes seconds.
+    """
+
+    def __init__(
+        self,
+        sink: EventSink,
+        recover: Callable[[], Awaitable[None]],
+        step: Callable[[], int],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._recover = recover
+        self._current_step = step
+        self._is_lost = False
+        self._sink = sink
+        self._sleep = sleep
+        self._step = -1
+        self._failures: list[LearnerFailed] = []
+
+    async def retry(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `work`. If a rank is lost, recover the learner and call `work` again.
+
+        Raises:
+            LearnerFailed: All restarts of a step were used; the message contains the first error.
+        """
+        while True:
+            try:
+                if self._is_lost:
+                    await self._recover()
+                    self._is_lost = False
+                return await work()
+            except LearnerFailed as failure:
+                self._is_lost = True
+                await self._wait_or_raise(failure, self._current_step())
+
+    async def _wait_or_raise(self, failure: LearnerFailed, step: int) -> None:
+        """Wait before the next restart, after a failure with `step` completed steps; raise if no restart is left."""
+        if step > self._step:  # steps that a supervised job repeats from its checkpoint do not reset it
+            self._step, self._failures = step, []
+        self._failures.append(failure)
+        first, times = self._failures[0], len(self._failures)
+        if times > len(PAUSES_S):
+            what = f"the learner failed {times} times after step {step}; the first time:"
+            raise LearnerFailed(f"{what} {first.message}", public_message=f"{what} {first.public_message}") from first
+        self._sink.emit(LearnerRestarted(cause=failure.message, times=times, error_type=type(failure).__name__))
+        await self._sleep(PAUSES_S[times - 1])

@@ -1,0 +1,175 @@
+"""Checks of each step: zero-variance batches, engines that differ from the learner, no tool calls, reward hacking.
+
+Each check emits an event; the first two can end the training before it learns from wrong data. The event of a
+zero-variance batch names its cause, which is a property of nearly all of its rollouts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from agent_rft.errors import TrainingHalted
+from agent_rft.events import BatchStarved, EngineLearnerGap, NoToolCalls
+from agent_rft.loop_protocols import EventSink
+from agent_rft.problems.zero_variance_causes import Cause, Diagnosis, summarize_groups
+from agent_rft.trainer.loop.alarms import RewardHackingAlarms
+from agent_rft.trainer.loop.group_buffer import Batch
+from agent_rft.types import Group, Rollout, ToolResult
+
+MAX_ZERO_VARIANCE_BATCHES = 3
+GAP_WARNS_AT, GAP_HALTS_AT = 0.1, 0.5
+"""Mean absolute log-probability difference, in nats, between engine and learner with equal weights. float32 gives
+1e-6 and bfloat16 about 0.02. Above 0.1 there is an error somewhere; at 0.5 importance weights are meaningless."""
+RATIO_HALTS_AT = 4.0
+
+
+class StepChecks:
+    """Checks the steps of a job with `total_steps` steps."""
+
+    def __init__(self, total_steps: int, sink: EventSink) -> None:
+        self._alarms = RewardHackingAlarms(total_steps)
+        self._sink = sink
+        self._starved = 0
+        self._calls_no_tools = False
+
+    def report_zero_variance(self, batch: Batch, step: int) -> bool:
+        """Report a batch without any group to train on; `step` is the last completed step.
+
+        Returns:
+            Whether nothing is left to learn: it is the third such batch in a row, at least one step is done, and nearly
+            all of its groups are "all_right".
+
+        Raises:
+            Halted: It is the third such batch in a row, for another cause or before the first step.
+        """
+        self._starved += 1
+        discarded = Counter(d.reason for group in batch.all_groups for d in group.discarded)
+        found = diagnose(batch)
+        self._sink.emit_groups(f"starved-{step + 1:06d}-{self._starved}", batch.all_groups)
+        self._sink.emit(
+            BatchStarved(
+                step=step,
+                times=self._starved,
+                num_lost=batch.num_lost,
+                without_signal={kind: float(n) for kind, n in batch.zero_variance.items()},
+                discarded={reason: float(n) for reason, n in discarded.items()},
+                cause=found.cause,
+                name=found.name,
+                error=found.error,
+            )
+        )
+        self._check_calls(batch, step + 1)
+        if self._starved < MAX_ZERO_VARIANCE_BATCHES:
+            return False
+        if found.cause != "all_right" or step == 0:
+            counts = summarize_groups(batch.zero_variance, batch.num_lost)
+            what = f"{self._starved} batches in a row had no group with a signal to learn from (the last one: {counts})"
+            raise TrainingHalted(f"{what}: {found}", public_message=f"{what}: {replace(found, error='')}")
+        return True
+
+    def check(self, batch: Batch, step: int, metrics: dict[str, float]) -> None:
+        """Check a completed step, given its batch and metrics.
+
+        Raises:
+            Halted: Engine and learner disagree on the same weights, so importance weights are meaningless.
+        """
+        self._starved = 0
+        gap = max(metrics.get("logprob_gap", 0.0), metrics.get("canary_gap", 0.0))
+        ratio = metrics.get("logprob_gap_ratio", 1.0)
+        if gap >= GAP_HALTS_AT or not 1 / RATIO_HALTS_AT < ratio < RATIO_HALTS_AT:
+            raise TrainingHalted(
+                f"engine and learner disagree on the same weights: mean |difference| {gap:.3f} nats, ratio {ratio:.3f}"
+            )
+        if gap >= GAP_WARNS_AT:
+            self._sink.emit(EngineLearnerGap(step=step, gap_nats=gap))
+        self._check_calls(batch, step)
+        for alarm in self._alarms.check_step(metrics, [r for group in batch.all_groups for r in group.rollouts]):
+            self._sink.emit(alarm)
+
+    def _check_calls(self, batch: Batch, step: int) -> None:
+        """Emit NoToolCalls once when no rollout with tools calls one; ignore batches without such rollouts."""
+        rollouts = [r for group in batch.all_groups if group.request.task.tools for r in group.rollouts]
+        if not rollouts:
+            return
+        before, self._calls_no_tools = self._calls_no_tools, not any(rollout.calls for rollout in rollouts)
+        if self._calls_no_tools and not before:
+            self._sink.emit(NoToolCalls(step=step, num_rollouts=len(rollouts)))
+
+
+# -- diagnosis ---------------------------------------------------------------------------------------------------------
+
+
+NEARLY_ALL = 0.9
+"""Share of the rollouts, or of their calls, that a cause must explain."""
+ERROR_CHARS = 200
+
+
+def diagnose(batch: Batch) -> Diagnosis:
+    """Return the first cause that explains nearly all rollouts of a zero-variance batch."""
+    groups = batch.all_groups
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    kinds = batch.zero_variance
+    if not rollouts or batch.num_lost > kinds.total():
+        return Diagnosis(
+            "discarded", _most_common([d.endpoint or d.reason for group in groups for d in group.discarded])
+        )
+    if kinds["all_right"] >= NEARLY_ALL * kinds.total():
+        return Diagnosis("all_right")
+    guards = [rollout.grade.guard for rollout in rollouts if rollout.grade.guard is not None]
+    if _explains(guards, rollouts):
+        return Diagnosis("guarded", _most_common(guards))
+    if _explains([r for r in rollouts if r.finish in ("max_tokens", "context")], rollouts):
+        return Diagnosis("cut_off")
+    if (calls := _diagnose_calls(groups)) is not None:
+        return calls
+    if _explains([r for r in rollouts if r.finish == "max_steps"], rollouts):
+        return Diagnosis("out_of_turns")
+    return _diagnose_grades(groups, rollouts)
+
+
+def _diagnose_calls(groups: Sequence[Group]) -> Diagnosis | None:
+    """Return the problem with the tool calls, or None if they do not explain the batch."""
+    with_tools = [rollout for group in groups if group.request.task.tools for rollout in group.rollouts]
+    pairs = [pair for r in with_tools for pair in zip(r.calls, r.results, strict=True)]
+    if with_tools and not pairs:
+        return Diagnosis("no_calls")
+    causes: dict[str, Cause] = {
+        "malformed_call": "malformed_calls",
+        "unknown_tool": "unknown_tools",
+        "invalid_arguments": "invalid_arguments",
+        "tool_error": "tool_errors",
+    }
+    for error, cause in causes.items():
+        failed = [(call.name, result) for call, result in pairs if result.error == error]
+        if pairs and _explains(failed, pairs):
+            name = _most_common([called for called, _ in failed])
+            return Diagnosis(cause, name, _most_common_output(result for called, result in failed if called == name))
+    return None
+
+
+def _diagnose_grades(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> Diagnosis:
+    alike = [group for group in groups if len({_response(rollout) for rollout in group.rollouts}) == 1]
+    if _explains(alike, [group for group in groups if group.rollouts]):
+        return Diagnosis("same_answers")
+    grades = {round(rollout.grade.value, 6) for rollout in rollouts}
+    if grades == {0.0}:
+        return Diagnosis("too_hard")
+    return Diagnosis("constant_grade" if len(grades) == 1 else "decided_rows")
+
+
+def _response(rollout: Rollout) -> tuple[str, ...]:
+    return (rollout.answer, *(f"{call.name} {call.arguments}" for call in rollout.calls))
+
+
+def _most_common_output(results: Iterable[ToolResult]) -> str:
+    return " ".join(_most_common([result.output for result in results]).split())[:ERROR_CHARS]
+
+
+def _most_common(names: Sequence[str]) -> str:
+    return Counter(names).most_common(1)[0][0] if names else ""
+
+
+def _explains(matching: Sequence[object], total: Sequence[object]) -> bool:
+    return len(matching) >= NEARLY_ALL * len(total) > 0

@@ -1,0 +1,114 @@
+"""Tests of a loaded model on a few tokens: packed sequences stay separate, and the head gives the model's own logits.
+
+An architecture that passes can be trained, whatever its name. `can_share_prefixes` tests whether sequences can share a
+common prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agent_rft.errors import UserError
+from agent_rft.trainer.model.micro_batches import WeightedSequence, pack_sequences
+from agent_rft.trainer.model.policy import DeviceBatch, Policy
+
+LENGTH = 9
+"""Tokens per sequence; more than a short convolution reads."""
+LEAK = {torch.float32: 0.001, torch.bfloat16: 0.05}
+"""Largest accepted effect of another sequence on a token's log-probability, divided by the effect of the first token
+of the same sequence. Ideally 0, but experts that get additional tokens may round differently."""
+LOGIT_ERROR = {torch.float32: 0.001, torch.bfloat16: 0.5}
+"""Largest accepted difference between log-probabilities from the head and from the model's own, rounded logits."""
+FIX = "use a model with an architecture that the manual lists"
+
+
+def check_model(policy: Policy, device: torch.device) -> None:
+    """Test the policy with four passes of about 16 tokens. Under ZeRO 3, all ranks take part.
+
+    Raises:
+        UserError: Packed sequences see each other, or the model changes its logits after the head.
+    """
+    name, training = type(policy.model).__name__, policy.training
+    policy.eval()
+    try:
+        with torch.no_grad():
+            leak, error = _leak(policy, device), _logit_error(policy, device)
+    except (AttributeError, KeyError, TypeError) as failure:  # the model does not pass an argument to its layers
+        what = f"{name} does not support packed sequences ({type(failure).__name__}: {failure})"
+        raise UserError(f"{what}; {FIX}") from failure
+    finally:
+        policy.train(training)
+    dtype = policy.model.get_output_embeddings().weight.dtype
+    if not leak <= LEAK[dtype]:
+        what = (
+            f"{name} lets packed rollouts see each other: the effect of one on another "
+            f"is {leak:.2g} of its effect on itself"
+        )
+        raise UserError(f"{what}; {FIX}")
+    if not error <= LOGIT_ERROR[dtype]:
+        raise UserError(
+            f"{name} changes its logits by {error:.2g} after the head, which the learner does not support; {FIX}"
+        )
+
+
+def can_share_prefixes(policy: Policy, device: torch.device) -> bool:
+    """Whether the common prefix of two sequences can be computed once, with float32 precision.
+
+    Makes two passes of about 50 tokens. Under ZeRO 3, all ranks take part.
+    """
+    first, second, other = _sequences(policy)
+    prefix = np.concatenate([other, other])[1:]  # MIN_SHARED + 1 tokens, not a multiple of a chunk size
+    sequences = [np.concatenate([prefix, tail]) for tail in (first, second)]
+    training = policy.training
+    policy.eval()
+    batches = [_batch(sequences, device, share=share) for share in (False, True)]
+    with torch.no_grad():
+        unshared, shared = (policy(batch)[0] for batch in batches)
+    policy.train(training)
+    has_shared = batches[1].packing.parents is not None
+    return has_shared and float((unshared - shared).abs().max()) <= LOGIT_ERROR[torch.float32]
+
+
+def _leak(policy: Policy, device: torch.device) -> float:
+    """Return how much one sequence changes predictions in the next one, relative to the latter's own first token."""
+    first, second, other = _sequences(policy)
+
+    def predict(*sequences: NDArray[np.int32]) -> Tensor:
+        """Return log-probabilities [LENGTH - 2] of the last sequence, from its third token on."""
+        logprobs: Tensor = policy(_batch(sequences, device))[0]
+        return logprobs[2 - LENGTH :]
+
+    packed = predict(second, first)
+    distances = partial(torch.dist, packed, p=torch.inf)
+    by_other = float(distances(predict(other, first)))
+    by_own = float(distances(predict(second, np.concatenate([other[:1], first[1:]]))))
+    return by_other / by_own if by_other > 0 else by_other
+
+
+def _logit_error(policy: Policy, device: torch.device) -> float:
+    """Return the largest difference between log-probabilities from the head and from the model's own logits."""
+    sequence = _sequences(policy)[0]
+    batch = _batch((sequence,), device)
+    ids, positions = batch.token_ids[None], batch.positions[None]
+    output = policy.model(input_ids=ids, position_ids=positions, packing=batch.packing, use_cache=False)
+    scores = output.logits[0].float() / policy.model.get_output_embeddings().temperature
+    own = scores.log_softmax(-1).gather(1, batch.targets[:, None])[:, 0]
+    return float((own - policy(batch)[0]).abs().max())
+
+
+def _batch(sequences: Sequence[NDArray[np.int32]], device: torch.device, share: bool = False) -> DeviceBatch:
+    rows = [WeightedSequence(s, (np.arange(len(s)) > 0).astype(np.float32)) for s in sequences]
+    [[batch]] = pack_sequences(rows, num_ranks=1, budget=sum(map(len, sequences)))
+    return DeviceBatch.from_micro_batch(batch, device, share=share)
+
+
+def _sequences(policy: Policy) -> NDArray[np.int32]:
+    """Return three random sequences [3, LENGTH], the same on all ranks."""
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    return np.random.default_rng(0).integers(0, vocabulary, (3, LENGTH)).astype(np.int32)
