@@ -161,6 +161,7 @@ lint: setup
 	$(BIN)/lint-imports
 	git grep -Ilz "" | xargs -0 $(BIN)/codespell
 	$(BIN)/python -m tests.lint.plain_words
+	$(BIN)/python -m tests.lint.plain_names
 	$(BIN)/python -m tests.lint.commit_titles
 	$(BIN)/python -m docs.generator --check
 

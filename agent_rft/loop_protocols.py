@@ -27,7 +27,7 @@ class Rollouts(Protocol):
     async def get_counts(self) -> dict[str, float]:
         """Return totals since the start by metric name.
 
-        The metrics are outcomes of rollouts (`account/...`) and statistics of the endpoints that they called
+        The metrics are outcomes of rollouts (`rollout_attempts/...`) and statistics of the endpoints that they called
         (`endpoint/...`).
         """
 

@@ -186,14 +186,14 @@ def decode(frame: bytes) -> dict[str, Any]:
     return message
 
 
-def checked_length(header: bytes, most: int = MAX_FRAME_BYTES) -> int:
+def checked_length(header: bytes, max_bytes: int = MAX_FRAME_BYTES) -> int:
     """Return the length in a frame's header.
 
     Raises:
-        ValueError: The length exceeds `most`.
+        ValueError: The length exceeds `max_bytes`.
     """
     length = int.from_bytes(header, "big")
-    if length > most:
+    if length > max_bytes:
         raise ValueError(f"the message is too large: {length} bytes")
     return length
 
@@ -216,9 +216,9 @@ def receive(channel: socket.socket, deadline: float) -> dict[str, Any]:
     return decode(receive_bytes(channel, deadline))
 
 
-def receive_bytes(channel: socket.socket, deadline: float, most: int = MAX_FRAME_BYTES) -> bytes:
-    """Receive the bytes of one message of up to `most` bytes. Raises the same errors as `receive`."""
-    return _receive_exactly(channel, checked_length(_receive_exactly(channel, 4, deadline), most), deadline)
+def receive_bytes(channel: socket.socket, deadline: float, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """Receive the bytes of one message of up to `max_bytes` bytes. Raises the same errors as `receive`."""
+    return _receive_exactly(channel, checked_length(_receive_exactly(channel, 4, deadline), max_bytes), deadline)
 
 
 def send(channel: socket.socket, body: bytes) -> None:

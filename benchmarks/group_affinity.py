@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent_rft.actors.rollout.engine_assignment import EngineLoad, GroupAffinity, GroupKey, find_least_loaded
+from agent_rft.actors.rollout.engine_assignment import EngineLoad, GroupAffinity, GroupKey, find_idlest
 from agent_rft.types import Group, GroupRequest, Task
 from benchmarks.common import Figure, report
 from benchmarks.worker import LedgerFleet, ledger_fleets
@@ -35,7 +35,7 @@ class Chooser:
         self._by_group = GroupAffinity(SLOTS)
 
     def __call__(self, loads: Sequence[EngineLoad], group: GroupKey) -> int:
-        return (find_least_loaded if self.by_load else self._by_group)(loads, group)
+        return (find_idlest if self.by_load else self._by_group)(loads, group)
 
 
 def with_prompt(task: Task, tokens: int) -> Task:

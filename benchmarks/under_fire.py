@@ -75,7 +75,7 @@ def one(seed: int, steps: int, test_rows: int | None, *, faulty: bool, hedged: b
         environment, rows = ledger.environment, steps * 16
         folder, _ = run(seed, "data/train.jsonl", settings, environment=environment, rows=rows, test_rows=test_rows)
     last = folder.metrics()[-1]
-    account = {name: value for name, value in last.items() if name.startswith("account/")}
+    account = {name: value for name, value in last.items() if name.startswith("rollout_attempts/")}
     return Result(steps_an_hour(folder), folder.evaluations()["test-after"].grade, account)
 
 

@@ -21,7 +21,7 @@ from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.grading.grader_pool import GraderPoolActor
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
-from agent_rft.actors.rollout.engine_assignment import AssignEngine, find_least_loaded
+from agent_rft.actors.rollout.engine_assignment import AssignEngine, find_idlest
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.actors.rollout.rollout_worker import RolloutWorker, WorkerConfig
@@ -170,7 +170,7 @@ async def ledger_fleets(
     size: Size = OWN_SIZE,
     model: Path | None = None,
     engines: int = 1,
-    assign: AssignEngine = find_least_loaded,
+    assign: AssignEngine = find_idlest,
 ) -> AsyncIterator[list[LedgerFleet]]:
     """Start one fleet of `engines` for each of `addresses`, with the same tools and grader.
 

@@ -16,7 +16,7 @@ PAGES = (
     ("rollout", "jobs/{job}/rollouts/test-after.0", WIDE, "dark", 0),
     ("phone", "jobs/{job}", PHONE, "dark", 800),
 )
-"""Name of the picture, address, size, colours, and how many pixels it is scrolled down."""
+"""Name of the picture, address, size, colors, and how many pixels it is scrolled down."""
 
 parser = argparse.ArgumentParser(prog="python -m docs.console_pictures", description="Take pictures of the console.")
 parser.add_argument("run", type=Path, help="a run folder")
@@ -38,9 +38,9 @@ with (
     link = page.locator("a[href^='#/jobs/ftjob-']").first
     link.wait_for()
     job = link.get_attribute("href").removeprefix("#/jobs/").split("/")[0]
-    for name, where, size, colours, down in PAGES:
+    for name, where, size, colors, down in PAGES:
         page.set_viewport_size(size)
-        page.emulate_media(color_scheme=colours)
+        page.emulate_media(color_scheme=colors)
         page.goto(f"{address.split('#')[0]}#/{where.format(job=job)}")
         page.wait_for_load_state("networkidle")
         page.wait_for_timeout(2000)

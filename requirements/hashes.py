@@ -99,11 +99,11 @@ def main() -> None:
     for kind in LISTS:
         pins = read(kind)
         new = [pin for pin in pins if not pin.hashes]
-        labelled = [pin for pin in new if "+" in pin.version]
+        labeled = [pin for pin in new if "+" in pin.version]
         files: dict[str, list[File]] = {}
-        if labelled:
-            files |= listed_files(labelled, "--default-index", PYTORCH_INDEX)
-        if others := [pin for pin in new if pin not in labelled]:
+        if labeled:
+            files |= listed_files(labeled, "--default-index", PYTORCH_INDEX)
+        if others := [pin for pin in new if pin not in labeled]:
             files |= listed_files(others)
         write(kind, with_hashes(pins, files))
         print(f"requirements/{kind}.txt: hashes of {len(new)} packages added")

@@ -1,4 +1,4 @@
-"""Writes what a list installs as an SBOM (CycloneDX 1.6): names, versions, licences and hashes: `make sbom`.
+"""Writes what a list installs as an SBOM (CycloneDX 1.6): names, versions, licenses and hashes: `make sbom`.
 
 A component has the hashes of all its files, since which of them is installed depends on Python and the machine.
 """
@@ -16,7 +16,7 @@ from cyclonedx.model.license import License
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from requirements.licences import licences
+from requirements.licenses import licenses
 from requirements.lists import FOLDER, LISTS, Pin, read
 
 OUTPUT = FOLDER.parent / "build"
@@ -32,7 +32,7 @@ def sbom(kind: str) -> str:
         type=ComponentType.APPLICATION,
         licenses=[_terms(project["license"])],
     )
-    of = dict(licences())
+    of = dict(licenses())
     components = [_component(pin, of[pin.name]) for pin in read(kind)]
     bom.metadata.component = root
     bom.components.update(components)
@@ -40,16 +40,16 @@ def sbom(kind: str) -> str:
     return JsonV1Dot6(bom).output_as_string(indent=2)
 
 
-def _component(pin: Pin, licence: str) -> Component:
+def _component(pin: Pin, license: str) -> Component:
     url = PackageURL("pypi", name=pin.name, version=pin.version)
     hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in pin.hashes]
     return Component(
-        name=pin.name, version=pin.version, purl=url, bom_ref=str(url), hashes=hashes, licenses=[_terms(licence)]
+        name=pin.name, version=pin.version, purl=url, bom_ref=str(url), hashes=hashes, licenses=[_terms(license)]
     )
 
 
-def _terms(licence: str) -> License:
-    return LicenseFactory().make_from_string(licence)
+def _terms(license: str) -> License:
+    return LicenseFactory().make_from_string(license)
 
 
 def main(output: Path = OUTPUT) -> None:

@@ -118,8 +118,8 @@ class EndpointClient:
             UserError: The URL or a header is invalid.
         """
         guard = AddressGuard(allowed_networks)
-        if mistake := find_endpoint_problem(url, endpoint.headers):
-            raise UserError(f"{what}: {mistake}")
+        if problem := find_endpoint_problem(url, endpoint.headers):
+            raise UserError(f"{what}: {problem}")
         if address := guard.find_address_problem(url):
             raise UserError(f"{what}: {address.message}: {address.fix}")
         headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
@@ -237,7 +237,7 @@ class EndpointClient:
                     why = f"{failed.why}, and the deadline leaves no time for another attempt"
                     raise self._make_failure(call, failed.kind, why) from None
             if kind == "busy":
-                self.counts.waits += 1
+                self.counts.backpressure_retries += 1
             else:
                 self.counts.retries += 1
             await self._timing.sleep(wait_s)

@@ -25,9 +25,9 @@ class EndpointStats:
     - failed calls: busy, timeout, deadline, server_error, connection, redirect, refused, no_credit, forbidden_address
     - answers: tool_error (a 4xx), too_large, bad_answer, request_too_large (413, 414, 431), no_credit
 
-    `retries` counts attempts after failures, and `waits` attempts after answers that ask to wait. `hedges` counts
-    duplicate requests, and `hedges_won` the duplicates that were answered first. Latencies cover answered attempts
-    only. Histograms have one bucket per bound of SECONDS and a last one for larger values.
+    `retries` counts attempts after failures, and `backpressure_retries` attempts after answers that ask to wait.
+    `hedges` counts duplicate requests, and `hedges_won` the duplicates that were answered first. Latencies cover
+    answered attempts only. Histograms have one bucket per bound of SECONDS and a last one for larger values.
     """
 
     calls: int = 0
@@ -35,7 +35,7 @@ class EndpointStats:
     failed: int = 0
     cancelled: int = 0
     retries: int = 0
-    waits: int = 0
+    backpressure_retries: int = 0
     hedges: int = 0
     hedges_won: int = 0
     bytes_out: int = 0
@@ -82,7 +82,7 @@ def compute_quantile_s(counts: Sequence[int], q: float) -> float | None:
 
 
 COPIED_STATS = (
-    *("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "bytes_out", "bytes_in"),
+    *("calls", "answered", "failed", "cancelled", "retries", "backpressure_retries", "hedges", "bytes_out", "bytes_in"),
     *("queue_sum_s", "latency_sum_s", "limit", "in_flight", "queued"),
 )
 """Statistics that `to_endpoint_metrics` copies unchanged."""

@@ -132,8 +132,8 @@ class Adapters:
                 return
             idle = [adapter for adapter in self._current.values() if not adapter.num_requests]
             if idle or (self._current and not self._retired):
-                least = idle[0] if idle else next(iter(self._current.values()))
-                self._retired.append(self._current.pop(least.name))
+                oldest = idle[0] if idle else next(iter(self._current.values()))
+                self._retired.append(self._current.pop(oldest.name))
             else:
                 await self._may_be_free.wait()
 

@@ -47,10 +47,11 @@ class EngineConfig:
     Attributes:
         model: Model name or folder. The folder of an adapter makes it version 0 on its base model. gpus:
         Tensor-parallel size; 0 on a CPU. reasoning_delimiters: Tokens that open and close reasoning, if the model has
-        them; `max_thinking_tokens` needs them. log_stats: Enables vLLM's metrics. gpu_share: Share of each GPU's memory
-        that the engine takes. can_offload: Whether the engine can offload its weights for a while. lora: Maximum rank
-        of adapters; an update then loads an adapter instead of all weights. adapter_slots: Number of adapters that fit
-        in the engine. reports_experts: Adds to completions the experts that the layers of a mixture of experts chose.
+        them; `max_reasoning_tokens` needs them. log_stats: Enables vLLM's metrics. gpu_share: Share of each GPU's
+        memory that the engine takes. can_offload: Whether the engine can offload its weights for a while. lora: Maximum
+        rank of adapters; an update then loads an adapter instead of all weights. adapter_slots: Number of adapters that
+        fit in the engine. reports_experts: Adds to completions the experts that the layers of a mixture of experts
+        chose.
     """
 
     model: str

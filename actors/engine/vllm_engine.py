@@ -126,7 +126,7 @@ class Engine:
         temperature: float,
         stop_token_ids: Sequence[int] = (),
         structure: str | None = None,
-        max_thinking_tokens: int | None = None,
+        max_reasoning_tokens: int | None = None,
         order: int = 0,
         job: str = "",
     ) -> Completion:
@@ -151,7 +151,7 @@ class Engine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             structured_outputs=StructuredOutputsParams(structural_tag=structure) if structure else None,
-            thinking_token_budget=None if structure else max_thinking_tokens,
+            thinking_token_budget=None if structure else max_reasoning_tokens,
             skip_clone=True,
         )
         tenant, output = self._tenant(job), None

@@ -275,7 +275,7 @@ def _own_problems(spec: GraderSpec, operator: OperatorConfig) -> Iterator[Proble
             yield from _judge_problems(spec)
             if _by_logprobs(spec, operator):
                 for field, problem, fix in logprobs_problems(spec):
-                    yield Problem("not_for_logprobs", field, problem, fix)
+                    yield Problem("logprobs_unsupported", field, problem, fix)
         case CodeCheckGrader():
             if spec.check == "reference_returned" and not spec.reference:
                 fix = "set it to the reference solution, for example {{ item.reference }}"
@@ -329,7 +329,7 @@ def _threshold_problems(spec: SingleGrader, operator: OperatorConfig, field: str
     if _by_logprobs(spec, operator) and spec.pass_threshold >= best:
         message = f"is {spec.pass_threshold:g}, which a judge scored by log-probabilities never reaches"
         fix = f"set it below {best:g}, for example to half of it"
-        yield Problem("not_for_logprobs", f"{field}.pass_threshold", message, fix)
+        yield Problem("logprobs_unsupported", f"{field}.pass_threshold", message, fix)
 
 
 def _multi_problems(spec: MultiGrader) -> Iterator[Problem]:

@@ -185,7 +185,7 @@ class GraderPoolActor(ChannelActor):
                 span.set_attribute("gen_ai.evaluation.score.value", grade.value)
                 sampled = current_trace_id()
         except RftError as error:
-            self._recorder.record(f"grade_errors/{error.details.get('kind', 'other')}")
+            self._recorder.record(f"grading_errors/{error.details.get('kind', 'other')}")
             raise
         self._recorder.record("grade_s", time.monotonic() - started, sampled)
         return astuple(grade)

@@ -51,7 +51,7 @@ AssignEngine = Callable[[Sequence[EngineLoad], GroupKey], int]
 """Returns the index of the engine for a rollout of a group. There is at least one engine."""
 
 
-def find_least_loaded(loads: Sequence[EngineLoad], group: GroupKey) -> int:
+def find_idlest(loads: Sequence[EngineLoad], group: GroupKey) -> int:
     """Return the index of the engine with the fewest rollouts in flight; ignores the group."""
     return min(range(len(loads)), key=lambda index: loads[index].total)
 
@@ -67,7 +67,7 @@ class GroupAffinity:
         self._max_num_seqs = max_num_seqs
 
     def __call__(self, loads: Sequence[EngineLoad], group: GroupKey) -> int:
-        fallback = find_least_loaded(loads, group)
+        fallback = find_idlest(loads, group)
         bound = min(self._max_num_seqs - 1, loads[fallback].total + MAX_EXTRA_ROLLOUTS)
         preferred = [index for index, load in enumerate(loads) if load.has_group(group) and load.total <= bound]
         return min(preferred, key=lambda index: loads[index].total, default=fallback)

@@ -120,7 +120,7 @@ class FleetSlots:
         start_timeout_s: float,
         rollout_s: float,
     ) -> None:
-        self.seats = [FleetSlot(i, None) for i in range(size)]
+        self.slots = [FleetSlot(i, None) for i in range(size)]
         self.budget = ReplacementBudget(size, emit)
         self.is_offloaded = False
         self.publish_lock = asyncio.Lock()
@@ -145,12 +145,12 @@ class FleetSlots:
         Raises:
             EngineFailed: An engine did not start.
         """
-        for seat in self.seats:
-            if at_start is not None and seat.index not in at_start:
-                self._emit(EngineWaiting(engine=seat.name))
-                self._start_in_background(self._restart_engine(seat, "it waited for resources"))
+        for slot in self.slots:
+            if at_start is not None and slot.index not in at_start:
+                self._emit(EngineWaiting(engine=slot.name))
+                self._start_in_background(self._restart_engine(slot, "it waited for resources"))
         await asyncio.gather(
-            *(self._start_when_reloaded(s) for s in self.seats if at_start is None or s.index in at_start)
+            *(self._start_when_reloaded(s) for s in self.slots if at_start is None or s.index in at_start)
         )
 
     def connect(self, sync: WeightSync) -> None:
@@ -160,7 +160,7 @@ class FleetSlots:
     @property
     def ready(self) -> list[FleetSlot]:
         """The slots whose engines take rollouts."""
-        return [seat for seat in self.seats if seat.is_ready]
+        return [slot for slot in self.slots if slot.is_ready]
 
     @asynccontextmanager
     async def wait_for_ready(self) -> AsyncIterator[list[FleetSlot]]:
@@ -183,7 +183,7 @@ class FleetSlots:
     async def wait_until_all_ready(self) -> None:
         """Wait until each slot has an engine that samples with the published weights."""
         async with self._state_changed:
-            await self._state_changed.wait_for(lambda: self._failure or all(seat.is_ready for seat in self.seats))
+            await self._state_changed.wait_for(lambda: self._failure or all(slot.is_ready for slot in self.slots))
         if self._failure is not None:
             raise self._failure
 
@@ -195,7 +195,7 @@ class FleetSlots:
         """
         async with self._state_changed:
             self.is_offloaded = True
-            await self._state_changed.wait_for(lambda: not any(seat.is_loading for seat in self.seats))
+            await self._state_changed.wait_for(lambda: not any(slot.is_loading for slot in self.slots))
         await self._call_each(lambda worker: worker.offload.remote(), "it could not be offloaded")
 
     async def reload(self) -> None:
@@ -206,48 +206,48 @@ class FleetSlots:
             self._state_changed.notify_all()
 
     async def _call_each(self, call: Callable[[Any], Any], why: str) -> None:
-        async def call_one(seat: FleetSlot) -> None:
-            worker = seat.worker
+        async def call_one(slot: FleetSlot) -> None:
+            worker = slot.worker
             try:
-                await call_actor(call(worker), seat.name, EngineFailed, OFFLOAD_TIMEOUT_S)
+                await call_actor(call(worker), slot.name, EngineFailed, OFFLOAD_TIMEOUT_S)
             except EngineFailed as error:
-                await self.replace(seat, worker, f"{why}: {error.message}")
+                await self.replace(slot, worker, f"{why}: {error.message}")
 
-        await asyncio.gather(*(call_one(seat) for seat in self.seats if seat.worker is not None))
+        await asyncio.gather(*(call_one(slot) for slot in self.slots if slot.worker is not None))
 
     async def shutdown(self) -> None:
         """Stop all engines; return when their processes have ended."""
         for task in self._restarts:
             task.cancel()
-        await asyncio.gather(*(self._stop(seat.worker) for seat in self.seats if seat.worker is not None))
-        self.seats.clear()
+        await asyncio.gather(*(self._stop(slot.worker) for slot in self.slots if slot.worker is not None))
+        self.slots.clear()
 
-    async def _start_when_reloaded(self, seat: FleetSlot) -> None:
+    async def _start_when_reloaded(self, slot: FleetSlot) -> None:
         """Wait until the engines are reloaded, then call `_start_engine`; offloading waits for the start."""
         async with self._state_changed:
             await self._state_changed.wait_for(lambda: not self.is_offloaded)
-            seat.is_loading = True
+            slot.is_loading = True
         try:
-            await self._start_engine(seat)
+            await self._start_engine(slot)
         finally:
             async with self._state_changed:
-                seat.is_loading = False
+                slot.is_loading = False
                 self._state_changed.notify_all()
 
-    async def _start_engine(self, seat: FleetSlot) -> None:
+    async def _start_engine(self, slot: FleetSlot) -> None:
         """Start a worker for a slot, and load the last published version into it."""
-        seat.worker, seat.load = self._spawn(seat.index), EngineLoad()
-        seat.channel = ChannelClient(seat.worker, seat.name, EngineFailed, self._rollout_s)
+        slot.worker, slot.load = self._spawn(slot.index), EngineLoad()
+        slot.channel = ChannelClient(slot.worker, slot.name, EngineFailed, self._rollout_s)
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                await call_actor(seat.worker.start.remote(), seat.name, EngineFailed, self._start_timeout_s)
-                await call_actor(seat.worker.init_transport.remote({}), seat.name, EngineFailed)
-                await seat.channel.connect()
+                await call_actor(slot.worker.start.remote(), slot.name, EngineFailed, self._start_timeout_s)
+                await call_actor(slot.worker.init_transport.remote({}), slot.name, EngineFailed)
+                await slot.channel.connect()
         except TimeoutError:
-            raise EngineFailed(f"{seat.name} did not start within {self._start_timeout_s:g} s") from None
-        await self._catch_up(seat)
+            raise EngineFailed(f"{slot.name} did not start within {self._start_timeout_s:g} s") from None
+        await self._catch_up(slot)
 
-    async def _catch_up(self, seat: FleetSlot) -> None:
+    async def _catch_up(self, slot: FleetSlot) -> None:
         """Load the last published version, if any, into a slot's engine, and let it take rollouts."""
         while True:
             async with self.publish_lock:  # no weights are published during `collect`
@@ -255,59 +255,59 @@ class FleetSlots:
             if self._sync is not None and published is not None:
                 # The loss of the learner is detected soon, and its weights are published again.
                 with suppress(WeightsLost):
-                    outcome = await self._sync.load_into(published, seat.worker, len(self.seats))
+                    outcome = await self._sync.load_into(published, slot.worker, len(self.slots))
                     if isinstance(outcome, EngineFailed):
                         raise outcome
             async with self._state_changed:
                 if self._sync is not None and self._sync.is_lost:
-                    await self._wait_for_republish(self._sync, seat)
+                    await self._wait_for_republish(self._sync, slot)
                 # Otherwise a newer version was published while this one loaded.
                 elif self._sync is None or self._sync.last_published is published:
-                    seat.is_ready = True
+                    slot.is_ready = True
                     self._state_changed.notify_all()
                     return
 
-    async def _wait_for_republish(self, sync: WeightSync, seat: FleetSlot) -> None:
+    async def _wait_for_republish(self, sync: WeightSync, slot: FleetSlot) -> None:
         """Wait until lost weights are published again; the engine may be offloaded for the learner during the wait."""
-        seat.is_loading = False
+        slot.is_loading = False
         self._state_changed.notify_all()
         await self._state_changed.wait_for(lambda: not sync.is_lost and not self.is_offloaded)
-        seat.is_loading = True
+        slot.is_loading = True
 
-    async def replace(self, seat: FleetSlot, worker: Any, why: str) -> None:
+    async def replace(self, slot: FleetSlot, worker: Any, why: str) -> None:
         """Fence a worker, and start another one in its slot in the background; does nothing if already replaced."""
-        if seat.worker is not worker or not seat.is_ready:
+        if slot.worker is not worker or not slot.is_ready:
             return
-        seat.is_ready = False
-        self._emit(EngineReplaced(engine=seat.name, reason=why))
-        self.budget.count(seat.name, why)
-        self._on_lost(seat.name)
+        slot.is_ready = False
+        self._emit(EngineReplaced(engine=slot.name, reason=why))
+        self.budget.count(slot.name, why)
+        self._on_lost(slot.name)
         self._kill(worker)
-        self._start_in_background(self._restart_engine(seat, why))
+        self._start_in_background(self._restart_engine(slot, why))
 
     def _start_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
 
-    async def _restart_engine(self, seat: FleetSlot, why: str) -> None:
+    async def _restart_engine(self, slot: FleetSlot, why: str) -> None:
         try:
             while True:
-                self.budget.check(seat.name, why)
-                await self._wait_for_resources(seat)
+                self.budget.check(slot.name, why)
+                await self._wait_for_resources(slot)
                 try:
-                    await self._start_when_reloaded(seat)
+                    await self._start_when_reloaded(slot)
                     break
                 except EngineFailed as error:
                     if error.details.get("kind") not in (LOST, UNREACHABLE):
                         raise
                     why = error.message  # its node may be failing before Ray notices
-                    self._emit(EngineRestarted(engine=seat.name, reason=why))
-                    self.budget.count(seat.name, why)
-                    self._kill(seat.worker)
-            self._emit(EngineJoined(engine=seat.name))
+                    self._emit(EngineRestarted(engine=slot.name, reason=why))
+                    self.budget.count(slot.name, why)
+                    self._kill(slot.worker)
+            self._emit(EngineJoined(engine=slot.name))
         except Exception as error:  # noqa: BLE001 - all callers that wait for an engine must receive the error
-            what = f"{seat.name} could not be started"
+            what = f"{slot.name} could not be started"
             failure = (
                 error if isinstance(error, TrainingHalted) else TrainingHalted(f"{what}: {error}", public_message=what)
             )
@@ -317,12 +317,12 @@ class FleetSlots:
                 self._failure = failure
                 self._state_changed.notify_all()
 
-    async def _wait_for_resources(self, seat: FleetSlot) -> None:
+    async def _wait_for_resources(self, slot: FleetSlot) -> None:
         """Wait for cluster resources: without limit while other engines work, else for PLACEMENT_TIMEOUT_S."""
-        placed = asyncio.ensure_future(self._resources_free(seat.index))
+        placed = asyncio.ensure_future(self._resources_free(slot.index))
         try:
             while not (await asyncio.wait({placed}, timeout=PLACEMENT_TIMEOUT_S))[0]:
-                if not any(other.is_ready for other in self.seats):
+                if not any(other.is_ready for other in self.slots):
                     raise EngineFailed(
                         f"the cluster had no free resources for this engine within {PLACEMENT_TIMEOUT_S:g} s"
                     )

@@ -50,7 +50,7 @@ class EpisodeSpec:
     reward: RewardSpec
     max_steps: int
     context_length: int
-    max_thinking_tokens: int | None = None
+    max_reasoning_tokens: int | None = None
     response_schema: dict[str, Any] | None = None
     model: str = ""
     """Model name in traces."""
@@ -212,7 +212,7 @@ class EpisodeRunner:
         prompt = self._renderer.render_prompt(task.messages, task.tools)
         trajectory = Trajectory(prompt, list(task.messages), result_tokens)
         spec = self._spec
-        structure = build_structure(self._renderer, task.tools, spec.response_schema, spec.max_thinking_tokens)
+        structure = build_structure(self._renderer, task.tools, spec.response_schema, spec.max_reasoning_tokens)
         answer, finish = "", None
         while finish is None:
             max_tokens = min(

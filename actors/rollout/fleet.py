@@ -56,11 +56,11 @@ async def _place_immediately(index: int) -> None:
 class EngineState:
     """State of an engine, for display.
 
-    `waits` means that the cluster has no resources for the engine yet; `asleep`, that the engine is offloaded.
+    `waiting` means that the cluster has no resources for the engine yet; `offloaded`, that the engine is offloaded.
     """
 
     name: str
-    state: Literal["waits", "starts", "asleep", "ready"]
+    state: Literal["waiting", "starting", "offloaded", "ready"]
     rollouts: int
 
 
@@ -146,8 +146,8 @@ class Fleet:
 
     async def _read_busy_s(self) -> dict[Any, float]:
         """Return the busy seconds of each engine, by its actor; skip shared engines, which other jobs use too."""
-        seats = self._engines.ready
-        refs = [(seat.worker, seat.worker.engine_stats.remote(), seat.name) for seat in seats]
+        slots = self._engines.ready
+        refs = [(slot.worker, slot.worker.engine_stats.remote(), slot.name) for slot in slots]
 
         async def busy_s(ref: Any, name: str) -> float | None:
             with suppress(EngineFailed):
@@ -168,19 +168,19 @@ class Fleet:
 
     def engine_states(self) -> list[EngineState]:
         """Return the state of each slot's engine."""
-        return [EngineState(seat.name, self._engine_state(seat), seat.load.total) for seat in self._engines.seats]
+        return [EngineState(slot.name, self._engine_state(slot), slot.load.total) for slot in self._engines.slots]
 
-    def _engine_state(self, seat: FleetSlot) -> Literal["waits", "starts", "asleep", "ready"]:
-        if not seat.is_ready:
-            return "waits" if seat.worker is None else "starts"
-        return "asleep" if self._engines.is_offloaded else "ready"
+    def _engine_state(self, slot: FleetSlot) -> Literal["waiting", "starting", "offloaded", "ready"]:
+        if not slot.is_ready:
+            return "waiting" if slot.worker is None else "starting"
+        return "offloaded" if self._engines.is_offloaded else "ready"
 
     def live_metrics(self) -> dict[str, float]:
         """Return the current state of rollouts and engines for a Recorder; may be called from another thread."""
         live = self._groups.account.live_metrics() | {"engine_replacements": float(self._engines.budget.total)}
-        for seat in self._engines.seats:
-            live[f"engine/{seat.name}/ready"] = float(seat.is_ready)
-            live[f"engine/{seat.name}/rollouts"] = float(seat.load.total)
+        for slot in self._engines.slots:
+            live[f"engine/{slot.name}/ready"] = float(slot.is_ready)
+            live[f"engine/{slot.name}/rollouts"] = float(slot.load.total)
         return live
 
     async def publish(self, version: int) -> SyncReport:
@@ -196,25 +196,25 @@ class Fleet:
         if self._gpu_lease is not None:
             await self._gpu_lease.give_to_engines()
         await self._engines.notify()  # for engines that wait because the previous version was lost
-        seats, known = self._engines.ready, self._sync.unloaded_tensors
-        outcomes = await self._sync.deliver(published, [seat.worker for seat in seats])
+        slots, known = self._engines.ready, self._sync.unloaded_tensors
+        outcomes = await self._sync.deliver(published, [slot.worker for slot in slots])
         if (untaken := self._sync.unloaded_tensors) and not known:
             self._emit(WeightsNotCompared(tensors=untaken[:3], num_tensors=len(untaken)))
-        fenced = {s: o.message for s, o in zip(seats, outcomes, strict=True) if isinstance(o, EngineFailed)}
-        gaps = await self._canary_gaps([seat for seat in seats if seat not in fenced], expected)
+        fenced = {s: o.message for s, o in zip(slots, outcomes, strict=True) if isinstance(o, EngineFailed)}
+        gaps = await self._canary_gaps([slot for slot in slots if slot not in fenced], expected)
         differs = f"its log-probabilities differ from the learner's in version {version}"
-        fenced |= {seat: differs for seat, gap in gaps if not self._canary.accepts(gap)}
-        self._engines.budget.reset(version, [seat.name for seat in seats if seat not in fenced])
-        for seat, why in fenced.items():
-            await self._engines.replace(seat, seat.worker, why)
+        fenced |= {slot: differs for slot, gap in gaps if not self._canary.accepts(gap)}
+        self._engines.budget.reset(version, [slot.name for slot in slots if slot not in fenced])
+        for slot, why in fenced.items():
+            await self._engines.replace(slot, slot.worker, why)
         pauses = [outcome for outcome in outcomes if not isinstance(outcome, EngineFailed)]
         return SyncReport(
             version=version,
             pause_s=max(pauses, default=0.0),
             total_s=time.monotonic() - started,
             num_bytes=published.num_bytes,
-            fenced=tuple(seat.name for seat in fenced),
-            canary_gap=max((gap for seat, gap in gaps if seat not in fenced), default=0.0),
+            fenced=tuple(slot.name for slot in fenced),
+            canary_gap=max((gap for slot, gap in gaps if slot not in fenced), default=0.0),
         )
 
     async def wait_until_all_ready(self) -> None:
@@ -222,10 +222,10 @@ class Fleet:
         await self._engines.wait_until_all_ready()
 
     async def engine_stats(self) -> list[dict[str, Any]]:
-        seats = self._engines.ready
+        slots = self._engines.ready
         return [
-            await call_actor(seat.worker.engine_stats.remote(), seat.name, EngineFailed, READ_TIMEOUT_S)
-            for seat in seats
+            await call_actor(slot.worker.engine_stats.remote(), slot.name, EngineFailed, READ_TIMEOUT_S)
+            for slot in slots
         ]
 
     def watch_targets(self) -> list[WatchedActor]:
@@ -259,8 +259,8 @@ class Fleet:
         """Run one rollout on the engine that `assign` chooses; wait while no engine is ready."""
         group = group_key(request)
         async with self._engines.wait_for_ready() as ready:
-            seat = ready[self._assign([seat.load for seat in ready], group)]
-            worker, channel, load = seat.worker, seat.channel, seat.load
+            slot = ready[self._assign([slot.load for slot in ready], group)]
+            worker, channel, load = slot.worker, slot.channel, slot.load
             load.add(group)
         try:
             outcome = await run_on_worker(channel, request)
@@ -271,14 +271,14 @@ class Fleet:
         if isinstance(outcome, Rollout):
             self._canary.observe(outcome)
         elif outcome.reason == EngineFailed.reason:
-            await self._engines.replace(seat, worker, outcome.message)
+            await self._engines.replace(slot, worker, outcome.message)
         return outcome
 
     async def _canary_gaps(
-        self, seats: Sequence[FleetSlot], expected: NDArray[np.float32] | None
+        self, slots: Sequence[FleetSlot], expected: NDArray[np.float32] | None
     ) -> list[tuple[FleetSlot, float]]:
         """Return each engine's gap to the learner's log-probabilities; empty if `expected` is None."""
         if expected is None:
             return []
-        gaps = await asyncio.gather(*(self._canary.measure_gap(seat.worker, seat.name, expected) for seat in seats))
-        return list(zip(seats, gaps, strict=True))
+        gaps = await asyncio.gather(*(self._canary.measure_gap(slot.worker, slot.name, expected) for slot in slots))
+        return list(zip(slots, gaps, strict=True))

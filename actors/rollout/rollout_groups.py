@@ -1,6 +1,6 @@
 """Groups of rollouts: retries failed rollouts, and cancels the stragglers of a group.
 
-While too many rollouts fail, only probes are started (`holdback`). Each attempt starts once and ends once: graded,
+While too many rollouts fail, only probes are started (`throttle`). Each attempt starts once and ends once: graded,
 discarded with a reason, or cancelled. `AttemptCounts` counts the attempts, and its counts always balance.
 """
 
@@ -53,11 +53,11 @@ class AttemptCounts:
     def metrics(self) -> dict[str, float]:
         """Return the counts under the names of `agent_rft.metrics`."""
         return {
-            "account/started": float(self.started),
-            "account/graded": float(self.graded),
-            "account/discarded": float(self.discarded.total()),
-            "account/cancelled": float(self.cancelled),
-            "account/in_flight": float(self.in_flight),
+            "rollout_attempts/started": float(self.started),
+            "rollout_attempts/graded": float(self.graded),
+            "rollout_attempts/discarded": float(self.discarded.total()),
+            "rollout_attempts/cancelled": float(self.cancelled),
+            "rollout_attempts/in_flight": float(self.in_flight),
         }
 
     def live_metrics(self) -> dict[str, float]:
@@ -70,10 +70,10 @@ class AttemptCounts:
 class GroupRunner:
     """Runs groups of rollouts; `run` runs a single rollout."""
 
-    def __init__(self, run: RunRollout, limits: RolloutLimits, holdback: RolloutThrottle, emit: Emit) -> None:
+    def __init__(self, run: RunRollout, limits: RolloutLimits, throttle: RolloutThrottle, emit: Emit) -> None:
         self._run_rollout = run
         self._limits = limits
-        self._throttle = holdback
+        self._throttle = throttle
         self._emit = emit
         self.account = AttemptCounts()
         self.board = RolloutProgress()

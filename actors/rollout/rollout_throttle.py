@@ -10,7 +10,7 @@ from collections import Counter, deque
 
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import EngineFailed
-from agent_rft.events import EndpointDown, EndpointUp
+from agent_rft.events import RolloutsResumed, RolloutsThrottled
 from agent_rft.loop_protocols import Emit
 from agent_rft.types import DiscardedRollout, Rollout
 
@@ -61,7 +61,7 @@ class RolloutThrottle:
             if is_probe and failed is None:
                 self._latest.clear()
                 self._open_event.set()
-                self._emit(EndpointUp(endpoint=self._endpoint))
+                self._emit(RolloutsResumed(endpoint=self._endpoint))
             return
         self._latest.append(failed)
         failures = [failure for failure in self._latest if failure is not None]
@@ -76,7 +76,7 @@ class RolloutThrottle:
         last = next(f.message for f in reversed(failures) if (f.endpoint or f.reason) == endpoint)
         self._endpoint = endpoint
         self._emit(
-            EndpointDown(
+            RolloutsThrottled(
                 endpoint=endpoint,
                 num_by_endpoint=count,
                 num_failed=len(failures),

@@ -89,7 +89,7 @@ class RolloutWorker(ChannelActor):
             partial(
                 self._engine.generate,
                 stop_token_ids=list(renderer.stop_tokens),
-                max_thinking_tokens=spec.max_thinking_tokens if self._config.engine.reasoning_delimiters else None,
+                max_reasoning_tokens=spec.max_reasoning_tokens if self._config.engine.reasoning_delimiters else None,
             ),
             dispatcher.call_turn,
             GraderPoolClient(self._config.graders).grade,

@@ -22,7 +22,7 @@ from agent_rft.actors.runtime.actor_calls import UNREACHABLE, call_actor
 from agent_rft.actors.runtime.rollout_stages import Stage, WorkInProgress
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import DiscardError, RftError
-from agent_rft.events import ActorAnswered, ActorSilent, RolloutsStalled, WorkStalled
+from agent_rft.events import ActorRecovered, ActorSilent, RolloutsStalled, WorkStalled
 from agent_rft.loop_protocols import Emit
 
 CHECK_INTERVAL_S = 5.0
@@ -161,7 +161,7 @@ class Watchdog:
             health.doing = []
         else:
             if health.is_reported:
-                self._emit(ActorAnswered(actor=name, silent_s=health.silent_checks * CHECK_INTERVAL_S))
+                self._emit(ActorRecovered(actor=name, silent_s=health.silent_checks * CHECK_INTERVAL_S))
         health.is_reported = health.is_given_up = False
         return True
 

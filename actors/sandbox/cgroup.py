@@ -16,7 +16,7 @@ PREFIX = "agent-rft-grader-"
 CONTROLLERS = {"memory", "pids"}
 
 
-class Group(NamedTuple):
+class SandboxCgroup(NamedTuple):
     """The cgroup of one sandbox. `joins` is its open `cgroup.procs`, so that a process of another user can join."""
 
     folder: Path
@@ -46,7 +46,7 @@ class Group(NamedTuple):
             self.folder.rmdir()
 
 
-def make(memory_bytes: int, num_processes: int, parents: list[Path] | None = None) -> Group | None:
+def make(memory_bytes: int, num_processes: int, parents: list[Path] | None = None) -> SandboxCgroup | None:
     """Create a cgroup below the first of `parents` (default: `delegated()`) that permits it, else return None."""
     for parent in delegated() if parents is None else parents:
         folder = parent / f"{PREFIX}{os.getpid()}"
@@ -59,7 +59,7 @@ def make(memory_bytes: int, num_processes: int, parents: list[Path] | None = Non
             for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):  # not on every kernel
                 with suppress(OSError):
                     (folder / name).write_text(value)
-            return Group(folder, os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
+            return SandboxCgroup(folder, os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
         except OSError:
             with suppress(OSError):
                 folder.rmdir()

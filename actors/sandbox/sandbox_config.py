@@ -37,7 +37,7 @@ MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
 """Ranges of unused user ids: very high ids, or, in a container with only 65,536 ids, ids below `nobody`."""
 PACKAGE = Path(agent_rft.__path__[0])
 HERE = PACKAGE / "actors" / "sandbox"
-BESIDE = ("pid1.py",)
+FIRST_PROCESS_FILES = ("pid1.py",)
 """Files of this folder that the first process of every sandbox imports."""
 SHARED = ("__init__.py", "untrusted.py")
 """Files at the top of the package that every sandbox contains."""
@@ -98,7 +98,7 @@ def launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, Any
     top = str(PACKAGE.parent) if way == "none" else "/.own"
     binds, links = _binds(way)
     binds += [(str(PACKAGE / name), f"{top}/agent_rft/{name}") for name in SHARED]
-    binds += [(str(HERE / name), f"{top}/agent_rft/actors/sandbox/{name}") for name in (script, *BESIDE)]
+    binds += [(str(HERE / name), f"{top}/agent_rft/actors/sandbox/{name}") for name in (script, *FIRST_PROCESS_FILES)]
     if script == "sandbox_worker.py":
         binds += [(str(HERE / "scratch.py"), f"{top}/agent_rft/actors/sandbox/scratch.py")]
     devices = ["/dev/null", "/dev/random", "/dev/urandom"]  # mappings of /dev/zero are memory that no limit counts

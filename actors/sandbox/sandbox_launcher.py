@@ -138,7 +138,7 @@ def bind(source: str, target: str, read_only: bool) -> None:
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-def start_in_namespaces(config: SandboxConfig, group: cgroup.Group | None) -> int:
+def start_in_namespaces(config: SandboxConfig, group: cgroup.SandboxCgroup | None) -> int:
     """Start the worker as the first process of its namespace; return its process id outside the namespace."""
     unshare(config)
     pid = os.fork()
@@ -151,7 +151,7 @@ def start_in_namespaces(config: SandboxConfig, group: cgroup.Group | None) -> in
     return pid
 
 
-def start_bubblewrap(config: SandboxConfig, group: cgroup.Group | None) -> int:
+def start_bubblewrap(config: SandboxConfig, group: cgroup.SandboxCgroup | None) -> int:
     """Start the worker with bubblewrap; return the process id that bubblewrap writes to a pipe."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
@@ -170,7 +170,7 @@ def start_bubblewrap(config: SandboxConfig, group: cgroup.Group | None) -> int:
     return int(json.loads(info)["child-pid"])
 
 
-def start_unsandboxed(config: SandboxConfig, group: cgroup.Group | None) -> int:
+def start_unsandboxed(config: SandboxConfig, group: cgroup.SandboxCgroup | None) -> int:
     """Start the worker in a new session, with an ordinary scratch folder; return its process id."""
     import tempfile  # slow to import, and the other ways do not need it
 
@@ -213,7 +213,7 @@ def watch(usage: Usage, ended: int, limit_bytes: int) -> bool:
     return False
 
 
-def end(ended: int, alone: bool, group: cgroup.Group | None) -> None:
+def end(ended: int, alone: bool, group: cgroup.SandboxCgroup | None) -> None:
     """Kill all processes. In a PID namespace, the kernel does this when the first process ends."""
     give_up = time.monotonic() + GONE_WITHIN_S
     if group is not None:

@@ -106,7 +106,7 @@ IOCTL = (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)
 """PR_GET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, GET_NO_NEW_PRIVS, SET_VMA (a mapping's name)."""
 
-LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+LOAD, AND, EQUAL, GREATER_OR_EQUAL, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 DENY = ERRNO | errno.EPERM
 NUMBER, ARCH, ARGUMENTS = 0, 4, 16
@@ -142,13 +142,13 @@ def program(machine: str | None = None, *, children_count: bool = False) -> byte
     machine = machine or platform.machine()
     steps = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, AUDIT_ARCH[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     if machine == "x86_64":
-        steps += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
+        steps += [(GREATER_OR_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
     numbers, checks = checked(machine), _checks(children_count)
     for name, number in numbers.items():
         steps += [(EQUAL, 0, len(checks[name]), number), *checks[name]]
     for first, last in _ranges(sorted(allowed(machine).values())):
-        steps += [(AT_LEAST, 0, 2, first), (AT_LEAST, 1, 0, last + 1), (RETURN, 0, 0, ALLOW)]
-    steps += [(AT_LEAST, 0, 1, LAST_KNOWN + 1), (RETURN, 0, 0, ERRNO | errno.ENOSYS), (RETURN, 0, 0, DENY)]
+        steps += [(GREATER_OR_EQUAL, 0, 2, first), (GREATER_OR_EQUAL, 1, 0, last + 1), (RETURN, 0, 0, ALLOW)]
+    steps += [(GREATER_OR_EQUAL, 0, 1, LAST_KNOWN + 1), (RETURN, 0, 0, ERRNO | errno.ENOSYS), (RETURN, 0, 0, DENY)]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 

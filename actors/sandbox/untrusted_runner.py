@@ -32,9 +32,9 @@ START_S, GRACE_S = 60.0, 30.0
 """Time allowed for the sandbox to start before the run, and to report after it."""
 MAIN = "main.py"
 DEFAULTS: dict[str, float] = {"wall_s": 10.0, "cpu_s": 10.0, "memory_bytes": 512 << 20, "output_bytes": 64 << 10}
-LEAST: dict[str, float] = {"wall_s": 0.1, "cpu_s": 0.1, "memory_bytes": 64 << 20, "output_bytes": 0}
-MOST: dict[str, float] = {"wall_s": 120.0, "cpu_s": 240.0, "memory_bytes": 2 << 30, "output_bytes": 1 << 20}
-MAX_OUTCOME_BYTES = 2 * int(MOST["output_bytes"]) + untrusted.MAX_FRAME_BYTES
+MIN_LIMITS: dict[str, float] = {"wall_s": 0.1, "cpu_s": 0.1, "memory_bytes": 64 << 20, "output_bytes": 0}
+MAX_LIMITS: dict[str, float] = {"wall_s": 120.0, "cpu_s": 240.0, "memory_bytes": 2 << 30, "output_bytes": 1 << 20}
+MAX_OUTCOME_BYTES = 2 * int(MAX_LIMITS["output_bytes"]) + untrusted.MAX_FRAME_BYTES
 RunnerConfig = dict[str, Any]
 Hold = Callable[[RunnerConfig], bool]
 
@@ -229,7 +229,7 @@ def refuse(request: bytes) -> bytes:
     return untrusted.pack({"refused": f"a grade may run untrusted code at most {MAX_RUNS} times"})
 
 
-def checked(request: bytes, most_memory: int) -> dict[str, float]:
+def checked(request: bytes, max_memory_bytes: int) -> dict[str, float]:
     """Check a request and return its limits, including defaults.
 
     Raises:
@@ -249,9 +249,9 @@ def checked(request: bytes, most_memory: int) -> dict[str, float]:
         raise ValueError(f"limits: {unknown[0]!r:.100} is unknown; use {', '.join(DEFAULTS)}")
     limits = {**DEFAULTS, **limits}
     for name, value in limits.items():
-        most = min(MOST[name], most_memory) if name == "memory_bytes" else MOST[name]
-        if type(value) not in (int, float) or not LEAST[name] <= value <= most:
-            raise ValueError(f"limits: {name} must be a number from {LEAST[name]:,} to {most:,}")
+        upper = min(MAX_LIMITS[name], max_memory_bytes) if name == "memory_bytes" else MAX_LIMITS[name]
+        if type(value) not in (int, float) or not MIN_LIMITS[name] <= value <= upper:
+            raise ValueError(f"limits: {name} must be a number from {MIN_LIMITS[name]:,} to {upper:,}")
     return {name: value if name.endswith("_s") else int(value) for name, value in limits.items()}
 
 

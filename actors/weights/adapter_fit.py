@@ -14,7 +14,7 @@ from agent_rft.trainer.learner.adapter import WEIGHTS_FILE
 PREFIX = "base_model.model."
 
 
-def find_misfit_reason(adapter: Path, base: Path) -> str | None:
+def find_adapter_problem(adapter: Path, base: Path) -> str | None:
     """Return why the adapter in a folder does not fit the base model; None if the headers show no problem.
 
     A base model whose tensors have other names than the adapter's modules, such as fused experts, is not compared.

@@ -70,7 +70,7 @@ class WeightSync:
     2. `deliver` sends both to each engine's actor (`stage`), which copies them to shared memory. Engines still sample,
        and label new tokens with version 7.
     3. `swap(8)` pauses each engine, loads both buckets and resumes. Requests in flight continue, and their next tokens
-       are labelled 8.
+       are labeled 8.
     4. `deliver` returns each engine's pause in seconds, or its failure. Loading other bytes than the learner gathered
        is a failure, and so are tensors that no parameter took.
     5. An engine that starts later loads version 8 from the same buckets (`catch_up`).

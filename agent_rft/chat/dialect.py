@@ -18,29 +18,29 @@ class Dialect:
         family: Name of the model's family.
         tool_parser: Name of the vLLM tool parser that parses its calls; None: the model works only without tools, and
             each turn is an answer.
-        end_tokens: Tokens that end a turn, in addition to the tokenizer's EOS token.
-        thought_marks: Tokens that open and close reasoning; None: the model has no reasoning.
+        stop_tokens: Tokens that end a turn, in addition to the tokenizer's EOS token.
+        reasoning_delimiters: Tokens that open and close reasoning; None: the model has no reasoning.
         template_arguments: Arguments passed to the chat template in each render.
         chat_template: Template used in place of the tokenizer's; None: the tokenizer's.
     """
 
     family: str
     tool_parser: str | None
-    end_tokens: tuple[str, ...] = ()
-    thought_marks: tuple[str, str] | None = None
+    stop_tokens: tuple[str, ...] = ()
+    reasoning_delimiters: tuple[str, str] | None = None
     template_arguments: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Dialect:
         """Load a dialect whose `asdict` was stored as JSON; unknown keys from other versions are ignored."""
-        marks = values.get("thought_marks")
+        marks = values.get("reasoning_delimiters")
         known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         return cls(
             **known
             | {
-                "end_tokens": tuple(values.get("end_tokens", ())),
-                "thought_marks": None if marks is None else (marks[0], marks[1]),
+                "stop_tokens": tuple(values.get("stop_tokens", ())),
+                "reasoning_delimiters": None if marks is None else (marks[0], marks[1]),
             }
         )
 

@@ -52,7 +52,7 @@ class MessageSyntax:
         answer: Text before an answer.
     """
 
-    thought: tuple[str, str]
+    reasoning: tuple[str, str]
     excluded: tuple[str, ...]
     answer: str
 
@@ -68,9 +68,9 @@ class ModelFamily:
             there are tools.
         messages: Syntax of turns with several messages; None: turns have one message, or are not constrained.
         call_mark: Text that every turn with calls contains, and no answer; None: no such text exists.
-        thought_marks: Tokens that open and close reasoning.
-        thought_head: Text after the opening delimiter that is not part of the reasoning.
-        end_tokens: Tokens that end a turn, if the template does not end all turns with one token. The token before tool
+        reasoning_delimiters: Tokens that open and close reasoning. reasoning_prefix: Text after the opening delimiter
+        that is not part of the reasoning. stop_tokens: Tokens that end a turn, if the template does not end all turns
+        with one token. The token before tool
             results may differ from the one after an answer.
         exact: Whether the template renders a turn of the history exactly as the model wrote it. If not, each turn's
             prompt is rendered again, and a rollout has a segment for each turn.
@@ -84,9 +84,9 @@ class ModelFamily:
     calls: tuple[CallSyntax, ...] = ()
     messages: MessageSyntax | None = None
     call_mark: str | None = None
-    thought_marks: tuple[str, str] = ("<think>", "</think>")
-    thought_head: str = ""
-    end_tokens: tuple[str, ...] = ()
+    reasoning_delimiters: tuple[str, str] = ("<think>", "</think>")
+    reasoning_prefix: str = ""
+    stop_tokens: tuple[str, ...] = ()
     exact: bool = True
     call_id: str = "call{index:05d}"
     write_calls: WriteCalls | None = None

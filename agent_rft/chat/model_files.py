@@ -21,12 +21,12 @@ class ModelFiles:
     Attributes:
         card: Content of agent_rft.json.
         chat_template: Replaces the folder's template; None: the folder's template stays.
-        end_token_ids: Stop tokens in addition to those in the folder.
+        stop_token_ids: Stop tokens in addition to those in the folder.
     """
 
     card: ModelCard
     chat_template: str | None = None
-    end_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
 
     def write(self, folder: Path) -> None:
         """Update a model folder in Hugging Face's format.
@@ -42,7 +42,7 @@ class ModelFiles:
                 _write(folder / "tokenizer_config.json", tokenizer | {"chat_template": self.chat_template})
         generation = _read(folder / "generation_config.json")
         known = _end_tokens(generation) or _end_tokens(_read(folder / "config.json"))
-        if ids := [id for id in self.end_token_ids if id not in known]:
+        if ids := [id for id in self.stop_token_ids if id not in known]:
             _write(folder / "generation_config.json", generation | {"eos_token_id": [*known, *ids]})
 
 

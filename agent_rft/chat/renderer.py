@@ -53,9 +53,9 @@ class Renderer:
         self._bridges: dict[tuple[str, ...], tuple[int, list[list[int]]]] = {}
         parser = dialect.tool_parser
         self.family = find_family_without_calls(dialect.family) if parser is None else find_family(parser)
-        ends = (*dialect.end_tokens, tokenizer.eos_token)
+        ends = (*dialect.stop_tokens, tokenizer.eos_token)
         self.template_format = TemplateFormat(self._render, self.family, ends, tuple(self._special.values()))
-        self.reasoning_delimiters = dialect.thought_marks or self.family.thought_marks
+        self.reasoning_delimiters = dialect.reasoning_delimiters or self.family.reasoning_delimiters
         marked = self.family.reasoning_parser is None
         self.reasoning_token_ids = tuple(
             self._marked_up.token_to_id(mark) if marked else None for mark in self.reasoning_delimiters
@@ -219,7 +219,7 @@ class Renderer:
     def decode_reasoning(self, token_ids: Sequence[int]) -> str:
         """Return the text of reasoning from its tokens, which include the delimiters."""
         text = self.tokenizer.decode(token_ids[:-1], skip_special_tokens=False)
-        return text.lstrip().removeprefix(self.reasoning_delimiters[0]).removeprefix(self.family.thought_head)
+        return text.lstrip().removeprefix(self.reasoning_delimiters[0]).removeprefix(self.family.reasoning_prefix)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of rendered text, including special tokens."""

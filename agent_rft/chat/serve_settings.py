@@ -26,7 +26,7 @@ class ServeSettings:
     context_length: int | None = None
     max_completion_tokens: int | None = None
     max_tool_output_tokens: int = RolloutLimits().max_tool_output_tokens
-    max_thinking_tokens: int | None = None
+    max_reasoning_tokens: int | None = None
     temperature: float = 1.0
 
     @classmethod
@@ -40,7 +40,7 @@ class ServeSettings:
             context_length=context_length,
             max_completion_tokens=limits.max_completion_tokens,
             max_tool_output_tokens=limits.max_tool_output_tokens,
-            max_thinking_tokens=plan.max_thinking_tokens,
+            max_reasoning_tokens=plan.max_reasoning_tokens,
             temperature=job.reinforcement.algorithm.evaluation_temperature,
         )
 

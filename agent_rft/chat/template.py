@@ -41,8 +41,8 @@ _FIXES: dict[RenderErrorKind, str] = {
 }
 CODES = {
     "syntax": "template_syntax",
-    "raised": "template_fails",
-    "failed": "template_fails",
+    "raised": "template_error",
+    "failed": "template_error",
     "too_slow": "template_too_costly",
     "too_large": "template_too_costly",
     "memory": "template_too_costly",

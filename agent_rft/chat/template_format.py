@@ -45,8 +45,8 @@ class TemplateFormat:
     @cached_property
     def stop_strings(self) -> tuple[str, ...]:
         """Texts of the tokens that end a turn, without duplicates."""
-        probed = () if self._family.end_tokens else tuple(filter(None, (self.answer_stop_token,)))
-        return tuple(dict.fromkeys((*self._family.end_tokens, *probed, *self._ends)))
+        probed = () if self._family.stop_tokens else tuple(filter(None, (self.answer_stop_token,)))
+        return tuple(dict.fromkeys((*self._family.stop_tokens, *probed, *self._ends)))
 
     @cached_property
     def answer_stop_token(self) -> str | None:
@@ -101,7 +101,7 @@ class TemplateFormat:
         """Message field from which the template renders a turn's reasoning before calls; None: it drops it."""
         for field in REASONING_FIELDS:
             turn = _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)
-            head, marks = [_QUESTION], self._family.thought_marks
+            head, marks = [_QUESTION], self._family.reasoning_delimiters
             turn |= {field: f"{marks[0]}\n{_REASONING}\n{marks[1]}\n\n" if field == "content" else _REASONING}
             if self._family.reasoning_parser is not None and field == "content":
                 continue
@@ -128,7 +128,7 @@ class TemplateFormat:
         turn = _turn([("probe_tool", value) for value in values], self.takes_objects)
         turn["content"] = ("\n\n" if has_reasoning else "") + (_TEXT if has_text else "")
         if has_reasoning and self.reasoning_field is not None:
-            turn = set_reasoning(turn, f"\n{_REASONING}\n", self.reasoning_field, self._family.thought_marks)
+            turn = set_reasoning(turn, f"\n{_REASONING}\n", self.reasoning_field, self._family.reasoning_delimiters)
         results = [_result(i, SLOT.format(i)) for i in range(num_calls)]
         prompt = self._try_render([_QUESTION], generate=True)
         once = self._try_render([_QUESTION, turn, *results], generate=True)
@@ -176,11 +176,11 @@ class TemplateFormat:
         return end, text[position + before[position:].index(end) + len(end) :]
 
 
-def set_reasoning(message: Message, thought: str, field: str, marks: tuple[str, str]) -> Message:
+def set_reasoning(message: Message, reasoning: str, field: str, marks: tuple[str, str]) -> Message:
     """Return the message with its reasoning in the field that the template reads."""
     if field != "content":
-        return {**message, field: thought}
-    return {**message, "content": f"{marks[0]}{thought}{marks[1]}{message.get('content') or ''}"}
+        return {**message, field: reasoning}
+    return {**message, "content": f"{marks[0]}{reasoning}{marks[1]}{message.get('content') or ''}"}
 
 
 def _first(texts: Sequence[str], text: str) -> str | None:

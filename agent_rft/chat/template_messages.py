@@ -110,11 +110,11 @@ def _with_calls(turn: Message, results: list[Message], form: TemplateFormat, fam
 def _move_reasoning(turn: Message, form: TemplateFormat, family: ModelFamily, thinks: bool) -> Message:
     if turn["role"] != "assistant":
         return turn
-    thought = next((turn[key] for key in REASONING_KEYS if turn.get(key)), None)
+    reasoning = next((turn[key] for key in REASONING_KEYS if turn.get(key)), None)
     turn = {key: value for key, value in turn.items() if key not in REASONING_KEYS}
-    if thought is None or not thinks or form.reasoning_field is None:
+    if reasoning is None or not thinks or form.reasoning_field is None:
         return turn
-    return set_reasoning(turn, thought, form.reasoning_field, family.thought_marks)
+    return set_reasoning(turn, reasoning, form.reasoning_field, family.reasoning_delimiters)
 
 
 def _call(call: dict[str, Any], form: TemplateFormat) -> dict[str, Any]:

@@ -97,13 +97,13 @@ def _show_families(as_json: bool) -> None:
         row = {
             "family": family.name,
             "tool_parser": family.tool_parser,
-            "stop_tokens": list(family.end_tokens),
-            "reasoning": family.reasoning_parser or " ".join(family.thought_marks),
+            "stop_tokens": list(family.stop_tokens),
+            "reasoning": family.reasoning_parser or " ".join(family.reasoning_delimiters),
             "structured": bool(family.calls),
         }
         if as_json:
             typer.echo(json.dumps(row))
-        ends = " ".join(family.end_tokens) or "the template's"
+        ends = " ".join(family.stop_tokens) or "the template's"
         structured = "yes" if row["structured"] else "no"
         table.add_row(*map(Text, (family.name, str(family.tool_parser), ends, str(row["reasoning"]), structured)))
     if not as_json:

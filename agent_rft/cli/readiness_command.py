@@ -26,7 +26,7 @@ from agent_rft.cli.job_files import (
 from agent_rft.cluster.run.stop_signals import STOPPED_EXIT_CODE
 
 NOT_READY = 4
-"""Exit code for the verdicts fix_first and warm_start."""
+"""Exit code for the verdicts fix_first and sft_warm_up."""
 
 
 def ready_command(
@@ -53,7 +53,7 @@ def ready_command(
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Sample each row several times and report whether to train: train, fix_first or warm_start.
+    """Sample each row several times and report whether to train: train, fix_first or sft_warm_up.
 
     Exit code 0 for train, 4 for the other verdicts. The run folder contains readiness.html with the variance plot.
     """

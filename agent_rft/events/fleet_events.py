@@ -7,8 +7,8 @@ from typing import Literal
 
 from agent_rft.events.base_event import Event, Private, append_reason
 
-IntegrationCause = Literal["not_installed", "not_allowed", "failed"]
-INTEGRATION_CAUSES: Mapping[IntegrationCause, str] = {
+TrackerCause = Literal["not_installed", "not_allowed", "failed"]
+TRACKER_CAUSES: Mapping[TrackerCause, str] = {
     "not_installed": ": its package is not installed",
     "not_allowed": ": the operator has not set it up",
     "failed": "",
@@ -123,7 +123,7 @@ class ActorSilent(Event, level="warn"):
         return f"{silence}; {what}: {', '.join(self.work)}"
 
 
-class ActorAnswered(Event):
+class ActorRecovered(Event):
     """An actor answers again. Nothing to do."""
 
     actor: str
@@ -149,7 +149,7 @@ class WorkStalled(Event, level="warn"):
         return f"{self.actor} has been in {self.stage} for {self.duration_s:.0f} s"
 
 
-class EndpointOutageBegan(Event, level="warn"):
+class EndpointOutageStarted(Event, level="warn"):
     """A tool, session server, grader or judge fails every call. It receives occasional probes; all other calls wait.
 
     Start the server or fix its URL. The job resumes within a minute, after the next successful probe. Rollouts whose
@@ -227,16 +227,16 @@ class SinkCutOff(Event, level="warn"):
         return append_reason(f"the sink {self.sink} was cut off and gets no more events", self.reason)
 
 
-class IntegrationFailed(Event, level="warn"):
+class TrackerFailed(Event, level="warn"):
     """A tracker of the job's `integrations` cannot be used, and gets no more metrics. Training continues.
 
     The run folder contains all metrics. The tracker is tried again in the next run, or when this run is resumed.
     """
 
-    integration: str
+    tracker: str
     """Type of the tracker, such as `wandb`."""
-    cause: IntegrationCause
-    """`not_installed`: install the package's extra. `not_allowed`: the operator's `integrations` lacks its URL or key.
+    cause: TrackerCause
+    """`not_installed`: install the package's extra. `not_allowed`: the operator's `trackers` lacks its URL or key.
 
     `failed`: the tracker raised an error, hung or fell behind, for example because its server cannot be reached or
     rejects the key.
@@ -245,8 +245,8 @@ class IntegrationFailed(Event, level="warn"):
     """The missing part, or the error that the tracker raised."""
 
     def __str__(self) -> str:
-        cause = INTEGRATION_CAUSES[self.cause]
-        return append_reason(f"{self.integration} gets no more metrics of this run{cause}", self.reason)
+        cause = TRACKER_CAUSES[self.cause]
+        return append_reason(f"{self.tracker} gets no more metrics of this run{cause}", self.reason)
 
 
 class Notice(Event, level="warn"):

@@ -55,20 +55,20 @@ class DiskFreed(Event):
         return "the disk has free space again: the job resumes"
 
 
-class BatchStarved(Event, level="warn"):
+class ZeroVarianceBatch(Event, level="warn"):
     """A batch has no signal: every group has zero variance or was lost. The third such batch in a row ends the run.
 
     The run then fails, unless it completed a step and nearly all groups are `all_right` (`nothing_left_to_learn`). If
     most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. Groups with `equal`
     grades in between point to the grader, discarded rollouts to the endpoints. The traces are stored as
-    `starved-<step>-<times>`.
+    `zero-variance-<step>-<times>`.
     """
 
     times: int
     """Consecutive batches without signal, including this one."""
     num_lost: int
     """Groups with fewer than two graded rollouts."""
-    without_signal: dict[str, float] = field(default_factory=dict)
+    zero_variance: dict[str, float] = field(default_factory=dict)
     """Zero-variance groups (all rewards equal), by kind: `all_right`, `all_wrong`, `equal`."""
     discarded: dict[str, float] = field(default_factory=dict)
     """Discarded rollouts by reason."""
@@ -81,7 +81,7 @@ class BatchStarved(Event, level="warn"):
 
     def __str__(self) -> str:
         why = Diagnosis(self.cause, self.name, self.error)
-        return f"the batch has no signal ({summarize_groups(self.without_signal, self.num_lost)}): {why}"
+        return f"the batch has no signal ({summarize_groups(self.zero_variance, self.num_lost)}): {why}"
 
 
 class NoToolCalls(Event, level="warn"):
@@ -122,9 +122,9 @@ class AlarmRaised(Event, level="warn"):
     """Rule that raised the alarm; `agent-rft explain RULE` explains it and lists what to do."""
     metric: str
     """The metric that changed."""
-    before: float
+    initial_value: float
     """Value of the metric over the first steps of the run."""
-    now: float
+    value: float
     """Value of the metric at this step."""
     grade_rise: float = 0.0
     """Rise of the mean grade over the same time, for `diverged`."""
@@ -138,9 +138,12 @@ class AlarmRaised(Event, level="warn"):
         )
 
     def _describe_change(self) -> str:
-        if self.rule == "top_grade_soon":
-            return f"the mean grade rose from {self.before:.2f} to {self.now:.2f} unusually early: check the grader"
+        if self.rule == "early_top_grade":
+            change = f"the mean grade rose from {self.initial_value:.2f} to {self.value:.2f}"
+            return f"{change} unusually early: check the grader"
         if self.rule == "drift":
-            return f"{self.metric} is {self.now:.1f}, was {self.before:.1f} at the start"
-        change = f"{'fell' if self.now < self.before else 'rose'} from {self.before:.2f} to {self.now:.2f}"
+            return f"{self.metric} is {self.value:.1f}, was {self.initial_value:.1f} at the start"
+        change = (
+            f"{'fell' if self.value < self.initial_value else 'rose'} from {self.initial_value:.2f} to {self.value:.2f}"
+        )
         return f"{self.metric} {change} while the grade rose by {self.grade_rise:.2f}"

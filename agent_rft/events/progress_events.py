@@ -10,9 +10,9 @@ from agent_rft.metrics.confidence_intervals import MIN_VALUES
 from agent_rft.problems.readiness_reasons import Verdict
 from agent_rft.types import Evaluation
 
-Phase = Literal["resources", "actors", "replay", "grading", "training", "validation", "checkpoint", "copy"]
+Phase = Literal["resources", "actors", "replay", "grading", "training", "validation", "checkpoint", "upload"]
 Outcome = Literal["done", "stopped", "failed"]
-StoreAction = Literal["copy", "remove"]
+StoreAction = Literal["upload", "remove"]
 VALIDATION = "validation"
 """The `name` of an Evaluated event of the validation file."""
 PHASE_NAMES: Mapping[Phase, str] = {
@@ -23,7 +23,7 @@ PHASE_NAMES: Mapping[Phase, str] = {
     "training": "training",
     "validation": "grading the validation file",
     "checkpoint": "writing a checkpoint",
-    "copy": "uploading the last checkpoint to the checkpoint store",
+    "upload": "uploading the last checkpoint to the checkpoint store",
 }
 
 
@@ -47,12 +47,12 @@ class SettingChosen(Event):
     `cluster.micro_batch_tokens`."""
     value: float | str
     """The value, before `learning_rate_multiplier` is applied."""
-    why: str
+    reason: str
     """Basis of the choice, such as the number of rows or the memory of a node."""
 
     def __str__(self) -> str:
         value = self.value if isinstance(self.value, str) else f"{self.value:.7g}"
-        return f"{self.setting}: auto is {value} ({self.why})"
+        return f"{self.setting}: auto is {value} ({self.reason})"
 
 
 class SettingChanged(Event):
@@ -64,13 +64,13 @@ class SettingChanged(Event):
 
     setting: str
     """Path of the setting in the job file, such as `method.reinforcement.grader.url`; `cluster` for the placement."""
-    now: str
+    value: str
     """The value in the job file, as JSON; long values are cut. A placement is text, such as `1 engine of 1 GPU`."""
-    was: str
+    previous_value: str
     """The value at the start of the run."""
 
     def __str__(self) -> str:
-        return f"{self.setting} is {self.now}; the run began with {self.was}"
+        return f"{self.setting} is {self.value}; the run began with {self.previous_value}"
 
 
 class JobResumed(Event):
@@ -83,12 +83,12 @@ class JobResumed(Event):
         return f"resumed at step {self.step} of {self.total_steps}"
 
 
-class PhaseBegan(Event):
+class PhaseStarted(Event):
     """A phase started, which explains a wait that follows. Nothing to do, unless `resources` never ends."""
 
     phase: Phase
     """`resources`: waiting for CPUs or GPUs. `actors`: starting engines and learner. `replay`: replaying updates.
-    `grading`: grading a file. `copy`: uploading the last checkpoint to the checkpoint store.
+    `grading`: grading a file. `upload`: uploading the last checkpoint to the checkpoint store.
 
     `training`, `validation` and `checkpoint` are parts of the training loop.
     """
@@ -143,7 +143,7 @@ class ReadinessJudged(Event):
     """A readiness check (`agent-rft ready` or the API) has its verdict. The reasons list what to do before training."""
 
     verdict: Verdict
-    """`train`, `fix_first` or `warm_start`."""
+    """`train`, `fix_first` or `sft_warm_up`."""
     reasons: tuple[str, ...] = ()
     """Codes of the reasons and notes; `agent-rft explain CODE` explains each."""
 
@@ -190,13 +190,15 @@ class CheckpointIntervalChanged(Event, level="warn"):
 
     minutes: float
     """New interval in minutes: twice the time of a write, or the interval of the job."""
-    was: float
+    previous_minutes: float
     """Previous interval in minutes."""
     write_s: float
     """Seconds to write the last checkpoint."""
 
     def __str__(self) -> str:
-        change = f"the interval between checkpoints is now {self.minutes:.1f} minutes instead of {self.was:.1f}"
+        change = (
+            f"the interval between checkpoints is now {self.minutes:.1f} minutes instead of {self.previous_minutes:.1f}"
+        )
         return f"writing a checkpoint took {self.write_s:.0f} s: {change}"
 
 
@@ -253,7 +255,7 @@ class NothingLeftToLearn(Event):
         return f"{when}: nearly all answers are right, nothing is left to learn"
 
 
-class FewerCalls(Event):
+class FewerCallsFound(Event):
     """A checkpoint makes significantly fewer tool calls and may be as good as the best one by validation reward.
 
     Emitted at the end of a run. Rows are compared in pairs: the 95 % interval of the change in reward includes 0. The
@@ -283,7 +285,7 @@ class FewerCalls(Event):
         )
 
 
-class SidesCompared(Event):
+class UtilizationMeasured(Event):
     """Utilization of engines and learner ranks, and numbers of both that would reduce waiting.
 
     Emitted at the end of a run. The shares are measured over all steps. The recommended numbers are computed from them
@@ -314,7 +316,7 @@ class SidesCompared(Event):
         )
 
 
-class CheckpointCopied(Event):
+class CheckpointUploaded(Event):
     """A checkpoint was uploaded to the operator's checkpoint store, from which a run with a lost folder can resume."""
 
     num_bytes: int
@@ -334,19 +336,19 @@ class CheckpointStoreFailed(Event, level="warn"):
     """
 
     action: StoreAction
-    """`copy`: a checkpoint was not uploaded. `remove`: older checkpoints were not removed, and still take space."""
+    """`upload`: a checkpoint was not uploaded. `remove`: older checkpoints were not removed, and still take space."""
     cause: Private[str]
     """Error message of the store."""
-    again_in_s: float | None = None
+    retry_in_s: float | None = None
     """Seconds until the next try; None: at the next checkpoint."""
 
     def __str__(self) -> str:
-        what = "uploading a checkpoint to" if self.action == "copy" else "removing older checkpoints from"
-        again = "at the next checkpoint" if self.again_in_s is None else f"in {self.again_in_s:.0f} s"
+        what = "uploading a checkpoint to" if self.action == "upload" else "removing older checkpoints from"
+        again = "at the next checkpoint" if self.retry_in_s is None else f"in {self.retry_in_s:.0f} s"
         return append_reason(f"{what} the checkpoint store failed", self.cause) + f"; the next try is {again}"
 
 
-class CheckpointStoreTaken(Event, level="warn"):
+class CheckpointStoreClaimed(Event, level="warn"):
     """Another process has claimed the run's checkpoints in the store, so this process uploads no more of them.
 
     If this process was suspended or cut off and the run was started elsewhere, stop this process. If two runs have
@@ -363,13 +365,13 @@ class StateConverted(Event):
     Nothing to do. Weights and moments are the same; later losses differ by rounding.
     """
 
-    before: str
+    previous_layout: str
     """Learner layout of the checkpoint."""
-    now: str
+    layout: str
     """Current learner layout."""
 
     def __str__(self) -> str:
-        return f"the checkpoint of step {self.step} was converted from {self.before} to {self.now}"
+        return f"the checkpoint of step {self.step} was converted from {self.previous_layout} to {self.layout}"
 
 
 class UpdatesReplayed(Event):

@@ -115,10 +115,11 @@ class RolloutsProgressed(Event):
         return f"row {_parse_line(self.newest_row)}, grade {self.newest_grade:.3f}: {answer}{after}"
 
 
-class EndpointDown(Event, level="warn"):
+class RolloutsThrottled(Event, level="warn"):
     """Most of the last rollouts were discarded. New rollouts are throttled: only probes run.
 
-    The job waits and loses no data. Get the endpoint working again; rollouts then resume automatically (`endpoint_up`).
+    The job waits and loses no data. Get the endpoint working again; rollouts then resume automatically
+    (`rollouts_resumed`).
     """
 
     endpoint: str
@@ -139,11 +140,11 @@ class EndpointDown(Event, level="warn"):
         )
 
 
-class EndpointUp(Event):
+class RolloutsResumed(Event):
     """A probe was graded, so rollouts resume. Nothing to do."""
 
     endpoint: str
-    """The `endpoint` of the preceding `endpoint_down`."""
+    """The `endpoint` of the preceding `rollouts_throttled`."""
 
     def __str__(self) -> str:
         return "a probe was graded: rollouts resume"

@@ -29,7 +29,7 @@ _ENDPOINTS: dict[str, Metric] = {
     "endpoint/<endpoint>/retries": _live(
         "retries after failures", "requests", "requests sent again after a failure", "counter", series="after failures"
     ),
-    "endpoint/<endpoint>/waits": _live(
+    "endpoint/<endpoint>/backpressure_retries": _live(
         "waits after 408, 425, 429 or 503",
         "requests",
         "requests sent again after 408, 425, 429 or 503",
@@ -113,7 +113,7 @@ _ROLLOUTS: dict[str, Metric] = {
         series="baseline",
     ),
     "grade_s": _live("grading time", "s", "time from the end of a rollout to its grade", "histogram", SECONDS),
-    "grade_errors/<kind>": _live(
+    "grading_errors/<kind>": _live(
         "failed grader calls", "grades", "grader calls that failed, by kind of error", "counter"
     ),
 }
@@ -185,7 +185,7 @@ _SERVER: dict[str, Metric] = {
         "failed attempts to upload a checkpoint to the checkpoint store, or to remove old ones there",
         "counter",
     ),
-    "integration_failures/<integration>": _live(
+    "tracker_failures/<tracker>": _live(
         "failed trackers",
         "trackers",
         "trackers of the job that failed and get no more metrics, by type such as wandb",

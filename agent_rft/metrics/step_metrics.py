@@ -63,7 +63,7 @@ _REWARDS: dict[str, Metric] = {
         "",
         "half width of the 95 % confidence interval of full_valid_mean_grade, over rows",
     ),
-    "full_valid_n": Metric("validation rollouts", "rollouts", "graded validation rollouts"),
+    "full_valid_rollouts": Metric("validation rollouts", "rollouts", "graded validation rollouts"),
     "full_valid_tool_calls_mean": Metric(
         "tool calls per validation rollout",
         "calls",
@@ -244,7 +244,7 @@ _LOSSES: dict[str, Metric] = {
     "groups_trained": _count(
         "groups trained", "groups", "groups that were trained on", chart="groups", series="trained"
     ),
-    "groups_without_signal/<kind>": _count(
+    "zero_variance_groups/<kind>": _count(
         "zero-variance groups",
         "groups",
         "groups whose rewards are all equal, so that they have no signal: all_right, all_wrong, equal",
@@ -253,12 +253,12 @@ _LOSSES: dict[str, Metric] = {
     "groups_lost": _count(
         "groups lost", "groups", "groups with fewer than two surviving rollouts", chart="groups", series="lost"
     ),
-    "account/<state>": _file(
+    "rollout_attempts/<state>": _file(
         "rollout attempts",
         "rollouts",
         "attempts since the start: started = graded + discarded + cancelled + in_flight",
     ),
-    "slow_rows_ratio": Metric(
+    "slow_rows_graded_ratio": Metric(
         "graded share of slow rows",
         "",
         "graded share of rollouts in the slowest quarter of groups, divided by the graded share in all groups",
@@ -363,7 +363,7 @@ _LEARNER: dict[str, Metric] = {
         chart="limited",
         series="diverged",
     ),
-    "kl_start": Metric(
+    "kl_reference": Metric(
         "KL to the reference model",
         "nats",
         "KL divergence from the reference model, in nats; only if kl_coef is above 0",
@@ -375,7 +375,7 @@ _LEARNER: dict[str, Metric] = {
         chart="gap",
         series="trained tokens",
     ),
-    "logprob_gap_ratio": Metric(
+    "importance_ratio_same_version": Metric(
         "importance ratio at equal versions",
         "",
         "mean ratio of the learner's to the engine's probability, over tokens of the learner's version",
@@ -384,7 +384,7 @@ _LEARNER: dict[str, Metric] = {
     "logprob_gap_tokens": Metric(
         "tokens of the log-probability gap",
         "tokens",
-        "number of tokens over which logprob_gap and logprob_gap_ratio are averaged",
+        "number of tokens over which logprob_gap and importance_ratio_same_version are averaged",
     ),
     "tokens_without_loss": _count(
         "tokens without loss",

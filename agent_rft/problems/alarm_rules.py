@@ -6,10 +6,10 @@ from typing import Literal
 
 from agent_rft.problems.problem_code import ProblemCode
 
-AlarmRule = Literal["top_grade_soon", "drift", "diverged"]
+AlarmRule = Literal["early_top_grade", "drift", "diverged"]
 
 ALARM_RULES: dict[AlarmRule, ProblemCode] = {
-    "top_grade_soon": ProblemCode(
+    "early_top_grade": ProblemCode(
         "The mean grade is nearly 1 within the first steps, although it was far from 1 at the start. A rise this fast "
         "is more often caused by a loophole in the grader than by learning the task.",
         "Read the answers (`agent-rft traces RUN --best 5`). If they are good, continue: the rows are easy. If not, "

@@ -15,11 +15,11 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "The key is unknown to the server, was revoked or has expired. Keys belong to one server's database.",
             "Check which server the client calls (`base_url`), and create a key there with `agent-rft keys create`.",
         ),
-        "session_ended": ProblemCode(
+        "console_session_ended": ProblemCode(
             "The console session has ended: it lasts 24 hours, and not longer than its key.",
             "Log in again with a valid key.",
         ),
-        "foreign_origin": ProblemCode(
+        "cross_origin": ProblemCode(
             "A page of another host sent a change with the console's cookie, so the change was refused.",
             "Open the console at the server's URL. A proxy in front of the server must forward `Host` unchanged.",
         ),
@@ -106,7 +106,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "character that cannot be stored.",
             "Send one JSON object; split a large one.",
         ),
-        "invalid_form": ProblemCode(
+        "invalid_multipart": ProblemCode(
             "The upload is not a complete multipart form, or contains a field twice.",
             "Let an HTTP library create the form. A truncated form is often caused by a proxy that limits the size of "
             "bodies.",
@@ -145,7 +145,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "In the older format of supervised jobs, the top-level `hyperparameters` support only three keys.",
             "Remove the key, or set it in `method.supervised.hyperparameters`.",
         ),
-        "two_places": ProblemCode(
+        "duplicate_hyperparameters": ProblemCode(
             "`hyperparameters` are set both at the top level, which is the older format, and in `method`. One of them "
             "would be ignored.",
             "Set all of them in `method`.",

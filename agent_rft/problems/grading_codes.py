@@ -59,7 +59,7 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "Use only values of `labels`.",
             stops_accepted=False,
         ),
-        "not_for_logprobs": CheckCode(
+        "logprobs_unsupported": CheckCode(
             "The judge is read by log-probabilities (the operator set `scoring: logprobs` in `models`). The grade is "
             "then the probability of each label as the first token of the answer. Labels must therefore begin "
             "differently, and the range of a score must be digits. A guard's `pass_threshold` must be below the "

@@ -17,26 +17,26 @@ IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
             "Remove such rows from a copy of the file, or describe their content in words. Pass the copy with "
             "`--training-file` or `--validation-file`.",
         ),
-        "file_gone": ProblemCode(
+        "file_deleted": ProblemCode(
             "The job refers to a file that no longer exists at its service: files can be deleted or expire while the "
             "job stays. In an export, the file is missing from the folder.",
             "Pass your own copy with `--training-file` or `--validation-file`; its name may differ.",
         ),
     },
     "Writing a project": {
-        "unfit_function": ProblemCode(
+        "unsupported_function": ProblemCode(
             "A model calls a tool by its name, with named arguments in JSON. `agent-rft init` generates the tool's "
             "JSON schema from the function's type hints with pydantic. Each argument therefore needs a name and a "
             "type hint that JSON can represent.",
             "Fix the function's signature, or leave the function out by naming the others, each with `--tool`.",
         ),
-        "unfit_operation": ProblemCode(
+        "unsupported_operation": ProblemCode(
             "An operation of an OpenAPI document becomes a tool, with its `operationId` as name and its parameters "
             "and JSON body as arguments. References are resolved within the document only, and a reference that "
             "contains itself has no end.",
             "Fix a copy of the document, or leave the operation out by naming the others, each with `--tool`.",
         ),
-        "unfit_example": ProblemCode(
+        "invalid_example": ProblemCode(
             "The first line of a CSV file of examples must name its columns, including a question and an answer. Each "
             "further line needs a value for every column. If a question has two different answers, one of them is "
             "wrong.",

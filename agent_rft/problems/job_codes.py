@@ -72,7 +72,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Use one of the types in the message.",
             stops_accepted=True,
         ),
-        "invalid_duplicate_integration": CheckCode(
+        "invalid_duplicate_tracker": CheckCode(
             "`integrations` lists a tracker more than once. A job has one run in each tracker, so both entries would "
             "write to the same run.",
             "Keep one entry per type.",
@@ -250,7 +250,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Use another model. The page on models lists the supported types.",
             stops_accepted=False,
         ),
-        "other_adapter": CheckCode(
+        "adapter_mismatch": CheckCode(
             "The model's folder contains an adapter that does not match `lora`, such as a checkpoint of another job "
             "with `lora`. Training can continue with the adapter if `lora` has its rank, alpha and targets. Training "
             "a larger adapter or all weights requires a full model.",
@@ -276,14 +276,14 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Lower `lora.rank`, or omit `lora`: all weights of such a small model can be trained.",
             stops_accepted=False,
         ),
-        "no_adapters": CheckCode(
+        "lora_unsupported": CheckCode(
             "The engine, vLLM, does not support LoRA for this architecture, so rollouts could not use the trained "
             "adapter.",
             "Omit `lora`, or use another model. Supervised jobs need no engine, so they may use `lora`, and its "
             "checkpoints can be merged.",
             stops_accepted=True,
         ),
-        "no_experts": CheckCode(
+        "not_a_mixture": CheckCode(
             "`algorithm.router_replay` requires a mixture of experts, but the model has no experts.",
             "Omit `algorithm.router_replay`.",
             stops_accepted=False,
@@ -300,13 +300,13 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Use an instruction-tuned model, or add a `chat_template.jinja`.",
             stops_accepted=True,
         ),
-        "template_fails": CheckCode(
+        "template_error": CheckCode(
             "The chat template raises an error for a question, a turn with tool calls, or tool results. An agent "
             "cannot be trained with it.",
             "Fix the template, or set another one in `model_options.chat_template`.",
             stops_accepted=False,
         ),
-        "calls_not_read": CheckCode(
+        "calls_not_parsed": CheckCode(
             "The job has tools, or a row has tools, calls or results in its messages, but no parser reads the model's "
             "calls. The check rendered one call, two calls and a call with reasoning with the model's template, and "
             "no tool parser returned the same calls. Each good call would count as malformed, or as an answer. Jobs "
@@ -404,7 +404,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "placement with the fewest GPUs.",
             stops_accepted=False,
         ),
-        "no_room_for_context": CheckCode(
+        "too_little_cache_memory": CheckCode(
             "The memory that remains for an engine's cache cannot hold one sequence of the full context length, so a "
             "long rollout could never end.",
             "Lower `cluster.context_length`, or give the engine more GPUs.",
@@ -416,14 +416,14 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Use float32, or `auto`.",
             stops_accepted=True,
         ),
-        "states_under_zero_3": CheckCode(
+        "stateful_layers_under_zero_3": CheckCode(
             "`cluster.zero_stage` is 3, but the model has layers that carry a state from token to token, such as "
             "linear attention. They run once per sequence, so ranks would gather their weights a different number of "
             "times.",
             "Set `cluster.zero_stage` to 2, which divides everything except the weights.",
             stops_accepted=True,
         ),
-        "colocated_on_gpus": CheckCode(
+        "colocated_multi_gpu_engine": CheckCode(
             "`cluster.colocated` lets an engine and a learner rank share one GPU. An engine that is split over "
             "several GPUs cannot share them.",
             "Set `cluster.engine_gpus` to 1, or `colocated` to false, which gives each separate GPUs.",
@@ -494,7 +494,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Enlarge `/tmp` (on Kubernetes the `sizeLimit` of its `emptyDir`), or the object store.",
             stops_accepted=False,
         ),
-        "no_shared_memory": CheckCode(
+        "small_shared_memory": CheckCode(
             "The learner sends weights to the engines of a node through `/dev/shm`, which is too small here. "
             "Containers get 64 MiB by default.",
             "Enlarge `/dev/shm`, with `--shm-size` for a container or a memory-backed volume on Kubernetes.",

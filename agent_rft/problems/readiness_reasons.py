@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-Verdict = Literal["train", "fix_first", "warm_start"]
+Verdict = Literal["train", "fix_first", "sft_warm_up"]
 """Verdict of the readiness check.
 
 - train: the rewards of the rollouts differ, so there is something to learn.
 - fix_first: training would learn the wrong thing, or nothing.
-- warm_start: the model almost never succeeds, so it needs an SFT warm-up first.
+- sft_warm_up: the model almost never succeeds, so it needs an SFT warm-up first.
 """
 
 
@@ -22,20 +22,20 @@ class Reason(StrEnum):
     ROLLOUTS_DISCARDED = "rollouts_discarded"
     TOOLS_FAIL = "tools_fail"
     CALLS_INVALID = "calls_invalid"
-    ANSWERS_CUT = "answers_cut"
+    ANSWERS_CUT = "answers_truncated"
     TOO_FEW_ROWS = "too_few_rows"
     CONTRADICTORY_ROWS = "contradictory_rows"
     GRADER_NOISY = "grader_noisy"
     GRADER_DISAGREES = "grader_disagrees"
     TOO_EASY = "too_easy"
-    NO_DIFFERENCES = "no_differences"
+    NO_DIFFERENCES = "equal_rewards"
     TOO_HARD = "too_hard"
     TOOLS_UNUSED = "tools_unused"
     NEAR_DUPLICATES = "near_duplicates"
-    ROWS_SHARED = "rows_shared"
+    ROWS_SHARED = "rows_overlap"
     GRADER_COARSE = "grader_coarse"
     TOO_SLOW = "too_slow"
-    NOT_GRADED_TWICE = "not_graded_twice"
+    NOT_GRADED_TWICE = "grader_noise_unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,13 @@ REASONS: dict[Reason, ReasonEntry] = {
         "Use a grader with finer grades, or raise `algorithm.temperature`.",
     ),
     Reason.TOO_HARD: ReasonEntry(
-        "warm_start",
+        "sft_warm_up",
         "Most rows fail in all their rollouts, so no rollout shows a better answer.",
         "Start with an SFT warm-up: write supervised rows, or take the best rollouts of a stronger model "
         "(`--export-sft`). Or give partial credit in the grader, or use easier rows.",
     ),
     Reason.TOOLS_UNUSED: ReasonEntry(
-        "warm_start",
+        "sft_warm_up",
         "Rows offer tools, but the rollouts rarely call one. Behavior that is never sampled cannot be reinforced.",
         "Explain in the prompt when to call which tool. If that does not help, start with an SFT warm-up on rows with "
         "calls.",

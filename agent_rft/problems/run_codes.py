@@ -12,7 +12,7 @@ STARTING_CODES: dict[str, dict[str, CheckCode]] = {
             "Check `--address` and `RAY_ADDRESS`. To use a cluster on this machine only, omit both.",
             stops_accepted=True,
         ),
-        "job_changed": CheckCode(
+        "setting_differs": CheckCode(
             "A setting of the job file differs from the value at the start of the run, or this version cannot read "
             "the run's value. A checkpoint's counters, row order and optimizer state belong to the job that wrote it, "
             "so a run with other settings would mix two experiments. URLs, headers, timeouts, resources and "
@@ -38,7 +38,7 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
             "The test file has problems. The message describes the first one, the job's events list all of them.",
             "Fix the rows, upload the file again and create a new job.",
         ),
-        "validation_failed": ProblemCode(
+        "check_failed": ProblemCode(
             "The check of the job has no result: it failed, or exceeded its limits of time, CPU time or memory. "
             "Usually a tool or the grader answers slowly, the cluster was too busy to run the check, or rows or "
             "schemas are very large.",

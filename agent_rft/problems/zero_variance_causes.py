@@ -10,7 +10,7 @@ Cause = Literal[
     "discarded",
     "all_right",
     "guarded",
-    "cut_off",
+    "truncated",
     "out_of_turns",
     "no_calls",
     "malformed_calls",
@@ -19,7 +19,7 @@ Cause = Literal[
     "tool_errors",
     "same_answers",
     "constant_grade",
-    "decided_rows",
+    "constant_rows",
     "too_hard",
 ]
 """Most likely reason why a batch has no signal, as far as its rollouts show it."""
@@ -34,7 +34,7 @@ CAUSES: Mapping[Cause, tuple[str, str]] = {
         "use harder rows, or train only for fewer calls and tokens with penalties in `reward`",
     ),
     "guarded": ("the guard {name} set the rewards of nearly all rollouts", "check whether it detects what it should"),
-    "cut_off": (
+    "truncated": (
         "nearly all rollouts were cut off before they answered",
         "raise limits.max_completion_tokens or cluster.context_length, or ask for shorter answers",
     ),
@@ -72,7 +72,7 @@ CAUSES: Mapping[Cause, tuple[str, str]] = {
         "the grader gives all rollouts the same grade",
         "test it with right and wrong answers",
     ),
-    "decided_rows": (
+    "constant_rows": (
         "each row gets the same grade in all its rollouts, but the grades of different rows differ",
         "use rows that the model solves sometimes, or raise compute_multiplier for more rollouts per row",
     ),
@@ -101,10 +101,10 @@ class Diagnosis:
         return f"{problem.format(name=repr(self.name))}{error}; {fix}"
 
 
-def summarize_groups(without_signal: Mapping[str, float], num_lost: int) -> str:
+def summarize_groups(zero_variance: Mapping[str, float], num_lost: int) -> str:
     """Return a summary of the groups of a batch without signal: `7 of 8 groups all wrong, 1 lost`."""
-    total = sum(without_signal.values()) + num_lost
-    counts = [(n, KIND_NAMES.get(kind, kind)) for kind, n in without_signal.items()] + [(num_lost, "lost")]
+    total = sum(zero_variance.values()) + num_lost
+    counts = [(n, KIND_NAMES.get(kind, kind)) for kind, n in zero_variance.items()] + [(num_lost, "lost")]
     first, *others = [(n, kind) for n, kind in sorted(counts, reverse=True) if n] or [(0, "graded")]
     groups = f"{first[0]:.0f} of {total:.0f} groups {first[1]}"
     return ", ".join([groups, *(f"{n:.0f} {kind}" for n, kind in others)])

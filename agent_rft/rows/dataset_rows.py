@@ -61,9 +61,9 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
                 problem("broken_json", number, f"is not valid JSON: {error}", "write one JSON object per line")
             )
             continue
-        mistake = find_row_error(row, conversations)
-        if mistake is not None:
-            problems.append(problem("invalid_row", number, *mistake))
+        row_error = find_row_error(row, conversations)
+        if row_error is not None:
+            problems.append(problem("invalid_row", number, *row_error))
             continue
         digest = hashlib.blake2b(line.strip().encode(), digest_size=4).hexdigest()
         tasks.append(Task(f"{number}-{digest}", tuple(row["messages"]), tuple(row.get("tools") or ()), row))

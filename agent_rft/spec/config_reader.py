@@ -30,7 +30,7 @@ KnownProblem = Callable[[KeyPath], tuple[str, str, str] | None]
 """Function that returns code, message and fix for an error at a path, to replace pydantic's message; None: keep
 it."""
 
-MAX_MISTAKES = 200
+MAX_PROBLEMS = 200
 """Maximum number of reported errors, and of unknown keys that are compared with a missing key."""
 WITH_NULLS = ("response_format", "template_arguments")
 """Keys of JSON schemas and arguments, in which null is a value."""
@@ -128,7 +128,7 @@ def validate(
         return model.model_validate(raw), []
     except ValidationError as error:
         found: dict[KeyPath, list[Any]] = {}
-        for item in error.errors(include_url=False)[:MAX_MISTAKES]:
+        for item in error.errors(include_url=False)[:MAX_PROBLEMS]:
             path = to_key_path(item["loc"], raw, missing=item["type"] == "missing")
             found.setdefault(path, []).append(item)
         for path in [path for path, items in found.items() if items[0]["type"] == "too_short"]:
@@ -164,9 +164,9 @@ def _problem(
     errors: list[Any], path: KeyPath, source: ParsedFile, variables: Variables, known: KnownProblem, keys: KnownKeys
 ) -> Problem:
     """Return the problem with one value. `errors` has an entry for each type that the value could have had."""
-    mistake = known(path)
-    if mistake is not None:
-        code, message, fix = mistake
+    found = known(path)
+    if found is not None:
+        code, message, fix = found
         return source.problem(code, path, message, fix)
     kind, given, context = errors[0]["type"], errors[0].get("input"), errors[0].get("ctx", {})
     if kind == "missing":
@@ -237,7 +237,7 @@ class KnownKeys:
         if isinstance(path[-1], int):
             return "add the item"
         known = self._known.get(_pattern(path[:-1]), set())
-        unknown = set(islice(mapping, MAX_MISTAKES)) - known if isinstance(mapping, dict) else ()
+        unknown = set(islice(mapping, MAX_PROBLEMS)) - known if isinstance(mapping, dict) else ()
         near = get_close_matches(str(path[-1]), [key for key in unknown if isinstance(key, str)], 1, _MIN_SIMILARITY)
         return f"rename {near[0]!r} to {path[-1]!r}" if near else f"add `{path[-1]}: ...`"
 

@@ -20,8 +20,8 @@ def _strip(secret: SecretStr) -> SecretStr:
 
 
 def _check_key(key: SecretStr) -> SecretStr:
-    if (mistake := find_key_problem(key.get_secret_value())) is not None:
-        raise PydanticCustomError("value_error", "{mistake}", {"mistake": mistake, "fix": KEY_FIX})
+    if (problem := find_key_problem(key.get_secret_value())) is not None:
+        raise PydanticCustomError("value_error", "{mistake}", {"mistake": problem, "fix": KEY_FIX})
     return key
 
 

@@ -32,7 +32,7 @@ class EarlyStop(StrictModel):
 
 Auto = Literal["auto"]
 Schedule = Literal["constant", "linear", "cosine"]
-Advantage = Literal["centred", "grpo", "rloo"]
+Advantage = Literal["centered", "grpo", "rloo"]
 FILES = ("training_file", "validation_file", "test_file")
 """Fields of a job that name files."""
 
@@ -172,8 +172,8 @@ class RewardSpec(StrictModel):
 class AlgorithmSpec(OptimizerSpec):
     """Settings of the weight updates: AdamW on a clipped surrogate, with gradients clipped to norm 1."""
 
-    advantage: Advantage = "centred"
-    """Comparison of a rollout's reward with the rewards of its group: centred (difference from the mean), grpo (the
+    advantage: Advantage = "centered"
+    """Comparison of a rollout's reward with the rewards of its group: centered (difference from the mean), grpo (the
     same, divided by the standard deviation) or rloo (difference from the mean of the other rollouts)."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Lower clipping bound: an update may not lower a token's probability below 1 - clip_low times its value before the

@@ -55,7 +55,7 @@ def load_legacy_job(raw: Mapping[str, Any], owner: str) -> tuple[JobSpec, list[s
         else:
             fix = "resume it with the version of agent-rft that started it"
             problems.append(
-                Problem("job_changed", field, f"{owner} has a value in an older format: {item['msg']}", fix)
+                Problem("setting_differs", field, f"{owner} has a value in an older format: {item['msg']}", fix)
             )
     if problems:
         raise InvalidJob("the job was made by another version of agent-rft", problems)

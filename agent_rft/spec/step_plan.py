@@ -48,7 +48,7 @@ class StepPlan(StrictModel):
     """Optimizer steps per batch."""
     learning_rate: Annotated[float, Field(gt=0)]
     """Learning rate after the warm-up, multiplier included."""
-    max_thinking_tokens: Count | None
+    max_reasoning_tokens: Count | None
     """Maximum number of reasoning tokens per turn; None: no limit."""
 
     @property
@@ -83,7 +83,7 @@ def resolve_plan(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Step
         """Return the value of a setting; if it was auto, record the choice."""
         if given != "auto":
             return given
-        choices.append(SettingChosen(setting=setting, value=auto, why=why))
+        choices.append(SettingChosen(setting=setting, value=auto, reason=why))
         return auto
 
     reinforcement = job.method.type == "reinforcement"
@@ -134,6 +134,6 @@ def resolve_plan(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Step
         eval_samples=int(samples),
         updates_per_batch=updates,
         learning_rate=rate * multiplier,
-        max_thinking_tokens=thinking,
+        max_reasoning_tokens=thinking,
     )
     return plan, tuple(choices)

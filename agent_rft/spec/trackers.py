@@ -34,7 +34,7 @@ class WandbTrackerSpec(TrackerSpec):
     """The tracker Weights & Biases."""
 
     type: Literal["wandb"]
-    """Records the run at Weights & Biases; needs the extra `wandb` and the operator's `integrations.wandb`."""
+    """Records the run at Weights & Biases; needs the extra `wandb` and the operator's `trackers.wandb`."""
     wandb: WandbSettings
     """Project, names and tags of the run."""
 
@@ -52,7 +52,7 @@ class MlflowTrackerSpec(TrackerSpec):
     """The tracker MLflow."""
 
     type: Literal["mlflow"]
-    """Records the run in MLflow; needs the extra `mlflow` and the operator's `integrations.mlflow`."""
+    """Records the run in MLflow; needs the extra `mlflow` and the operator's `trackers.mlflow`."""
     mlflow: MlflowSettings = MlflowSettings()
     """Experiment and name of the run."""
 

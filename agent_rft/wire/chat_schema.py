@@ -147,9 +147,9 @@ def _check_grammar_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return _refuse(schema, find_schema_problem(schema, grammar=True))
 
 
-def _refuse(schema: dict[str, Any], mistake: SchemaProblem | None) -> dict[str, Any]:
-    if mistake is not None:
-        raise ValueError(f"{mistake}; {mistake.fix}")
+def _refuse(schema: dict[str, Any], problem: SchemaProblem | None) -> dict[str, Any]:
+    if problem is not None:
+        raise ValueError(f"{problem}; {problem.fix}")
     return schema
 
 
@@ -384,6 +384,6 @@ def check_grammars(choice: str | NamedTool | None, tools: list[ToolDefinition] |
         allowed = f"at most {MAX_PATTERNS} are allowed with this tool_choice and response format"
         raise ValueError(f"the tools have {count:,} patterns; {allowed}")
     for i, tool in enumerate(tools or ()):
-        mistake = find_schema_problem(tool.function.parameters, grammar=True)
-        if mistake is not None:
-            raise ValueError(f"tools[{i}], {tool.function.name!r}: its schema at {mistake}; {mistake.fix}")
+        problem = find_schema_problem(tool.function.parameters, grammar=True)
+        if problem is not None:
+            raise ValueError(f"tools[{i}], {tool.function.name!r}: its schema at {problem}; {problem.fix}")

@@ -151,10 +151,10 @@ class _Turns:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def reasoning_item(request: ResponsesRequest, thought: str, sealer: ReasoningSealer, item_id: str) -> dict[str, Any]:
+def reasoning_item(request: ResponsesRequest, reasoning: str, sealer: ReasoningSealer, item_id: str) -> dict[str, Any]:
     item: dict[str, Any] = {"id": item_id, "type": "reasoning", "summary": []}
     if INCLUDE_ENCRYPTED_REASONING in request.include:
-        item["encrypted_content"] = sealer.seal(thought)
+        item["encrypted_content"] = sealer.seal(reasoning)
     return item
 
 

@@ -38,9 +38,9 @@ class Outcome:
     gradients: list[Tensor]
 
     def errors(self, reference: Outcome) -> dict[str, float]:
-        centred = [outcome.logprobs - reference.logprobs.mean() for outcome in (self, reference)]
+        centered = [outcome.logprobs - reference.logprobs.mean() for outcome in (self, reference)]
         return {
-            "logprobs": error(centred[:1], centred[1:]),
+            "logprobs": error(centered[:1], centered[1:]),
             "gradients": error(self.gradients, reference.gradients),
             "loss": abs(self.loss - reference.loss) / abs(reference.loss),
         }

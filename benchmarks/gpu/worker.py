@@ -22,8 +22,8 @@ from benchmarks.gpu.figures import Figure, Line, NotMeasured, Results, time_limi
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.supervisor import FINISHED, RESTART, STOPPED
 
-Catalogue = Mapping[str, Callable[[Machine], list[Figure]]]
-PARTS: Catalogue = {
+Catalog = Mapping[str, Callable[[Machine], list[Figure]]]
+PARTS: Catalog = {
     "machine": machine.figures,
     "correctness": correctness.figures,
     "variants": variants.figures,
@@ -33,12 +33,12 @@ PARTS: Catalogue = {
 
 
 def run(
-    here: Machine, parts: Sequence[str], deadline: float, catalogue: Catalogue = PARTS, *, one_per_process: bool = False
+    here: Machine, parts: Sequence[str], deadline: float, catalog: Catalog = PARTS, *, one_per_process: bool = False
 ) -> int:
     """Measure what is missing, in order; a figure that failed is not tried again."""
     where = here.describe()
     finished = {name for name, line in here.results.lines.items() if line.get("device") == where["device"]}
-    missing = [(part, figure) for part in parts for figure in catalogue[part](here) if figure.name not in finished]
+    missing = [(part, figure) for part in parts for figure in catalog[part](here) if figure.name not in finished]
     for index, (part, figure) in enumerate(missing):
         left = deadline - time.monotonic()
         if left < figure.takes_s:
@@ -80,7 +80,7 @@ def measure(here: Machine, figure: Figure) -> Line:
     return line
 
 
-def main(catalogue: Catalogue = PARTS, *, one_per_process: bool = False) -> int:
+def main(catalog: Catalog = PARTS, *, one_per_process: bool = False) -> int:
     """Measure what the arguments ask for. On a CPU, one process measures all figures in any case.
 
     Returns the exit code.
@@ -106,7 +106,7 @@ def main(catalogue: Catalogue = PARTS, *, one_per_process: bool = False) -> int:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     here = Machine(device, dtype, options.tiny, Results(options.out))
     one_per_process = one_per_process and device.type != "cpu"
-    return run(here, options.parts, deadline, catalogue, one_per_process=one_per_process)
+    return run(here, options.parts, deadline, catalog, one_per_process=one_per_process)
 
 
 if __name__ == "__main__":

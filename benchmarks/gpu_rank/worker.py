@@ -12,7 +12,7 @@ from benchmarks.gpu_rank import equality, gather, offload, snapshot, step
 
 LEAVE_S = 15.0
 """Seconds for a worker to leave its process group."""
-PARTS: worker.Catalogue = {
+PARTS: worker.Catalog = {
     "equality": equality.figures,
     "step": step.figures,
     "snapshot": snapshot.figures,

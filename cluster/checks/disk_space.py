@@ -118,7 +118,7 @@ def check_space(
         available = "no shared memory exists" if free.shm_bytes is None else f"{format_bytes(free.shm_bytes)} are free"
         message = f"{available} in {SHM}, but copies of the weights take {format_bytes(shm)}"
         fix = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"
-        problems.append(Problem("no_shared_memory", "cluster", message, fix))
+        problems.append(Problem("small_shared_memory", "cluster", message, fix))
     return problems
 
 

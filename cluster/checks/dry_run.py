@@ -115,9 +115,9 @@ async def _try_tool(
     finally:
         await dispatcher.close()
     if result.error is not None:
-        mistake = await _path_error(tool, task.item, call, operator)
-        if mistake is not None:
-            return Problem("wrong_path", f"{field}.server_url", mistake, "fix the path of the URL")
+        path_error = await _path_error(tool, task.item, call, operator)
+        if path_error is not None:
+            return Problem("wrong_path", f"{field}.server_url", path_error, "fix the path of the URL")
     return None
 
 

@@ -62,7 +62,7 @@ def find_advice(job: JobSpec, plan: StepPlan, renderer: Renderer, files: Mapping
             f"early_stop: a patience of {early_stop.patience} validations cannot stop the job early: it has "
             f"{validations}, one every {plan.eval_interval} steps; lower the patience or eval_interval"
         )
-    if plan.max_thinking_tokens is not None and renderer.reasoning_end_id is None:
+    if plan.max_reasoning_tokens is not None and renderer.reasoning_end_id is None:
         yield "reasoning_effort: the model has no token that ends its reasoning, so the reasoning cannot be limited"
 
 

@@ -125,18 +125,18 @@ def examine_renderer(renderer: Renderer, *, reads_calls: bool) -> ModelFeatures:
     """Examine the model of a renderer. `reads_calls` is whether its parser reads the template's calls."""
     shown = _shown(renderer, [_QUESTION])
     form = renderer.template_format
-    thought = "message" if renderer.family.reasoning_parser is not None else renderer.reasoning_mode
+    reasoning = "message" if renderer.family.reasoning_parser is not None else renderer.reasoning_mode
     return ModelFeatures(
         family=renderer.family.name,
         tool_parser=renderer.dialect.tool_parser,
         reads_calls=reads_calls,
         stop_tokens=tuple(renderer.stop_tokens.values()),
-        reasoning=thought,
+        reasoning=reasoning,
         keeps_reasoning=form.reasoning_field is not None,
         parallel_calls=form.takes_several_calls,
         shows_tools=all(tool["function"]["name"] in shown for tool in ROUND_TRIP_TOOLS),
         shows_system=_SYSTEM["content"] in _shown(renderer, [_SYSTEM, _QUESTION]),
-        is_append_only=form.can_append(1, has_text=False, has_reasoning=thought != "none"),
+        is_append_only=form.can_append(1, has_text=False, has_reasoning=reasoning != "none"),
         samples=_num_samples(renderer, _CONVERSATION, ROUND_TRIP_TOOLS) if reads_calls else 0,
         samples_without_calls=_num_samples(renderer, _WITHOUT_CALLS, ()),
         has_structured_output=renderer.template_format.calls is not None,
@@ -193,7 +193,7 @@ def examine_model(name: str, options: ModelOptions) -> Examination:
         return Examination(None, problems)
     if model.unread_calls is not None and (renderer := without_tools_renderer(model.renderer)) is not None:
         return Examination(examine_renderer(renderer, reads_calls=False), problems, model.unread_calls)
-    reads_calls = all(problem.code != "calls_not_read" for problem in problems)
+    reads_calls = all(problem.code != "calls_not_parsed" for problem in problems)
     return Examination(examine_renderer(model.renderer, reads_calls=reads_calls), problems)
 
 
@@ -210,13 +210,13 @@ def add_tools_to_template(name: str) -> str:
     if isinstance(tokenizer, Problem):
         raise UserError(str(tokenizer))
     own = load_chat_template(tokenizer)
-    renderer, mistake = find_dialect(tokenizer, DEFAULT_DIALECT)
-    if examine_renderer(renderer, reads_calls=mistake is None).trainable:
+    renderer, difference = find_dialect(tokenizer, DEFAULT_DIALECT)
+    if examine_renderer(renderer, reads_calls=difference is None).trainable:
         raise UserError(f"the chat template of {name} already supports tools: use it as it is")
     text = add_tools_prelude(own)
     tokenizer.chat_template = text
-    renderer, mistake = find_dialect(tokenizer, DEFAULT_DIALECT)
-    if mistake is not None or not examine_renderer(renderer, reads_calls=True).trainable:
-        why = mistake or "it leaves out the tools or the turns"
+    renderer, difference = find_dialect(tokenizer, DEFAULT_DIALECT)
+    if difference is not None or not examine_renderer(renderer, reads_calls=True).trainable:
+        why = difference or "it leaves out the tools or the turns"
         raise UserError(f"cannot add tools as text to the chat template of {name}: {why}; write your own template")
     return text

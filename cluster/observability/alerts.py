@@ -97,7 +97,7 @@ def store_failures(*matchers: str) -> str:
 
 
 def failed_trackers(*matchers: str) -> str:
-    return f"sum by (job, integration) ({samples('integration_failures/<integration>', *matchers)})"
+    return f"sum by (job, tracker) ({samples('tracker_failures/<tracker>', *matchers)})"
 
 
 def failed_jobs(*matchers: str) -> str:
@@ -112,8 +112,8 @@ _ENDPOINT = ("job", "endpoint")
 _REWARD = _mean("train_mean_reward")
 _MAX_REWARD = f"(max_over_time({_REWARD}[6h:5m]) > 0.1)"
 _ENTROPY = samples("entropy")
-_NO_SIGNAL = _rate("groups_without_signal/<kind>", "30m", NOT_ALL_RIGHT)
-_GROUPS = f"({_rate('groups_without_signal/<kind>', '30m')} + {_rate('groups_trained', '30m')} > 0)"
+_NO_SIGNAL = _rate("zero_variance_groups/<kind>", "30m", NOT_ALL_RIGHT)
+_GROUPS = f"({_rate('zero_variance_groups/<kind>', '30m')} + {_rate('groups_trained', '30m')} > 0)"
 API_FAILED = f"max by (job) (delta({samples('api_jobs/failed')}[15m]))"
 UP = f'up{{job="{OUR_TARGETS}"}}'
 RAY_UP = f'max by (job, node) (label_replace(up{{job="{RAY_TARGETS}"}}, "node", "$1", "instance", "(.+):.+"))'
@@ -185,8 +185,8 @@ ALERTS = (
         "The job is waiting for resources, its engines are starting, its endpoints are down, or it hangs. The alert "
         "does not fire while all calls in flight at an endpoint take longer than 15 minutes; they end at `timeout_s`.",
         "The job's last events (`events.jsonl`, `agent-rft events list JOB`) show what it is waiting for. For "
-        "resources see `ray status`, for an endpoint EndpointDown. If they show nothing, stop the job with SIGTERM, "
-        "which saves a checkpoint, and resume it.",
+        "resources see `ray status`, for an endpoint EndpointDown. If they show nothing, stop the job with "
+        "SIGTERM, which saves a checkpoint, and resume it.",
     ),
     Alert(
         "RewardCollapse",
@@ -422,10 +422,10 @@ ALERTS = (
         "warning",
         Condition(failed_trackers(), ">", 0),
         "0m",
-        "{{ $labels.integration }} no longer receives metrics of {{ $labels.job }}",
+        "{{ $labels.tracker }} no longer receives metrics of {{ $labels.job }}",
         "Training continues, and the run folder has all metrics.",
-        "The event `integration_failed` has the reason. The job connects to the tracker again after a pause. "
-        "If it fails in all jobs, check the operator's `integrations`, and the tracker's status page.",
+        "The event `tracker_failed` has the reason. The job connects to the tracker again after a pause. "
+        "If it fails in all jobs, check the operator's `trackers`, and the tracker's status page.",
     ),
     Alert(
         "RaySpills",

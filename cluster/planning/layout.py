@@ -94,7 +94,7 @@ def find_setting_problems(job: JobSpec, placement: Placement) -> Iterator[Proble
         return
     if placement.engine_gpus > 1:
         message = f"an engine with {placement.engine_gpus} GPUs cannot share them with learner ranks; with 1 GPU it can"
-        yield Problem("colocated_on_gpus", "cluster.colocated", message, "")
+        yield Problem("colocated_multi_gpu_engine", "cluster.colocated", message, "")
     if placement.shares_gpus and job.cluster.weight_transport == "broadcast":
         message = "a broadcast requires a separate GPU for each engine and rank, but here they share GPUs"
         yield Problem("broadcast_on_shared_gpus", "cluster.weight_transport", message, "")
@@ -136,7 +136,7 @@ def find_memory_problems(
 def _no_cache(engine: NodeAssignment, memory: MemoryEstimate) -> Problem:
     cache = "the memory left for the cache on a GPU" if engine.gpus else "the fixed-size cache of a CPU engine"
     message = f"{cache} holds only {memory.num_sequences:.2f} sequences of the full context length"
-    return Problem("no_room_for_context", "cluster.context_length", message, "")
+    return Problem("too_little_cache_memory", "cluster.context_length", message, "")
 
 
 def _gpu_problem(assignment: NodeAssignment) -> Problem | None:
@@ -278,7 +278,7 @@ def _lay_out(request: PlanRequest, placement: Placement) -> ClusterPlan:
 def _choices(request: PlanRequest, placement: Placement) -> Iterator[SettingChosen]:
     """Yield the values chosen for settings that are `auto`; on CPUs only the micro-batch size is chosen."""
     if placement.engine_gpus and (why := _why_layout(request, placement)):
-        yield SettingChosen(setting="cluster", value=layout_text(placement), why=why)
+        yield SettingChosen(setting="cluster", value=layout_text(placement), reason=why)
         yield from _lora_choice(request, placement)
     yield from _micro_batch_choice(request, placement)
 
@@ -322,7 +322,7 @@ def _lora_choice(request: PlanRequest, placement: Placement) -> Iterator[Setting
         return
     if request.adapter is not None:
         why = "the model is an adapter of this rank"
-        yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", why=why)
+        yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", reason=why)
         return
     full = estimate_rank_memory(request, replace(placement, lora=None, offload="none", zero_stage=3), 0)
     gpus = [node.gpu_memory_bytes for node in request.nodes if node.gpus and node.gpu_memory_bytes is not None]
@@ -330,7 +330,7 @@ def _lora_choice(request: PlanRequest, placement: Placement) -> Iterator[Setting
         return
     number, needed = f"{request.model.num_parameters / 1e9:.3g}B parameters", format_bytes(full.gpu_bytes)
     why = f"training all {number} needs {needed} on a GPU of {format_bytes(max(gpus))}; set it to off to require that"
-    yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", why=why)
+    yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", reason=why)
 
 
 def _micro_batch_choice(request: PlanRequest, placement: Placement) -> Iterator[SettingChosen]:
@@ -341,7 +341,7 @@ def _micro_batch_choice(request: PlanRequest, placement: Placement) -> Iterator[
         why = f"as much as memory allows, and at least the context of {context:,} tokens"
     else:
         why = f"{AUTO_MICRO_BATCH_TOKENS:,} or the context of {context:,} tokens, whichever is larger"
-    yield SettingChosen(setting="cluster.micro_batch_tokens", value=size, why=why)
+    yield SettingChosen(setting="cluster.micro_batch_tokens", value=size, reason=why)
 
 
 def _assignments(

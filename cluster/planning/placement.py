@@ -361,7 +361,9 @@ def size_warnings(nodes: Sequence[Node], sizes: Sequence[NodeSizes]) -> Iterator
                 f"/dev/shm on {node.name} has {format_bytes(shm)}, but the object store and the weights need "
                 f"{format_bytes_up(needed.shm_bytes)}"
             )
-            yield Problem("no_shared_memory", "cluster", message, f"enlarge it to {format_bytes_up(needed.shm_bytes)}")
+            yield Problem(
+                "small_shared_memory", "cluster", message, f"enlarge it to {format_bytes_up(needed.shm_bytes)}"
+            )
         if tmp is not None and tmp < needed.tmp_bytes:
             message = (
                 f"/tmp on {node.name} has {format_bytes(tmp)}, but the job may need {format_bytes_up(needed.tmp_bytes)}"

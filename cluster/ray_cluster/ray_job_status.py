@@ -19,7 +19,7 @@ from agent_rft.cluster.planning.cluster_plan import StopTime
 from agent_rft.cluster.ray_cluster.ray_internals import job_status_client, read_submitted_job
 from agent_rft.cluster.records.redaction import to_plain_json
 from agent_rft.errors import InvalidJob, OutdatedFormat
-from agent_rft.events import PhaseBegan, StepDone
+from agent_rft.events import PhaseStarted, StepDone
 from agent_rft.stored_events import RunEvent
 
 WRITE_TIMEOUT_S = 10
@@ -91,7 +91,7 @@ class RayJobStatus:
 
     def handle_event(self, event: RunEvent) -> None:
         match event.event:
-            case PhaseBegan(is_quiet=False):
+            case PhaseStarted(is_quiet=False):
                 self._set_message(event.message)
             case StepDone(metrics=metrics, total_steps=total_steps):
                 numbers = [("reward", "train_mean_reward"), ("loss", "loss")]

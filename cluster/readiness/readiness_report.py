@@ -56,7 +56,7 @@ class Readiness:
     pass_at: tuple[PassAt, ...]
     group_signal: tuple[GroupSignal, ...]
     grader: GraderFinding
-    behaviour: RolloutBehavior | None
+    behavior: RolloutBehavior | None
     data: DataFinding
     target_s: float | None
     rows: tuple[RowSignal, ...]
@@ -113,16 +113,16 @@ def judge_samples(
     """
     rows = measure_rows(groups, job.reinforcement.grader.pass_threshold)
     shares, grader = count_row_shares(rows), measure_grader(groups, again)
-    behaviour, data = measure_behavior(groups, target_s), check_rows(file, tasks, others)
+    behavior, data = measure_behavior(groups, target_s), check_rows(file, tasks, others)
     reward = job.reinforcement.reward
     penalties = any((reward.tool_call_penalty, reward.turn_penalty, reward.token_penalty, reward.time_penalty_per_s))
     passing = bootstrap_interval(row.passed / row.graded for row in rows)
-    verdict, reasons = decide_verdict(Evidence(rows, shares, passing, grader, behaviour, data, penalties))
+    verdict, reasons = decide_verdict(Evidence(rows, shares, passing, grader, behavior, data, penalties))
     signal = estimate_group_signal(groups, {*SIZES, plan.group_size})
     return Readiness(
         verdict=verdict,
         reasons=reasons,
-        settings=() if behaviour is None else tuple(recommend_settings(job, plan, signal, behaviour)),
+        settings=() if behavior is None else tuple(recommend_settings(job, plan, signal, behavior)),
         estimate=estimate_training(plan, signal, rollout_s),
         samples=samples,
         rollouts=sum(len(group.rollouts) for group in groups),
@@ -132,7 +132,7 @@ def judge_samples(
         pass_at=estimate_pass_at(rows, samples),
         group_signal=signal,
         grader=grader,
-        behaviour=behaviour,
+        behavior=behavior,
         data=data,
         target_s=target_s,
         rows=tuple(rows),

@@ -47,7 +47,7 @@ class Evidence:
     shares: RowShares
     pass_rate: Interval
     grader: GraderFinding
-    behaviour: RolloutBehavior | None
+    behavior: RolloutBehavior | None
     data: DataFinding
     penalties: bool
 
@@ -61,35 +61,35 @@ class ReadinessFinding:
 
 
 def decide_verdict(evidence: Evidence) -> tuple[Verdict, tuple[ReadinessFinding, ...]]:
-    """Return the verdict, and its reasons followed by notes. `fix_first` takes precedence over `warm_start`."""
+    """Return the verdict, and its reasons followed by notes. `fix_first` takes precedence over `sft_warm_up`."""
     found = (*_check_run(evidence), *_check_data(evidence.data), *_check_grader(evidence), *_check_rewards(evidence))
     notes = tuple(_notes(evidence))
     verdicts = {REASONS[entry.reason].verdict for entry in found}
     if "fix_first" in verdicts:
         return "fix_first", (*found, *notes)
-    if "warm_start" in verdicts:
-        return "warm_start", (*found, *notes)
+    if "sft_warm_up" in verdicts:
+        return "sft_warm_up", (*found, *notes)
     words = f"the rollouts of {evidence.shares.signal:.0%} of the rows differ in reward"
     return "train", (ReadinessFinding(Reason.ENOUGH_SIGNAL, words), *notes)
 
 
 def _check_run(evidence: Evidence) -> Iterator[ReadinessFinding]:
-    behaviour = evidence.behaviour
-    if behaviour is None:
+    behavior = evidence.behavior
+    if behavior is None:
         yield ReadinessFinding(Reason.ROLLOUTS_DISCARDED, "no rollout was graded")
         return
-    lost = sum(behaviour.discarded.values())
-    if (share := lost / (lost + behaviour.rollouts)) > MAX_DISCARDED:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in behaviour.discarded.items())
+    lost = sum(behavior.discarded.values())
+    if (share := lost / (lost + behavior.rollouts)) > MAX_DISCARDED:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in behavior.discarded.items())
         yield ReadinessFinding(Reason.ROLLOUTS_DISCARDED, f"{share:.0%} of the rollouts were discarded ({kinds})")
-    for tool in behaviour.tools:
+    for tool in behavior.tools:
         if wilson_interval(tool.errors, tool.calls).low > MAX_TOOL_ERRORS:
             words = f"the tool {tool.name!r} answered {tool.errors} of {tool.calls} calls with an error"
             yield ReadinessFinding(Reason.TOOLS_FAIL, words)
-    if (invalid := behaviour.invalid_calls).low > MAX_INVALID_CALLS:
+    if (invalid := behavior.invalid_calls).low > MAX_INVALID_CALLS:
         yield ReadinessFinding(Reason.CALLS_INVALID, f"{invalid.mean:.0%} of the calls were invalid")
-    if (cut := 1.0 - behaviour.ended.get("answer", 0.0)) > MAX_CUT:
-        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in behaviour.ended.items() if kind != "answer")
+    if (cut := 1.0 - behavior.ended.get("answer", 0.0)) > MAX_CUT:
+        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in behavior.ended.items() if kind != "answer")
         yield ReadinessFinding(Reason.ANSWERS_CUT, f"{cut:.0%} of the rollouts ended at a limit ({kinds})")
 
 
@@ -113,11 +113,11 @@ def _check_grader(evidence: Evidence) -> Iterator[ReadinessFinding]:
 
 
 def _check_rewards(evidence: Evidence) -> Iterator[ReadinessFinding]:
-    shares, behaviour = evidence.shares, evidence.behaviour
-    if behaviour is None:
+    shares, behavior = evidence.shares, evidence.behavior
+    if behavior is None:
         return
-    if behaviour.calling is not None and behaviour.calling < MIN_CALLING and shares.all_right < MAX_PASS:
-        yield ReadinessFinding(Reason.TOOLS_UNUSED, f"{behaviour.calling:.1%} of the rollouts with tools called a tool")
+    if behavior.calling is not None and behavior.calling < MIN_CALLING and shares.all_right < MAX_PASS:
+        yield ReadinessFinding(Reason.TOOLS_UNUSED, f"{behavior.calling:.1%} of the rollouts with tools called a tool")
     if evidence.pass_rate.mean > MAX_PASS and not evidence.penalties:
         yield ReadinessFinding(Reason.TOO_EASY, f"{evidence.pass_rate.mean:.0%} of the rollouts pass")
     elif shares.signal < MIN_SIGNAL:
@@ -138,7 +138,7 @@ def _check_rewards(evidence: Evidence) -> Iterator[ReadinessFinding]:
 
 
 def _notes(evidence: Evidence) -> Iterator[ReadinessFinding]:
-    data, grader, behaviour = evidence.data, evidence.grader, evidence.behaviour
+    data, grader, behavior = evidence.data, evidence.grader, evidence.behavior
     if data.near_duplicates:
         many = "or more " * (len(data.near_duplicates) == MAX_PAIRS)
         words = f"{len(data.near_duplicates)} {many}pairs of rows are nearly identical"
@@ -154,9 +154,9 @@ def _notes(evidence: Evidence) -> Iterator[ReadinessFinding]:
         yield ReadinessFinding(
             Reason.NOT_GRADED_TWICE, f"{grader.failed} of {total} answers could not be graded a second time"
         )
-    if behaviour is not None and behaviour.over_target is not None and behaviour.over_target > 0.05:
-        words = f"{behaviour.over_target:.0%} of the rollouts take longer than the target"
-        yield ReadinessFinding(Reason.TOO_SLOW, f"{words}; 95% take at most {behaviour.busy_s.p95:.1f} s")
+    if behavior is not None and behavior.over_target is not None and behavior.over_target > 0.05:
+        words = f"{behavior.over_target:.0%} of the rollouts take longer than the target"
+        yield ReadinessFinding(Reason.TOO_SLOW, f"{words}; 95% take at most {behavior.busy_s.p95:.1f} s")
 
 
 def _lines(groups: Sequence[Sequence[int]], shown: int = 3) -> str:

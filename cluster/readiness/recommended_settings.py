@@ -16,7 +16,7 @@ TARGET_SIGNAL = 0.5
 """Share of groups with signal below which a larger group is recommended. Each doubling costs twice the sampling."""
 MIN_SHARE_GAIN = 0.1
 """Minimum increase in the share of groups with signal that justifies a larger group."""
-WANTED_GROUPS = 8
+TARGET_GROUPS = 8
 """Groups with signal that a step needs. With fewer, the direction of a step changes from batch to batch."""
 MAX_BATCH = 64
 CUT_SHARE = 0.1
@@ -47,7 +47,7 @@ class Estimate:
 
 
 def recommend_settings(
-    job: JobSpec, plan: StepPlan, signal: Sequence[GroupSignal], behaviour: RolloutBehavior
+    job: JobSpec, plan: StepPlan, signal: Sequence[GroupSignal], behavior: RolloutBehavior
 ) -> Iterator[RecommendedSetting]:
     """Yield the settings that should change, judging by the readiness samples."""
     shares = {entry.size: entry.low for entry in signal}
@@ -59,13 +59,13 @@ def recommend_settings(
             yield RecommendedSetting(f"{HYPERPARAMETERS}.compute_multiplier", entry.size / GROUP_SIZE, why)
             size, share = entry.size, entry.low
             break
-    batch_size = min(MAX_BATCH, plan.num_rows, ceil(WANTED_GROUPS / share)) if share > 0 else plan.batch_size
+    batch_size = min(MAX_BATCH, plan.num_rows, ceil(TARGET_GROUPS / share)) if share > 0 else plan.batch_size
     if batch_size > plan.batch_size:
-        why = f"{share:.0%} of the groups have signal, and a step needs about {WANTED_GROUPS} groups with signal"
+        why = f"{share:.0%} of the groups have signal, and a step needs about {TARGET_GROUPS} groups with signal"
         yield RecommendedSetting(f"{HYPERPARAMETERS}.batch_size", batch_size, why)
-    if behaviour.ended.get("max_tokens", 0.0) > CUT_SHARE:
+    if behavior.ended.get("max_tokens", 0.0) > CUT_SHARE:
         limit = 2 * job.reinforcement.limits.max_completion_tokens
-        why = f"{behaviour.ended['max_tokens']:.0%} of the rollouts are cut off at this limit"
+        why = f"{behavior.ended['max_tokens']:.0%} of the rollouts are cut off at this limit"
         yield RecommendedSetting(f"{REINFORCEMENT}.limits.max_completion_tokens", limit, why)
 
 

@@ -188,7 +188,7 @@ class RolloutIndex:
     def _begin_file(self, db: sqlite3.Connection, name: str) -> int:
         """Add a file without rows to the index, replacing its earlier rows; return the id. `_end_file` completes it."""
         self._delete_files(db, name)
-        counted = re.match(r"(?:step|validation|starved)-(\d+)", name)
+        counted = re.match(r"(?:step|validation|zero-variance)-(\d+)", name)
         step = int(counted[1]) if counted else None
         added = db.execute("INSERT INTO files VALUES (NULL, ?, ?, 0, 0, 0, '')", [name, step])
         return int(added.lastrowid or 0)
@@ -216,20 +216,20 @@ class RolloutIndex:
             lists = db.execute(f"SELECT DISTINCT {column} FROM rollouts").fetchall()
         return sorted({name for (names,) in lists for name in names.split("\n") if name})
 
-    def check_filter(self, wanted: RolloutFilter) -> RolloutFilter:
-        """Return `wanted` with the full name of the file: users may leave out the zeros of step-000012.
+    def check_filter(self, rollout_filter: RolloutFilter) -> RolloutFilter:
+        """Return `rollout_filter` with the full name of the file: users may leave out the zeros of step-000012.
 
         Raises:
             UnknownValue: There are rollouts, but none with this file, step, tool or error.
         """
-        files, name = self.files(), wanted.name
+        files, name = self.files(), rollout_filter.name
         if name is not None and (counted := re.fullmatch(r"(step|validation)-(\d{1,9})", name)):
             name = f"{counted[1]}-{int(counted[2]):06d}"
         tests: list[tuple[str, str | int | None, Callable[[], Iterable[str | int]]]] = [
             ("file", name, lambda: {f.name for f in files}),
-            ("step", wanted.step, lambda: {f.step for f in files if f.step is not None}),
-            ("tool", wanted.tool, lambda: self.list_values("tools")),
-            ("error", wanted.error, lambda: self.list_values("errors")),
+            ("step", rollout_filter.step, lambda: {f.step for f in files if f.step is not None}),
+            ("tool", rollout_filter.tool, lambda: self.list_values("tools")),
+            ("error", rollout_filter.error, lambda: self.list_values("errors")),
         ]
         for field, value, values in tests if files else ():
             if value is not None and value not in (
@@ -239,7 +239,7 @@ class RolloutIndex:
                     ", ..." if len(known) > MAX_LISTED_VALUES else ""
                 )
                 raise UnknownValue(f"no rollouts have the {field} {value!r}; available: {shown or 'none'}", field)
-        return replace(wanted, name=name)
+        return replace(rollout_filter, name=name)
 
     def page(self, filters: RolloutFilter, order: Order, limit: int, after: str | None = None) -> list[IndexedRollout]:
         """Return the first `limit` rollouts, or the next ones after the id `after`.
@@ -255,7 +255,7 @@ class RolloutIndex:
             return _page_by_age(db, filters, order == "newest", limit, after)
 
     def all(
-        self, wanted: RolloutFilter, order: Order, limit: int | None = None, after: str | None = None
+        self, rollout_filter: RolloutFilter, order: Order, limit: int | None = None, after: str | None = None
     ) -> Iterator[IndexedRollout]:
         """Yield all rollouts, or the first `limit`. Read in pages, so that writers wait only briefly.
 
@@ -264,7 +264,7 @@ class RolloutIndex:
         """
         left = math.inf if limit is None else limit
         while left > 0:
-            found = self.page(wanted, order, int(min(BATCH, left)), after)
+            found = self.page(rollout_filter, order, int(min(BATCH, left)), after)
             yield from found
             if not found:
                 return
@@ -366,9 +366,13 @@ def _list_files(db: sqlite3.Connection) -> list[RolloutFile]:
 
 
 def _page_by_age(
-    db: sqlite3.Connection, wanted: RolloutFilter, newest: bool, limit: int, after: str | None
+    db: sqlite3.Connection, rollout_filter: RolloutFilter, newest: bool, limit: int, after: str | None
 ) -> list[IndexedRollout]:
-    files = [f.name for f in _list_files(db) if wanted.step in (None, f.step) and wanted.name in (None, f.name)]
+    files = [
+        f.name
+        for f in _list_files(db)
+        if rollout_filter.step in (None, f.step) and rollout_filter.name in (None, f.name)
+    ]
     if newest:
         files.reverse()
     last = -1
@@ -379,7 +383,7 @@ def _page_by_age(
         files = files[files.index(name) :]
     found: list[IndexedRollout] = []
     for name in files:
-        condition, values = replace(wanted, name=name).to_sql()
+        condition, values = replace(rollout_filter, name=name).to_sql()
         query = f"{SELECT_SQL} {condition} AND r.number > ? ORDER BY r.number LIMIT ?"
         found += map(to_indexed_rollout, db.execute(query, [*values, last, limit - len(found)]))
         if len(found) == limit:
@@ -389,9 +393,9 @@ def _page_by_age(
 
 
 def _page_by_grade(
-    db: sqlite3.Connection, wanted: RolloutFilter, best: bool, limit: int, after: str | None
+    db: sqlite3.Connection, rollout_filter: RolloutFilter, best: bool, limit: int, after: str | None
 ) -> list[IndexedRollout]:
-    condition, values = wanted.to_sql()
+    condition, values = rollout_filter.to_sql()
     beyond, direction = ("<", "DESC") if best else (">", "ASC")
     if after is not None:
         _, number, file, grade = _find_cursor(db, after)

@@ -40,12 +40,12 @@ class RowRewards:
         return 0.0 if self.low is None or self.high is None else self.high - self.low
 
 
-def row_rewards(index: RolloutIndex, wanted: RolloutFilter, order: RowOrder) -> list[RowRewards]:
+def row_rewards(index: RolloutIndex, requested: RolloutFilter, order: RowOrder) -> list[RowRewards]:
     """Return the rows of the selected rollouts. Rows without any grade come last.
 
     `widest` starts with the rows whose rewards differ most: a model learns from these rows.
     """
-    condition, values = wanted.to_sql()
+    condition, values = requested.to_sql()
     with index.connect() as db:
         low, high = db.execute(f"SELECT min(r.reward), max(r.reward) {JOIN_SQL} {condition}", values).fetchone()
         low, high = (0.0, 0.0) if low is None else (low, high)

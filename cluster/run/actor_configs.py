@@ -48,7 +48,7 @@ def worker_config(
             reward=reinforcement.reward,
             max_steps=reinforcement.max_episode_steps,
             context_length=prepared.context_length,
-            max_thinking_tokens=prepared.plan.max_thinking_tokens,
+            max_reasoning_tokens=prepared.plan.max_reasoning_tokens,
             response_schema=reinforcement.response_format,
             model=Path(job.model).name,
         ),
@@ -73,7 +73,7 @@ def engine_config(prepared: CheckedJob, *, log_stats: bool = False) -> EngineCon
         gpus=prepared.placement.engine_gpus,
         gpu_share=prepared.placement.gpu_share,
         can_offload=prepared.placement.takes_turns,
-        reasoning_delimiters=prepared.dialect.thought_marks,
+        reasoning_delimiters=prepared.dialect.reasoning_delimiters,
         log_stats=log_stats,
         lora=None if lora is None else AdapterConfig(lora.rank, lora.alpha, lora.names),
         reports_experts=replays and prepared.placement.learner_ranks > 0,
@@ -125,7 +125,7 @@ def learner_config(prepared: CheckedJob) -> LearnerConfig:
 def model_files(prepared: CheckedJob) -> ModelFiles:
     """Return the metadata of the job's checkpoints that is not copied from the base model."""
     dialect, tokenizer = prepared.dialect, prepared.renderer.tokenizer
-    ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.end_tokens)]
+    ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.stop_tokens)]
     return ModelFiles(
         ModelCard.from_job(
             dialect, prepared.job.model_options, prepared.renderer.template, prepared.job.optimizer_settings.adapter

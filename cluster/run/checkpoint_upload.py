@@ -15,7 +15,7 @@ from agent_rft.cluster.records.checkpoint_claims import CheckpointsTaken
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore, StoreFailed
 from agent_rft.cluster.records.redaction import to_plain_json
 from agent_rft.errors import RftError
-from agent_rft.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken, PhaseBegan
+from agent_rft.events import CheckpointStoreClaimed, CheckpointStoreFailed, CheckpointUploaded, PhaseStarted
 from agent_rft.loop_protocols import Emit
 from agent_rft.rows.ownership import Claim
 from agent_rft.spec.operator.operator_config import OperatorConfig
@@ -111,11 +111,11 @@ class CheckpointUploader:
         """Wait up to `patience_s` for the upload of the last checkpoint, then stop it."""
         if self._uploading is None or self._uploading.done():
             return
-        self._emit(PhaseBegan(phase="copy"))
+        self._emit(PhaseStarted(phase="upload"))
         done, _ = await asyncio.wait({self._uploading}, timeout=self._patience_s)
         if not done:
             cause = f"the upload took longer than {self._patience_s:.0f} s"
-            self._emit(CheckpointStoreFailed(action="copy", cause=cause))
+            self._emit(CheckpointStoreFailed(action="upload", cause=cause))
             self.stop()
 
     def stop(self) -> None:
@@ -138,7 +138,7 @@ class CheckpointUploader:
                 if self._next == self._current:
                     continue  # the checkpoint was replaced during the upload
                 pause = PAUSES_S[num_failures] if num_failures < len(PAUSES_S) else None
-                self._emit(CheckpointStoreFailed(step=step, action="copy", cause=error.message, again_in_s=pause))
+                self._emit(CheckpointStoreFailed(step=step, action="upload", cause=error.message, retry_in_s=pause))
                 num_failures = 0 if pause is None else num_failures + 1
                 if pause is not None:
                     await self._sleep(pause)
@@ -146,7 +146,7 @@ class CheckpointUploader:
                 continue
             num_failures, self._current = 0, None
             if num_bytes:
-                self._emit(CheckpointCopied(step=step, num_bytes=num_bytes, seconds=time.monotonic() - started))
+                self._emit(CheckpointUploaded(step=step, num_bytes=num_bytes, seconds=time.monotonic() - started))
             try:
                 await asyncio.to_thread(prune)  # first, since the store keeps only what the folder has
                 await asyncio.to_thread(self._store.prune, self._run_folder)
@@ -159,5 +159,5 @@ class CheckpointUploader:
 
     def _stop_for_new_owner(self, step: int) -> None:
         """Stop uploading, since another process has claimed the checkpoints."""
-        self._emit(CheckpointStoreTaken(step=step))
+        self._emit(CheckpointStoreClaimed(step=step))
         self._is_taken, self._next = True, None

@@ -20,7 +20,7 @@ from agent_rft.cluster.views.live_view import before_after_table
 from agent_rft.cluster.views.readiness.readiness_page import write_page
 from agent_rft.cluster.views.utilization import measure_utilization
 from agent_rft.errors import RftError
-from agent_rft.events import Evaluated, Outcome, PhaseBegan, ReadinessJudged
+from agent_rft.events import Evaluated, Outcome, PhaseStarted, ReadinessJudged
 from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.trainer.loop.checkpoint import best_checkpoint, latest_checkpoint
 from agent_rft.trainer.loop.evaluation import evaluate
@@ -161,7 +161,7 @@ class JobRun:
         """Run a loop until it is done or a signal arrives."""
         if self._resumed:
             await loop.resume({int(metrics["step"]) for metrics in self._folder.metrics()})
-        self._emit(PhaseBegan(phase="training"))
+        self._emit(PhaseStarted(phase="training"))
         with self._signals.on_first(loop.stop):
             await loop.run()
         if self._signals.count:
@@ -178,18 +178,18 @@ class JobRun:
         self.outputs.view.stop()
         self.outputs.console.print(before_after_table(evaluation, None))
 
-    async def run_readiness_check(self, look: ReadinessOptions) -> None:
+    async def run_readiness_check(self, readiness: ReadinessOptions) -> None:
         """Check readiness and write its page into the run folder."""
         await self._actors.start()
         self.outputs.progress.start(self._actors.fleet.rollout_progress, self._emit)
 
         async def draw(tasks: Sequence[Task], name: str) -> list[Group]:
-            self.outputs.progress.totals["test"] = len(tasks) * look.samples
+            self.outputs.progress.totals["test"] = len(tasks) * readiness.samples
             as_training = self._prepared.job.reinforcement.algorithm.temperature
-            _, groups = await self._grade(self._actors.fleet, tasks, name, look.samples, as_training)
+            _, groups = await self._grade(self._actors.fleet, tasks, name, readiness.samples, as_training)
             return groups
 
-        found = await judge_readiness(self._prepared, self._folder, look, draw, self._operator)
+        found = await judge_readiness(self._prepared, self._folder, readiness, draw, self._operator)
         self.readiness = found
         self._emit(ReadinessJudged(verdict=found.verdict, reasons=tuple(found.codes)))
         await asyncio.to_thread(write_page, self._folder, found, self._prepared.job)
@@ -205,7 +205,7 @@ class JobRun:
     async def _grade(
         self, fleet: Fleet, tasks: Sequence[Task], name: str, samples: int, temperature: float | None = None
     ) -> tuple[Evaluation, list[Group]]:
-        self._emit(PhaseBegan(phase="grading", detail=f"{len(tasks)} rows ({name})"))
+        self._emit(PhaseStarted(phase="grading", detail=f"{len(tasks)} rows ({name})"))
         reinforcement = self._prepared.job.reinforcement
         if temperature is None:
             temperature = reinforcement.algorithm.evaluation_temperature

@@ -23,7 +23,7 @@ from agent_rft.actors.endpoints.endpoint_statistics import compute_quantile_s
 from agent_rft.actors.rollout.fleet import EngineState
 from agent_rft.actors.runtime.watchdog import ActorSnapshot
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.events import EndpointOutageBegan, EndpointOutageEnded
+from agent_rft.events import EndpointOutageEnded, EndpointOutageStarted
 from agent_rft.loop_protocols import Emit
 
 EVERY_S = 3.0
@@ -71,7 +71,7 @@ class EndpointOutages:
             if name not in self.current and (is_down or values["outages"] > before.get("outages", 0)):
                 began_at = now if is_down else self._at
                 self.current[name] = Outage(began_at, before.get("delayed", 0), before.get("failed", 0))
-                self._emit(EndpointOutageBegan(endpoint=name))
+                self._emit(EndpointOutageStarted(endpoint=name))
             if name in self.current and not is_down:
                 outage = self.current.pop(name)
                 self._emit(

@@ -25,7 +25,7 @@ MAX_LAYOUTS = 8
 
 
 class Reservable(Protocol):
-    """The part of `Seats` that this module uses."""
+    """The part of `ReservationsT` that this module uses."""
 
     @property
     def are_granted(self) -> bool: ...
@@ -35,24 +35,24 @@ class Reservable(Protocol):
     def release(self) -> None: ...
 
 
-Seats = TypeVar("Seats", bound=Reservable)
+ReservationsT = TypeVar("ReservationsT", bound=Reservable)
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt(Generic[Seats]):
+class _Attempt(Generic[ReservationsT]):
     """A requested reservation, and the task that waits for it."""
 
-    seats: Seats
+    reservations: ReservationsT
     waiting: asyncio.Task[list[int]]
 
     def withdraw(self) -> None:
         self.waiting.cancel()
-        self.seats.release()
+        self.reservations.release()
 
 
 async def reserve(
     prepared: CheckedJob,
-    request: Callable[[Placement], Seats],
+    request: Callable[[Placement], ReservationsT],
     nodes: Callable[[], Sequence[Node]],
     operator: OperatorConfig,
     on_missing: Callable[[str], None],
@@ -62,7 +62,7 @@ async def reserve(
     grant_s: float = GRANT_S,
     poll_s: float = POLL_S,
     max_layouts: int = MAX_LAYOUTS,
-) -> tuple[Seats, list[int]]:
+) -> tuple[ReservationsT, list[int]]:
     """Reserve a job's layout, or another layout that fits on the free GPUs.
 
     Args:
@@ -84,9 +84,11 @@ async def reserve(
         InvalidJob: The resources were not available in time.
     """
 
-    def ask(prepared: CheckedJob) -> _Attempt[Seats]:
-        seats = request(prepared.placement)
-        return _Attempt(seats, asyncio.create_task(seats.wait(on_missing, wait_for_nodes_s=operator.wait_for_nodes_s)))
+    def ask(prepared: CheckedJob) -> _Attempt[ReservationsT]:
+        reservations = request(prepared.placement)
+        return _Attempt(
+            reservations, asyncio.create_task(reservations.wait(on_missing, wait_for_nodes_s=operator.wait_for_nodes_s))
+        )
 
     attempt = None if prepared.can_change_layout else ask(prepared)
     layouts_left = max_layouts if attempt is None else 0
@@ -95,7 +97,7 @@ async def reserve(
             async with lock():
                 found = await asyncio.to_thread(nodes)
                 changed = await asyncio.to_thread(prepared.lay_out_again, found, operator)
-                if attempt is None or (changed is not None and not attempt.seats.are_granted):
+                if attempt is None or (changed is not None and not attempt.reservations.are_granted):
                     if attempt is not None:
                         attempt.withdraw()
                     if changed is not None:
@@ -104,11 +106,11 @@ async def reserve(
                     attempt, layouts_left = ask(prepared), layouts_left - 1
                     await asyncio.wait({attempt.waiting}, timeout=grant_s)
             while layouts_left and not attempt.waiting.done():
-                if not attempt.seats.are_granted and await asyncio.to_thread(nodes) != found:
+                if not attempt.reservations.are_granted and await asyncio.to_thread(nodes) != found:
                     break
                 await asyncio.wait({attempt.waiting}, timeout=poll_s)
         assert attempt is not None
-        return attempt.seats, await attempt.waiting
+        return attempt.reservations, await attempt.waiting
     except BaseException:
         if attempt is not None:
             attempt.withdraw()

@@ -41,7 +41,7 @@ from agent_rft.cluster.run.live_status import LiveStatusFile
 from agent_rft.cluster.run.reservation import reserve
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
 from agent_rft.errors import ActorStartFailed, DiscardError, EngineFailed, ToolFailed, first_error
-from agent_rft.events import ComponentFailed, PhaseBegan, SessionProblem
+from agent_rft.events import ComponentFailed, PhaseStarted, SessionProblem
 from agent_rft.loop_protocols import Emit
 from agent_rft.spec.job import Reinforcement
 from agent_rft.spec.operator.operator_config import OperatorConfig
@@ -70,7 +70,7 @@ class RunActors:
         self._metrics = metrics
         self._emit = emit
         self._shared_engines = SharedReservations(shared_engines(prepared))
-        self._seats: Reservations | None = None
+        self._reservations: Reservations | None = None
         self._fleet: Fleet | None = None
         self._counts: dict[str, float] = {}
         self._sessions: JobSessions | None = None
@@ -100,9 +100,9 @@ class RunActors:
             RftError: The resources are missing, or an actor could not start.
         """
         wait_for_nodes_s = self._operator.wait_for_nodes_s
-        self._emit(PhaseBegan(phase="resources"))
+        self._emit(PhaseStarted(phase="resources"))
         shared_engines = await self._shared_engines.wait(self._report_missing, wait_for_nodes_s=wait_for_nodes_s)
-        self._seats, placed = await reserve(
+        self._reservations, placed = await reserve(
             self._prepared,
             lambda placement: Reservations(placement, self._name),
             LiveNodes(),
@@ -111,19 +111,19 @@ class RunActors:
             self._change_layout,
             reservation_lock,
         )
-        seats, at_start = self._seats, shared_engines + placed
+        reservations, at_start = self._reservations, shared_engines + placed
         prepared, metrics, placement = self._prepared, self._metrics.address, self._prepared.placement
         engines, learner = placement.engines > 0, placement.learner_ranks > 0
         starting = " and ".join(["engines"] * engines + ["learner"] * learner)
-        self._emit(PhaseBegan(phase="actors", detail=starting))
+        self._emit(PhaseStarted(phase="actors", detail=starting))
         fleet, learning = None, None
         try:
             async with asyncio.TaskGroup() as group:
                 if learner:
-                    options = [seats.rank_options(i) for i in range(placement.learner_ranks)]
+                    options = [reservations.rank_options(i) for i in range(placement.learner_ranks)]
                     learning = group.create_task(LearnerGroup.start(learner_config(prepared), options, metrics))
                 if engines:
-                    self._fleet = fleet = self._make_fleet(seats)
+                    self._fleet = fleet = self._make_fleet(reservations)
                     group.create_task(self._start_engines(fleet, at_start, learning if placement.colocated else None))
                     group.create_task(self._wait_for_helpers())
         except ExceptionGroup as errors:
@@ -174,10 +174,10 @@ class RunActors:
             await flush_actors(self._traced)
         if self._learner is not None:
             await self._learner.shutdown()
-        if self._seats is not None:
-            self._seats.release()
+        if self._reservations is not None:
+            self._reservations.release()
         self._traced = []
-        self._watchdog = self._now = self._fleet = self._sessions = self._learner = self._seats = None
+        self._watchdog = self._now = self._fleet = self._sessions = self._learner = self._reservations = None
 
     def _read_live_counts(self) -> dict[str, float]:
         return self._counts if self._fleet is None else self._fleet.live_metrics()
@@ -187,7 +187,7 @@ class RunActors:
         self._on_change(prepared)
 
     def _report_missing(self, resources: str) -> None:
-        self._emit(PhaseBegan(phase="resources", detail=resources))
+        self._emit(PhaseStarted(phase="resources", detail=resources))
 
     async def _wait_for_helpers(self) -> None:
         """Wait until dispatchers and grader pool answer, so that a job fails early.
@@ -208,7 +208,7 @@ class RunActors:
         engines = [] if self._fleet is None else self._fleet.watch_targets()
         return engines + self._helpers + ([] if self._learner is None else self._learner.watch_targets())
 
-    def _make_fleet(self, seats: Reservations) -> Fleet:
+    def _make_fleet(self, reservations: Reservations) -> Fleet:
         prepared, metrics = self._prepared, self._metrics.address
         reinforcement = prepared.job.reinforcement
         folder = self._folder
@@ -216,13 +216,13 @@ class RunActors:
         count = num_dispatchers(tools, prepared.placement)
         signer = create_signer(reinforcement)
         dispatchers = start_dispatchers(
-            tools, self._operator, count, session, folder, seats.helper_options, metrics, signer
+            tools, self._operator, count, session, folder, reservations.helper_options, metrics, signer
         )
         if session is not None:
             self._sessions = JobSessions(DispatcherClient(*dispatchers), folder, self._emit)
         graders = (
             cast(Any, GraderPoolActor)
-            .options(**seats.helper_options("grader-pool"))
+            .options(**reservations.helper_options("grader-pool"))
             .remote(reinforcement, self._operator, metrics)
         )
         self._helpers = [*watch_dispatchers(dispatchers), watched_graders(graders)]
@@ -235,7 +235,7 @@ class RunActors:
         def spawn(index: int) -> Any:
             name = f"engine-{index}"
             owner = None if self._sessions is None else self._sessions.new_owner(name)
-            options = worker_class.options(max_concurrency=10_000, **seats.engine_options(index))
+            options = worker_class.options(max_concurrency=10_000, **reservations.engine_options(index))
             return options.remote(replace(config, owner=owner, name=name, shared=shared.get(index)))
 
         def end_sessions(name: str) -> None:
@@ -244,7 +244,7 @@ class RunActors:
 
         canary_limit = CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
-        placed = shared.wait_for_engine if prepared.placement.has_shared_engines else seats.wait_for_engine
+        placed = shared.wait_for_engine if prepared.placement.has_shared_engines else reservations.wait_for_engine
         return Fleet(
             spawn,
             prepared.placement.engines,

@@ -58,7 +58,7 @@ class RunOutputs:
         sinks: list[Sink] = [folder, view, metrics, self._status, *([] if watch is None else [watch])]
         sinks += [self.progress, *([] if self._report is None else [self._report])]
         info = RunInfo(folder.path.name, folder.path, public_job(prepared.job))
-        plugins = [*load_plugins(info), *load_trackers(prepared.job.integrations, operator.integrations, info)]
+        plugins = [*load_plugins(info), *load_trackers(prepared.job.integrations, operator.trackers, info)]
         self.stream = EventStream(folder.path.name, [*sinks, self.traces], [folder, metrics, self.traces], plugins)
         self._copies = None if store is None else CheckpointUploader(store, folder.path, self.stream.emit)
 
@@ -69,7 +69,9 @@ class RunOutputs:
         self._emit_choices(prepared, skip=self.view)  # printed with the plan
         changes = prepared.changes if self._watch is None else ()  # only the operator can change a server's job
         for change in (*changes, *prepared.layout_changes):
-            self.stream.emit(SettingChanged(setting=change.setting, now=change.new, was=change.old), skip=self.view)
+            self.stream.emit(
+                SettingChanged(setting=change.setting, value=change.new, previous_value=change.old), skip=self.view
+            )
         for warning in prepared.warnings:
             self.stream.emit(Notice(text=warning), skip=self.view)  # printed with the plan
         for unsafe in (
@@ -88,7 +90,7 @@ class RunOutputs:
         self.folder.write_job(prepared.job, prepared.plan, prepared.record())
         if self._watch is not None:
             self._watch.prepared(prepared)
-        self.stream.emit(SettingChanged(setting="cluster", now=now, was=was))
+        self.stream.emit(SettingChanged(setting="cluster", value=now, previous_value=was))
         self._emit_choices(prepared)
 
     def checkpoints(self) -> Checkpoints:

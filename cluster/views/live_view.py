@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_rft.cluster.views.before_after import compare_before_after, few_note
-from agent_rft.events import Evaluated, JobEnded, PhaseBegan, RolloutDiscarded, RolloutsProgressed, StepDone
+from agent_rft.events import Evaluated, JobEnded, PhaseStarted, RolloutDiscarded, RolloutsProgressed, StepDone
 from agent_rft.metrics import METRICS
 from agent_rft.metrics.confidence_intervals import Interval
 from agent_rft.stored_events import RunEvent
@@ -92,16 +92,16 @@ class LiveView:
     # -- Sink ----------------------------------------------------------------------------------------------------------
 
     def handle_event(self, event: RunEvent) -> None:
-        if isinstance(event.event, StepDone | Evaluated | PhaseBegan):
+        if isinstance(event.event, StepDone | Evaluated | PhaseStarted):
             self._progress_event = None
         match event.event:
             case StepDone(metrics=metrics):
                 self._step_done(metrics)
             case RolloutsProgressed() as progressed:
                 self._progressed(progressed)
-            case PhaseBegan(is_quiet=True):
+            case PhaseStarted(is_quiet=True):
                 self._phase = event.message
-            case PhaseBegan():
+            case PhaseStarted():
                 self.show_phase(event.message)
             case JobEnded() | RolloutDiscarded():
                 pass  # the command prints the outcome; the table counts discarded rollouts

@@ -59,7 +59,7 @@ def _measured(job: Mapping[str, Any], valid_reward: float | None) -> str:
 def _file_to_inspect(run: RunFolder) -> str | None:
     """Return the newest rollout file of the most informative kind; the test after training is preferred."""
     names = run.rollout_names()
-    for prefix in ("test-after", "eval-", "validation-", "step-", "starved-", "test-before"):
+    for prefix in ("test-after", "eval-", "validation-", "step-", "zero-variance-", "test-before"):
         if found := [name for name in names if name.startswith(prefix)]:
             return found[-1]
     return None

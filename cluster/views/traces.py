@@ -56,30 +56,33 @@ def newest_file(run: RunFolder) -> str:
 
 
 def find_traces(
-    run: RunFolder, wanted: RolloutFilter, order: Order = "oldest", limit: int | None = None
+    run: RunFolder, rollout_filter: RolloutFilter, order: Order = "oldest", limit: int | None = None
 ) -> Iterator[Trace]:
-    """Yield the traces that match `wanted`, in file order or by grade; memory use is constant.
+    """Yield the traces that match `rollout_filter`, in file order or by grade; memory use is constant.
 
     Raises:
         UserError: The run has no rollouts, or no rollout matches.
     """
     newest_file(run)
-    wanted = run.index.check_filter(wanted)
-    found = run.index.all(wanted, order, limit if wanted.text is None else None)
-    if wanted.text is not None:
-        found = islice((entry for entry, has_text in run.index.search_text(found, wanted.text) if has_text), limit)
+    rollout_filter = run.index.check_filter(rollout_filter)
+    found = run.index.all(rollout_filter, order, limit if rollout_filter.text is None else None)
+    if rollout_filter.text is not None:
+        found = islice(
+            (entry for entry, has_text in run.index.search_text(found, rollout_filter.text) if has_text), limit
+        )
     first = next(found, None)
-    if first is None and (order == "oldest" or not run.index.page(wanted, "oldest", 1)):
+    if first is None and (order == "oldest" or not run.index.page(rollout_filter, "oldest", 1)):
         raise UserError(
-            f"{run.path} has no rollout{wanted}" + "".join(f"; {p}" for p in damaged_file_problems(run, wanted))
+            f"{run.path} has no rollout{rollout_filter}"
+            + "".join(f"; {p}" for p in damaged_file_problems(run, rollout_filter))
         )
     for entry, request, end in run.index.read(chain([] if first is None else [first], found)):
         yield Trace(entry.name, request, end)
 
 
-def damaged_file_problems(run: RunFolder, wanted: RolloutFilter) -> list[str]:
+def damaged_file_problems(run: RunFolder, rollout_filter: RolloutFilter) -> list[str]:
     """Return the problems of the files that may contain these traces."""
-    return [f.problem for f in run.index.files() if f.problem and wanted.name in (None, f.name)]
+    return [f.problem for f in run.index.files() if f.problem and rollout_filter.name in (None, f.name)]
 
 
 def trace_json(trace: Trace) -> str:

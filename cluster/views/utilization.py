@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from agent_rft.cluster.planning.placement import Placement
-from agent_rft.events import SidesCompared
+from agent_rft.events import UtilizationMeasured
 
 MIN_GAIN = 0.15
 """Minimum share of the step time that a suggestion must save; busy shares vary by a few percent anyway."""
@@ -14,7 +14,7 @@ MIN_GAIN = 0.15
 
 def measure_utilization(
     steps: Sequence[Mapping[str, float]], placement: Placement, *, overlaps: bool
-) -> SidesCompared | None:
+) -> UtilizationMeasured | None:
     """Compare how busy engines and learner ranks were.
 
     Args:
@@ -33,7 +33,7 @@ def measure_utilization(
     engines = sum(step["engine_busy_share"] * step["time_step_s"] for step in measured) / total_s
     ranks = sum(step["time_learn_s"] for step in measured) / total_s
     better = None if placement.colocated else _better(engines, ranks, placement, overlaps)
-    return SidesCompared(
+    return UtilizationMeasured(
         engines=placement.engines,
         learner_ranks=placement.learner_ranks,
         engine_share=engines,

@@ -14,7 +14,7 @@ _INTRO = """# Reasons of readiness
 _TITLES: dict[Verdict | None, str] = {
     "train": "`train`",
     "fix_first": "`fix_first`: something would spoil the training",
-    "warm_start": "`warm_start`: show the model how first",
+    "sft_warm_up": "`sft_warm_up`: show the model how first",
     None: "Notes, which do not decide",
 }
 

@@ -57,8 +57,8 @@ def _hidden(report: Report) -> dict[str, str]:
         "white on white": styled("color:#fff"),
         "nearly white on white": styled("color:#fafafa"),
         "transparent": styled("color:transparent"),
-        "the colour of its own box": styled("color:#c00;background:currentColor"),
-        "the colour of its own border": _filled(
+        "the color of its own box": styled("color:#c00;background:currentColor"),
+        "the color of its own border": _filled(
             report, '<p style="color:#c00;border-left:600px solid"><span style="margin-left:-590px">TEXT</span></p>'
         ),
         "font of 1 px": styled("font-size:1px"),
@@ -144,7 +144,7 @@ def _shapes(report: Report) -> dict[str, str]:
         "clipped overflow": _filled(report, '<div style="height:700px;overflow:hidden"></div><p>TEXT</p>'),
         "text that hangs over": _filled(report, '<p style="margin-left:850px;width:600px">TEXT</p>'),
         "lines on each other": _filled(report, '<p>TEXT</p><p style="margin-top:-40px">TEXT</p>'),
-        "pale grey": _filled(report, '<p style="color:#999">TEXT</p>'),
+        "pale gray": _filled(report, '<p style="color:#999">TEXT</p>'),
         "small": _filled(report, '<p style="font-size:11px">TEXT</p>'),
         "no titles": honest.replace("h1>", "p>"),
         "copied source": _filled(report, "<p>SOURCE</p>"),

@@ -24,7 +24,7 @@ from agent_rft.events import (
     CheckpointSaved,
     JobEnded,
     Outcome,
-    PhaseBegan,
+    PhaseStarted,
     RolloutDiscarded,
     RolloutsProgressed,
     StepDone,
@@ -125,7 +125,7 @@ class RunMirror:
                 data = make_wire_data(metrics)
                 self._store.add_event(self.id, "info", format_metrics(metrics), type="metrics", data=data)
                 return
-            case RolloutDiscarded() | RolloutsProgressed() | PhaseBegan(is_quiet=True):
+            case RolloutDiscarded() | RolloutsProgressed() | PhaseStarted(is_quiet=True):
                 return
             case CheckpointSaved(path=path):
                 self._store.add_checkpoint(self.id, event.step, str(strip_owner(Path(path).resolve())), {})

@@ -154,7 +154,7 @@ class Authenticator:
                 raise _rate_limit_error(message, "too_many_failed_logins", wait_s)
             if not authorization:
                 raise _unauthorized_error(
-                    "The session has expired, or its API key was revoked. Log in again.", "session_ended"
+                    "The session has expired, or its API key was revoked. Log in again.", "console_session_ended"
                 )
             raise _unauthorized_error("The API key is invalid, expired or revoked.", "invalid_api_key")
         wait_s = self._rate.take(key)

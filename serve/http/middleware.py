@@ -339,4 +339,4 @@ def check_origin(headers: Headers) -> None:
             "A change with a session cookie must come from the console, but the headers Origin and Host differ. "
             "Send Authorization: Bearer sk-rft-... from programs; let proxies keep the browser's Host header."
         )
-        raise ApiError(403, message, code="foreign_origin", type="permission_error")
+        raise ApiError(403, message, code="cross_origin", type="permission_error")

@@ -59,7 +59,7 @@ async def read_form(
             parser.write(chunk)
             await write(parts.take())
     except FormParserError:
-        raise ApiError(400, "The request body is not a valid multipart form.", code="invalid_form") from None
+        raise ApiError(400, "The request body is not a valid multipart form.", code="invalid_multipart") from None
     except TimeoutError:
         message = (
             f"The upload is too slow: no data arrived for {deadlines.upload_idle_s:g} s, or fewer than "
@@ -68,7 +68,9 @@ async def read_form(
         raise ApiError(408, message, code="timeout") from None
     if not parts.ended:
         raise ApiError(
-            400, "The request body is incomplete. The closing boundary of the form is missing.", code="invalid_form"
+            400,
+            "The request body is incomplete. The closing boundary of the form is missing.",
+            code="invalid_multipart",
         )
     return parts.form
 
@@ -109,7 +111,7 @@ class _FormParts:
     def _on_part_begin(self) -> None:
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
-            raise ApiError(400, f"The form has more than {MAX_PARTS} parts.", code="invalid_form")
+            raise ApiError(400, f"The form has more than {MAX_PARTS} parts.", code="invalid_multipart")
         self._disposition = b""
         self._text.clear()
 
@@ -128,9 +130,11 @@ class _FormParts:
         _, options = parse_options_header(self._disposition)
         self._name = options.get(b"name", b"").decode(errors="replace")
         if not self._name:
-            raise ApiError(400, "A part of the form has no name.", code="invalid_form")
+            raise ApiError(400, "A part of the form has no name.", code="invalid_multipart")
         if self._name in self.form.fields or (self._name == self._file_field and self.form.filename is not None):
-            raise ApiError(400, "The form contains this field more than once.", param=self._name, code="invalid_form")
+            raise ApiError(
+                400, "The form contains this field more than once.", param=self._name, code="invalid_multipart"
+            )
         if self._name == self._file_field:
             if b"filename" not in options:
                 raise ApiError(400, "The field must be a file with a name.", param=self._name, code="invalid_value")

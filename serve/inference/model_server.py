@@ -18,7 +18,7 @@ The life cycle of an application (see `AppState`):
 
 At most `max_models` applications exist. If a call needs one more, it waits until an application is idle, and removes
 the application that has been idle longest. The first call for a model waits until an engine has started. After
-`first_call_wait_s`, waiting calls fail with a 503 and a Retry-After header. A removed application first finishes its
+`max_start_wait_s`, waiting calls fail with a 503 and a Retry-After header. A removed application first finishes its
 calls. The states are always read from Ray Serve, so that any API replica can continue after another one died.
 
 A model that has been idle for RELEASE_IDLE_S is stopped if its engines' resources let a waiting job start. If jobs hold
@@ -245,7 +245,7 @@ class ServedModels:
     ) -> Answers:
         self._called.update(names)
         try:
-            async with asyncio.timeout(self.limits.first_call_wait_s):
+            async with asyncio.timeout(self.limits.max_start_wait_s):
                 while True:
                     name = await self._wait_for_model(names, record)
                     answers = self.hosting.answer(name, record, body, stream=stream)

@@ -22,7 +22,7 @@ OTHER_MODEL = "use another model (GET /v1/models), or ask the server's operator"
 ASK_OPERATOR = "change the request, or ask the server's operator"
 
 FIXES: Mapping[str, str] = {
-    "calls_not_read": TEMPLATE,
+    "calls_not_parsed": TEMPLATE,
     "forbidden_address": "use an address that the server may call, or ask its operator to allow this one",
     "invalid_signing_secret": "write whsec_ followed by 24 to 64 random bytes in base64",
     "missing_file": REUPLOAD,
@@ -30,10 +30,10 @@ FIXES: Mapping[str, str] = {
     "missing_variable": "write the value itself: the server does not substitute variables",
     "no_engine": ASK_OPERATOR,
     "no_free_resources": "try again later, or ask the server's operator",
-    "no_shared_memory": ASK_OPERATOR,
+    "small_shared_memory": ASK_OPERATOR,
     "not_a_model": OTHER_MODEL,
-    "other_adapter": "give `lora` the shape of the model's adapter, or use a full model",
-    "template_fails": TEMPLATE,
+    "adapter_mismatch": "give `lora` the shape of the model's adapter, or use a full model",
+    "template_error": TEMPLATE,
     "tools_not_in_prompt": (
         f"{TEMPLATE}; or set model_options.tools_in_prompt to false if the model needs no tool descriptions"
     ),

@@ -65,7 +65,7 @@ class JobComparisons:
             for name in evaluation_names(run, file)
         ]
 
-    def compare(self, wanted: Sequence[ComparisonSide]) -> dict[str, Any]:
+    def compare(self, requested: Sequence[ComparisonSide]) -> dict[str, Any]:
         """Return the comparison as JSON (`comparison_json`), with the question of each row.
 
         Raises:
@@ -76,7 +76,7 @@ class JobComparisons:
         if not self._comparing.acquire(blocking=False):
             raise ComparisonBusy("another comparison is running")
         try:
-            comparison = compare_evaluations(self._sides(wanted), SHOWN_ROWS)
+            comparison = compare_evaluations(self._sides(requested), SHOWN_ROWS)
             found = comparison_json(comparison)
             for row, compared in zip(found["rows"], comparison.rows, strict=True):
                 row["question"] = compared.question
@@ -85,25 +85,25 @@ class JobComparisons:
         public: dict[str, Any] = to_plain_json(found)
         return public
 
-    def _sides(self, wanted: Sequence[ComparisonSide]) -> list[LoadedEvaluation]:
-        runs = [RunFolder(self._runs / side.job_id) for side in wanted]
-        file = common_file([side.name for side in wanted], runs)
-        return [_load_side(side, run, file) for side, run in zip(wanted, runs, strict=True)]
+    def _sides(self, requested: Sequence[ComparisonSide]) -> list[LoadedEvaluation]:
+        runs = [RunFolder(self._runs / side.job_id) for side in requested]
+        file = common_file([side.name for side in requested], runs)
+        return [_load_side(side, run, file) for side, run in zip(requested, runs, strict=True)]
 
 
-def _load_side(wanted: ComparisonSide, run: RunFolder, file: str) -> LoadedEvaluation:
+def _load_side(requested: ComparisonSide, run: RunFolder, file: str) -> LoadedEvaluation:
     of_file = evaluation_names(run, file)
     names = [name for one in FILES for name in evaluation_names(run, one)]
-    name = wanted.name or (of_file[-1] if of_file else None)
+    name = requested.name or (of_file[-1] if of_file else None)
     side = None
     if name is not None and name in names:
-        side = load_evaluation(f"{wanted.job_id}:{name}", wanted.job_id, run, name)
+        side = load_evaluation(f"{requested.job_id}:{name}", requested.job_id, run, name)
     if side is None or not side.rows:
         what = f"no complete evaluation {name}" if name else f"no evaluation of its {file}"
         has = (
             f"use one of {', '.join(names)}" if names else "wait until its validation file or test file has been graded"
         )
-        raise NoSuchEvaluation(f"{wanted.job_id} has {what}; {has}")
+        raise NoSuchEvaluation(f"{requested.job_id} has {what}; {has}")
     return side
 
 

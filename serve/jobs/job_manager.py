@@ -180,10 +180,10 @@ class JobManager:
                 problems = await self._launcher.check_job(job)
         except TimeoutError:
             message = f"the job check did not finish within {self._config.check_timeout_s:g} s"
-            await self._fail(job, JobError("validation_failed", message))
+            await self._fail(job, JobError("check_failed", message))
             return
         except RftError as error:
-            await self._fail(job, JobError("validation_failed", error.public_message))
+            await self._fail(job, JobError("check_failed", error.public_message))
             return
         for problem in problems:
             await self._add_event(job, "error", describe(problem))
@@ -200,7 +200,7 @@ class JobManager:
             if job is None:
                 break
             self._announced.discard(job.id)
-            what = "Fine-tuning job" if job.look is None else "Readiness check"
+            what = "Fine-tuning job" if job.readiness is None else "Readiness check"
             await self._add_event(job, "info", f"{what} {'started' if job.attempt == 0 else 'continued'}")
             await self._launch(job, failures=0)
         for job in await self._call(self._store.with_status, "queued"):

@@ -200,7 +200,9 @@ def _build_method(request: JobRequestBody) -> dict[str, Any]:
         supervised = method.get("supervised") or {}
         if method.get("type") != "supervised" or (isinstance(supervised, dict) and supervised.get("hyperparameters")):
             message = "is only for supervised jobs, and only if method has no hyperparameters"
-            problem = Problem("two_places", "hyperparameters", message, "give all hyperparameters in method")
+            problem = Problem(
+                "duplicate_hyperparameters", "hyperparameters", message, "give all hyperparameters in method"
+            )
             raise InvalidJob("the request is invalid", [problem])
         for name in request.hyperparameters:
             if name not in LEGACY:

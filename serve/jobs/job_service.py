@@ -87,7 +87,7 @@ class JobService:
             labels=request.metadata,
             sealed_spec="",
             digest=digest,
-            look=readiness,
+            readiness=readiness,
         )
         window_s = UNMARKED_WINDOW_S if retry is None else RETRY_WINDOW_S if retry else 0.0
 
@@ -130,7 +130,7 @@ class JobService:
             IllegalMove: The job is not running.
         """
         job = self.store.move(job_id, "paused", estimated_finish=None)
-        how = "finishes its step and writes a checkpoint" if job.look is None else "keeps the rows already sampled"
+        how = "finishes its step and writes a checkpoint" if job.readiness is None else "keeps the rows already sampled"
         return self._record(job, f"The job is being paused: it {how}")
 
     def resume(self, job_id: str) -> JobRecord:

@@ -94,7 +94,9 @@ class JobRecords:
         self._keeping = threading.Lock()
         self._searching = threading.BoundedSemaphore(MAX_SEARCHES)
 
-    def summaries(self, job: JobRecord, wanted: RolloutFilter, order: Order, limit: int, after: str | None) -> Listing:
+    def summaries(
+        self, job: JobRecord, rollout_filter: RolloutFilter, order: Order, limit: int, after: str | None
+    ) -> Listing:
         """Return a page of rollout summaries.
 
         Raises:
@@ -103,14 +105,14 @@ class JobRecords:
             UnknownValue: No rollout has a value that the filter requests.
         """
         with self._open_index(job) as index:
-            return self._list_page(index, wanted, order, limit, after)
+            return self._list_page(index, rollout_filter, order, limit, after)
 
     def rollouts(
-        self, job: JobRecord, wanted: RolloutFilter, order: Order, limit: int, after: str | None
+        self, job: JobRecord, rollout_filter: RolloutFilter, order: Order, limit: int, after: str | None
     ) -> tuple[list[WholeRollout], Listing]:
         """Return a page of complete rollouts, which ends early if they are large. Raises the errors of `summaries`."""
         with self._open_index(job) as index:
-            listing, num_bytes = self._list_page(index, wanted, order, limit, after), 0
+            listing, num_bytes = self._list_page(index, rollout_filter, order, limit, after), 0
             for count, one in enumerate(listing.found, start=1):
                 num_bytes += one.place.length + one.group.length
                 if num_bytes > PAGE_BYTES and count < len(listing.found):
@@ -148,11 +150,11 @@ class JobRecords:
         return token_range(end, segment, start, limit, find_tokenizer(map(Path, folders)))
 
     def row_rewards(
-        self, job: JobRecord, wanted: RolloutFilter, order: RowOrder, limit: int, after: str | None
+        self, job: JobRecord, rollout_filter: RolloutFilter, order: RowOrder, limit: int, after: str | None
     ) -> tuple[list[RowRewards], bool]:
         """Return the rewards of each row, and whether more rows follow. Raises the errors of `summaries`."""
         with self._open_index(job) as index:
-            found = rows_after(row_rewards(index, index.check_filter(wanted), order), after)
+            found = rows_after(row_rewards(index, index.check_filter(rollout_filter), order), after)
         return found[:limit], len(found) > limit
 
     def filters(self, job: JobRecord) -> tuple[list[RolloutFile], list[str], list[str]]:
@@ -216,12 +218,12 @@ class JobRecords:
                 raise NotIndexed("the index is being written") from error
 
     def _list_page(
-        self, index: RolloutIndex, wanted: RolloutFilter, order: Order, limit: int, after: str | None
+        self, index: RolloutIndex, rollout_filter: RolloutFilter, order: Order, limit: int, after: str | None
     ) -> Listing:
-        wanted = index.check_filter(wanted)
-        if wanted.text is not None:
-            return self._search(index, index.all(wanted, order, after=after), wanted.text, limit)
-        found = index.page(wanted, order, limit + 1, after)
+        rollout_filter = index.check_filter(rollout_filter)
+        if rollout_filter.text is not None:
+            return self._search(index, index.all(rollout_filter, order, after=after), rollout_filter.text, limit)
+        found = index.page(rollout_filter, order, limit + 1, after)
         return Listing(found[:limit], len(found) > limit, found[:limit][-1].id if found else None)
 
     def _search(self, index: RolloutIndex, among: Iterator[IndexedRollout], text: str, limit: int) -> Listing:

@@ -59,9 +59,9 @@ def make_router(service: JobService, checker: JobChecker, check_s: float = CHECK
                 message = (
                     f"The check did not finish within {check_s:g} s. Use fewer or smaller rows, or create the job."
                 )
-                raise ApiError(400, message, code="validation_failed") from None
+                raise ApiError(400, message, code="check_failed") from None
             except RftError as error:
-                raise ApiError(400, error.public_message, code="validation_failed") from None
+                raise ApiError(400, error.public_message, code="check_failed") from None
 
     return router
 

@@ -40,9 +40,9 @@ class StreamLimits:
 
     poll_s: float = 1.0
     """Seconds between two checks of the job for changes."""
-    looks: int = 60
+    max_polls: int = 60
     """Number of checks until a stream ends. The client then reconnects, and its key is checked again."""
-    quiet_looks: int = 15
+    comment_after_polls: int = 15
     """Number of checks without changes after which a comment is sent, so that proxies keep the connection open."""
     max_streams: int = 512
     """Maximum number of concurrent streams."""
@@ -87,13 +87,13 @@ async def _poll_changes(feed: JobChanges, job_id: str, pace: StreamLimits) -> As
         with job_errors(job_id):
             return [_build_event(change, job_id) | {"id": str(feed.position)} for change in feed.iter_changes()]
 
-    for check in range(pace.looks):
+    for check in range(pace.max_polls):
         if check:
             await asyncio.sleep(pace.poll_s)
         for event in (found := await run_in_threadpool(read_changes)):
             yield event
         num_unchanged = 0 if found else num_unchanged + 1
-        if num_unchanged == pace.quiet_looks:
+        if num_unchanged == pace.comment_after_polls:
             num_unchanged = 0
             yield {}
 

@@ -59,9 +59,9 @@ def make_router(service: JobService) -> APIRouter:
         retry: Retry = None,
     ) -> ReadinessBody:
         """Start a readiness check of a reinforcement job. The body is the same as for POST /v1/fine_tuning/jobs."""
-        look = {"samples": samples, "target_s": target_latency_s}
+        readiness = {"samples": samples, "target_s": target_latency_s}
         with job_errors(kind=READINESS):
-            job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry, readiness=look)
+            job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry, readiness=readiness)
         set_created_id(request, job.id)
         return ReadinessBody.model_validate(job)
 
@@ -69,7 +69,7 @@ def make_router(service: JobService) -> APIRouter:
     def list_readiness(key: Reader, after: After = None, limit: Limit = JOBS_PAGE) -> Page[ReadinessBody]:
         """List readiness checks, newest first."""
         with job_errors(kind=READINESS):
-            found, more = store.jobs(None, after=after, limit=limit, looks=True)
+            found, more = store.jobs(None, after=after, limit=limit, readiness_checks=True)
         return Page[ReadinessBody].from_entries(found, more)
 
     @router.get("/{readiness_id}")

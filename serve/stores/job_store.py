@@ -85,7 +85,7 @@ class JobStore:
             )
             if existing is not None:
                 return existing, False
-            id = _new_id(JOB if new.look is None else READINESS)
+            id = _new_id(JOB if new.readiness is None else READINESS)
             values = asdict(new) | ({} if seal is None else {"sealed_spec": seal(id)})
             row = JobRow(
                 **values,
@@ -133,16 +133,18 @@ class JobStore:
         after: str | None = None,
         limit: int = 20,
         labels: Mapping[str, str] | None = None,
-        looks: bool = False,
+        readiness_checks: bool = False,
     ) -> tuple[list[JobRecord], bool]:
         """Return a page of jobs that train, newest first, and whether more follow.
 
-        With `owner` None, the jobs of all owners. With `looks`, readiness checks instead.
+        With `owner` None, the jobs of all owners. With `readiness_checks`, readiness checks instead.
 
         Raises:
             UnknownCursor: `after` is not a job of this owner.
         """
-        mine: list[ColumnElement[bool]] = [JobRow.look.is_not(None) if looks else JobRow.look.is_(None)]
+        mine: list[ColumnElement[bool]] = [
+            JobRow.readiness.is_not(None) if readiness_checks else JobRow.readiness.is_(None)
+        ]
         mine += [] if owner is None else [JobRow.owner == owner]
         having = [JobRow.labels[key].as_string() == value for key, value in (labels or {}).items()]
         with self._database.session() as session:

@@ -51,7 +51,7 @@ class JobRow(Base):
     seed: Mapped[int] = mapped_column(BigInteger)
     suffix: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, str] | None] = mapped_column(JSON)
-    look: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    readiness: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     sealed_spec: Mapped[str] = mapped_column(Text)
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
     digest: Mapped[str] = mapped_column(String(64))
@@ -124,7 +124,7 @@ class NewJob:
 
     `owner` is the id of the key that creates it, `model` the model id in the request, `base` the id of its base model.
     `method` and `model_options` contain no secrets; `sealed_spec` is the full job, encrypted and bound to its id. Equal
-    requests have equal `digest`s. `look` is the options of a readiness check (`ReadinessOptions` in
+    requests have equal `digest`s. `readiness` is the options of a readiness check (`ReadinessOptions` in
     cluster/run/readiness_check.py); None means that the job trains.
     """
 
@@ -141,7 +141,7 @@ class NewJob:
     labels: dict[str, str] | None
     sealed_spec: str
     digest: str
-    look: dict[str, Any] | None = field(default=None, kw_only=True)
+    readiness: dict[str, Any] | None = field(default=None, kw_only=True)
     integrations: list[dict[str, Any]] | None = field(default=None, kw_only=True)
 
 

@@ -138,7 +138,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     server.state.close()
 
 
-@pytest.mark.parametrize(("check_works", "code"), [(True, "driver_lost"), (False, "validation_failed")])
+@pytest.mark.parametrize(("check_works", "code"), [(True, "driver_lost"), (False, "check_failed")])
 async def test_clients_learn_why_a_job_failed_and_admins_what_its_processes_wrote(
     server: Server, check_works: bool, code: str
 ) -> None:

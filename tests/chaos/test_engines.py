@@ -19,7 +19,7 @@ import yaml
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.grading.grader_pool import GraderPoolActor
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
-from agent_rft.actors.rollout.engine_assignment import find_least_loaded
+from agent_rft.actors.rollout.engine_assignment import find_idlest
 from agent_rft.actors.rollout.episode import EpisodeSpec
 from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.actors.rollout.rollout_worker import RolloutWorker, WorkerConfig
@@ -72,7 +72,7 @@ async def test_five_hundred_concurrent_rollouts_survive_a_burst_of_429_and_503s(
         worker = ray.remote(RolloutWorker).options(num_cpus=1, max_concurrency=1000)
         events: list[Event] = []
         canary_limit = CANARY_LIMITS["float32"]
-        fleet = Fleet(lambda _: worker.remote(config), 1, find_least_loaded, canary_limit, r.limits, events.append)
+        fleet = Fleet(lambda _: worker.remote(config), 1, find_idlest, canary_limit, r.limits, events.append)
         await fleet.start()
         try:
             tasks = tasks_of(Path(job.training_file))[:63]
@@ -86,7 +86,11 @@ async def test_five_hundred_concurrent_rollouts_survive_a_burst_of_429_and_503s(
     assert {len(group.rollouts) for group in groups} == {8}
     assert not any(group.discarded for group in groups)
     account = counts
-    assert (account["account/started"], account["account/graded"], account["account/in_flight"]) == (504, 504, 0)
+    assert (
+        account["rollout_attempts/started"],
+        account["rollout_attempts/graded"],
+        account["rollout_attempts/in_flight"],
+    ) == (504, 504, 0)
     assert events == []
     calls = [call for group in groups for rollout in group.rollouts for call in rollout.calls]
     seen = {name: record["endpoints"][name] for name in (*TOOLS, "grade") if name in record["endpoints"]}

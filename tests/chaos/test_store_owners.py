@@ -11,7 +11,7 @@ import pytest
 
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.events import CheckpointCopied
+from agent_rft.events import CheckpointUploaded
 from agent_rft.trainer.loop.checkpoint import latest_checkpoint, list_checkpoints
 from tests.chaos.jobs import process_tree, read_to_end, read_until, training
 from tests.e2e.command import marked, processes_left
@@ -76,5 +76,5 @@ def test_driver_that_is_suspended_during_an_upload_changes_no_checkpoint_of_its_
     )
     assert files_in(tmp_path / "late" / "imitated" / "checkpoints") == files_in(local)
     assert [path.name for path in (stored / "imitated").glob("owner-*.json")] == ["owner-000002.json"]
-    copied = [event.step for event in RunFolder(run).events() if isinstance(event.event, CheckpointCopied)]
+    copied = [event.step for event in RunFolder(run).events() if isinstance(event.event, CheckpointUploaded)]
     assert copied == [INTERVAL, 2 * INTERVAL, 3 * INTERVAL, STEPS]

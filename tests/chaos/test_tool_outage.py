@@ -17,7 +17,7 @@ import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import ToolFailed
-from agent_rft.events import EndpointOutageBegan, EndpointOutageEnded, Event
+from agent_rft.events import EndpointOutageEnded, EndpointOutageStarted, Event
 from examples.ledger.services import services
 from tests.chaos.jobs import ledger_job, read_to_end, read_until, training
 from tests.e2e.command import marked, processes_left
@@ -129,8 +129,8 @@ def test_job_whose_tool_server_is_down_waits_and_reports_the_outage(tmp_path: Pa
     assert "open" in states
     assert set(down) <= set(ended), "what the page showed as down has an event"
     assert all(name.startswith("tool ") for name in ended), "the grader was never down"
-    assert sorted(event.endpoint for event in events_of(run, EndpointOutageBegan)) == sorted(ended)
-    assert shown["endpoint_outage_began"] == shown["endpoint_outage_ended"] == len(ended)
+    assert sorted(event.endpoint for event in events_of(run, EndpointOutageStarted)) == sorted(ended)
+    assert shown["endpoint_outage_started"] == shown["endpoint_outage_ended"] == len(ended)
     longest = max(ended.values(), key=lambda event: event.seconds)
     assert stopped_at <= longest.began_at <= back_at - DOWN_S
     assert back_at <= longest.began_at + longest.seconds <= back_at + MAX_LATE_S

@@ -36,7 +36,7 @@ def job_in(folder: Path, collector: str) -> list[str]:
     numbers = {"batch_size": BATCH, "n_epochs": 1, "compute_multiplier": 1}
     job["method"]["reinforcement"]["hyperparameters"] = numbers
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    operator = {"traces": {"endpoint": collector, "share": 1.0}}
+    operator = {"traces": {"endpoint": collector, "sampling_ratio": 1.0}}
     (folder / "agent-rft.yaml").write_text(yaml.safe_dump(operator))
     command = [AGENT_RFT, "train", str(folder / "job.yaml"), "--config", str(folder / "agent-rft.yaml")]
     return [*command, "--run-folder", str(folder / "run")]

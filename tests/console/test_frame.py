@@ -91,7 +91,7 @@ def test_a_revoked_key_is_told_and_one_logs_in_again(opened: Open, site: Site) -
     page.get_by_label("API key").wait_for()
 
 
-def test_the_keyboard_reaches_the_pages_and_colours_are_kept(opened: Open, site: Site) -> None:
+def test_the_keyboard_reaches_the_pages_and_colors_are_kept(opened: Open, site: Site) -> None:
     page = opened("#/models")
     page.get_by_role("link", name="agent-rft").focus()
     page.keyboard.press("Tab")

@@ -72,8 +72,8 @@ OF_THE_JOB: dict[str, Values] = {
     "logprob_gap": always(0.02),
     "canary_gap": always(0.01),
     "groups_trained": always(10.0),
-    "groups_without_signal/all_right": always(5.0),
-    "groups_without_signal/equal": always(5.0),
+    "zero_variance_groups/all_right": always(5.0),
+    "zero_variance_groups/equal": always(5.0),
     "engine_replacements": always(0.0),
     "learner_restarts": lambda m: float(m == 20),
     "checkpoint_store_failures/copy": lambda m: float(m == 20),
@@ -157,8 +157,8 @@ LEARNED: dict[str, Values] = {
     "held_out_grade_mean": ramp(0.2, 0.93, end=150),
     "entropy": ramp(1.0, 0.01, end=150),
     "groups_trained": ramp(19.0, 1.0, end=150),
-    "groups_without_signal/all_right": ramp(0.0, 19.0, end=150),
-    "groups_without_signal/equal": always(0.1),
+    "zero_variance_groups/all_right": ramp(0.0, 19.0, end=150),
+    "zero_variance_groups/equal": always(0.1),
 }
 FALLS = until(START, ramp(0.2, 0.8, end=START), ramp(0.8, 0.2, START, START + 30))
 COLLAPSE = until(START, always(1.0), always(0.02))
@@ -185,11 +185,11 @@ CASES = (
     ),
     Case(
         "the entropy collapses, and groups become equal",
-        {"entropy": COLLAPSE, "groups_without_signal/all_wrong": changed(0, 30)},
+        {"entropy": COLLAPSE, "zero_variance_groups/all_wrong": changed(0, 30)},
         {"EntropyCollapse": "j"},
     ),
     Case("only the canary differs", {"canary_gap": changed(0.01, 0.3)}, {"EngineLearnerDifference": "j"}),
-    Case("nine of ten groups are wrong", {"groups_without_signal/all_wrong": changed(0, 150)}, {"NoSignal": "j"}),
+    Case("nine of ten groups are wrong", {"zero_variance_groups/all_wrong": changed(0, 150)}, {"NoSignal": "j"}),
     Case("waits for rollouts", {"time_wait_s": changed(3, 9)}, {"LearnerStarves": "j"}),
     Case("an engine was replaced", {"engine_replacements": lambda m: float(m == START)}, {"EngineReplaced": "j"}),
     Case(
@@ -226,7 +226,7 @@ CASES = (
     ),
     Case(
         "a tracker fails",
-        {"integration_failures/wandb": lambda m: None if m < START else float(m == START)},
+        {"tracker_failures/wandb": lambda m: None if m < START else float(m == START)},
         {"TrackerFails": "j"},
     ),
     Case("the server is idle", {"api_jobs/running": changed(1, 0), "api_jobs/queued": changed(2, 0)}),

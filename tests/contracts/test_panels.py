@@ -23,7 +23,7 @@ from agent_rft.cluster.observability.dashboards.queries import JOBS
 from agent_rft.cluster.observability.dashboards.third_party_panels import GPUS as GPU_PANELS
 from agent_rft.cluster.observability.monitoring_files import DASHBOARDS
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
-from agent_rft.events import CheckpointSaved, PhaseBegan, StepDone
+from agent_rft.events import CheckpointSaved, PhaseStarted, StepDone
 from agent_rft.metrics import METRICS
 from agent_rft.types import Group
 from tests.support.builders import group_request, rollout
@@ -36,7 +36,7 @@ STEP = {
 } | {
     "time_step_s": float(STEP_S),
     "finish/answer": 8.0,
-    "groups_without_signal/equal": 1.0,
+    "zero_variance_groups/equal": 1.0,
     "call_errors/over_budget": 1.0,
 }
 STEP |= {"grader/right/score_mean": 0.5, "tool/search/errors": 2.0}
@@ -108,7 +108,7 @@ def exported(folder: Path, start: float) -> Iterator[tuple[float, str]]:
     """The samples of each moment, with its Unix time."""
     now = start
     sink = MetricsSink(None, folder, clock=lambda: now)
-    sink.handle_event(run_event(PhaseBegan(phase="training")))
+    sink.handle_event(run_event(PhaseStarted(phase="training")))
     for second in range(0, HOURS * 3600, SAMPLE_S):
         now = start + second
         if second and second % STEP_S == 0:

@@ -29,7 +29,7 @@ def test_the_readme_names_the_largest_models_that_fit() -> None:
 
 def test_an_import_proposes_from_the_table_of_the_page() -> None:
     table = [
-        [model.name, f"{model.billions:.2g}B", f"{model.context:,}", model.tool_parser or "none", model.licence]
+        [model.name, f"{model.billions:.2g}B", f"{model.context:,}", model.tool_parser or "none", model.license]
         for model in OPEN_MODELS
     ]
     assert table == rows("docs/models.md", "Qwen/")

@@ -166,5 +166,5 @@ def test_killed_engines_are_replaced_and_no_rollout_is_lost(tmp_path: Path, envi
     assert {len(group.rollouts) for group in groups} == {8}
     assert {d.reason for group in groups for d in group.discarded} == {"engine_failed"}
     (*_, last) = kept.metrics()
-    balance = [last[f"account/{state}"] for state in ("graded", "discarded", "cancelled", "in_flight")]
-    assert last["account/started"] == sum(balance)
+    balance = [last[f"rollout_attempts/{state}"] for state in ("graded", "discarded", "cancelled", "in_flight")]
+    assert last["rollout_attempts/started"] == sum(balance)

@@ -12,7 +12,7 @@ import pytest
 
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.events import CheckpointCopied, JobResumed
+from agent_rft.events import CheckpointUploaded, JobResumed
 from tests.e2e.command import AGENT_RFT, marked, processes, processes_left, run
 from tests.support.supervised_job import supervised_job
 
@@ -50,7 +50,7 @@ def test_a_run_on_a_disk_that_was_lost_is_trained_to_its_end_by_the_same_command
     [resumed] = [event for event in again.events() if isinstance(event.event, JobResumed)]
     assert resumed.step == step
     assert [metrics["step"] for metrics in again.metrics()] == list(range(step, STEPS + 1))
-    copied = [event for event in again.events() if isinstance(event.event, CheckpointCopied)]
+    copied = [event for event in again.events() if isinstance(event.event, CheckpointUploaded)]
     assert copied[-1].step == STEPS
     assert store.list_complete("imitated")[-1] == f"step-{STEPS:06d}"
     assert processes_left() == []

@@ -49,7 +49,7 @@ FAULTS = Plan(
     },
 )
 """Faults follow ids, which differ in each run. Of 70 graded rollouts, one fails in all but a run of 80,000."""
-ELSEWHERE = {"judge_tokens/<model>", "integration_failures/<integration>", "metric_source_errors/<error>"}
+ELSEWHERE = {"judge_tokens/<model>", "tracker_failures/<tracker>", "metric_source_errors/<error>"}
 """These jobs have no judges, no trackers and no broken source of metrics: unit tests cover them."""
 WITHOUT_A_GPU = {"GPU usage", "GPU memory in use", "GPU power"}
 """Panels that are empty here; tests/contracts/test_panels.py asks them of both exporters' samples."""

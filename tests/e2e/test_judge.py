@@ -61,7 +61,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with the model `small`."""
     folder = tmp_path_factory.mktemp("server")
     config = folder / "agent-rft.yaml"
-    config.write_text(yaml.safe_dump({"aliases": {"small": str(MODEL)}, "engines": {"first_call_wait_s": 300}}))
+    config.write_text(yaml.safe_dump({"aliases": {"small": str(MODEL)}, "engines": {"max_start_wait_s": 300}}))
     command = [
         sys.executable,
         "-m",

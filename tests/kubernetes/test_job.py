@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from agent_rft.events import BatchStarved, CheckpointSaved, JobEnded, JobResumed, StepDone
+from agent_rft.events import CheckpointSaved, JobEnded, JobResumed, StepDone, ZeroVarianceBatch
 from tests.kubernetes.cluster import EPOCHS, JOB, Cluster, Object, RayJob, operators
 
 STEPS = 15 * EPOCHS
@@ -113,7 +113,7 @@ def test_the_job_succeeds_and_each_step_was_done_once(applied: Cluster) -> None:
     with applied.timed("to the end of the job"):
         status = applied.until("the job's end", lambda: ended(applied), 1200)
     assert status["jobStatus"] == "SUCCEEDED", status
-    steps, starved = applied.steps(), sum(isinstance(found.event, BatchStarved) for found in applied.run_events())
+    steps, starved = applied.steps(), sum(isinstance(found.event, ZeroVarianceBatch) for found in applied.run_events())
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) + starved >= STEPS, "each batch is a step, unless it has no signal"
     assert outcomes(applied)[-1] == "done"

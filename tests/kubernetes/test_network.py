@@ -69,7 +69,7 @@ RULES = {
     "from-kuberay": ("operator > head:8265", "stranger > head:8265"),
     "from-kuberay (Serve)": ("operator > head:8000", "operator > head:6379"),
     "to-dns": ("unnamed > dns:53", "unnamed > dns:8080"),
-    "to-endpoints (labelled pods)": ("ray > tool:8001", "ray > stranger:8001"),
+    "to-endpoints (labeled pods)": ("ray > tool:8001", "ray > stranger:8001"),
     "to-endpoints (public)": ("ray > public:443", "ray > public:8443"),
     "to-endpoints (the metadata address)": ("ray > public:443", "ray > metadata:443"),
     "to-kubernetes": ("head > kubernetes:6443", "ray > kubernetes:6443"),

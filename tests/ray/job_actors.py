@@ -108,13 +108,13 @@ class JobActors:
         sequences = [
             sequence
             for group in groups
-            for rollout, advantage in zip(group.rollouts, compute_advantages("centred", group.rewards), strict=True)
+            for rollout, advantage in zip(group.rollouts, compute_advantages("centered", group.rewards), strict=True)
             for sequence in rollout.to_train_segments(float(advantage))
         ]
         report = await self.learner.step(sequences, version)
         assert report.applied
         assert report.metrics["logprob_gap"] < 1e-3
-        assert report.metrics["logprob_gap_ratio"] == pytest.approx(1.0, abs=0.02)
+        assert report.metrics["importance_ratio_same_version"] == pytest.approx(1.0, abs=0.02)
 
     async def versions(self) -> list[int]:
         return [stats["version"] for stats in await self.fleet.engine_stats()]

@@ -67,7 +67,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example's model with marks of thoughts; it starts a thought where it would call a tool."""
     folder = tmp_path_factory.mktemp("thinking")
     tokenizer = AutoTokenizer.from_pretrained(BASE)
-    tokenizer.add_tokens(list(HERMES.thought_marks))
+    tokenizer.add_tokens(list(HERMES.reasoning_delimiters))
     tokenizer.save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -91,7 +91,7 @@ def model(base: Path) -> Any:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(base: Path) -> AsyncIterator[ChatEngine]:
     config = EngineConfig(str(base), "float32", 1024, max_num_seqs=32, seed=0)
-    settings = ServeSettings(context_length=1024, max_completion_tokens=200, max_thinking_tokens=THINKING_TOKENS)
+    settings = ServeSettings(context_length=1024, max_completion_tokens=200, max_reasoning_tokens=THINKING_TOKENS)
     served, before = ChatEngine(config, settings), open_contexts()
     assert await served.start() is None
     yield served
@@ -248,7 +248,7 @@ async def test_a_thought_is_ended_at_its_limit(engine: Engine, renderer: Rendere
     opened = [*prompt, start]
     free = await asyncio.gather(*(generate(engine, opened, i) for i in range(8)))
     assert all(completion.token_ids.index(end) > 3 for completion in free if end in completion.token_ids)
-    held = await asyncio.gather(*(generate(engine, opened, i, max_thinking_tokens=3) for i in range(8)))
+    held = await asyncio.gather(*(generate(engine, opened, i, max_reasoning_tokens=3) for i in range(8)))
     assert all(end in completion.token_ids[:4] for completion in held)
 
 

@@ -150,7 +150,7 @@ async def served(folder: Path) -> AsyncIterator[ChatEngine]:
         context_length=CONTEXT,
         max_completion_tokens=200,
         max_tool_output_tokens=LIMITS.max_tool_output_tokens,
-        max_thinking_tokens=THINKING_TOKENS,
+        max_reasoning_tokens=THINKING_TOKENS,
     )
     served = ChatEngine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0), settings)
     assert await served.start() is None
@@ -278,7 +278,7 @@ async def test_a_model_whose_template_renders_no_calls_is_sampled_trained_and_se
     assert_sampled_is_trained(sampled, renderer)
     assert_the_learner_agrees(sampled, model, renderer)
 
-    chat = ChatModel(model, ServeSettings(max_completion_tokens=200, max_thinking_tokens=THINKING_TOKENS), CONTEXT)
+    chat = ChatModel(model, ServeSettings(max_completion_tokens=200, max_reasoning_tokens=THINKING_TOKENS), CONTEXT)
     chat.connect(engine.client, served._marks)
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}}
     body = {"messages": list(without_tools.messages), "response_format": form}
@@ -349,7 +349,7 @@ async def test_a_family_whose_turns_are_messages_is_served_with_a_schema(tmp_pat
 @pytest.mark.nightly
 async def test_a_gpt_oss_of_the_real_architecture_is_served_in_harmonys_format(tmp_path: Path) -> None:
     """VLLM has a way of its own for this architecture: it reads token ids, and knows of no other structure."""
-    settings = ServeSettings(max_completion_tokens=200, max_thinking_tokens=THINKING_TOKENS)
+    settings = ServeSettings(max_completion_tokens=200, max_reasoning_tokens=THINKING_TOKENS)
     served = ChatEngine(
         EngineConfig(str(write_gpt_oss(tmp_path / "gpt_oss")), "float32", CONTEXT, max_num_seqs=16, seed=0), settings
     )
@@ -424,7 +424,7 @@ async def test_every_family_trains_what_it_sampled(name: str, tmp_path: Path) ->
     renderer, mistake = find_dialect(AutoTokenizer.from_pretrained(folder), DEFAULT_DIALECT)
     assert (mistake, renderer.dialect.family) == (None, name)
     parse = load_parser(renderer.family, renderer.tokenizer)
-    marks = renderer.dialect.thought_marks
+    marks = renderer.dialect.reasoning_delimiters
     engine = Engine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0, reasoning_delimiters=marks))
     await engine.start()
     try:
@@ -447,7 +447,7 @@ async def test_turns_in_forms_of_their_own_follow_a_schema(name: str, tmp_path: 
     renderer, _ = find_dialect(AutoTokenizer.from_pretrained(folder), DEFAULT_DIALECT)
     parse = load_parser(renderer.family, renderer.tokenizer)
     calls = require_calls(renderer, TOOLS, THINKING_TOKENS, one_call=False)
-    marks = renderer.dialect.thought_marks
+    marks = renderer.dialect.reasoning_delimiters
     engine = Engine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0, reasoning_delimiters=marks))
     await engine.start()
     try:

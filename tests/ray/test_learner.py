@@ -173,10 +173,10 @@ async def test_the_policy_under_a_response_format_is_trained_the_same_on_all_ran
     ):
         await group.build(replace(config, zero_stage=stage))
         metrics[name] = (await group.step(constrained(which), version=0)).metrics
-    for name in ("loss", "grad_norm", "entropy", "logprob_gap", "kl_start", "tokens_without_loss"):
+    for name in ("loss", "grad_norm", "entropy", "logprob_gap", "kl_reference", "tokens_without_loss"):
         assert metrics["pair"][name] == pytest.approx(metrics["alone"][name], abs=ROUNDING, rel=ROUNDING), name
     assert metrics["alone"]["tokens_without_loss"] == 2  # the letter, and the end after it
-    assert metrics["alone"]["kl_start"] == pytest.approx(0, abs=1e-6)
+    assert metrics["alone"]["kl_reference"] == pytest.approx(0, abs=1e-6)
     assert metrics["alone"]["entropy"] != pytest.approx(metrics["free"]["entropy"], rel=0.1)
     assert "tokens_without_loss" not in metrics["free"]
 
@@ -373,7 +373,7 @@ async def test_log_probabilities_of_the_learner_s_version_show_no_gap(
         sequences.append(replace(sequence, logprobs=np.where(sequence.loss_mask, logprobs, 0)))
     metrics = (await alone.step(sequences, version=7)).metrics
     assert metrics["logprob_gap"] < ROUNDING
-    assert metrics["logprob_gap_ratio"] == pytest.approx(1, abs=ROUNDING)
+    assert metrics["importance_ratio_same_version"] == pytest.approx(1, abs=ROUNDING)
     assert metrics["logprob_gap_tokens"] == metrics["trained_tokens"] == sum(s.loss_mask.sum() for s in sequences)
     assert (await alone.step(sequences, version=8)).metrics["logprob_gap_tokens"] == 0
 
@@ -386,7 +386,7 @@ async def test_the_start_model_is_not_updated(
     """With LoRA it is the policy without its adapter, not a second copy."""
     group, algorithm = groups[ranks - 1], AlgorithmSpec(kl_coef=0.1, updates_per_batch=1)
     await group.build(replace(CONFIG, algorithm=algorithm, learning_rate=1e-2, zero_stage=stage, lora=lora))
-    first, second = [(await group.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(2)]
+    first, second = [(await group.step(rollouts(0), version=0)).metrics["kl_reference"] for _ in range(2)]
     assert first == pytest.approx(0, abs=1e-9)
     assert second > 0.01
 
@@ -414,7 +414,7 @@ async def test_an_adapter_is_published_and_saved_under_pefts_names_and_trained_o
     for group, stage in ((alone, 0), (pair, 3)):
         await group.build(replace(again, zero_stage=stage))
         np.testing.assert_allclose(await group.logprobs(CANARY), trained, atol=ROUNDING)
-        first, second = [(await group.step(rollouts(0), version=0)).metrics["kl_start"] for _ in range(2)]
+        first, second = [(await group.step(rollouts(0), version=0)).metrics["kl_reference"] for _ in range(2)]
         assert first == pytest.approx(0, abs=1e-9)  # the start model is the adapter, not its base
         assert second > 0.001
         await save(group, new(tmp_path / f"again-{stage}"))

@@ -115,7 +115,7 @@ def models(tmp_path: Path) -> Folder:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def served(models: Folder) -> AsyncIterator[ServedModels]:
-    limits = EngineLimits(max_models=1, idle_s=3.0, first_call_wait_s=240.0)
+    limits = EngineLimits(max_models=1, idle_s=3.0, max_start_wait_s=240.0)
     hosting = RayServeModels(limits, EngineResources.from_limits(limits, {}), fake_engine)
     served = ServedModels(models, hosting, limits)
     yield served

@@ -106,7 +106,7 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
         environment.setenv(PORT, str(METRICS_PORT))
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     ray_serve.start(proxy_location="Disabled")
-    limits = EngineLimits(max_num_seqs=8, first_call_wait_s=280)
+    limits = EngineLimits(max_num_seqs=8, max_start_wait_s=280)
     hosting = RayServeModels(limits, EngineResources.from_limits(limits, ray.cluster_resources()))
     served = ServedModels(registry, hosting, limits)
     box = SecretBox.of_folder(folder, {})

@@ -40,7 +40,7 @@ def parser_class(tokenizer: Any) -> Any:
 
     from agent_rft.actors.engine.chat import reasoning_parser
 
-    parser = reasoning_parser.register_parser(HERMES.thought_marks)
+    parser = reasoning_parser.register_parser(HERMES.reasoning_delimiters)
     return ParserManager.get_parser("hermes", parser, enable_auto_tools=True, tokenizer=tokenizer)
 
 
@@ -50,7 +50,7 @@ def test_reasoning_is_separated_with_and_without_a_tool_parser(tokenizer: Any, t
 
     from agent_rft.actors.engine.chat import reasoning_parser
 
-    name = reasoning_parser.register_parser(HERMES.thought_marks)
+    name = reasoning_parser.register_parser(HERMES.reasoning_delimiters)
     enabled = tool_parser is not None
     parser_class: Any = ParserManager.get_parser(tool_parser, name, enable_auto_tools=enabled, tokenizer=tokenizer)
     asked = request(tools=None)

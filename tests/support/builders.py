@@ -102,7 +102,7 @@ def plan(**changes: Any) -> StepPlan:
         "eval_samples": 1,
         "updates_per_batch": 1,
         "learning_rate": 1e-3,
-        "max_thinking_tokens": None,
+        "max_reasoning_tokens": None,
     }
     return StepPlan(**(values | changes))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.run.sinks.event_stream import EventStream
-from agent_rft.events import EngineReplaced, PhaseBegan
+from agent_rft.events import EngineReplaced, PhaseStarted
 from agent_rft.serve.jobs.processes.store_sink import StoreSink
 from agent_rft.serve.jobs.processes.wire_metrics import checkpoint_metrics, make_wire_data
 from agent_rft.serve.stores.database import Database
@@ -102,7 +102,7 @@ def _drive(folder: Path, store: JobStore, models: ModelRegistry, job_id: str, ma
 
     sink = StoreSink(store, models, job_id, 1, "gpt-5", "key-1", run.path, name, {})
     stream = EventStream(made.name, [run, sink], [run])
-    stream.emit(PhaseBegan(phase="actors", detail="engines"))
+    stream.emit(PhaseStarted(phase="actors", detail="engines"))
     Measured().play(stream, run, steps=done, total=total)
     stream.emit(EngineReplaced(step=done, engine="engine-1", reason="it did not answer"))
     run.close()

@@ -43,7 +43,7 @@ class FakeRollouts:
         return group(request, self._grades(request), version)
 
     async def get_counts(self) -> dict[str, float]:
-        return {"account/started": float(len(self.requests))}
+        return {"rollout_attempts/started": float(len(self.requests))}
 
     async def publish(self, version: int) -> SyncReport:
         self.version = version

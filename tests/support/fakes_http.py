@@ -1,4 +1,4 @@
-"""A real HTTP server on localhost with a behaviour chosen by the test, and a clock that advances only by sleeping."""
+"""A real HTTP server on localhost with a behavior chosen by the test, and a clock that advances only by sleeping."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Received:
         self.transport.abort()
 
 
-Behaviour = Callable[[Received], Awaitable[web.StreamResponse]]
+Behavior = Callable[[Received], Awaitable[web.StreamResponse]]
 
 
 class FakeEndpoint:
@@ -47,7 +47,7 @@ class FakeEndpoint:
     `open_now` counts the requests whose connection is open, `most_open` is the highest it ever was.
     """
 
-    def __init__(self, behave: Behaviour) -> None:
+    def __init__(self, behave: Behavior) -> None:
         self._behave = behave
         self.received: list[Received] = []
         self.open_now = 0
@@ -84,13 +84,13 @@ class FakeEndpoint:
             self.open_now -= 1
 
 
-def says(body: Any, status: int = 200, **headers: str) -> Behaviour:
-    """A behaviour that always gives the same answer; see `one_by_one`."""
+def says(body: Any, status: int = 200, **headers: str) -> Behavior:
+    """A behavior that always gives the same answer; see `one_by_one`."""
     return one_by_one([(status, body)], **headers)
 
 
-def one_by_one(answers: Sequence[tuple[int, Any]], **headers: str) -> Behaviour:
-    """A behaviour that gives the answers in turn; the last one repeats.
+def one_by_one(answers: Sequence[tuple[int, Any]], **headers: str) -> Behavior:
+    """A behavior that gives the answers in turn; the last one repeats.
 
     A body that is a string is sent unchanged, all others as JSON. `headers` are sent with statuses other than 200.
     """
@@ -106,7 +106,7 @@ def one_by_one(answers: Sequence[tuple[int, Any]], **headers: str) -> Behaviour:
 
 
 async def hangs(request: Received) -> web.StreamResponse:
-    """A behaviour that never answers."""
+    """A behavior that never answers."""
     await asyncio.Event().wait()
     raise AssertionError
 

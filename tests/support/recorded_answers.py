@@ -97,7 +97,7 @@ class RecordedServer:
         calls = turn("I look.", call("call_a", "cat", "{}"), reasoning="hm caf\u00e9")
         models = FakeModels(*[calls, turn("caf\u00e9", finish="length")] * 8)
         jobs = JobService(self.store, self.state.models, self.state.files, self.state.secrets, operator, self.logs)
-        routers = make_routers(self.state, operator, jobs, FindsProblem(), models, pace=StreamLimits(looks=1))
+        routers = make_routers(self.state, operator, jobs, FindsProblem(), models, pace=StreamLimits(max_polls=1))
         self.app = create_app(routers, FakeKeys(), sessions=self.state.sessions)
         self.found: dict[str, list[dict[str, Any]]] = {}
         self._names: dict[str, str] = {}

@@ -104,7 +104,7 @@ class Synthetic:
         rng = self.rng
         return rollout_metrics(rollouts, [d for g in groups for d in g.discarded]) | {
             "step": float(step), "total_steps": float(total), "version": float(step), "groups_trained": 6.0,
-            "groups_without_signal/all_right": float(step // 4), "groups_lost": 0.0,
+            "zero_variance_groups/all_right": float(step // 4), "groups_lost": 0.0,
             "staleness_mean": rng.random(), "staleness_max": 1.0, "sync_pause_s": rng.uniform(0.05, 0.2),
             "sync_total_s": rng.uniform(0.3, 0.6), "sync_bytes": 2.2e6, "canary_gap": rng.uniform(1e-6, 3e-6),
             "loss": rng.gauss(0, 0.02), "grad_norm": rng.uniform(0.5, 1.5), "learning_rate": 1e-4,

@@ -17,7 +17,7 @@ from agent_rft.cluster.records.redaction import public_job
 from agent_rft.cluster.run.sinks.event_stream import EventStream
 from agent_rft.cluster.run.sinks.plugin_sinks import RunInfo
 from agent_rft.cluster.run.sinks.tracker_sinks import load_trackers
-from agent_rft.events import IntegrationFailed, JobEnded, StepDone
+from agent_rft.events import JobEnded, StepDone, TrackerFailed
 from agent_rft.spec.trackers import TrackerAccess
 from tests.support.builders import job
 from tests.support.events import Recording
@@ -46,7 +46,7 @@ def main(folder: Path, how: str) -> None:
         stream.emit(StepDone(step=step, total_steps=6, metrics={"step": float(step), "train_mean_reward": step / 10}))
     stream.emit(JobEnded(outcome="done"))
     stream.close()
-    failed = {e.event.integration: e.event.reason for e in sink.events if isinstance(e.event, IntegrationFailed)}
+    failed = {e.event.integration: e.event.reason for e in sink.events if isinstance(e.event, TrackerFailed)}
     found = {"failed": failed, "tensorboard": _scalars(folder)}
     if how != "unreachable":
         found |= {"mlflow": _metrics(database), "wandb": _history(folder)}

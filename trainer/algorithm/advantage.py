@@ -3,7 +3,7 @@
 Shapes: rewards [n] -> advantages [n], where n >= 2 is the number of graded rollouts in one group. An advantage applies
 to all sampled tokens of its rollout. For the rewards 1, 0, 0.5, 0.5:
 
-    centred     0.5   -0.5   0  0       differences from the mean, 0.5
+    centered     0.5   -0.5   0  0       differences from the mean, 0.5
     grpo        1.22  -1.22  0  0       divided by the standard deviation, 0.408, or LEAST_DIFFERENCE
     rloo        0.67  -0.67  0  0       differences from the mean of the other three
 """
@@ -54,7 +54,7 @@ def rloo(rewards: Rewards) -> Rewards:
     return center_rewards(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
-_ALGORITHMS: dict[Advantage, Callable[[Rewards], Rewards]] = {"centred": center_rewards, "grpo": grpo, "rloo": rloo}
+_ALGORITHMS: dict[Advantage, Callable[[Rewards], Rewards]] = {"centered": center_rewards, "grpo": grpo, "rloo": rloo}
 
 
 def compute_advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:

@@ -66,7 +66,7 @@ def rl_loss(
     if reference is not None:
         weights = loss.importance_weights(logprobs, batch.logprobs, algorithm.importance_cap)
         losses = losses + algorithm.kl_coef * weights * loss.kl_penalty(logprobs, reference)
-        sums["kl_start"] = loss.kl_to_reference(logprobs.detach(), reference).sum()
+        sums["kl_reference"] = loss.kl_to_reference(logprobs.detach(), reference).sum()
     return loss.token_mean(losses, batch.weights, denominator), sums
 
 
@@ -96,7 +96,7 @@ def step_means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]
         "importance_capped": "importance_capped_share",
         "clipped": "clipped_share",
         "diverged": "diverged_share",
-        "kl_start": "kl_start",
+        "kl_reference": "kl_reference",
         "entropy": "entropy",
     }
     metrics = {name: sums[key] / num_tokens for key, name in names.items() if key in sums}
@@ -106,5 +106,5 @@ def step_means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]
     if "gap_tokens" in sums:
         metrics["logprob_gap_tokens"] = tokens
     if tokens > 0:
-        metrics |= {"logprob_gap": sums["gap"] / tokens, "logprob_gap_ratio": sums["gap_ratio"] / tokens}
+        metrics |= {"logprob_gap": sums["gap"] / tokens, "importance_ratio_same_version": sums["gap_ratio"] / tokens}
     return metrics

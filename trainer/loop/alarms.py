@@ -67,7 +67,7 @@ class RewardHackingAlarms:
         before = self._first[0]["train_mean_grade"] if self._first else grade
         if grade >= TOP_GRADE and before < FAR_FROM_TOP and step <= self._soon:
             traces = _select_traces(rollouts, lambda r: r.reward)
-            yield _make_alarm("top_grade_soon", "train_mean_grade", before, metrics, traces)
+            yield _make_alarm("early_top_grade", "train_mean_grade", before, metrics, traces)
 
     def _check_drift(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> Iterator[AlarmRaised]:
         """Yield alarms for answers that became far longer or shorter, and for tools called far more or less often."""
@@ -109,8 +109,8 @@ def _make_alarm(
         step=int(metrics["step"]),
         rule=rule,
         metric=metric,
-        before=before,
-        now=metrics[metric],
+        initial_value=before,
+        value=metrics[metric],
         grade_rise=grade_rise,
         traces=traces,
     )

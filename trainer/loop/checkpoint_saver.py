@@ -22,7 +22,7 @@ from agent_rft.events import (
     DiskFreed,
     DiskFull,
     JobResumed,
-    PhaseBegan,
+    PhaseStarted,
     StateConverted,
     StepDone,
     TrainingWaitedForCheckpoint,
@@ -103,7 +103,9 @@ class CheckpointSaver:
             raise UserError(f"{what}; start a new run with `model` set to it")
         converted = await self._learner.load(folder)
         if converted is not None:
-            self._sink.emit(StateConverted(step=state.step, before=str(converted.before), now=str(converted.now)))
+            self._sink.emit(
+                StateConverted(step=state.step, previous_layout=str(converted.before), layout=str(converted.now))
+            )
         return state
 
     async def resume(self, reported: Container[int]) -> LoopState:
@@ -133,7 +135,7 @@ class CheckpointSaver:
             return {}
         if waits:
             self._report_wait(state.step - self._saved.step, time.monotonic() - started)
-        self._sink.emit(PhaseBegan(phase="checkpoint", step=state.step))
+        self._sink.emit(PhaseStarted(phase="checkpoint", step=state.step))
         # Otherwise the checkpoint on disk already has the learner's state. It may be the only one, so it is updated.
         is_new = state.step > self._saved.step
         if is_new:
@@ -176,7 +178,7 @@ class CheckpointSaver:
         too_short, too_long = write_s > 60 * was, 4 * write_s < 60 * was and fitting.minutes < was
         if too_short or too_long:
             self._current_interval = fitting
-            self._sink.emit(CheckpointIntervalChanged(minutes=fitting.minutes, was=was, write_s=write_s))
+            self._sink.emit(CheckpointIntervalChanged(minutes=fitting.minutes, previous_minutes=was, write_s=write_s))
 
     async def _write(self, state: LoopState, before: LoopState, is_new: bool) -> None:
         started, write_s, checkpoints = self._clock(), 0.0, self._checkpoints

@@ -22,7 +22,7 @@ from agent_rft.errors import TrainingHalted, first_error
 from agent_rft.events import (
     EarlyStopped,
     NothingLeftToLearn,
-    PhaseBegan,
+    PhaseStarted,
     StepDone,
     UpdateSkipped,
     UpdatesReplayed,
@@ -107,7 +107,7 @@ class ReinforcementLoop:
         """
         self._reported, started = reported_steps, time.monotonic()
         before = await self._restarts.retry(lambda: self._progress.resume(reported_steps))
-        self._sink.emit(PhaseBegan(phase="replay", step=before.step))
+        self._sink.emit(PhaseStarted(phase="replay", step=before.step))
         await self._restarts.retry(lambda: self._replay(self._progress.state))
         state = self._progress.state
         for group in await asyncio.to_thread(lambda: list(self._journal.read_finished_groups(state.next_group))):

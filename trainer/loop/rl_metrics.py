@@ -31,9 +31,9 @@ def step_metrics(
         "staleness_mean": sum(staleness) / len(staleness),
         "staleness_max": float(max(staleness)),
     }
-    if not math.isnan(ratio := slow_rows_ratio(groups)):
-        metrics["slow_rows_ratio"] = ratio
-    metrics |= {f"groups_without_signal/{kind}": float(n) for kind, n in batch.zero_variance.items()}
+    if not math.isnan(ratio := slow_rows_graded_ratio(groups)):
+        metrics["slow_rows_graded_ratio"] = ratio
+    metrics |= {f"zero_variance_groups/{kind}": float(n) for kind, n in batch.zero_variance.items()}
     if sync is not None:
         metrics |= {
             "sync_pause_s": sync.pause_s,
@@ -104,7 +104,7 @@ def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
     return metrics
 
 
-def slow_rows_ratio(groups: Sequence[Group]) -> float:
+def slow_rows_graded_ratio(groups: Sequence[Group]) -> float:
     """Return the share of graded rollouts in the slowest quarter of groups, divided by the share in all groups.
 
     It is 1 if slow rows are trained as often as others, and NaN with fewer than four groups.

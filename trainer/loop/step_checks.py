@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from agent_rft.errors import TrainingHalted
-from agent_rft.events import BatchStarved, EngineLearnerGap, NoToolCalls
+from agent_rft.events import EngineLearnerGap, NoToolCalls, ZeroVarianceBatch
 from agent_rft.loop_protocols import EventSink
 from agent_rft.problems.zero_variance_causes import Cause, Diagnosis, summarize_groups
 from agent_rft.trainer.loop.alarms import RewardHackingAlarms
@@ -31,7 +31,7 @@ class StepChecks:
     def __init__(self, total_steps: int, sink: EventSink) -> None:
         self._alarms = RewardHackingAlarms(total_steps)
         self._sink = sink
-        self._starved = 0
+        self._zero_variance_steps = 0
         self._calls_no_tools = False
 
     def report_zero_variance(self, batch: Batch, step: int) -> bool:
@@ -44,16 +44,16 @@ class StepChecks:
         Raises:
             Halted: It is the third such batch in a row, for another cause or before the first step.
         """
-        self._starved += 1
+        self._zero_variance_steps += 1
         discarded = Counter(d.reason for group in batch.all_groups for d in group.discarded)
         found = diagnose(batch)
-        self._sink.emit_groups(f"starved-{step + 1:06d}-{self._starved}", batch.all_groups)
+        self._sink.emit_groups(f"zero-variance-{step + 1:06d}-{self._zero_variance_steps}", batch.all_groups)
         self._sink.emit(
-            BatchStarved(
+            ZeroVarianceBatch(
                 step=step,
-                times=self._starved,
+                times=self._zero_variance_steps,
                 num_lost=batch.num_lost,
-                without_signal={kind: float(n) for kind, n in batch.zero_variance.items()},
+                zero_variance={kind: float(n) for kind, n in batch.zero_variance.items()},
                 discarded={reason: float(n) for reason, n in discarded.items()},
                 cause=found.cause,
                 name=found.name,
@@ -61,11 +61,12 @@ class StepChecks:
             )
         )
         self._check_calls(batch, step + 1)
-        if self._starved < MAX_ZERO_VARIANCE_BATCHES:
+        if self._zero_variance_steps < MAX_ZERO_VARIANCE_BATCHES:
             return False
         if found.cause != "all_right" or step == 0:
             counts = summarize_groups(batch.zero_variance, batch.num_lost)
-            what = f"{self._starved} batches in a row had no group with a signal to learn from (the last one: {counts})"
+            batches = f"{self._zero_variance_steps} batches in a row"
+            what = f"{batches} had no group with a signal to learn from (the last one: {counts})"
             raise TrainingHalted(f"{what}: {found}", public_message=f"{what}: {replace(found, error='')}")
         return True
 
@@ -75,9 +76,9 @@ class StepChecks:
         Raises:
             Halted: Engine and learner disagree on the same weights, so importance weights are meaningless.
         """
-        self._starved = 0
+        self._zero_variance_steps = 0
         gap = max(metrics.get("logprob_gap", 0.0), metrics.get("canary_gap", 0.0))
-        ratio = metrics.get("logprob_gap_ratio", 1.0)
+        ratio = metrics.get("importance_ratio_same_version", 1.0)
         if gap >= GAP_HALTS_AT or not 1 / RATIO_HALTS_AT < ratio < RATIO_HALTS_AT:
             raise TrainingHalted(
                 f"engine and learner disagree on the same weights: mean |difference| {gap:.3f} nats, ratio {ratio:.3f}"
@@ -113,15 +114,15 @@ def diagnose(batch: Batch) -> Diagnosis:
     kinds = batch.zero_variance
     if not rollouts or batch.num_lost > kinds.total():
         return Diagnosis(
-            "discarded", _most_common([d.endpoint or d.reason for group in groups for d in group.discarded])
+            "discarded", _modal_value([d.endpoint or d.reason for group in groups for d in group.discarded])
         )
     if kinds["all_right"] >= NEARLY_ALL * kinds.total():
         return Diagnosis("all_right")
     guards = [rollout.grade.guard for rollout in rollouts if rollout.grade.guard is not None]
     if _explains(guards, rollouts):
-        return Diagnosis("guarded", _most_common(guards))
+        return Diagnosis("guarded", _modal_value(guards))
     if _explains([r for r in rollouts if r.finish in ("max_tokens", "context")], rollouts):
-        return Diagnosis("cut_off")
+        return Diagnosis("truncated")
     if (calls := _diagnose_calls(groups)) is not None:
         return calls
     if _explains([r for r in rollouts if r.finish == "max_steps"], rollouts):
@@ -144,8 +145,8 @@ def _diagnose_calls(groups: Sequence[Group]) -> Diagnosis | None:
     for error, cause in causes.items():
         failed = [(call.name, result) for call, result in pairs if result.error == error]
         if pairs and _explains(failed, pairs):
-            name = _most_common([called for called, _ in failed])
-            return Diagnosis(cause, name, _most_common_output(result for called, result in failed if called == name))
+            name = _modal_value([called for called, _ in failed])
+            return Diagnosis(cause, name, _modal_output(result for called, result in failed if called == name))
     return None
 
 
@@ -156,18 +157,18 @@ def _diagnose_grades(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> Di
     grades = {round(rollout.grade.value, 6) for rollout in rollouts}
     if grades == {0.0}:
         return Diagnosis("too_hard")
-    return Diagnosis("constant_grade" if len(grades) == 1 else "decided_rows")
+    return Diagnosis("constant_grade" if len(grades) == 1 else "constant_rows")
 
 
 def _response(rollout: Rollout) -> tuple[str, ...]:
     return (rollout.answer, *(f"{call.name} {call.arguments}" for call in rollout.calls))
 
 
-def _most_common_output(results: Iterable[ToolResult]) -> str:
-    return " ".join(_most_common([result.output for result in results]).split())[:ERROR_CHARS]
+def _modal_output(results: Iterable[ToolResult]) -> str:
+    return " ".join(_modal_value([result.output for result in results]).split())[:ERROR_CHARS]
 
 
-def _most_common(names: Sequence[str]) -> str:
+def _modal_value(names: Sequence[str]) -> str:
     return Counter(names).most_common(1)[0][0] if names else ""
 
 

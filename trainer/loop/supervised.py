@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from agent_rft.chat.conversation import ConversationSampler
-from agent_rft.events import LossEvaluated, PhaseBegan, StepDone, UpdateSkipped
+from agent_rft.events import LossEvaluated, PhaseStarted, StepDone, UpdateSkipped
 from agent_rft.loop_protocols import Checkpointable, EventSink
 from agent_rft.rows.dataset_rows import RowOrder
 from agent_rft.spec.job import CheckpointInterval
@@ -135,7 +135,7 @@ class SupervisedLoop:
     async def _validation_loss(self, step: int) -> float | None:
         if not self._validation:
             return None
-        self._sink.emit(PhaseBegan(phase="validation", step=step))
+        self._sink.emit(PhaseStarted(phase="validation", step=step))
         loss = await self._learner.supervised_loss(self._sequences(self._validation))
         self._sink.emit(LossEvaluated(step=step, loss=loss, num_rows=len(self._validation)))
         return loss

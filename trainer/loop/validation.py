@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from agent_rft.events import VALIDATION, Evaluated, PhaseBegan
+from agent_rft.events import VALIDATION, Evaluated, PhaseStarted
 from agent_rft.loop_protocols import EventSink, Rollouts
 from agent_rft.spec.job import EarlyStop
 from agent_rft.trainer.loop.evaluation import evaluate
@@ -38,7 +38,7 @@ class Validation:
         """Grade the file, or return None without tasks. `groups_in_flight`: training groups that share the engines."""
         if not self._tasks:
             return None
-        self._sink.emit(PhaseBegan(phase="validation", step=step))
+        self._sink.emit(PhaseStarted(phase="validation", step=step))
         evaluation, groups = await evaluate(
             self._rollouts, self._tasks, "validation", self._samples, self._temperature, self._pass_threshold
         )
@@ -58,7 +58,7 @@ def validation_metrics(evaluation: Evaluation | None) -> dict[str, float]:
         "full_valid_mean_grade": evaluation.grade,
         "full_valid_pass_rate": evaluation.pass_rate,
         "full_valid_ci95": evaluation.ci95,
-        "full_valid_n": float(evaluation.num_rollouts),
+        "full_valid_rollouts": float(evaluation.num_rollouts),
         "full_valid_tool_calls_mean": evaluation.tool_calls,
         "valid_reasoning_tokens_mean": evaluation.reasoning_tokens,
     }

@@ -25,12 +25,12 @@ CACHE_BYTES = 256 << 20
 class GrammarMasks:
     """Computes token masks for the model in a local folder. Loads its tokenizer when the first grammar is needed.
 
-    `end_token_ids` are the engine's stop tokens; if empty, the tokenizer's end token is used.
+    `stop_token_ids` are the engine's stop tokens; if empty, the tokenizer's end token is used.
     """
 
-    def __init__(self, model: Path, end_token_ids: Sequence[int] = (), num_threads: int = 1) -> None:
+    def __init__(self, model: Path, stop_token_ids: Sequence[int] = (), num_threads: int = 1) -> None:
         self._model = model
-        self._end_token_ids = end_token_ids
+        self._end_token_ids = stop_token_ids
         self._num_threads = num_threads
 
     def constrain(self, batch: MicroBatch) -> tuple[MicroBatch, TokenMasks | None]:
@@ -67,13 +67,13 @@ class GrammarMasks:
 class _Matchers:
     """Creates grammar matchers as the engine does. They fill `bitmask`; `words` is the same memory as a numpy array."""
 
-    def __init__(self, tokenizer: Any, end_token_ids: Sequence[int], vocabulary: int, num_threads: int) -> None:
+    def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int], vocabulary: int, num_threads: int) -> None:
         import xgrammar  # takes a second, and only jobs with a response format need it
 
         tokens = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary)
         self._compiler = xgrammar.GrammarCompiler(tokens, max_threads=num_threads, cache_limit_bytes=CACHE_BYTES)
         self._matcher = xgrammar.GrammarMatcher
-        self._stop_token_ids = list(end_token_ids)
+        self._stop_token_ids = list(stop_token_ids)
         self.bitmask = xgrammar.allocate_token_bitmask(1, vocabulary)
         self.words: NDArray[np.int32] = self.bitmask.numpy()[0]
 

@@ -53,11 +53,11 @@ def create_blocking_client(
     Raises:
         UserError: The URL, the key, a header or the proxy for the URL is invalid.
     """
-    if mistake := find_base_url_problem(url.value):
-        raise UserError(f"{url.source} {mistake}: set a URL such as https://host/v1")
+    if problem := find_base_url_problem(url.value):
+        raise UserError(f"{url.source} {problem}: set a URL such as https://host/v1")
     for setting in (key, *(headers or {}).values()):
-        if mistake := find_key_problem(setting.value):
-            raise UserError(f"{setting.source} {mistake}: {KEY_FIX}")
+        if problem := find_key_problem(setting.value):
+            raise UserError(f"{setting.source} {problem}: {KEY_FIX}")
     sent = {"Authorization": f"Bearer {key.value}"} | {name: setting.value for name, setting in (headers or {}).items()}
     return BlockingClient(url.value, sent, timeout, find_proxy(url.value, environment))
 

@@ -20,8 +20,8 @@ MIN_SECRET_CHARS = 6
 
 def find_endpoint_problem(url: str, headers: Headers, name: str = "URL") -> str | None:
     """Return the problem with a URL (called `name`) or its headers, without secrets; None if both are valid."""
-    if (mistake := find_url_problem(url)) is not None:
-        return f"its {name} {mistake}"
+    if (problem := find_url_problem(url)) is not None:
+        return f"its {name} {problem}"
     parsed = URL(url)
     names = {name.lower() for name in headers}
     if names & RESERVED_HEADERS:

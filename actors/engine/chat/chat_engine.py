@@ -16,7 +16,7 @@ from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.engine.vllm_errors import EngineDied
 from agent_rft.actors.runtime.actor_calls import return_errors
-from agent_rft.actors.weights.adapter_fit import find_misfit_reason
+from agent_rft.actors.weights.adapter_fit import find_adapter_problem
 from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import EngineFailed, RftError, UserError
 
@@ -36,8 +36,8 @@ class DamagedModel(UserError):
 class ChatEngine:
     """Serves the model of `config` and, if `config` has LoRA, its adapters, each loaded by its first request.
 
-    `config.thought_marks` is overwritten with the reasoning delimiters of the model's template. The reasoning of an
-    adapter with other delimiters is not limited.
+    `config.reasoning_delimiters` is overwritten with the reasoning delimiters of the model's template. The reasoning of
+    an adapter with other delimiters is not limited.
     """
 
     def __init__(self, config: EngineConfig, settings: ServeSettings) -> None:
@@ -138,7 +138,7 @@ class ChatEngine:
 
     async def _load_adapter(self, engine: Engine, folder: Path) -> Adapter:
         try:
-            if (why := await asyncio.to_thread(find_misfit_reason, folder, Path(self._config.model))) is not None:
+            if (why := await asyncio.to_thread(find_adapter_problem, folder, Path(self._config.model))) is not None:
                 raise ValueError(why)
             return await engine.adapters.load(str(folder), folder)
         except EngineDied as error:

@@ -177,7 +177,7 @@ class ChatModel:
             request.pop("tool_choice", None)
             request.pop("parallel_tool_calls", None)
         effort = body.get("reasoning_effort")
-        budget = REASONING_TOKENS.get(NEAREST_EFFORT.get(effort, effort)) if effort else settings.max_thinking_tokens
+        budget = REASONING_TOKENS.get(NEAREST_EFFORT.get(effort, effort)) if effort else settings.max_reasoning_tokens
         schema = _response_schema(request.get("response_format") or {})
         if schema is not None and request.get("tool_choice", "auto") in ("auto", "none"):
             tools = request.get("tools", ()) if request.get("tool_choice", "auto") == "auto" else ()

@@ -18,7 +18,7 @@ from agent_rft.types import Message, ToolSchema
 
 Call = tuple[str, dict[str, Any]]
 _QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}
-_THOUGHT = "I look it up."
+_REASONING = "I look it up."
 SHARED_MARK = "</think>"
 """Closes reasoning in most families, so a template that contains it may belong to any of them."""
 
@@ -52,7 +52,7 @@ class RoundTrip:
 
 
 def run_round_trip(
-    renderer: Renderer, parse: TurnParser, tools: Sequence[ToolSchema], calls: Sequence[Call], thought: str = ""
+    renderer: Renderer, parse: TurnParser, tools: Sequence[ToolSchema], calls: Sequence[Call], reasoning: str = ""
 ) -> RoundTrip:
     """Render a turn with calls, and parse the tokens that a model would sample for it.
 
@@ -60,20 +60,20 @@ def run_round_trip(
         ValueError: The template cannot render the turn.
     """
     turn: Message = {"role": "assistant", "content": "", "tool_calls": [_to_message_call(*call) for call in calls]}
-    if thought:
-        turn["reasoning_content"] = thought
+    if reasoning:
+        turn["reasoning_content"] = reasoning
     (sample,) = split_conversation(renderer, [_QUESTION, turn], tools)
     sampled = [token for token, trained in zip(sample.token_ids, sample.mask, strict=True) if trained]
     length = renderer.count_reasoning(sampled)
     text = renderer.decode_turn(sampled[length:])
     read = parse(text, tools)
-    thoughts = renderer.decode_reasoning(sampled[:length]) if length else read.reasoning
-    mistake = None
+    read_reasoning = renderer.decode_reasoning(sampled[:length]) if length else read.reasoning
+    difference = None
     if [(name, _parse_json(arguments)) for name, arguments in read.calls] != list(calls):
-        mistake = "different calls" if read.calls else "no calls"
-    elif thought and renderer.template_format.reasoning_field is not None and thoughts.strip() != thought:
-        mistake = f"the reasoning {thoughts.strip()!r}"
-    return RoundTrip(renderer.decode_turn(sampled), read, mistake)
+        difference = "different calls" if read.calls else "no calls"
+    elif reasoning and renderer.template_format.reasoning_field is not None and read_reasoning.strip() != reasoning:
+        difference = f"the reasoning {read_reasoning.strip()!r}"
+    return RoundTrip(renderer.decode_turn(sampled), read, difference)
 
 
 def find_problem(renderer: Renderer, parse: TurnParser) -> str | None:
@@ -88,7 +88,7 @@ def find_problem(renderer: Renderer, parse: TurnParser) -> str | None:
             if trip.problem is not None:
                 return f"the parser read {trip.problem} from {number} call(s) rendered as {_shorten(trip.text)}"
         if renderer.reasoning_mode != "none":
-            trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:1], _THOUGHT)
+            trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:1], _REASONING)
             if trip.problem is not None:
                 return f"the parser read {trip.problem} from reasoning and a call rendered as {_shorten(trip.text)}"
     except (RenderFailed, ValueError) as error:
@@ -131,13 +131,13 @@ def find_dialect(tokenizer: Tokenizer, requested: Dialect, tool_parser: str = "a
     for name in _candidates() if tool_parser == "auto" else (tool_parser,):
         family = find_family(name)
         renderer = Renderer(tokenizer, replace(requested, family=family.name, tool_parser=name))
-        mistake: str | None = "the template does not render calls"
+        difference: str | None = "the template does not render calls"
         if renderer.template_format.renders_calls or tool_parser != "auto" or renderer.has_token(family.call_mark):
-            mistake = _find_problem(renderer, tokenizer)
-        if mistake is None:
+            difference = _find_problem(renderer, tokenizer)
+        if difference is None:
             return _resolve_dialect(renderer), None
         if likely is None or _contains_mark(renderer.template, family):
-            likely = renderer, mistake
+            likely = renderer, difference
     assert likely is not None
     return _resolve_dialect(likely[0]), likely[1]
 
@@ -157,7 +157,7 @@ def without_tools_renderer(renderer: Renderer) -> Renderer | None:
 
 def _contains_mark(template: str, family: ModelFamily) -> bool:
     """Whether a template contains the family's call mark, or a reasoning mark that other families do not use."""
-    closing = family.thought_marks[1]
+    closing = family.reasoning_delimiters[1]
     marks = (family.call_mark or family.tool_parser, None if closing == SHARED_MARK else closing)
     return any(mark is not None and mark in template for mark in marks)
 
@@ -169,7 +169,7 @@ def _resolve_dialect(renderer: Renderer) -> Renderer:
     """
     marks = renderer.reasoning_delimiters if renderer.reasoning_end_id is not None else None
     ends = tuple(renderer.stop_tokens.values())
-    return Renderer(renderer.tokenizer, replace(renderer.dialect, end_tokens=ends, thought_marks=marks))
+    return Renderer(renderer.tokenizer, replace(renderer.dialect, stop_tokens=ends, reasoning_delimiters=marks))
 
 
 def _find_problem(renderer: Renderer, tokenizer: Tokenizer) -> str | None:

@@ -69,9 +69,9 @@ class DelimitedReasoningParser(reasoning_parser_base()):  # type: ignore[misc] #
         )
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
-        thought, closed, content = model_output.partition(self.end_token)
+        reasoning, closed, content = model_output.partition(self.end_token)
         if closed:
-            return thought.lstrip().removeprefix(self.start_token), content or None
+            return reasoning.lstrip().removeprefix(self.start_token), content or None
         if model_output.lstrip().startswith(self.start_token):  # cut off within the reasoning
             return model_output.lstrip().removeprefix(self.start_token), None
         return None, model_output

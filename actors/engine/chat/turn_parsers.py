@@ -81,16 +81,16 @@ class VllmParser:
         if self._mark is not None and not started and self._reasoning_parser is None:
             return ParsedTurn(text)
         request = self._request_for(tools)
-        thought = ""
+        reasoning = ""
         if self._reasoning_parser is not None:
-            thought = self._reasoning_parser.extract_reasoning(text, request)[0] or ""
+            reasoning = self._reasoning_parser.extract_reasoning(text, request)[0] or ""
         try:
             found = self._create_parser(request.tools).extract_tool_calls(text, request)
         except Exception:  # noqa: BLE001 - the model may write anything, and each parser fails in its own way
-            return ParsedTurn("", is_malformed=True, reasoning=thought)
+            return ParsedTurn("", is_malformed=True, reasoning=reasoning)
         calls = tuple((call.function.name, call.function.arguments) for call in found.tool_calls)
         malformed = started and not calls
-        return ParsedTurn((found.content or "") if not malformed else "", calls, malformed, thought)
+        return ParsedTurn((found.content or "") if not malformed else "", calls, malformed, reasoning)
 
     def _create_parser(self, tools: Any) -> Any:
         """Create a parser for one turn, because it has state; some parsers take argument types from the tools."""

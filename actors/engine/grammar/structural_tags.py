@@ -40,7 +40,7 @@ def reasoning_format(renderer: Renderer, max_tokens: int | None) -> dict[str, An
 
 
 def _reasoning_message(form: MessageSyntax, max_tokens: int | None) -> dict[str, Any]:
-    begin, end = form.thought
+    begin, end = form.reasoning
     content: dict[str, Any] = {"type": "any_text", "excludes": list(form.excluded)}
     if max_tokens is not None:
         content["max_tokens"] = max_tokens
@@ -60,7 +60,7 @@ def build_structure(
     renderer: Renderer,
     tools: Sequence[dict[str, Any]],
     response_schema: dict[str, Any] | None,
-    max_thinking_tokens: int | None,
+    max_reasoning_tokens: int | None,
 ) -> str | None:
     """Return the structural tag of a turn in the model's dialect; None without a response schema.
 
@@ -71,16 +71,16 @@ def build_structure(
         return None
     if (problem := find_grammar_problem(renderer.family, calls=bool(tools))) is not None:
         raise GrammarUnavailable(problem)
-    family, thought = renderer.family, reasoning_format(renderer, max_thinking_tokens)
+    family, reasoning = renderer.family, reasoning_format(renderer, max_reasoning_tokens)
     before = "" if family.messages is None else family.messages.answer
-    return build_turn_structure(tools, response_schema, renderer.template_format.calls, thought, before)
+    return build_turn_structure(tools, response_schema, renderer.template_format.calls, reasoning, before)
 
 
 def build_turn_structure(
     tools: Sequence[dict[str, Any]],
     response_schema: dict[str, Any],
     form: CallSyntax | None,
-    thought: dict[str, Any] | None = None,
+    reasoning: dict[str, Any] | None = None,
     before_answer: str = "",
 ) -> str:
     """Return the structural tag of a turn: optional reasoning, then tool calls or an answer.
@@ -97,11 +97,11 @@ def build_turn_structure(
         if form is None:
             raise GrammarUnavailable("the format of the model's tool calls is unknown")
         content = {"type": "or", "elements": [_calls_format(tools, form), content]}
-    return _structural_tag(thought, content)
+    return _structural_tag(reasoning, content)
 
 
 def require_calls(
-    renderer: Renderer, tools: Sequence[dict[str, Any]], max_thinking_tokens: int | None, *, one_call: bool
+    renderer: Renderer, tools: Sequence[dict[str, Any]], max_reasoning_tokens: int | None, *, one_call: bool
 ) -> str | None:
     """Return the structural tag of a turn that must call tools; None if the format of calls is unknown.
 
@@ -110,11 +110,11 @@ def require_calls(
     form = renderer.template_format.calls
     if form is None:
         return None
-    return _structural_tag(reasoning_format(renderer, max_thinking_tokens), _calls_format(tools, form, alone=one_call))
+    return _structural_tag(reasoning_format(renderer, max_reasoning_tokens), _calls_format(tools, form, alone=one_call))
 
 
-def _structural_tag(thought: dict[str, Any] | None, content: dict[str, Any]) -> str:
-    turn = content if thought is None else {"type": "sequence", "elements": [thought, content]}
+def _structural_tag(reasoning: dict[str, Any] | None, content: dict[str, Any]) -> str:
+    turn = content if reasoning is None else {"type": "sequence", "elements": [reasoning, content]}
     return json.dumps({"type": "structural_tag", "format": turn})
 
 

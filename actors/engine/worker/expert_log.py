@@ -18,22 +18,22 @@ from agent_rft.actors.engine.vllm_internals import find_complete_cache, iter_run
 
 Choices = NDArray[np.integer[Any]]
 """[N, L, k]: the k experts of N tokens in each of L layers, 0 in layers without experts."""
-MOST_EXPERTS_OF_A_BYTE = 256
+MAX_EXPERTS_IN_BYTE = 256
 
 
 class ExpertLog:
-    """Records the experts of a vLLM model runner, for running requests and the `most` most recently started ones.
+    """Records the experts of a vLLM model runner for running requests and the `max_requests` last started ones.
 
     Raises:
         ValueError: vLLM cannot watch the model's routers, or no layer attends to all tokens. The cache of such a layer
             has slots for all tokens of a request.
     """
 
-    def __init__(self, runner: Any, num_layers: int, num_experts: int, k: int, most: int) -> None:
+    def __init__(self, runner: Any, num_layers: int, num_experts: int, k: int, max_requests: int) -> None:
         self._runner = runner
-        self._max_requests = most
+        self._max_requests = max_requests
         self._layers: list[list[Tensor]] = [[] for _ in range(num_layers)]
-        self._dtype: type[np.integer[Any]] = np.uint8 if num_experts <= MOST_EXPERTS_OF_A_BYTE else np.uint16
+        self._dtype: type[np.integer[Any]] = np.uint8 if num_experts <= MAX_EXPERTS_IN_BYTE else np.uint16
         cache = find_complete_cache(runner)
         if cache is None:
             raise ValueError("no layer attends to all tokens")

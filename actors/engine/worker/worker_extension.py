@@ -58,12 +58,12 @@ class WorkerExtension:
         sizes = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
         replace_lora_operations(self.model_runner, lambda: GroupedLora(*sizes, self.model_runner.device))
 
-    def log_experts(self, most: int) -> None:
-        """Record the experts of each token of the last `most` requests on CPUs; see `ExpertLog`."""
+    def log_experts(self, max_requests: int) -> None:
+        """Record the experts of each token of the last `max_requests` requests on CPUs; see `ExpertLog`."""
         model = self.vllm_config.model_config
         config, num_layers = model.hf_text_config, model.get_total_num_hidden_layers()
         sizes = num_experts(config), experts_per_token(config)
-        self.expert_log = ExpertLog(self.model_runner, num_layers, *sizes, most)
+        self.expert_log = ExpertLog(self.model_runner, num_layers, *sizes, max_requests)
 
     def take_experts(self, request_id: str) -> tuple[bytes, str, list[int]] | None:
         """Return the bytes, dtype and shape of `ExpertLog.take`."""

@@ -1,6 +1,6 @@
 """Recorder of one process's Prometheus metrics, under the names of `agent_rft.metrics` only.
 
-A name includes its labels (`grade_errors/deadline`), as in metrics.jsonl. Values that other code already counts come
+A name includes its labels (`grading_errors/deadline`), as in metrics.jsonl. Values that other code already counts come
 from a source: a function that is called only when metrics are collected.
 """
 

@@ -44,12 +44,12 @@ _ROOT_TRACE_ID: ContextVar[int | None] = ContextVar("root", default=None)
 
 
 class Tracer:
-    """Tracer of one process. Without a provider it creates no spans. `share` is the fraction of rollouts to trace."""
+    """Tracer of one process. Without a provider it creates no spans. It traces `sampling_ratio` of the rollouts."""
 
-    def __init__(self, provider: TracerProvider | None = None, share: float = 0.0) -> None:
+    def __init__(self, provider: TracerProvider | None = None, sampling_ratio: float = 0.0) -> None:
         self._provider = provider
         self._tracer = None if provider is None else provider.get_tracer("agent_rft")
-        self._sampler = TraceIdRatioBased(share)
+        self._sampler = TraceIdRatioBased(sampling_ratio)
 
     def flush(self, within_s: float = FLUSH_S) -> bool:
         """Export all queued spans within `within_s`, since the SDK's `force_flush` ignores its timeout.
@@ -155,7 +155,7 @@ def create_tracer(
     if metrics is not None:
         about["agent_rft.job"] = metrics.job
     provider = TracerProvider(
-        ALWAYS_ON if export_all else TraceIdRatioBased(settings.share),
+        ALWAYS_ON if export_all else TraceIdRatioBased(settings.sampling_ratio),
         Resource(about),
         shutdown_on_exit=False,  # it would wait for the collector without the limit of `flush`
         id_generator=_RolloutIdGenerator(),
@@ -164,7 +164,7 @@ def create_tracer(
     provider.add_span_processor(
         BatchSpanProcessor(exporter, QUEUE_SPANS, PERIOD_MS, BATCH_SPANS, export_timeout_millis=1000 * EXPORT_S)
     )
-    return Tracer(provider, settings.share)
+    return Tracer(provider, settings.sampling_ratio)
 
 
 def current_trace_headers() -> dict[str, str]:

@@ -9,7 +9,7 @@ GEMMA4 = ModelFamily(
     tool_parser="gemma4",
     calls=(CallSyntax("<|tool_call>call:{name}{{", "}<tool_call|>", separator="", style="gemma"),),
     call_mark="<|tool_call>",
-    thought_marks=("<|channel>", "<channel|>"),
-    thought_head="thought\n",
-    end_tokens=("<turn|>", "<|tool_response>"),
+    reasoning_delimiters=("<|channel>", "<channel|>"),
+    reasoning_prefix="thought\n",
+    stop_tokens=("<turn|>", "<|tool_response>"),
 )

@@ -9,5 +9,5 @@ GLM4 = ModelFamily(
     tool_parser="glm45",
     calls=(CallSyntax("<tool_call>{name}\n", "\n</tool_call>", style="glm_xml"),),
     call_mark="<tool_call>",
-    end_tokens=("<|user|>", "<|observation|>", "<|endoftext|>"),
+    stop_tokens=("<|user|>", "<|observation|>", "<|endoftext|>"),
 )

@@ -20,11 +20,11 @@ GPT_OSS = ModelFamily(
         ),
     ),
     messages=MessageSyntax(
-        thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
         excluded=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
         answer="<|channel|>final<|message|>",
     ),
     call_mark=" to=functions.",
-    end_tokens=("<|return|>", "<|call|>"),
+    stop_tokens=("<|return|>", "<|call|>"),
     exact=False,  # in the history, a call's recipient precedes its channel, and earlier reasoning is dropped
 )

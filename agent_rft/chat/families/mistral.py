@@ -27,5 +27,5 @@ MISTRAL = ModelFamily(
         replace(_LIST, before="[TOOL_CALLS] ["),
     ),
     call_mark="[TOOL_CALLS]",
-    thought_marks=("[THINK]", "[/THINK]"),
+    reasoning_delimiters=("[THINK]", "[/THINK]"),
 )

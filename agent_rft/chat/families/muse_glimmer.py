@@ -19,10 +19,10 @@ MUSE_GLIMMER = ModelFamily(
         ),
     ),
     messages=MessageSyntax(
-        thought=(" to=self<|message|>", _NEXT),
+        reasoning=(" to=self<|message|>", _NEXT),
         excluded=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
         answer=" to=user<|message|>",
     ),
     call_mark="<atem:function_calls>",
-    end_tokens=("<|eot|>",),
+    stop_tokens=("<|eot|>",),
 )

@@ -51,7 +51,7 @@ class LiveProgress:
         self._latest = float(job["created_at"])
         self._job_id = str(job["id"])
         self._status = ""
-        self.view = LiveView(0, console, self._now)
+        self.view = LiveView(0, console, self._current_time)
         self._past = None
 
     def show_event(self, event: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ class LiveProgress:
             self.view.show_phase(WAITING_PHASES[job["status"]])
         self._status = job["status"]
 
-    def _now(self) -> float:
+    def _current_time(self) -> float:
         # Never earlier than the last event, even if the local clock is behind the server's.
         return max(time.time(), self._latest) if self._past is None else self._past
 

@@ -77,7 +77,7 @@ def _convert_rows(job: OpenAIJob, source: Source, given: Mapping[str, Path], fol
             if source.is_export:
                 message = f"{ROWS[field]} is not in the folder"
             fix = f"give your own copy with --{field.replace('_', '-')} FILE"
-            missing.append(Problem("file_gone", field, message, fix))
+            missing.append(Problem("file_deleted", field, message, fix))
             continue
         shown = str(given.get(field) or file_id)
         found[field] = convert_rows(path, folder / ROWS[field], field, shown, conversations=conversations)

@@ -317,7 +317,7 @@ def _choose_model(
             f"the base model {old} was tuned at OpenAI, which keeps its weights; training starts from an open model"
         )
     if model is None:
-        facts = f"{proposed.billions:.2g}B parameters, {proposed.context:,} tokens of context, {proposed.licence}"
+        facts = f"{proposed.billions:.2g}B parameters, {proposed.context:,} tokens of context, {proposed.license}"
         notes.append(f"model: {proposed.name} replaces {old} ({facts}); the size is a guess, so try two sizes")
     found: dict[str, Any] = {"model": model or proposed.name}
     if context > MAX_AUTO_CONTEXT:
@@ -362,7 +362,7 @@ def _convert_integrations(job: OpenAIJob, notes: list[str]) -> Iterator[dict[str
     for integration in job.integrations or ():
         match integration:
             case {"type": "wandb", "wandb": dict(settings)}:
-                notes.append("integrations: wandb is imported; set integrations.wandb.api_key in agent-rft.yaml")
+                notes.append("integrations: wandb is imported; set trackers.wandb.api_key in agent-rft.yaml")
                 supported = {name: settings.get(name) for name in WandbSettings.model_fields}
                 yield {"type": "wandb", "wandb": drop_nulls(supported)}
             case _:

@@ -21,7 +21,7 @@ class OpenModel:
     """Maximum tokens of a conversation: `max_position_embeddings` in its `config.json`."""
     tool_parser: str | None
     """Name of vLLM's parser for its tool calls; None: the model does not support tools."""
-    licence: str
+    license: str
     """License of its weights."""
 
 

@@ -25,7 +25,7 @@ REFERENCE_ANSWER = "reference_answer"
 """Key of the answer in rows, and the preferred name of its column."""
 ANSWER = (REFERENCE_ANSWER, "answer", "expected", "expected_answer", "reference", "output", "target", "label")
 RESERVED = ("messages", "tools")
-CODE = "unfit_example"
+CODE = "invalid_example"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 READ_METHODS = ("get", "head", "options")
 MAX_OPERATIONS = 5_000
 MAX_URL_CHARS = 2_000
-CODE = "unfit_operation"
+CODE = "unsupported_operation"
 BODY = "body"
 SERVER_HEADERS = {"accept", "content-type", "authorization", "cookie", "host", "content-length"}
 OMIT_HINT = "or omit the operation: select the others, each with --tool"
@@ -216,7 +216,7 @@ class _OperationReader:
         self._body(raw, properties, required, places)
         parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
         if (bad := find_schema_problem(parameters)) is not None:
-            raise self._unsupported(self._at, f"its arguments at {bad.at}: {bad.message}", bad.fix)
+            raise self._unsupported(self._at, f"its arguments at {bad.location}: {bad.message}", bad.fix)
         texts = (str(raw[key]) for key in ("summary", "description") if raw.get(key))
         text = trim_description("\n".join(dict.fromkeys(texts)))
         tool = ProjectTool(self._name, text or f"{method.upper()} {path}", parameters, method not in READ_METHODS)

@@ -34,7 +34,7 @@ from agent_rft.spec.schemas.schema_inlining import inline_references
 MAX_SOURCE_BYTES = 1 << 20
 IMPORT_TIMEOUT_S = 60.0
 MAX_PRINTED_CHARS = 1_000
-CODE = "unfit_function"
+CODE = "unsupported_function"
 PROJECT_MODULES = {"server", "grader", "test_grader", "conftest"}
 """Names of modules that the project itself contains."""
 
@@ -78,7 +78,7 @@ def read_module(path: Path, requested: Sequence[str] = ()) -> ToolModule:
             fix = schema_error.fix if schema_error is not None else "use types that pydantic can read from JSON"
             problems.append(Problem(CODE, function, f"has no JSON schema: {why}", fix, str(path), line))
         elif (bad := find_schema_problem(parameters)) is not None:
-            problems.append(Problem(CODE, f"{function}: {bad.at}", bad.message, bad.fix, str(path), line))
+            problems.append(Problem(CODE, f"{function}: {bad.location}", bad.message, bad.fix, str(path), line))
         else:
             tools.append(
                 ProjectTool(function, trim_description(ast.get_docstring(found[function]) or function), parameters)

@@ -1,7 +1,7 @@
 """Catalog of all names in messages, files and dashboards, with their meanings.
 
-find("tool/search/errors", catalogue(settings))    # the metric `tool/<tool>/errors`
-find("max_tool_calls", catalogue(settings))        # the setting whose path ends with this key
+find("tool/search/errors", catalog(settings))    # the metric `tool/<tool>/errors`
+find("max_tool_calls", catalog(settings))        # the setting whose path ends with this key
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ EXIT_CODES = {
     2: "The job, the request or the command line is invalid, or `plan` found something that does not fit. Nothing was "
     "started.",
     3: "The followed job was cancelled.",
-    4: "`ready` found something to do before training: its verdict is `fix_first` or `warm_start`.",
+    4: "`ready` found something to do before training: its verdict is `fix_first` or `sft_warm_up`.",
     130: "Stopped by a signal. A run that was stopped resumes with `--resume`.",
 }
 

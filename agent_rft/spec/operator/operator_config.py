@@ -84,7 +84,7 @@ class EngineLimits(StrictModel):
     idle_s: Seconds = 300.0
     """Seconds without requests after which a model is stopped and its resources are released. Surplus engines stop
     after the same time. The next request has to wait for a start."""
-    first_call_wait_s: Seconds = 120.0
+    max_start_wait_s: Seconds = 120.0
     """Maximum seconds that a request waits for its model's engine to start; it is then rejected with 503 and
     Retry-After. Raise it for large models if clients can wait that long."""
 
@@ -133,7 +133,7 @@ class TraceSettings(StrictModel):
     """URL that receives traces by OTLP over HTTP, such as `http://collector:4318/v1/traces`."""
     headers: Headers = Field(default_factory=dict)
     """HTTP headers sent with the traces, such as `Authorization: Bearer ${TRACES_KEY}`."""
-    share: Annotated[float, Field(gt=0, le=1)] = 0.01
+    sampling_ratio: Annotated[float, Field(gt=0, le=1)] = 0.01
     """Share of the rollouts that are traced. A rollout has a span for itself, each turn, each call, its grade and its
     session requests. All steps are traced, each with a span for itself and about five for its parts."""
 
@@ -177,7 +177,7 @@ class OperatorConfig(StrictModel):
     """Limits of jobs created through the API."""
     records: RecordLimits = RecordLimits()
     """Limits of the records in each run folder."""
-    integrations: TrackerAccess = TrackerAccess()
+    trackers: TrackerAccess = TrackerAccess()
     """URLs and keys of the experiment trackers that jobs name in their `integrations`."""
     traces: TraceSettings | None = None
     """Export of traces of rollouts and steps; null: no traces. With traces, requests to the tools, graders and session

@@ -76,8 +76,8 @@ def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem 
     """
     if schema is None:
         return None
-    if (mistake := find_structure_problem(schema, grammar=grammar)) is not None:
-        return mistake
+    if (problem := find_structure_problem(schema, grammar=grammar)) is not None:
+        return problem
     patterns = find_patterns(schema)
     all_repeats = 0
     for path, pattern in patterns if grammar else ():
@@ -114,7 +114,7 @@ def find_structure_problem(schema: Any, *, grammar: bool = False) -> SchemaProbl
     try:
         check_schema_limits(schema, grammar=grammar)
     except SchemaRejected as refused:
-        return refused.mistake
+        return refused.problem
     plain = _plain(schema)
     try:
         described = plain if isinstance(plain, bool) else {**plain, "$schema": _dialect_url(_dialect(schema))}

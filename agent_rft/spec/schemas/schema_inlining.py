@@ -46,7 +46,7 @@ def inline_references(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str
     try:
         found = _Inliner(root).plain(schema, path, (), 0)
     except SchemaRejected as error:
-        return None, error.mistake
+        return None, error.problem
     if not isinstance(found, dict):
         return None, SchemaProblem("invalid_schema", path, "must be a JSON schema", "write an object")
     return found, None

@@ -71,19 +71,19 @@ class SchemaProblem:
     fix: str = "give a valid JSON schema (draft 2020-12)"
 
     @property
-    def at(self) -> str:
+    def location(self) -> str:
         return format_schema_path(self.path)
 
     def __str__(self) -> str:
-        return f"{self.at}: {self.message}"
+        return f"{self.location}: {self.message}"
 
 
 class SchemaRejected(Exception):
     """Exception that carries a `SchemaProblem` out of nested loops."""
 
-    def __init__(self, mistake: SchemaProblem) -> None:
-        super().__init__(str(mistake))
-        self.mistake = mistake
+    def __init__(self, problem: SchemaProblem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
 
 def format_schema_path(path: Path) -> str:
@@ -286,11 +286,11 @@ def _check_json(schema: Any) -> None:
 
 
 def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
-    for keys, most in ((MIN_KEYWORDS, MAX_LOWER_BOUND), (MAX_KEYWORDS, MAX_UPPER_BOUND)):
+    for keys, upper in ((MIN_KEYWORDS, MAX_LOWER_BOUND), (MAX_KEYWORDS, MAX_UPPER_BOUND)):
         for key in keys if grammar or keys is MIN_KEYWORDS else ():
             value = node.get(key)
-            if isinstance(value, int | float) and value > most:
-                raise _too_large((*path, key), f"is {_count(value)}", most, "lower it, or remove it")
+            if isinstance(value, int | float) and value > upper:
+                raise _too_large((*path, key), f"is {_count(value)}", upper, "lower it, or remove it")
     if isinstance(choices := node.get("enum"), list) and len(choices) > MAX_CHOICES:
         raise _too_large((*path, "enum"), f"has {len(choices):,} values", MAX_CHOICES, "use a type instead of the enum")
     if grammar:
@@ -305,12 +305,12 @@ def _check_bounds(node: Mapping[str, Any], path: Path) -> None:
     for key in NUMERIC if whole else ():
         if isinstance(value := node.get(key), float) and not value.is_integer():
             raise schema_error((*path, key), "must be a whole number, since it bounds an integer", "round it")
-    for least, most in BOUNDS:
-        low, high = _number(node.get(least)), _number(node.get(most))
+    for lower, upper in BOUNDS:
+        low, high = _number(node.get(lower)), _number(node.get(upper))
         if low is not None and high is not None:
-            strict = sum(key.startswith("exclusive") for key in (least, most))
+            strict = sum(key.startswith("exclusive") for key in (lower, upper))
             if low > high or (strict and low == high) or (whole and strict == 2 and int(high) == int(low) + 1):
-                raise schema_error((*path, least), f"leaves no values below {most}", f"lower it, or raise {most}")
+                raise schema_error((*path, lower), f"leaves no values below {upper}", f"lower it, or raise {upper}")
 
 
 def _number(value: Any) -> float | None:
@@ -330,8 +330,8 @@ def _check_patterns(patterns: list[tuple[Path, str]]) -> None:
             raise _too_large(path, f"has {len(pattern):,} characters", MAX_PATTERN_CHARS, "write a shorter pattern")
 
 
-def _too_large(path: Path, what: str, most: int, fix: str) -> SchemaRejected:
-    return SchemaRejected(SchemaProblem("schema_too_large", path, f"{what}; at most {most:,} are allowed", fix))
+def _too_large(path: Path, what: str, upper: int, fix: str) -> SchemaRejected:
+    return SchemaRejected(SchemaProblem("schema_too_large", path, f"{what}; at most {upper:,} are allowed", fix))
 
 
 def _count(value: float) -> str:

@@ -57,7 +57,7 @@ def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None 
     options = job.model_options
     asked = replace(
         DEFAULT_DIALECT,
-        end_tokens=options.stop_tokens,
+        stop_tokens=options.stop_tokens,
         template_arguments=options.template_arguments,
         chat_template=options.chat_template,
     )
@@ -80,18 +80,18 @@ def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None 
             message = f"the parser {options.tool_parser!r} does not exist"
             fix = f"use auto or one of {', '.join(list_tool_parsers())}"
             return DialectResult(renderer, None, [*problems, Problem("unknown_parser", PARSER, message, fix)])
-        renderer, mistake = find_dialect(tokenizer, asked, options.tool_parser)
+        renderer, problem = find_dialect(tokenizer, asked, options.tool_parser)
     except UserError as error:
         field = TEMPLATE if options.chat_template is not None else "model"
-        code = str(error.details.get("code", "template_fails"))
+        code = str(error.details.get("code", "template_error"))
         return DialectResult(None, None, [*problems, Problem(code, field, error.problem, error.fix)])
-    if mistake is None:
+    if problem is None:
         unread = _result_problem(renderer)
     elif options.tool_parser == "auto":
-        unread = Problem("calls_not_read", PARSER, f"no parser reads {CALLS}: {mistake}", OWN_TEMPLATE)
+        unread = Problem("calls_not_parsed", PARSER, f"no parser reads {CALLS}: {problem}", OWN_TEMPLATE)
     else:
-        message = f"{options.tool_parser} does not read {CALLS}: {mistake}"
-        problems.append(Problem("calls_not_read", PARSER, message, f"set it to auto, or {OWN_TEMPLATE}"))
+        message = f"{options.tool_parser} does not read {CALLS}: {problem}"
+        problems.append(Problem("calls_not_parsed", PARSER, message, f"set it to auto, or {OWN_TEMPLATE}"))
         return DialectResult(renderer, None, problems)
     if unread is not None and without_tools_renderer(renderer) is None:
         return DialectResult(renderer, None, [*problems, unread])
@@ -124,7 +124,7 @@ def _result_problem(renderer: Renderer) -> Problem | None:
         renderer.render_history([{"role": "user", "content": "question"}, turn, *results], (), ((), ()))
     except (RenderFailed, ValueError) as error:
         message = f"the model's template cannot render the results of two calls: {format_error(error)}"
-        return Problem("template_fails", TEMPLATE, message, OWN_TEMPLATE)
+        return Problem("template_error", TEMPLATE, message, OWN_TEMPLATE)
     return None
 
 

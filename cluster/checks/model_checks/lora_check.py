@@ -26,7 +26,7 @@ def check_lora(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Probl
         try:
             adapter.check_compatible(lora)
         except UserError as error:
-            yield model_problem("other_adapter", error.problem, error.fix)
+            yield model_problem("adapter_mismatch", error.problem, error.fix)
             return
     if lora is None:
         return
@@ -46,7 +46,7 @@ def check_lora(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Probl
         for architecture in config.architectures or ():
             if not supports_adapters(architecture):
                 message = f"vLLM, which samples the rollouts, does not support LoRA for {architecture}"
-                yield Problem("no_adapters", at, message, NO_LORA)
+                yield Problem("lora_unsupported", at, message, NO_LORA)
 
 
 def can_adapt(job: JobSpec, config: Any) -> bool:

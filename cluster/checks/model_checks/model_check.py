@@ -57,7 +57,7 @@ def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tup
         if trains and job.cluster.zero_stage == 3 and (states := layer_kinds(loaded) & STATE_LAYERS):
             types = ", ".join(sorted(states))
             message = f"stage 3 cannot train layers of type {types}, because they run one sequence at a time"
-            problems.append(Problem("states_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
+            problems.append(Problem("stateful_layers_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
         if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
             problems += _replay_problems(loaded)
         if (quantization := read_quantization(folder.config)) is not None:
@@ -97,7 +97,7 @@ def _replay_problems(config: Any) -> list[Problem]:
     if num_experts(config.get_text_config()):
         return []
     field, message = "method.reinforcement.algorithm.router_replay", "the model has no experts"
-    return [Problem("no_experts", field, message, "leave it out; it is only for mixture-of-experts models")]
+    return [Problem("not_a_mixture", field, message, "leave it out; it is only for mixture-of-experts models")]
 
 
 def _sizes(config: Any) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class RecordedRun:
                 else:
                     only = "" if field == "model" else "; rows may only be appended"
                     message = f"its contents have changed since the run began{only}"
-                    yield Problem("job_changed", field, message, CONTENTS_FIX)
+                    yield Problem("setting_differs", field, message, CONTENTS_FIX)
         for field in paths.keys() - job_paths(self.job).keys():
             yield difference_problem(field, str(paths[field]), None)
 

@@ -66,7 +66,9 @@ def may_differ(model: type[BaseModel], name: str) -> bool:
 
 def difference_problem(setting: str, now: Any, was: Any, fix: str = FIX) -> Problem:
     """Return the problem of a setting that differs from the run's."""
-    return Problem("job_changed", setting, f"is {format_value(now)}, but the run began with {format_value(was)}", fix)
+    return Problem(
+        "setting_differs", setting, f"is {format_value(now)}, but the run began with {format_value(was)}", fix
+    )
 
 
 @dataclass(frozen=True, slots=True)

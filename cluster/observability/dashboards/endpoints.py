@@ -18,7 +18,7 @@ from agent_rft.cluster.observability.dashboards.queries import (
     ratio,
 )
 
-WIDE: Any = {"width": 24, "height": 10, "legend_beside_chart": True}
+WIDE: Any = {"width": 24, "height": 10, "legend_at_right": True}
 
 ENDPOINTS_DASHBOARD = Dashboard(
     "endpoints",
@@ -36,10 +36,13 @@ ENDPOINTS_DASHBOARD = Dashboard(
                 ),
                 panel(query_rate("endpoint/<endpoint>/calls")),
                 panel(*(query_quantile(q, "endpoint/<endpoint>/latency_s") for q in (0.5, 0.95, 0.99)), **WIDE),
-                panel(query_rate("endpoint/<endpoint>/errors/<kind>"), legend_beside_chart=True),
+                panel(query_rate("endpoint/<endpoint>/errors/<kind>"), legend_at_right=True),
                 panel(query_rate("tool/<tool>/errors")),
                 panel(
-                    *(query_rate(f"endpoint/<endpoint>/{kind}") for kind in ("retries", "waits", "hedges")),
+                    *(
+                        query_rate(f"endpoint/<endpoint>/{kind}")
+                        for kind in ("retries", "backpressure_retries", "hedges")
+                    ),
                     title="Retries per second",
                     **WIDE,
                 ),
@@ -62,7 +65,7 @@ ENDPOINTS_DASHBOARD = Dashboard(
             "Grading",
             (
                 panel(*(query_quantile(q, "grade_s") for q in (0.5, 0.95))),
-                panel(query_rate("grade_errors/<kind>")),
+                panel(query_rate("grading_errors/<kind>")),
             ),
         ),
     ),

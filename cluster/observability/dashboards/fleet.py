@@ -73,7 +73,7 @@ FLEET_DASHBOARD = Dashboard(
                     "none",
                     top=1,
                     about="1: Prometheus can read the target. 0: it cannot. A node without a job serves no metrics.",
-                    legend_beside_chart=True,
+                    legend_at_right=True,
                     alerts=(alert("TargetDown"),),
                 ),
                 *PROCESSES,

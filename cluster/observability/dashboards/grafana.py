@@ -65,7 +65,7 @@ class Panel:
     `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none). `width` is in 24ths of the page. `about` is
     the tooltip of the title, and `empty` replaces "No data". Clicking a value opens `page` of the console, in which
     `${__value.numeric}` is the value and `${__value.time}` its time in ms. The axis extends to at least `top`. If
-    `legend_beside_chart`, the legend is next to the chart, because more than six series do not fit below it. Numeric
+    `legend_at_right`, the legend is next to the chart, because more than six series do not fit below it. Numeric
     thresholds of `alerts` are drawn as lines.
     """
 
@@ -81,7 +81,7 @@ class Panel:
     empty: str = ""
     page: str = ""
     top: float = 0.01
-    legend_beside_chart: bool = False
+    legend_at_right: bool = False
     alerts: tuple[Alert, ...] = ()
 
     @property
@@ -256,7 +256,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
                 if (properties := _line_properties(query))
             ],
         },
-        "options": _OPTIONS[panel.kind] | ({"legend": _BESIDE} if panel.legend_beside_chart else {}),
+        "options": _OPTIONS[panel.kind] | ({"legend": _LEGEND_AT_RIGHT} if panel.legend_at_right else {}),
     }
 
 
@@ -300,7 +300,7 @@ def _line_options(panel: Panel) -> dict[str, Any]:
 
 _COUNTED = ("short", "none", "percentunit")
 """Units with which Grafana draws the axis up to 100 if all values are 0."""
-_BESIDE = {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull"]}
+_LEGEND_AT_RIGHT = {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull"]}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "timeseries": {
         "legend": {"displayMode": "list", "placement": "bottom", "calcs": ["lastNotNull"]},

@@ -46,8 +46,8 @@ _STEP, _STEPS_PLANNED = query_max("step"), query_max("total_steps")
 _LEFT = f"clamp_min({_STEPS_PLANNED.expr} - {_STEP.expr}, 0) * ({query_mean('time_step_s').expr})"
 _FAILING = ratio(query_rate("endpoint/<endpoint>/failed"), query_rate("endpoint/<endpoint>/calls"))
 _BASELINE = query_max("baseline_valid_mean_reward")
-_NO_SIGNAL = query_rate("groups_without_signal/<kind>", ("job",), where=NOT_ALL_RIGHT)
-_GROUPS = f"({query_rate('groups_without_signal/<kind>', ('job',)).expr} + {query_rate('groups_trained').expr})"
+_NO_SIGNAL = query_rate("zero_variance_groups/<kind>", ("job",), where=NOT_ALL_RIGHT)
+_GROUPS = f"({query_rate('zero_variance_groups/<kind>', ('job',)).expr} + {query_rate('groups_trained').expr})"
 FIGURES = (
     _stat_panel(
         "Step",
@@ -165,7 +165,7 @@ JOB_DASHBOARD = Dashboard(
                 ),
                 panel(
                     query_rate("groups_trained", per="minute"),
-                    query_rate("groups_without_signal/<kind>", per="minute"),
+                    query_rate("zero_variance_groups/<kind>", per="minute"),
                     query_rate("groups_lost", per="minute"),
                     title="Groups per minute",
                 ),
@@ -214,7 +214,7 @@ JOB_DASHBOARD = Dashboard(
                 ),
                 Panel(
                     "Failed trackers",
-                    (Query(failed_trackers(CHOSEN["job"]), "{{integration}}"),),
+                    (Query(failed_trackers(CHOSEN["job"]), "{{tracker}}"),),
                     "none",
                     top=1,
                     about="Trackers that no longer receive metrics of the job.",

@@ -27,7 +27,7 @@ LEARNER_DASHBOARD = Dashboard(
                 panel(gauge("entropy"), alerts=("EntropyCollapse",)),
                 panel(gauge("grad_norm")),
                 panel(gauge("learning_rate")),
-                panel(gauge("kl_start")),
+                panel(gauge("kl_reference")),
                 panel(gauge("update_applied"), top=1),
                 Panel(
                     "Learner restarts in an hour",
@@ -49,7 +49,7 @@ LEARNER_DASHBOARD = Dashboard(
                     about="Typically about 1e-6 nats in float32 and 0.02 in bfloat16.",
                     alerts=("EngineLearnerDifference",),
                 ),
-                panel(gauge("importance_ratio_mean"), gauge("logprob_gap_ratio"), title="Importance ratio"),
+                panel(gauge("importance_ratio_mean"), gauge("importance_ratio_same_version"), title="Importance ratio"),
                 panel(
                     gauge("importance_capped_share"),
                     gauge("clipped_share"),
@@ -67,7 +67,7 @@ LEARNER_DASHBOARD = Dashboard(
                 panel(
                     share_of_time("rank_s/<call>", ("job", "process", "call"), window=STEPS),
                     stacked=True,
-                    legend_beside_chart=True,
+                    legend_at_right=True,
                 ),
                 panel(gauge("num_micro_batches")),
             ),

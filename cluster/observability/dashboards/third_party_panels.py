@@ -72,12 +72,12 @@ PROCESSES = (
         "Memory by process",
         (Query(f"process_resident_memory_bytes{JOB} {OURS}", BY_PROCESS),),
         "bytes",
-        legend_beside_chart=True,
+        legend_at_right=True,
     ),
     Panel(
         "CPU cores in use by process",
         (Query(f"rate(process_cpu_seconds_total{JOB}[{WINDOW}]) {OURS}", BY_PROCESS),),
-        legend_beside_chart=True,
+        legend_at_right=True,
     ),
 )
 _USED, _FREE = (f"sum by (NodeAddress) (ray_object_store_{what}_memory{{{RAY}}})" for what in ("used", "available"))

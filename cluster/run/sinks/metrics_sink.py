@@ -20,14 +20,14 @@ from agent_rft.events import (
     CheckpointSaved,
     CheckpointStoreFailed,
     Evaluated,
-    IntegrationFailed,
     JobEnded,
     LearnerRestarted,
     Level,
     Outcome,
-    PhaseBegan,
+    PhaseStarted,
     StepDone,
     StoreAction,
+    TrackerFailed,
 )
 from agent_rft.metrics import METRICS, find_metric
 from agent_rft.stored_events import RunEvent
@@ -80,19 +80,19 @@ class MetricsSink:
                 self._record_step(metrics)
             case Evaluated(name=name, step=step, evaluation=evaluation) if name == VALIDATION:
                 self._record_validation(step, evaluation)
-            case PhaseBegan(phase="training"):
+            case PhaseStarted(phase="training"):
                 self._saved_at = self._clock()
             case CheckpointSaved(num_bytes=size):
                 self._saved_at = self._clock()
                 self.recorder.record("checkpoint_bytes", float(size))
-            case PhaseBegan(phase="grading"):
+            case PhaseStarted(phase="grading"):
                 self._saved_at = None  # all steps are in a checkpoint
             case LearnerRestarted():
                 self.recorder.record("learner_restarts")
             case CheckpointStoreFailed(action=action):
                 self.recorder.record(f"checkpoint_store_failures/{action}")
-            case IntegrationFailed(integration=integration):
-                self.recorder.record(f"integration_failures/{integration}")
+            case TrackerFailed(tracker=tracker):
+                self.recorder.record(f"tracker_failures/{tracker}")
             case JobEnded(outcome=outcome):
                 self._saved_at = None
                 self.recorder.record(f"jobs_ended/{outcome}")

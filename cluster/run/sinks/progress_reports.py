@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agent_rft.actors.rollout.live_counts import RolloutProgress
-from agent_rft.events import BatchStarved, Evaluated, RolloutsProgressed, StepDone
+from agent_rft.events import Evaluated, RolloutsProgressed, StepDone, ZeroVarianceBatch
 from agent_rft.loop_protocols import Emit
 from agent_rft.spec.step_plan import StepPlan
 from agent_rft.stored_events import RunEvent
@@ -59,7 +59,7 @@ class ProgressReports:
                 emit(self._make_report(board))
 
     def handle_event(self, event: RunEvent) -> None:
-        if isinstance(event.event, StepDone | Evaluated | BatchStarved) and self._board is not None:
+        if isinstance(event.event, StepDone | Evaluated | ZeroVarianceBatch) and self._board is not None:
             self._board.clear()
 
     def close(self) -> None:

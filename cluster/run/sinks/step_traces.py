@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from opentelemetry.trace import Span
 
 from agent_rft.actors.runtime.telemetry.tracing import Tracer
-from agent_rft.events import VALIDATION, Evaluated, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
+from agent_rft.events import VALIDATION, Evaluated, LearnerRestarted, LossEvaluated, PhaseStarted, StepDone
 from agent_rft.stored_events import RunEvent
 from agent_rft.types import Group
 
@@ -44,11 +44,11 @@ class StepTraces:
 
     def handle_event(self, event: RunEvent) -> None:
         match event.event:
-            case PhaseBegan(phase="training"):
+            case PhaseStarted(phase="training"):
                 self._current_step = (event.step + 1, event.time)
-            case PhaseBegan(phase="grading"):
+            case PhaseStarted(phase="grading"):
                 self._current_step = None
-            case PhaseBegan(phase="validation"):
+            case PhaseStarted(phase="validation"):
                 self._validation = (event.time, None)
             case Evaluated(name=name, step=step) if name == VALIDATION and self._validation is not None:
                 self._validation = (self._validation[0], event.time)

@@ -18,7 +18,7 @@ from agent_rft.cluster.run.sinks.trackers.mlflow_run import MlflowRun
 from agent_rft.cluster.run.sinks.trackers.tensorboard_files import TensorboardFiles
 from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, TrackedRun, Tracker, TrackerSink, extract_settings
 from agent_rft.cluster.run.sinks.trackers.wandb_run import FINISH_S, WandbRun
-from agent_rft.events import Event, IntegrationFailed
+from agent_rft.events import Event, TrackerFailed
 from agent_rft.loop_protocols import Sink
 from agent_rft.spec.trackers import (
     Integration,
@@ -46,7 +46,7 @@ class TrackerPluginSink(PluginSink):
     def cut_off(self) -> Event:
         cause = self.error.cause if isinstance(self.error, CannotTrack) else "failed"
         reason = str(self.error) if isinstance(self.error, CannotTrack) else str(self.failure)
-        return IntegrationFailed(integration=self.name, cause=cause, reason=replace_substrings(reason, self._secrets))
+        return TrackerFailed(tracker=self.name, cause=cause, reason=replace_substrings(reason, self._secrets))
 
 
 def load_trackers(

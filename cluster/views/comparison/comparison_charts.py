@@ -25,7 +25,7 @@ BAR_WIDTH = 150
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    at: float
+    position: float
     text: str
 
 
@@ -195,20 +195,20 @@ def curves(sides: Sequence[LoadedEvaluation]) -> Curves | None:
     span = _round_up(max(high - low, 0.01))
     bottom, x_unit = HEIGHT - BOTTOM, (WIDTH - LEFT - RIGHT - 12) / max(1, last)
 
-    def at(reward: float) -> float:
+    def scale(reward: float) -> float:
         return bottom - (reward - low) / span * (bottom - TOP - 6)
 
     run_curves = list[Curve]()
     for number in runs.values():
         dots = tuple(
-            Dot(LEFT + step * x_unit, at(reward), 3, f"{sides[number].label}, step {step}: reward {reward:.3f}", "")
+            Dot(LEFT + step * x_unit, scale(reward), 3, f"{sides[number].label}, step {step}: reward {reward:.3f}", "")
             for step, reward in sides[number].validations
         )
         run_curves.append(Curve(number, " ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in dots), dots))
     steps = sorted({round(share * last) for share in (0.0, 0.25, 0.5, 0.75, 1.0)})
     return Curves(
         tuple(Tick(LEFT + step * x_unit, str(step)) for step in steps),
-        tuple(Tick(at(low + share * span), f"{low + share * span:.3g}") for share in (0.0, 0.5, 1.0)),
+        tuple(Tick(scale(low + share * span), f"{low + share * span:.3g}") for share in (0.0, 0.5, 1.0)),
         tuple(run_curves),
     )
 
@@ -220,10 +220,10 @@ def interval_bar(interval: Interval) -> IntervalBar | None:
         return None
     middle = BAR_WIDTH / 2
 
-    def at(value: float) -> float:
+    def scale(value: float) -> float:
         return middle + value / largest * (middle - 6)
 
-    return IntervalBar(middle, at(interval.low), at(interval.high), at(interval.mean))
+    return IntervalBar(middle, scale(interval.low), scale(interval.high), scale(interval.mean))
 
 
 def _number(value: int) -> str:

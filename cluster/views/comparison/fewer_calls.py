@@ -6,11 +6,11 @@ from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.comparison.comparison_stats import MeasureChange, compare_evaluations
 from agent_rft.cluster.views.comparison.loaded_evaluation import LoadedEvaluation, load_evaluation
 from agent_rft.errors import UserError
-from agent_rft.events import FewerCalls
+from agent_rft.events import FewerCallsFound
 from agent_rft.trainer.loop.checkpoint import best_checkpoint, list_checkpoints
 
 
-def find_fewer_calls(run: RunFolder) -> FewerCalls | None:
+def find_fewer_calls(run: RunFolder) -> FewerCallsFound | None:
     """Return the checkpoint with the fewest calls among those as good as the best one, or None if no other is.
 
     Each row is compared with itself: the interval of the reward change includes 0, and the interval of the change in
@@ -30,13 +30,15 @@ def find_fewer_calls(run: RunFolder) -> FewerCalls | None:
     return min(filter(None, found), key=lambda event: event.tool_calls, default=None)
 
 
-def _compare_steps(best: LoadedEvaluation, best_step: int, other: LoadedEvaluation, step: int) -> FewerCalls | None:
+def _compare_steps(
+    best: LoadedEvaluation, best_step: int, other: LoadedEvaluation, step: int
+) -> FewerCallsFound | None:
     comparison = compare_evaluations([best, other], 0)
     changes: dict[str, MeasureChange] = {change.name: change for change in comparison.against[0].changes}
     reward, calls = changes["reward"], changes["tool_calls"]
     if reward.verdict not in ("same", "unclear") or not calls.interval.high < 0:
         return None
-    return FewerCalls(
+    return FewerCallsFound(
         cheaper_step=step,
         best_step=best_step,
         reward_change=reward.interval.mean,

@@ -21,7 +21,7 @@ from agent_rft.problems.readiness_reasons import REASONS
 from agent_rft.rows.durable_write import write_durably
 from agent_rft.spec.job import JobSpec
 
-TITLES = {"train": "Ready to train", "fix_first": "Fix this first", "warm_start": "Do an SFT warm-up first"}
+TITLES = {"train": "Ready to train", "fix_first": "Fix this first", "sft_warm_up": "Do an SFT warm-up first"}
 SHOWN_ROWS = 500
 """Maximum rows in the table; the JSON has all rows."""
 MAX_MARKS = 600

@@ -13,7 +13,7 @@ from agent_rft.cluster.views.live_view import duration
 from agent_rft.cluster.views.readiness.readiness_page import TITLES
 from agent_rft.problems.readiness_reasons import REASONS
 
-VERDICT_COLORS = {"train": "green", "fix_first": "red", "warm_start": "yellow"}
+VERDICT_COLORS = {"train": "green", "fix_first": "red", "sft_warm_up": "yellow"}
 
 
 def print_readiness(console: Console, found: Readiness) -> None:
@@ -39,8 +39,8 @@ def print_readiness(console: Console, found: Readiness) -> None:
     )
     sizes = (f"{e.size}: {e.low:.0%}" + (f" to {e.high:.0%}" if e.high > e.low else "") for e in found.group_signal)
     print_line("groups with signal by size: " + ", ".join(sizes))
-    if found.behaviour is not None:
-        _print_behavior(print_line, found.behaviour)
+    if found.behavior is not None:
+        _print_behavior(print_line, found.behavior)
     for setting in found.settings:
         print_line(f"set {escape(setting.setting)}: {setting.value:g} ({escape(setting.why)})")
     took = "" if found.estimate.sampling_s is None else f"; sampling takes about {duration(found.estimate.sampling_s)}"

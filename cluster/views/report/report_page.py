@@ -32,7 +32,7 @@ from agent_rft.cluster.views.traces import (
     turn_note,
 )
 from agent_rft.errors import UserError
-from agent_rft.events import AlarmRaised, EarlyStopped, FewerCalls, NothingLeftToLearn
+from agent_rft.events import AlarmRaised, EarlyStopped, FewerCallsFound, NothingLeftToLearn
 from agent_rft.problems.alarm_rules import ALARM_RULES
 from agent_rft.stored_events import RunEvent
 from agent_rft.types import Evaluation, Group
@@ -177,7 +177,7 @@ def _notice(
 
 def _fewer_calls_note(events: Sequence[RunEvent]) -> str:
     """Return the sentence on a checkpoint with fewer calls, or an empty string."""
-    return next((f"{event.message}." for event in reversed(events) if isinstance(event.event, FewerCalls)), "")
+    return next((f"{event.message}." for event in reversed(events) if isinstance(event.event, FewerCallsFound)), "")
 
 
 def _totals(steps: Sequence[Mapping[str, float]]) -> str:

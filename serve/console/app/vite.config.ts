@@ -9,7 +9,7 @@ export default defineConfig({
     outDir: process.env["CONSOLE_BUNDLE"] ?? "../bundle",
     emptyOutDir: true,
     modulePreload: false,
-    license: { fileName: "licences.md" },
+    license: { fileName: "licenses.md" },
     rolldownOptions: {
       output: {
         codeSplitting: false,

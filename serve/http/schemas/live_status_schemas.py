@@ -14,7 +14,7 @@ class EngineLiveStatus(ResponseBody):
     """State of an engine."""
 
     name: str
-    state: Literal["waits", "starts", "asleep", "ready"]
+    state: Literal["waiting", "starting", "offloaded", "ready"]
     """`waits` for resources, `starts` (also: loads weights), `asleep` while the learner uses its GPUs, or `ready`."""
     rollouts: int
     """Number of running rollouts on the engine."""

@@ -55,12 +55,12 @@ class ReadinessBody(ListEntry):
     """Suffix of the request, or null."""
     metadata: dict[str, str] | None = Field(validation_alias="labels")
     """Metadata of the request."""
-    samples: int = Field(validation_alias=AliasPath("look", "samples"))
+    samples: int = Field(validation_alias=AliasPath("readiness", "samples"))
     """Rollouts per row."""
-    target_latency_s: float | None = Field(validation_alias=AliasPath("look", "target_s"))
+    target_latency_s: float | None = Field(validation_alias=AliasPath("readiness", "target_s"))
     """Target for the model and tool time of a rollout in seconds, or null."""
     verdict: Verdict | None = Field(default=None, validation_alias=AliasPath("findings", "verdict"))
-    """`train`, `fix_first` or `warm_start`; null until the check has succeeded."""
+    """`train`, `fix_first` or `sft_warm_up`; null until the check has succeeded."""
     reasons: list[ReadinessReason] = Field(default=[], validation_alias=AliasPath("findings", "reasons"))
     """Reasons: first those that decide the verdict, then notes."""
     findings: dict[str, Any] | None

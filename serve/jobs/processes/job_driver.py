@@ -63,11 +63,11 @@ async def check(server: ServerAccess, job_id: str) -> list[Problem]:
     record = server.store.get(job_id)
     spec, settings = server.open_spec(record), server.settings
     validation = None if spec.validation_file is None else Path(spec.validation_file)
-    samples = None if record.look is None else record.look["samples"]
+    samples = None if record.readiness is None else record.readiness["samples"]
     found = check_row_limits(server.operator.jobs, Path(spec.training_file), validation, samples)
     with ray_session(settings.ray_address()) as nodes:
         try:
-            model, learner = ModelFolder.find(spec.model), record.look is None
+            model, learner = ModelFolder.find(spec.model), record.readiness is None
             await check_job(spec, model, nodes, settings.runs, server.operator, known_problems=found, trains=learner)
         except InvalidJob as error:
             for problem in error.problems:
@@ -131,11 +131,11 @@ async def _run(
     claimed = await claim_run_async(folder, NEEDED_TO_STOP_S, partial(print, flush=True))
     try:
         model = ModelFolder.find(job.model)
-        if record.look is None:
+        if record.readiness is None:
             return await train(job, model, folder.parent, claimed, address, server.operator, sink), None
-        look = ReadinessOptions(**record.look)
+        readiness = ReadinessOptions(**record.readiness)
         return await check_readiness(
-            job, model, look, folder.parent, address, server.operator, claimed=claimed, watch=sink
+            job, model, readiness, folder.parent, address, server.operator, claimed=claimed, watch=sink
         )
     finally:
         await asyncio.to_thread(claimed.release)

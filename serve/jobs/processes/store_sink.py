@@ -26,7 +26,7 @@ from agent_rft.events import (
     CheckpointSaved,
     EarlyStopped,
     JobEnded,
-    PhaseBegan,
+    PhaseStarted,
     RolloutDiscarded,
     RolloutsProgressed,
     StepDone,
@@ -98,7 +98,7 @@ class StoreSink:
                 return
             case RolloutsProgressed() if event.time < self._progressed_at + PROGRESS_EVERY_S:
                 return
-            case JobEnded() | RolloutDiscarded() | PhaseBegan(is_quiet=True):
+            case JobEnded() | RolloutDiscarded() | PhaseStarted(is_quiet=True):
                 return  # the job's state shows the outcome; the other events are too many for the job's event list
         if isinstance(event.event, EarlyStopped):
             self._final_step = event.event.best_step

@@ -17,8 +17,8 @@ from tests.support.paths import ROOT
 
 VARIABLES = {"KERNELS_MODEL": "model", "KERNELS_URL": "http://127.0.0.1:8012", "KERNELS_SEED": "3"}
 ITEM = make_data.row(OF, OF.reference)
-AS_FAST_AS_IT_IS = ("slow", "the reference", "lazy", "patched clock", "busy neighbour")
-"""They hide what they take, or slow their neighbours down, and are right: they get what a right kernel gets."""
+AS_FAST_AS_IT_IS = ("slow", "the reference", "lazy", "patched clock", "busy neighbor")
+"""They hide what they take, or slow their neighbors down, and are right: they get what a right kernel gets."""
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_finished_figures_are_not_measured_again_and_failures_do_not_stop_the_ot
 
     machine = here(tmp_path)
     for _ in range(2):
-        assert worker.run(machine, ["own"], deadline=float("inf"), catalogue={"own": figures}) == 0
+        assert worker.run(machine, ["own"], deadline=float("inf"), catalog={"own": figures}) == 0
     lines = machine.results.lines
     assert calls == ["works"] and machine.results.value("works") == 2.0
     assert lines["fails"]["error"] == "RuntimeError: no such kernel"
@@ -126,7 +126,7 @@ def test_finished_figures_are_not_measured_again_and_failures_do_not_stop_the_ot
 
 def test_a_figure_is_not_started_without_the_time_for_it(tmp_path: Path) -> None:
     figure = Figure("slow", "s", lambda: {"value": 1.0}, takes_s=20)
-    stopped = worker.run(here(tmp_path), ["own"], deadline=0.0, catalogue={"own": lambda _: [figure]})
+    stopped = worker.run(here(tmp_path), ["own"], deadline=0.0, catalog={"own": lambda _: [figure]})
     assert stopped == STOPPED and here(tmp_path).results.lines == {}
 
 

@@ -54,7 +54,7 @@ def test_the_gain_is_that_of_the_held_out_grade(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verdict", "low", "right"),
-    [("train", 0.1, True), ("train", -0.1, False), ("warm_start", 0.1, False), ("fix_first", -0.1, True)],
+    [("train", 0.1, True), ("train", -0.1, False), ("sft_warm_up", 0.1, False), ("fix_first", -0.1, True)],
 )
 def test_a_verdict_is_right_if_it_foretold_the_gain(verdict: str, low: float, right: bool) -> None:
     assert Result("t", verdict, (), Interval(0.2, low, 0.4, 40), 1.0, 1.0).right is right

@@ -48,7 +48,7 @@ def test_one_model_of_several_that_cannot_be_trained_is_a_failure(model: Path, w
     shown = models("doctor", model, without_tools, "no-such-folder", "--json")
     rows = [json.loads(line) for line in shown.output.splitlines()]
     assert (shown.exit_code, [row["trainable"] for row in rows]) == (1, [True, False, False])
-    assert [one["code"] for row in rows for one in row["problems"]] == ["calls_not_read", "missing_model"]
+    assert [one["code"] for row in rows for one in row["problems"]] == ["calls_not_parsed", "missing_model"]
     assert [row["trainable_without_tools"] for row in rows] == [True, True, False]
 
 

@@ -21,7 +21,7 @@ def explain(*arguments: str) -> Result:
         ("forbidden_address", ["problem code", "allowed_networks", "  -> "]),
         ("max_tool_calls", ["setting", "in: the job's file", "type: integer", "default: 64", "bounds: at least 1"]),
         ("sync_pause_s", ["metric", "unit: s", "agent_rft_sync_pause_seconds_bucket", "Learner dashboard"]),
-        ("endpoint_down", ["event", "level: warn", "num_failed (integer): "]),
+        ("rollouts_throttled", ["event", "level: warn", "num_failed (integer): "]),
         ("130", ["exit code", "signal"]),
     ],
 )

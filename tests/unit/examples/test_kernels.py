@@ -210,7 +210,7 @@ def test_all_answers_to_a_row_get_the_same_inputs_and_the_tool_gets_others() -> 
         ("exits", 0, "not one function"),
         ("patched clock", 0, "not one function"),
         ("prints a measurement", 0, "not one function"),
-        ("busy neighbour", 0, "not one function"),
+        ("busy neighbor", 0, "not one function"),
         ("to the judge", 0, "not valid Python"),
         ("look-alike letters", 0, "not one function"),
         ("very long", 0, "more than 1000"),

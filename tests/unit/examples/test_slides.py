@@ -154,7 +154,7 @@ SCORES: dict[str, float] = {
     "clipped overflow": 0,
     "text that hangs over": 0,
     "lines on each other": 0,
-    "pale grey": 0.883,
+    "pale gray": 0.883,
     "small": 0.844,
     "no titles": 0.883,
     "copied source": 0.081,
@@ -165,8 +165,8 @@ SCORES: dict[str, float] = {
     "white on white": 0,
     "nearly white on white": 0,
     "transparent": 0,
-    "the colour of its own box": 0.86,
-    "the colour of its own border": 0,
+    "the color of its own box": 0.86,
+    "the color of its own border": 0,
     "font of 1 px": 0,
     "font of 0": 0,
     "small by the first line": 0.86,
@@ -277,7 +277,7 @@ def test_the_grade_says_what_is_missing_false_and_ugly() -> None:
 
 
 def drawn(words: list[list[Any]], text: tuple[int, int, int], ground: tuple[int, int, int]) -> Deck:
-    """A slide with one line, on which each word is a box of the text's colour."""
+    """A slide with one line, on which each word is a box of the text's color."""
     pixels = np.full((HEIGHT, 2 * WIDTH, 3), ground, dtype=np.uint8)
     for _, x, y, width, height, _ in words:
         pixels[max(0, int(y)) : int(y + height), max(0, int(x)) : min(WIDTH, int(x + width))] = text

@@ -70,6 +70,6 @@ def test_a_code_that_does_not_say_so_stops_it() -> None:
     assert (
         not stops_accepted_job("row_too_long")
         and stops_accepted_job("missing_model")
-        and stops_accepted_job("job_changed")
+        and stops_accepted_job("setting_differs")
     )
     assert stops_accepted_job("no_such_code") and stops_accepted_job("not_found")

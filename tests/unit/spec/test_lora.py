@@ -17,7 +17,7 @@ B = 10**9
 def test_the_automatic_learning_rate_of_lora_is_ten_times_that_of_full_training() -> None:
     full, lora = (resolve_plan(job({"algorithm": {"lora": it}}), 240, 8 * B) for it in (None, {}))
     assert (full[0].learning_rate, lora[0].learning_rate) == (1e-6, 1e-5)
-    assert [choice.why for choice in lora[1] if choice.setting == "algorithm.learning_rate"] == [
+    assert [choice.reason for choice in lora[1] if choice.setting == "algorithm.learning_rate"] == [
         "1e-06 x sqrt(8e+09 / 8,000,000,000 parameters) x 10 for LoRA"
     ]
     given = resolve_plan(job({"algorithm": {"lora": {}, "learning_rate": 3e-4}}), 240, 8 * B)

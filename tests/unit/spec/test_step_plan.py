@@ -40,7 +40,7 @@ def test_batches_epochs_and_groups_follow_the_number_of_rows() -> None:
 def test_given_numbers_are_kept_and_are_no_choices() -> None:
     assert plan_of(hyper(compute_multiplier=0.1)).group_size == 2
     assert plan_of(hyper(compute_multiplier=2)).group_size == 16
-    assert plan_of(hyper(reasoning_effort="low")).max_thinking_tokens == 512
+    assert plan_of(hyper(reasoning_effort="low")).max_reasoning_tokens == 512
     assert plan_of(hyper(batch_size=64, n_epochs=3), 10).steps == 1
     given = {"batch_size": 4, "n_epochs": 2, "compute_multiplier": 1, "eval_interval": 5}
     plan, choices = resolve_plan(hyper({"learning_rate": 3e-5}, **given), 240, B)
@@ -81,10 +81,10 @@ def test_each_choice_says_what_it_follows_from() -> None:
         "hyperparameters.eval_interval": 3,
         "algorithm.learning_rate": 1.2e-4,
     }
-    assert "560,000 parameters" in choices["algorithm.learning_rate"].why
-    assert "240 rows" in choices["hyperparameters.n_epochs"].why
+    assert "560,000 parameters" in choices["algorithm.learning_rate"].reason
+    assert "240 rows" in choices["hyperparameters.n_epochs"].reason
     for num_rows, rollouts in ((240, 8), (12, 11), (3, 16)):
         compute = next(
             c for c in resolve_plan(hyper(), num_rows, 560_000)[1] if c.setting.endswith("compute_multiplier")
         )
-        assert compute.why == f"{num_rows} rows, {rollouts} rollouts of each"
+        assert compute.reason == f"{num_rows} rows, {rollouts} rollouts of each"

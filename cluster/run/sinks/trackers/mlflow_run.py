@@ -31,7 +31,7 @@ class MlflowRun:
             CannotTrack: The operator has not set the tracking URI.
         """
         if access is None:
-            raise CannotTrack("not_allowed", "set integrations.mlflow.tracking_uri in the operator's configuration")
+            raise CannotTrack("not_allowed", "set trackers.mlflow.tracking_uri in the operator's configuration")
         token = {} if access.token is None else {"MLFLOW_TRACKING_TOKEN": access.token.get_secret_value()}
         os.environ.update(REQUESTS | token)  # MLflow reads them only from the environment
         self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_rft.errors import RftError
-from agent_rft.events import Evaluated, IntegrationCause, JobEnded, LossEvaluated, Outcome, StepDone
+from agent_rft.events import Evaluated, JobEnded, LossEvaluated, Outcome, StepDone, TrackerCause
 from agent_rft.stored_events import RunEvent
 
 SECTIONS = ("hyperparameters", "limits", "reward", "algorithm")
@@ -23,7 +23,7 @@ Scalar = str | int | float | bool
 class CannotTrack(RftError):
     """A tracker cannot be used; `cause` is the kind of reason."""
 
-    def __init__(self, cause: IntegrationCause, message: str) -> None:
+    def __init__(self, cause: TrackerCause, message: str) -> None:
         super().__init__(message)
         self.cause = cause
 

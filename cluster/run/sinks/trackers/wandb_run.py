@@ -22,7 +22,7 @@ class WandbRun:
             CannotTrack: The operator has not set the API key.
         """
         if access is None or (access.api_key is None and not access.offline):
-            raise CannotTrack("not_allowed", "set integrations.wandb.api_key in the operator's configuration")
+            raise CannotTrack("not_allowed", "set trackers.wandb.api_key in the operator's configuration")
         settings = {
             "api_key": None if access.api_key is None else access.api_key.get_secret_value(),
             "base_url": access.base_url,

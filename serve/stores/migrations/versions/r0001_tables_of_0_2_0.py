@@ -93,7 +93,7 @@ def upgrade() -> None:
         sa.Column("heartbeat_at", sa.Float(), nullable=True),
         sa.Column("last_words", sa.Text(), nullable=True),
         sa.Column("model_options", sa.JSON(), nullable=True),
-        sa.Column("look", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("readiness", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("findings", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("integrations", sa.JSON(none_as_null=True), nullable=True),
         sa.PrimaryKeyConstraint("number"),

@@ -1,4 +1,4 @@
-"""The python grader: grades like a function call, and misbehaviour costs only its own grade."""
+"""The python grader: grades like a function call, and misbehavior costs only its own grade."""
 
 from __future__ import annotations
 

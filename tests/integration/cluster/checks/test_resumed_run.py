@@ -208,7 +208,7 @@ def test_a_value_that_differs_is_refused_with_both_values(stopped: Stopped) -> N
     change_job(stopped, seed=8)
     change_method(stopped, hyperparameters={"n_epochs": 7, "eval_interval": 2, "compute_multiplier": 0.5})
     seed, epochs = refused(stopped)
-    assert (seed.code, seed.field, seed.message) == ("job_changed", "seed", "is 8, but the run began with 7")
+    assert (seed.code, seed.field, seed.message) == ("setting_differs", "seed", "is 8, but the run began with 7")
     assert epochs.field == "method.reinforcement.hyperparameters.n_epochs" and "is 7" in epochs.message
     assert "resume with the value that the run began with, or start a new run" in epochs.fix
 

@@ -39,7 +39,7 @@ async def test_a_busy_endpoint_is_retried_without_using_up_retries(connect: Conn
     assert (answer.status, answer.retries, len(server.received)) == (200, 0, 7)
 
 
-async def test_retry_after_is_honoured_in_seconds_and_as_a_date(connect: Connect) -> None:
+async def test_retry_after_is_honored_in_seconds_and_as_a_date(connect: Connect) -> None:
     for value in ("7", "Thu, 01 Jan 1970 00:00:07 GMT"):
         fake = FakeTime()
         async with FakeEndpoint(one_by_one([(429, "later"), (200, {})], Retry_After=value)) as server:

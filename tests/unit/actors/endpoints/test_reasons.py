@@ -123,7 +123,7 @@ async def test_a_403_of_a_rate_limit_waits_like_a_429(
         client = connect(server.url, fake.timing())
         for _ in (*answers, 1):
             answer = await client.post({}, "call_1")
-    assert (answer.status, answer.retries, client.stats()["waits"]) == (200, 0, 1)
+    assert (answer.status, answer.retries, client.stats()["backpressure_retries"]) == (200, 0, 1)
     assert fake.slept == ([7.0] if "Retry_After" in headers else [0.5])
 
 

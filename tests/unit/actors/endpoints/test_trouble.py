@@ -52,7 +52,7 @@ async def test_retry_after_delays_the_queued_calls(connect: Connect) -> None:
         calls = [asyncio.create_task(client.post({}, f"call_{i}")) for i in range(20)]
         await until(lambda: len(server.received) == 1 and client.stats()["queued"] == 19)
         answer_now.set()
-        await until(lambda: client.stats()["waits"] == 1)
+        await until(lambda: client.stats()["backpressure_retries"] == 1)
         assert (client.stats()["in_flight"], client.stats()["queued"]) == (0, 19)
         fake.now = 7.0
         woken.set()

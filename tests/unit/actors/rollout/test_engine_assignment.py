@@ -12,7 +12,7 @@ from agent_rft.actors.rollout.engine_assignment import (
     EngineLoad,
     GroupAffinity,
     GroupKey,
-    find_least_loaded,
+    find_idlest,
     group_key,
 )
 from agent_rft.actors.rollout.episode import RolloutRequest
@@ -75,7 +75,7 @@ def test_group_on_several_engines_goes_to_the_least_loaded_of_them() -> None:
 
 def test_new_group_goes_to_the_least_loaded_engine() -> None:
     loads = [load(b=2), load(b=1)]
-    assert GroupAffinity(SLOTS)(loads, A) == find_least_loaded(loads, A) == 1
+    assert GroupAffinity(SLOTS)(loads, A) == find_idlest(loads, A) == 1
 
 
 def test_group_with_no_rollout_left_is_forgotten() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.actors.rollout.engine_assignment import find_least_loaded
+from agent_rft.actors.rollout.engine_assignment import find_idlest
 from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.actors.runtime.gpu_lease import GpuLease
 from agent_rft.actors.weights.weight_sync import WeightSync
@@ -29,7 +29,7 @@ class Job:
         self.events: list[Event] = []
         self.learner_awake = True
         emit, kill = self.events.append, self.killed.append
-        self.fleet = Fleet(self._spawn, 2, find_least_loaded, 1e-3, RolloutLimits(), emit, kill=kill)
+        self.fleet = Fleet(self._spawn, 2, find_idlest, 1e-3, RolloutLimits(), emit, kill=kill)
         self.turns = GpuLease(self.fleet, self)
         self.sync = WeightSync(self)
         self.fleet.connect(self.sync, self._canary)

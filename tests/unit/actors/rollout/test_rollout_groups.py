@@ -15,10 +15,10 @@ from agent_rft.actors.rollout.rollout_groups import AttemptCounts, GroupRunner
 from agent_rft.actors.rollout.rollout_throttle import MIN_OUTCOMES, RolloutThrottle
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import EndpointRefused
-from agent_rft.events import EndpointDown, EndpointUp, Event
+from agent_rft.events import Event, RolloutsResumed, RolloutsThrottled
 from agent_rft.spec.job import RolloutLimits
 from agent_rft.trainer.algorithm.advantage import compute_advantages
-from agent_rft.trainer.loop.rl_metrics import slow_rows_ratio
+from agent_rft.trainer.loop.rl_metrics import slow_rows_graded_ratio
 from agent_rft.types import DiscardedRollout, Rollout
 from tests.support.builders import group, group_request, rollout
 from tests.support.fakes_http import until
@@ -222,12 +222,12 @@ async def test_while_most_rollouts_fail_only_probes_start_and_the_event_names_th
     assert probes()[:8] == [2, 6, 14, 30, 62, 122, 182, 242]
     assert made.holdback.is_throttled
     (down_event,) = made.events
-    assert isinstance(down_event, EndpointDown)
+    assert isinstance(down_event, RolloutsThrottled)
     assert (down_event.num_failed, down_event.num_rollouts) == (MIN_OUTCOMES, MIN_OUTCOMES)
     assert down_event.endpoint == "http://a"
     down = False
     assert all(len(group.rollouts) == 8 for group in await asyncio.gather(*groups))
-    assert made.events == [down_event, EndpointUp(endpoint="http://a")]
+    assert made.events == [down_event, RolloutsResumed(endpoint="http://a")]
     assert len(made.discards) == made.groups.account.discarded.total()
     assert {(one.kind, one.is_quiet) for one in made.discards} == {("rollout_discarded", True)}
 
@@ -242,9 +242,9 @@ async def test_a_failure_rate_below_the_limit_holds_no_rollouts_back() -> None:
     assert not made.events
 
 
-def test_slow_rows_ratio_is_one_only_where_slow_rows_are_graded_as_often() -> None:
+def test_slow_rows_graded_ratio_is_one_only_where_slow_rows_are_graded_as_often() -> None:
     even = [group(group_request(i), [1.0] * 6, wall_s=i) for i in range(8)]
-    assert slow_rows_ratio(even) == pytest.approx(1.0)
+    assert slow_rows_graded_ratio(even) == pytest.approx(1.0)
     cut = [group(group_request(i), [1.0] * (8 if i < 6 else 4), wall_s=i) for i in range(8)]
-    assert slow_rows_ratio(cut) == pytest.approx(0.5 / (56 / 64))
-    assert np.isnan(slow_rows_ratio(cut[:3]))
+    assert slow_rows_graded_ratio(cut) == pytest.approx(0.5 / (56 / 64))
+    assert np.isnan(slow_rows_graded_ratio(cut[:3]))

@@ -12,7 +12,7 @@ from agent_rft.actors.runtime.actor_calls import LOST, UNREACHABLE
 from agent_rft.actors.runtime.rollout_stages import RolloutStages, WorkInProgress
 from agent_rft.actors.runtime.watchdog import CHECK_INTERVAL_S, GIVE_UP_S, SILENT_S, STALLED_S, Watchdog, WatchedActor
 from agent_rft.errors import EngineFailed
-from agent_rft.events import ActorAnswered, ActorSilent, Event, RolloutsStalled, WorkStalled
+from agent_rft.events import ActorRecovered, ActorSilent, Event, RolloutsStalled, WorkStalled
 
 TO_SILENCE = round(SILENT_S / CHECK_INTERVAL_S)
 TO_GIVING_UP = round(GIVE_UP_S / CHECK_INTERVAL_S)
@@ -89,7 +89,7 @@ async def test_an_actor_that_answers_again_is_not_given_up() -> None:
     engine.moves.clear()
     await watch.looks(TO_SILENCE + 3)
     engine.moves.set()
-    assert await watch.looks(2) == [ActorAnswered(actor="engine-0", silent_s=45.0)]
+    assert await watch.looks(2) == [ActorRecovered(actor="engine-0", silent_s=45.0)]
     assert await watch.looks(2 * TO_GIVING_UP) == []
     assert engine.given_up == []
 
@@ -104,7 +104,7 @@ async def test_an_unreachable_actor_counts_as_silent() -> None:
     await watch.looks(TO_GIVING_UP - TO_SILENCE)
     assert engine.given_up == ["it has not answered for 180 s"]
     engine.reachable = True
-    assert list(map(type, await watch.looks(2))) == [ActorAnswered]
+    assert list(map(type, await watch.looks(2))) == [ActorRecovered]
 
 
 async def test_a_silent_helper_is_reported_with_the_rollouts_that_wait_for_it() -> None:

@@ -200,7 +200,7 @@ async def test_the_stats_of_a_process_become_known_metrics(dispatch: Dispatch) -
         for _ in range(2):
             await dispatcher.call_turn("trace_1", {}, [ToolCall("call_1", "counted", "{}")])
         metrics = to_endpoint_metrics(collect_process_stats())
-    wanted = {"calls": 2, "answered": 2, "waits": 1, "breaker": 0, "errors/tool_error": 1}
+    wanted = {"calls": 2, "answered": 2, "backpressure_retries": 1, "breaker": 0, "errors/tool_error": 1}
     assert {name: metrics[f"endpoint/tool 'counted'/{name}"] for name in wanted} == wanted
     assert all(find_metric(name) for name in metrics)
 
@@ -213,7 +213,7 @@ async def test_stats_are_counted_per_tool(dispatch: Dispatch) -> None:
     assert retries == [1, 0, 0]
     stats = dispatcher.stats()
     search = stats["search"]
-    counted = ("calls", "answered", "failed", "cancelled", "retries", "waits", "hedges", "hedges_won")
+    counted = ("calls", "answered", "failed", "cancelled", "retries", "backpressure_retries", "hedges", "hedges_won")
     assert [search[name] for name in counted] == [3, 3, 0, 0, 1, 1, 0, 0]
     assert search["errors"] == {"tool_error": 1}
     assert (search["breaker"], search["in_flight"], search["queued"], search["limit"]) == ("closed", 0, 0, 14)

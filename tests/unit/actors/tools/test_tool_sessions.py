@@ -17,7 +17,7 @@ from agent_rft.actors.tools.session_journal import ToolSessionJournal
 from agent_rft.actors.tools.tool_sessions import WARM_UP_STARTS, ToolSessions
 from agent_rft.errors import EndpointRefused, ToolFailed
 from agent_rft.spec.endpoints import SessionSpec
-from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, FakeTime, Received, hangs, says, until
+from tests.support.fakes_http import LOCAL, Behavior, FakeEndpoint, FakeTime, Received, hangs, says, until
 
 ITEM = {"question": "q"}
 Book = Callable[..., ToolSessions]
@@ -35,7 +35,7 @@ QUICK = Timing(sleep=quick_sleep)
 class Machines:
     """A server that gives each rollout a machine, and counts starts and confirmed ends."""
 
-    answer: Behaviour = field(default_factory=lambda: says({}))
+    answer: Behavior = field(default_factory=lambda: says({}))
     starts: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Machines:
         return response
 
 
-def only(kind: str, behave: Behaviour) -> Behaviour:
+def only(kind: str, behave: Behavior) -> Behavior:
     """Starts or ends (`kind`) are answered by `behave`, the others with 200."""
 
     async def answer(request: Received) -> web.StreamResponse:

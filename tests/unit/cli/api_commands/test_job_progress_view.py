@@ -19,7 +19,7 @@ from agent_rft.cli.api_commands.job_progress_view import UNREACHABLE_TIMEOUT_S, 
 from agent_rft.cli.api_commands.server_commands import CANCELLED
 from agent_rft.cli.main import app as cli
 from agent_rft.errors import RftError
-from agent_rft.events import Event, PhaseBegan
+from agent_rft.events import Event, PhaseStarted
 from agent_rft.serve.jobs.processes.store_sink import StoreSink
 from agent_rft.serve.routes import job_routes
 from agent_rft.serve.stores.job_tables import JobError
@@ -50,7 +50,7 @@ class ServedJob(StoredJobs):
             self.store, registry, self.id, 1, "gpt-5", "key-1", Path(self.id), lambda step: f"ft:{step}", {}
         )
         stream = stream_of(sink, describe=describe)
-        stream.emit(PhaseBegan(phase="actors", detail="engines"))
+        stream.emit(PhaseStarted(phase="actors", detail="engines"))
         Synthetic().play(stream, steps=steps, total=total)
         sink.close()
 

@@ -135,7 +135,7 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
         ({"model": "ft:gpt-4.1-2025-04-14:acme::x"}, "was tuned at OpenAI, which keeps its weights"),
         (
             {"integrations": [{"type": "wandb", "wandb": {"project": "p", "run_id": "r"}}]},
-            "wandb is imported; set integ",
+            "wandb is imported; set track",
         ),
         ({"integrations": [{"type": "new"}]}, "a tracker other than wandb is omitted"),
         ({"seed": 2**31 + 3}, " to 3, since"),
@@ -257,7 +257,7 @@ def test_a_file_that_is_gone_is_replaced_by_ones_own_copy(api: FakeOpenAI, tmp_p
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(b"\xef\xbb\xbf" + api.files.pop("file-train"))
     with pytest.raises(
-        InvalidJob, match=r"file-train was deleted or has expired \[file_gone\]\n.*--training-file FILE"
+        InvalidJob, match=r"file-train was deleted or has expired \[file_deleted\]\n.*--training-file FILE"
     ):
         run(api, tmp_path)
 

@@ -49,7 +49,7 @@ def found(name: str) -> list[tuple[str, str]]:
         ('agent_rft_tool_errors_total{tool="search"}', "metric", "tool/<tool>/errors"),
         ("agent_rft_sync_pause_seconds_bucket", "metric", "sync_pause_s"),
         ("agent_rft_sync_pause_seconds", "metric", "sync_pause_s"),
-        ("endpoint_down", "event", "endpoint_down"),
+        ("rollouts_throttled", "event", "rollouts_throttled"),
         ("diverged", "alarm rule", "diverged"),
         ("rollout_timeout", "discard reason", "rollout_timeout"),
         ("3", "exit code", "3"),

@@ -41,7 +41,7 @@ from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, ModelEndpoin
 from agent_rft.spec.schemas.json_schema import find_schema_problem
 from agent_rft.trainer.learner.adapter import AdapterConfig
 from tests.support.builders import EXACT, job
-from tests.support.fakes_http import LOCAL, Behaviour, FakeEndpoint, Received, hangs, says, unused_port
+from tests.support.fakes_http import LOCAL, Behavior, FakeEndpoint, Received, hangs, says, unused_port
 from tests.support.paths import BASE
 from tests.support.plans import plan_placement
 
@@ -391,7 +391,7 @@ async def test_mistakes_of_all_kinds_are_in_one_list(case: Case) -> None:
         ("bfloat16_on_cpu", "cluster.dtype", None, None),
         ("too_few_resources", "cluster", None, None),
         ("disk_full", "--runs", None, None),
-        ("no_shared_memory", "cluster", None, None),
+        ("small_shared_memory", "cluster", None, None),
     ]
 
 
@@ -650,14 +650,18 @@ async def test_layers_with_a_state_are_not_divided_among_ranks(case: Case) -> No
     replaced("config.json", ('"full_attention"', '"linear_attention"'))(model)
     case.job = {"model": str(model), "cluster": {"zero_stage": 3}}
     problem = await case.only_problem()
-    assert (problem.code, problem.field, problem.fix) == ("states_under_zero_3", "cluster.zero_stage", "set it to 2")
+    assert (problem.code, problem.field, problem.fix) == (
+        "stateful_layers_under_zero_3",
+        "cluster.zero_stage",
+        "set it to 2",
+    )
 
 
 @pytest.mark.parametrize(
     ("before", "after", "code", "message"),
     [
-        ("{%- if m.role == 'tool' %}", "{%- if m.role == 'tool' %}{{ no() }}", "template_fails", "'no' is undefined"),
-        ('"name": "', '"called": "', "calls_not_read", "hermes does not read"),
+        ("{%- if m.role == 'tool' %}", "{%- if m.role == 'tool' %}{{ no() }}", "template_error", "'no' is undefined"),
+        ('"name": "', '"called": "', "calls_not_parsed", "hermes does not read"),
     ],
 )
 async def test_a_template_whose_calls_or_results_are_lost_is_refused_with_what_became_of_them(
@@ -720,7 +724,7 @@ async def test_tools_that_fail_their_first_call(case: Case) -> None:
     await _tool_fails(case, says("\x1b[31mpay\x1b[0m first", 402), "tool_failed", "server_url", "body: pay first")
 
 
-async def _tool_fails(case: Case, behave: Behaviour, code: str, part: str, text: str) -> None:
+async def _tool_fails(case: Case, behave: Behavior, code: str, part: str, text: str) -> None:
     async with FakeEndpoint(behave) as case.tool:
         problem = await case.only_problem()
     assert (problem.code, problem.field) == (code, f"method.reinforcement.tools[0].{part}")
@@ -954,7 +958,7 @@ async def test_a_run_that_only_grades_needs_room_neither_for_a_learner_nor_for_c
 async def test_too_little_shared_memory_is_refused(case: Case, shm_bytes: int | None, message: str) -> None:
     case.free = FreeSpace(PLENTY.disk_bytes, shm_bytes)
     problem = await case.only_problem()
-    assert problem.code == "no_shared_memory"
+    assert problem.code == "small_shared_memory"
     assert message in problem.message
     assert "--shm-size=1g" in problem.fix
 

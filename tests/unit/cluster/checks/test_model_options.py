@@ -80,14 +80,14 @@ async def test_a_checkpoint_carries_what_the_job_said(tmp_path: Path) -> None:
     files = learner_config(found).files
     assert files == model_files(found)
     token_id = found.renderer.tokenizer.backend_tokenizer.token_to_id
-    assert files is not None and set(files.end_token_ids) == {token_id("<|im_end|>"), token_id("<|im_start|>")}
+    assert files is not None and set(files.stop_token_ids) == {token_id("<|im_end|>"), token_id("<|im_start|>")}
     folder = tmp_path / "checkpoint"
     shutil.copytree(BASE, folder)
     files.write(folder)
     card = read_card(folder)
     assert card is not None and (card.tool_parser, card.stop_tokens) == ("hermes", ("<|im_start|>",))
     assert (folder / "chat_template.jinja").read_text() == TEMPLATE
-    assert set(json.loads((folder / "generation_config.json").read_text())["eos_token_id"]) == set(files.end_token_ids)
+    assert set(json.loads((folder / "generation_config.json").read_text())["eos_token_id"]) == set(files.stop_token_ids)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.support.shapes import tiny_shape
 from tests.support.tiny_model import write_tiny_model
 
 
-@pytest.mark.parametrize(("shape", "codes"), [("qwen3", ["no_experts"]), ("qwen3_moe", [])])
+@pytest.mark.parametrize(("shape", "codes"), [("qwen3", ["not_a_mixture"]), ("qwen3_moe", [])])
 def test_a_model_without_experts_is_refused(shape: str, codes: list[str], tmp_path: Path) -> None:
     tiny_shape(shape).save_pretrained(write_tiny_model(tmp_path))
     settings = {"grader": {"type": "length", "max_chars": 100}, "algorithm": {"router_replay": True}}

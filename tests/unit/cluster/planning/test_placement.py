@@ -223,7 +223,7 @@ def test_an_engine_of_several_gpus_shares_none() -> None:
     made = plan_placement(spec, [EIGHT_GPUS], None, 2048)
     assert made.placement.bundles == [{"CPU": 16.0, "GPU": 4.0}]
     assert [made.placement.rank_bundle(i) for i in range(4)] == [0, 0, 0, 0]
-    assert codes(made.problems) == ["colocated_on_gpus"]
+    assert codes(made.problems) == ["colocated_multi_gpu_engine"]
     shared = plan_placement(on_policy(colocated=True, engines=4, learner_ranks=4), [EIGHT_GPUS], None, 2048)
     assert shared.problems == () and shared.placement.bundles == [{"CPU": 8.0, "GPU": 1.0}] * 4
 
@@ -322,9 +322,9 @@ def test_a_learner_that_is_too_large_for_its_gpu_gets_a_fix() -> None:
 
 def test_an_engine_without_room_for_one_sequence_is_refused() -> None:
     small = replace(EIGHT_GPUS, gpu_memory_bytes=24 * GIB)
-    assert "no_room_for_context" in codes(plan(small, model=QWEN3_8B, context=40_960, learner_ranks=7).problems)
+    assert "too_little_cache_memory" in codes(plan(small, model=QWEN3_8B, context=40_960, learner_ranks=7).problems)
     fits = plan(small, model=QWEN3_8B, context=40_960, engine_gpus=4, learner_ranks=4, zero_stage=3)
-    assert "no_room_for_context" not in codes(fits.problems)
+    assert "too_little_cache_memory" not in codes(fits.problems)
 
 
 def test_memory_on_one_node_is_summed() -> None:

@@ -84,7 +84,7 @@ def test_a_node_with_less_than_that_is_warned_of_and_the_job_still_fits() -> Non
     small = [replace(node, object_store_bytes=1 << 20, shm_bytes=1 << 20, tmp_bytes=GIB) for node in TWO]
     plan = plan_cluster(read_request(LEDGER / "job.yaml", small))
     assert plan.fits
-    codes = ["small_object_store", "no_shared_memory", "small_tmp"]
+    codes = ["small_object_store", "small_shared_memory", "small_tmp"]
     assert [warning.code for warning in plan.warnings] == codes * 2
     console = Console(record=True, width=120, file=io.StringIO())
     print_cluster_plan(console, plan)

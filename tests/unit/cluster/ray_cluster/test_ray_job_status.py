@@ -1,4 +1,4 @@
-"""A process recognises that it runs as a Ray job, and warns if a stop would not leave time for its checkpoint."""
+"""A process recognizes that it runs as a Ray job, and warns if a stop would not leave time for its checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_rft.cluster.ray_cluster.ray_job_status import (
     check_stop_wait,
     find_submission_id,
 )
-from agent_rft.events import PhaseBegan, StepDone
+from agent_rft.events import PhaseStarted, StepDone
 from tests.support.events import run_event
 
 RAY_JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "ledger-7"}})}
@@ -42,7 +42,7 @@ def test_a_large_checkpoint_needs_more_time() -> None:
 
 async def test_outside_a_ray_job_nothing_is_written() -> None:
     status = RayJobStatus("run")
-    status.handle_event(run_event(PhaseBegan(phase="actors", detail="engines")))
+    status.handle_event(run_event(PhaseStarted(phase="actors", detail="engines")))
     status.handle_event(run_event(StepDone(step=1, total_steps=3, metrics={"step": 1.0})))
     await status.stop()
 

@@ -76,7 +76,7 @@ def test_a_reason_is_found_alone_and_decides(reason: Reason) -> None:
 def test_rows_whose_draws_differ_are_ready() -> None:
     findings = found(made(change=called(None), tools=[TOOL]))
     assert findings.verdict == "train" and findings.codes[0] == Reason.ENOUGH_SIGNAL
-    (tool,) = findings.behaviour.tools if findings.behaviour else ()
+    (tool,) = findings.behavior.tools if findings.behavior else ()
     assert (tool.name, tool.calls, tool.errors, tool.latency_s.median) == ("search", 80, 0, 0.2)
 
 
@@ -104,7 +104,7 @@ def test_what_must_be_fixed_comes_before_a_warm_start() -> None:
 def test_nothing_graded_is_a_verdict_too() -> None:
     findings = found(made([None] * 4))
     assert findings.verdict == "fix_first" and findings.codes == [Reason.ROLLOUTS_DISCARDED]
-    assert findings.behaviour is None and findings.estimate.sampling_s is None
+    assert findings.behavior is None and findings.estimate.sampling_s is None
     assert json.dumps(findings.as_json(), allow_nan=False)
 
 
@@ -145,8 +145,8 @@ def test_the_json_has_codes_messages_and_fixes() -> None:
 def test_discarded_rollouts_are_counted_by_reason() -> None:
     lost = DiscardedRollout("t", "1", 0, "rollout_timeout", "late")
     groups = [replace(g, discarded=(lost,)) for g in made()]
-    behaviour = found(groups).behaviour
-    assert behaviour is not None and behaviour.discarded == {"rollout_timeout": ROWS}
+    behavior = found(groups).behavior
+    assert behavior is not None and behavior.discarded == {"rollout_timeout": ROWS}
 
 
 def test_each_reason_says_what_it_means_and_what_to_do() -> None:
@@ -181,5 +181,5 @@ def test_few_rows_of_another_file_are_no_reason_and_shared_rows_name_both_files(
     groups = made(rows=8)
     others = {"training_file": [groups[0].request.task]}
     findings = found(groups, others=others, file="validation_file")
-    assert findings.codes[:2] == ["enough_signal", "rows_shared"]
+    assert findings.codes[:2] == ["enough_signal", "rows_overlap"]
     assert "1 rows of the training_file are also in the validation_file" in findings.reasons[1].words

@@ -5,7 +5,14 @@ from agent_rft.spec.operator.operator_config import RecordLimits
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from tests.support.builders import group, group_request
 
-NAMES = ["test-before", "validation-000000", "step-000001", "validation-000001", "step-000002", "starved-000003-1"]
+NAMES = [
+    "test-before",
+    "validation-000000",
+    "step-000001",
+    "validation-000001",
+    "step-000002",
+    "zero-variance-000003-1",
+]
 NAMES += ["step-000003", "validation-000003", "step-000004"]
 ALWAYS = {"test-before", "validation-000000", "validation-000003"}
 
@@ -38,7 +45,7 @@ async def test_the_oldest_rollouts_of_training_are_removed_first(tmp_path):
 async def test_what_is_needed_stays_beyond_any_limit(tmp_path):
     assert await kept(tmp_path, RecordLimits(max_rollouts=1), 2) == {
         *ALWAYS,
-        "starved-000003-1",
+        "zero-variance-000003-1",
         "step-000003",
         "step-000004",
     }

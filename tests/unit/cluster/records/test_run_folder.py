@@ -64,11 +64,11 @@ def test_all_reports_of_a_loop_are_saved(tmp_path, synthetic):
 
 def test_numbers_that_are_not_finite_are_null_on_disk_and_left_out_when_read(tmp_path, synthetic):
     run = RunFolder(tmp_path)
-    run.handle_event(done({"step": 1.0, "loss": math.nan, "grad_norm": math.inf, "kl_start": 0.0}))
+    run.handle_event(done({"step": 1.0, "loss": math.nan, "grad_norm": math.inf, "kl_reference": 0.0}))
     run.handle_event(run_event(Evaluated(name="test-before", evaluation=summarize([], 1, 1.0))))
     run.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
-    assert run.metrics() == [{"step": 1.0, "kl_start": 0.0}]
+    assert run.metrics() == [{"step": 1.0, "kl_reference": 0.0}]
     assert math.isnan(run.evaluations()["test-before"].ci95)
     assert run.evaluations()["test-before"].get_interval("grade") is None
 

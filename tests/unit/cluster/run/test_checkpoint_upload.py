@@ -14,7 +14,7 @@ import pytest
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore, StoreFailed
 from agent_rft.cluster.run.checkpoint_upload import FETCH_PAUSES_S, PAUSES_S, CheckpointUploader, open_store, restore
 from agent_rft.errors import RftError
-from agent_rft.events import CheckpointCopied, CheckpointStoreFailed, CheckpointStoreTaken
+from agent_rft.events import CheckpointStoreClaimed, CheckpointStoreFailed, CheckpointUploaded
 from agent_rft.rows.ownership import HEARTBEAT, FolderLost, claim_folder
 from agent_rft.spec.job import CheckpointInterval
 from agent_rft.spec.operator.operator_config import OperatorConfig
@@ -89,7 +89,7 @@ async def test_a_run_whose_folder_was_lost_goes_on_from_the_store(tmp_path: Path
     first = Made(here, interval=EACH_STEP, copies=copies, **RUN | {"steps": 3})
     await first.loop.run()
     await copies.finish()
-    assert sink.of(CheckpointCopied)[-1].step == 3
+    assert sink.of(CheckpointUploaded)[-1].step == 3
 
     told: list[str] = []
     restore(there, CheckpointStore(URL), told.append)
@@ -114,7 +114,7 @@ async def test_the_one_that_is_being_copied_stays_and_only_the_newest_follows(tm
     assert [path.name for path, _ in checkpoints.all()] == ["step-000001", "step-000004"]
     store.may_go_on.set()
     await copies.finish()
-    assert [event.step for event in sink.of(CheckpointCopied)] == [1, 4]
+    assert [event.step for event in sink.of(CheckpointUploaded)] == [1, 4]
     assert not sink.of(CheckpointStoreFailed)
     assert [path.name for path, _ in checkpoints.all()] == ["step-000004"] == store.list_complete("run")
 
@@ -127,7 +127,7 @@ async def test_what_a_killed_process_did_not_copy_is_copied_when_the_run_goes_on
         Checkpoints(run / "checkpoints", copies)
         await copies.finish()
         assert store.list_complete("run") == ["step-000001"]
-    assert len(sink.of(CheckpointCopied)) == 1
+    assert len(sink.of(CheckpointUploaded)) == 1
 
 
 async def test_a_store_that_fails_is_tried_again_then_with_the_next_checkpoint(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_a_store_that_fails_is_tried_again_then_with_the_next_checkpoint(t
     await save(checkpoints, 1)
     await copies.finish()
     assert tuple(sleeps) == PAUSES_S
-    assert [event.again_in_s for event in sink.of(CheckpointStoreFailed)] == [*PAUSES_S, None]
+    assert [event.retry_in_s for event in sink.of(CheckpointStoreFailed)] == [*PAUSES_S, None]
     assert store.list_complete("run") == []
     await save(checkpoints, 2)
     await copies.finish()
@@ -169,7 +169,7 @@ async def test_a_store_that_is_claimed_between_upload_and_removal_is_no_failing_
     for step in (1, 2):
         await save(Checkpoints(run / "checkpoints", copies), step)
         await copies.finish()
-    assert sink.of(CheckpointStoreTaken) == [CheckpointStoreTaken(step=1)]
+    assert sink.of(CheckpointStoreClaimed) == [CheckpointStoreClaimed(step=1)]
     assert not sink.of(CheckpointStoreFailed)
 
 
@@ -183,7 +183,7 @@ async def test_process_whose_store_was_claimed_by_another_one_uploads_no_more_an
     for step in (2, 3, 4):
         await save(checkpoints, step)
         await copies.finish()
-    assert sink.of(CheckpointStoreTaken) == [CheckpointStoreTaken(step=2)]
+    assert sink.of(CheckpointStoreClaimed) == [CheckpointStoreClaimed(step=2)]
     assert not sink.of(CheckpointStoreFailed)
     assert [path.name for path, _ in checkpoints.all()] == ["step-000004"], "those that are not uploaded are removed"
     assert store.list_complete("run") == ["step-000001"]
@@ -210,7 +210,7 @@ async def test_what_takes_too_long_at_the_end_is_given_up(tmp_path: Path) -> Non
     await asyncio.to_thread(store.began.wait, 60)
     await copies.finish()
     store.may_go_on.set()
-    assert [event.again_in_s for event in sink.of(CheckpointStoreFailed)] == [None]
+    assert [event.retry_in_s for event in sink.of(CheckpointStoreFailed)] == [None]
 
 
 def test_a_lost_run_does_not_begin_anew_while_the_store_fails(tmp_path: Path) -> None:

@@ -73,9 +73,9 @@ async def test_a_run_records_the_layout_that_it_got(tmp_path: Path) -> None:
     assert (layout["engines"], layout["learner_ranks"]) == (1, 1)
     assert watch.seen == [got]
     before, changed = [line.event for line in watch.events if isinstance(line.event, SettingChanged)]
-    assert (before.setting, before.now, before.was) == ("cluster", "other", "before")
+    assert (before.setting, before.value, before.previous_value) == ("cluster", "other", "before")
     assert changed.setting == "cluster"
-    assert changed.was.startswith("4 engines of 1 GPU and 4 learner ranks, ZeRO stage 0")
-    assert changed.now.startswith("1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")
+    assert changed.previous_value.startswith("4 engines of 1 GPU and 4 learner ranks, ZeRO stage 0")
+    assert changed.value.startswith("1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")
     chosen = [line.event for line in watch.events if isinstance(line.event, SettingChosen)]
-    assert chosen[0].why.startswith("2 of 8 GPUs")
+    assert chosen[0].reason.startswith("2 of 8 GPUs")

@@ -16,7 +16,7 @@ from agent_rft.actors.rollout.fleet import EngineState
 from agent_rft.actors.runtime.rollout_stages import WorkInProgress
 from agent_rft.actors.runtime.watchdog import ActorSnapshot
 from agent_rft.cluster.run.live_status import EndpointOutages, LiveStatusFile, describe_endpoints
-from agent_rft.events import EndpointOutageBegan, EndpointOutageEnded, Event
+from agent_rft.events import EndpointOutageEnded, EndpointOutageStarted, Event
 from agent_rft.metrics.metric import SECONDS
 
 ENGINE = EngineState("engine-0", "ready", 3)
@@ -125,7 +125,7 @@ async def test_outage_of_an_endpoint_is_two_events_and_in_the_file_meanwhile(tmp
     await now.close()
     search = "tool 'search'"
     ended = EndpointOutageEnded(endpoint=search, began_at=1_003.0, seconds=20.0, delayed_calls=64, failed_calls=2)
-    assert events == [EndpointOutageBegan(endpoint=search), ended]
+    assert events == [EndpointOutageStarted(endpoint=search), ended]
     assert str(ended) == "tool 'search' is up again after 20 s; 64 calls were delayed, 2 failed"
 
 
@@ -141,7 +141,7 @@ def test_outage_between_two_looks_is_reported_and_a_new_process_is_not_one() -> 
     events.clear()
     look(103.0, 4, 15)
     began, ended = events
-    assert isinstance(began, EndpointOutageBegan) and isinstance(ended, EndpointOutageEnded)
+    assert isinstance(began, EndpointOutageStarted) and isinstance(ended, EndpointOutageEnded)
     assert (ended.began_at, ended.seconds, ended.delayed_calls) == (100.0, 3.0, 5)
     look(106.0, 0, 0)  # its dispatcher has started again
     assert len(events) == 2

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.live_view import LiveView
-from agent_rft.events import Event, JobEnded, JobStarted, PhaseBegan
+from agent_rft.events import Event, JobEnded, JobStarted, PhaseStarted
 from agent_rft.serve.jobs.processes.store_sink import StoreSink
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
@@ -42,7 +42,7 @@ def left_by_a_run(folder: Path, describe: Callable[[Event], str]) -> dict[str, A
     view = LiveView(12, Console(file=io.StringIO(), width=100), clock=lambda: 0.0)
     stream = stream_of(run, view, store, group_sinks=[run], describe=describe)
     stream.emit(JobStarted(method="reinforcement", total_steps=12))
-    stream.emit(PhaseBegan(phase="actors", detail="engines and learner"))
+    stream.emit(PhaseStarted(phase="actors", detail="engines and learner"))
     Synthetic().play(stream, run)
     stream.emit(JobEnded(outcome="done"))
     run.close()

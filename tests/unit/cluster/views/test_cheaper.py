@@ -8,7 +8,7 @@ import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.comparison.fewer_calls import find_fewer_calls
-from agent_rft.events import FewerCalls
+from agent_rft.events import FewerCallsFound
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from agent_rft.types import Group, ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, rollout, task
@@ -44,7 +44,7 @@ async def test_the_one_with_the_fewest_calls_is_named(tmp_path: Path) -> None:
     fewer = ([0.9] * (ROWS - 1) + [0.8], [3, 2] * (ROWS // 2))
     fewest = ([0.9] * (ROWS - 1) + [0.7], [1, 2] * (ROWS // 2))
     found = find_fewer_calls(await run_of(tmp_path, {4: BEST, 8: fewer, 12: fewest}))
-    assert isinstance(found, FewerCalls)
+    assert isinstance(found, FewerCallsFound)
     assert (found.cheaper_step, found.best_step, found.num_rows) == (12, 4, ROWS)
     assert (found.tool_calls, found.best_tool_calls) == (1.5, 5.5)
     assert found.reward_change == pytest.approx(-0.2 / ROWS)

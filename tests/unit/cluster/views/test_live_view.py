@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from agent_rft.cluster.views.live_view import LiveView, before_after_table, duration, safe_text, trend
-from agent_rft.events import Evaluated, Notice, PhaseBegan, RolloutsProgressed, StepDone
+from agent_rft.events import Evaluated, Notice, PhaseStarted, RolloutsProgressed, StepDone
 from agent_rft.trainer.loop.evaluation import summarize
 from agent_rft.types import Grade, Group
 from tests.support.builders import group, group_request
@@ -31,8 +31,8 @@ def done(metrics):
 def test_a_log_gets_one_line_for_each_step_and_event(synthetic):
     page = console(False, 80)
     with LiveView(12, page) as view:
-        view.handle_event(run_event(PhaseBegan(phase="actors", detail="engines")))
-        view.handle_event(run_event(PhaseBegan(phase="validation")))
+        view.handle_event(run_event(PhaseStarted(phase="actors", detail="engines")))
+        view.handle_event(run_event(PhaseStarted(phase="validation")))
         synthetic.play(stream_of(view), steps=4)
     lines = page.file.getvalue().splitlines()
     assert len(lines) == 1 + 4 + 2 + 1  # phase, steps, validations, checkpoint; no line is wrapped and no table drawn
@@ -68,7 +68,7 @@ def test_the_table_shows_progress_grades_calls_and_phases(synthetic):
 def test_after_a_validation_the_phase_is_the_next_step(synthetic):
     view = LiveView(12, console(True))
     stream = stream_of(view)
-    stream.emit(PhaseBegan(phase="validation"))
+    stream.emit(PhaseStarted(phase="validation"))
     assert "grading the validation file" in shown(view)
     synthetic.validate(stream, 0, 0.0)
     assert "step 1: rollouts and learning" in shown(view)
@@ -80,7 +80,7 @@ def test_before_the_first_step_the_phase_is_shown():
     assert "baseline validation" in shown(view) and "None" not in shown(view)
 
 
-GRADING = PhaseBegan(phase="grading", detail="16 rows (test-after)")
+GRADING = PhaseStarted(phase="grading", detail="16 rows (test-after)")
 ROLLING = RolloutsProgressed(
     purpose="train",
     ended=17,

@@ -54,7 +54,9 @@ def test_the_first_alarm_of_each_rule_comes_before_the_checkpoint(tmp_path: Path
     synthetic.run(tmp_path)
     run = RunFolder(tmp_path)
     for step, rule, traces in ((3, "drift", ()), (5, "diverged", ("trace_1", "trace_2")), (6, "diverged", ())):
-        alarm = AlarmRaised(step=step, rule=rule, metric="held_out_grade_mean", before=0.5, now=0.1, traces=traces)
+        alarm = AlarmRaised(
+            step=step, rule=rule, metric="held_out_grade_mean", initial_value=0.5, value=0.1, traces=traces
+        )
         run.handle_event(run_event(alarm))
     run.close()
     save(run, 12, 0.6)

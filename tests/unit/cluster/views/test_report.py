@@ -71,7 +71,9 @@ def test_alarms_come_before_the_figures_with_their_fix_and_the_held_out_grade_is
     run = synthetic.run(tmp_path)
     assert "may be fooled" not in Page(write_report(run)).text
     run = RunFolder(tmp_path)
-    alarm = AlarmRaised(rule="diverged", metric="held_out_grade_mean", before=0.4, now=0.0, traces=("trace_<b>",))
+    alarm = AlarmRaised(
+        rule="diverged", metric="held_out_grade_mean", initial_value=0.4, value=0.0, traces=("trace_<b>",)
+    )
     run.handle_event(run_event(alarm))
     held_out = [
         replace(group, rollouts=tuple(replace(r, grade=replace(r.grade, held_out=0.25)) for r in group.rollouts))

@@ -80,7 +80,7 @@ async def test_a_change_with_the_cookie_comes_from_the_own_page(server: Server, 
     async with server.browser() as browser:
         await server.log_in(browser)
         answer = await browser.post("/v1/things", headers=headers)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cross_origin")
         assert (await browser.delete(URL, headers=headers)).status_code == 403
         by_key = {**headers, "authorization": f"Bearer {server.token}"}
         assert (await browser.post("/v1/things", headers=by_key)).status_code == 200
@@ -94,7 +94,7 @@ async def test_a_session_ends_with_its_key(server: Server) -> None:
     async with server.browser() as browser:
         browser.cookies = cookies
         answer = await browser.get("/v1/things")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "session_ended")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "console_session_ended")
 
 
 async def test_a_session_ends_by_itself_and_when_its_key_expires(server: Server) -> None:

@@ -223,7 +223,7 @@ async def test_an_unknown_model_is_a_404_and_starts_nothing() -> None:
 
 
 async def test_a_first_call_waits_until_a_deadline_and_a_later_one_finds_the_engine_started() -> None:
-    hosted = make_world(first_call_wait_s=0.05)
+    hosted = make_world(max_start_wait_s=0.05)
     hosted.hosting.starts = AppState.STARTING
     error = await refused(hosted.ask("a"))
     assert (error.status, error.code) == (503, "model_unavailable") and "is starting" in error.message
@@ -244,7 +244,7 @@ async def test_the_longest_idle_model_is_removed_for_another_one() -> None:
 
 
 async def test_a_call_for_another_model_waits_for_a_busy_one_until_a_deadline() -> None:
-    hosted = make_world(first_call_wait_s=0.1)
+    hosted = make_world(max_start_wait_s=0.1)
     await hosted.ask("a")
     hosted.hosting.answer_now.clear()
     busy = hosted.ask("a")
@@ -431,7 +431,7 @@ async def test_a_request_that_the_engine_refuses_is_the_clients_error(streamed: 
 
 
 async def test_a_stream_keeps_its_engine_until_it_ends_or_the_client_disconnects() -> None:
-    hosted = make_world(first_call_wait_s=0.1)
+    hosted = make_world(max_start_wait_s=0.1)
     await hosted.ask("a")
     hosted.hosting.answers = [{"n": 1}, {"n": 2}]
     chunks: Any = await hosted.served.stream({"model": "a", "messages": []})

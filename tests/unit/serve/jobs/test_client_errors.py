@@ -79,7 +79,7 @@ def test_fixes_are_what_a_client_of_the_api_can_do() -> None:
     )
     gone = Problem("missing_file", "test_file", "there is no file", "fix the path (it is relative to the job file)")
     assert hide_details(gone, "ftjob-1", {}).fix.startswith("upload the file again")
-    parser = Problem("calls_not_read", "model_options.tool_parser", "no parser", "`agent-rft models template FOLDER`")
+    parser = Problem("calls_not_parsed", "model_options.tool_parser", "no parser", "`agent-rft models template FOLDER`")
     assert "agent-rft" not in hide_details(parser, "ftjob-1", {}).fix
 
 

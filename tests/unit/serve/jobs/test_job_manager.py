@@ -149,7 +149,7 @@ async def test_a_crashed_validation_fails_the_job_and_clients_are_not_told_what_
     jobs.cluster.unavailable = RftError("no: ValueError at /x", public_message="it ended with exit code 1")
     job_id = jobs.create()
     await jobs.tick()
-    assert jobs.job(job_id).error == JobError("validation_failed", "it ended with exit code 1")
+    assert jobs.job(job_id).error == JobError("check_failed", "it ended with exit code 1")
 
 
 # -- requests of clients -----------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ async def test_a_body_with_a_content_length_over_the_limit_is_not_read(server: F
 
 async def test_an_incomplete_upload_leaves_nothing(server: FileServer) -> None:
     answer = await server.http.post("/v1/files", content=Chunks(3, b""), headers=form()["headers"])
-    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_form"
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_multipart"
     assert server.on_disk() == []
     assert (await server.http.get("/v1/files")).json()["data"] == []
 

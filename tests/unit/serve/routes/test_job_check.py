@@ -59,9 +59,9 @@ async def test_a_right_request_is_valid_and_no_job_is_created(server: Server) ->
 
 
 async def test_all_mistakes_of_the_form_are_listed_and_no_file_is_read(server: Server) -> None:
-    found = await server.check(seed="x", suffix="a" * 65, colour="red")
+    found = await server.check(seed="x", suffix="a" * 65, color="red")
     assert found["valid"] is False and server.checker.drafts == []
-    assert {problem["field"] for problem in found["problems"]} == {"seed", "suffix", "colour"}
+    assert {problem["field"] for problem in found["problems"]} == {"seed", "suffix", "color"}
     assert all(problem["message"] and problem["fix"] for problem in found["problems"])
 
 
@@ -89,7 +89,7 @@ async def test_problems_of_files_have_their_lines(server: Server) -> None:
 async def test_a_check_that_fails_says_so(server: Server) -> None:
     server.checker.error = RftError("it crashed at /secret/path", public_message="the check of the job failed")
     error = (await server.check(400))["error"]
-    assert (error["code"], error["message"]) == ("validation_failed", "the check of the job failed")
+    assert (error["code"], error["message"]) == ("check_failed", "the check of the job failed")
 
 
 async def test_a_key_has_one_check_at_a_time(server: Server) -> None:

@@ -23,7 +23,7 @@ from tests.support.api import by_hand, client_of
 from tests.support.events import run_event
 from tests.support.jobs import FolderJobs, fixture_of
 
-AT_ONCE = StreamLimits(looks=1)
+AT_ONCE = StreamLimits(max_polls=1)
 
 
 class Server(FolderJobs):
@@ -176,7 +176,7 @@ async def test_a_stream_whose_page_was_left_ends_and_gives_its_place_back(server
 
 
 async def test_without_news_a_comment_keeps_the_connection(server: Server) -> None:
-    answer = await server.get(pace=StreamLimits(poll_s=0.0, looks=3, quiet_looks=2))
+    answer = await server.get(pace=StreamLimits(poll_s=0.0, max_polls=3, comment_after_polls=2))
     assert ": nothing new\n\n" in answer.text
 
 

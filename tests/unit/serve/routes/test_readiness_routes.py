@@ -33,7 +33,7 @@ async def test_it_is_made_with_the_request_of_a_job_and_has_its_own_id(server: S
     assert made["id"].startswith("ftready-") and made["object"] == "fine_tuning.readiness"
     assert (made["samples"], made["target_latency_s"], made["status"]) == (4, 2.5, "validating_files")
     assert (made["verdict"], made["reasons"], made["findings"], made["metadata"]) == (None, [], None, {"team": "a"})
-    assert server.store.get(made["id"]).look == {"samples": 4, "target_s": 2.5}
+    assert server.store.get(made["id"]).readiness == {"samples": 4, "target_s": 2.5}
     assert (await server.http.get(f"{LOOKS}/{made['id']}")).json() == made
     assert (await server.create(seed=1))["samples"] == 8
 

@@ -78,7 +78,7 @@ SAVED: dict[str, dict[str, Any]] = {
         "model_options": {"tool_parser": "hermes"},
         "seed": 2**31 - 1,
         "labels": {"team": "a"},
-        "look": {"samples": 8},
+        "readiness": {"samples": 8},
         "integrations": [{"type": "tensorboard"}],
         "sealed_spec": "sealed",
         "digest": "digest",

@@ -56,8 +56,8 @@ def test_a_given_file_must_exist(tmp_path: Path) -> None:
         ("\nallowed_networks: [10.0.0.0/99]", "allowed_networks[0]", 2, "invalid_ip_any_network"),
         ("models:\n  judge: {}", "models.judge.base_url", 2, "invalid_missing"),
         (
-            'integrations:\n  mlflow: {tracking_uri: "http://x:y"}',
-            "integrations.mlflow.tracking_uri",
+            'trackers:\n  mlflow: {tracking_uri: "http://x:y"}',
+            "trackers.mlflow.tracking_uri",
             2,
             "invalid_value_error",
         ),
@@ -77,8 +77,8 @@ def test_a_mistake_names_its_field_and_line(tmp_path: Path, text: str, field: st
     ("field", "text"),
     [
         ("models.judge.api_key", "models: {judge: {base_url: http://a/v1, api_key: '{}'}}"),
-        ("integrations.wandb.api_key", "integrations: {wandb: {api_key: '{}'}}"),
-        ("integrations.mlflow.token", "integrations: {mlflow: {tracking_uri: http://a, token: '{}'}}"),
+        ("trackers.wandb.api_key", "trackers: {wandb: {api_key: '{}'}}"),
+        ("trackers.mlflow.token", "trackers: {mlflow: {tracking_uri: http://a, token: '{}'}}"),
     ],
 )
 def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(field: str, text: str, tmp_path: Path) -> None:

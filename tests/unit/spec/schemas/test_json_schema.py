@@ -221,7 +221,7 @@ def test_a_schema_of_an_old_job_that_is_refused_today_still_tells_types_and_requ
 )
 def test_what_no_value_fits_is_refused_where_a_grammar_is_made(part: Any, place: str) -> None:
     mistake = find_schema_problem({"properties": {"a": part}}, grammar=True)
-    assert mistake is not None and (mistake.code, mistake.at) == ("invalid_schema", f"$.properties.a.{place}")
+    assert mistake is not None and (mistake.code, mistake.location) == ("invalid_schema", f"$.properties.a.{place}")
     assert find_schema_problem({"properties": {"a": part}}) is None
 
 

@@ -9,11 +9,11 @@ from agent_rft.spec.job import Advantage
 from agent_rft.trainer.algorithm.advantage import classify_group_variance, compute_advantages
 
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5])
-ALGORITHMS: list[Advantage] = ["centred", "grpo", "rloo"]
+ALGORITHMS: list[Advantage] = ["centered", "grpo", "rloo"]
 
 
 def test_centred_is_the_difference_from_the_mean() -> None:
-    assert compute_advantages("centred", REWARDS).tolist() == [0.5, -0.5, 0.0, 0.0]
+    assert compute_advantages("centered", REWARDS).tolist() == [0.5, -0.5, 0.0, 0.0]
 
 
 def test_grpo_divides_by_the_sample_standard_deviation() -> None:
@@ -50,7 +50,7 @@ def test_two_rollouts_are_enough_and_one_is_rejected(algorithm: Advantage) -> No
 
 def test_a_reward_that_is_not_finite_is_rejected() -> None:
     with pytest.raises(ValueError, match="not finite"):
-        compute_advantages("centred", np.array([1.0, float("nan")]))
+        compute_advantages("centered", np.array([1.0, float("nan")]))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_on_policy_the_loss_weights_each_token_by_its_truncated_importance() -> 
     assert metrics["importance_ratio_mean"] == pytest.approx((1 + 2 + 4) / 3)
     assert metrics["importance_capped_share"] == pytest.approx(1 / 3)
     assert metrics["clipped_share"] == 0.0
-    assert "kl_start" not in metrics
+    assert "kl_reference" not in metrics
 
 
 def test_after_an_update_the_ratio_to_the_proximal_policy_is_clipped() -> None:
@@ -93,7 +93,7 @@ def test_the_kl_to_the_start_model_is_added_by_its_coefficient() -> None:
     start = torch.tensor([0.5, 0.5, 0.2]).log()
     loss, metrics = reinforcement(LEARNER, start, kl_coef=0.3)
     assert loss == pytest.approx(-2.0 + 0.3 * 3 * (log(2) ** 2 / 2) / 3)  # importance 4, truncated to 3
-    assert metrics["kl_start"] == pytest.approx((0.5 - log(0.5) - 1) / 3)
+    assert metrics["kl_reference"] == pytest.approx((0.5 - log(0.5) - 1) / 3)
 
 
 def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_only() -> None:
@@ -101,7 +101,7 @@ def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_onl
     metrics = objective.step_means({name: float(value) for name, value in sums.items()}, 3)
     assert metrics["logprob_gap_tokens"] == 2
     assert metrics["logprob_gap"] == pytest.approx(log(2) / 2)
-    assert metrics["logprob_gap_ratio"] == pytest.approx(1.5)
+    assert metrics["importance_ratio_same_version"] == pytest.approx(1.5)
 
 
 def test_without_such_tokens_no_gap_is_reported() -> None:

@@ -60,7 +60,7 @@ async def test_interval_in_minutes_becomes_twice_the_time_of_a_slow_write(tmp_pa
     saving = Saving(tmp_path, minutes=10)
     await saving.write(300.0)  # fits
     await saving.write(900.0)
-    changed = CheckpointIntervalChanged(minutes=30.0, was=10.0, write_s=900.0)
+    changed = CheckpointIntervalChanged(minutes=30.0, previous_minutes=10.0, write_s=900.0)
     assert saving.sink.of(CheckpointIntervalChanged) == [changed]
     saving.step(899.0)
     assert not saving.progress.is_due
@@ -69,7 +69,7 @@ async def test_interval_in_minutes_becomes_twice_the_time_of_a_slow_write(tmp_pa
     await saving.write(1_000.0)  # fits the new interval
     assert saving.sink.of(CheckpointIntervalChanged) == [changed]
     await saving.write(60.0)
-    back = CheckpointIntervalChanged(minutes=10.0, was=30.0, write_s=60.0)
+    back = CheckpointIntervalChanged(minutes=10.0, previous_minutes=30.0, write_s=60.0)
     assert saving.sink.of(CheckpointIntervalChanged) == [changed, back]
 
 

@@ -45,8 +45,8 @@ FINE = called("search")
     ("kind", "grades", "changes", "expected"),
     [
         ("all_wrong", WRONG, {}, Diagnosis("no_calls")),
-        ("all_wrong", WRONG, {"finish": "max_tokens"}, Diagnosis("cut_off")),
-        ("all_wrong", WRONG, FINE | {"finish": "context"}, Diagnosis("cut_off")),
+        ("all_wrong", WRONG, {"finish": "max_tokens"}, Diagnosis("truncated")),
+        ("all_wrong", WRONG, FINE | {"finish": "context"}, Diagnosis("truncated")),
         ("all_wrong", WRONG, FINE | {"finish": "max_steps"}, Diagnosis("out_of_turns")),
         (
             "all_wrong",
@@ -89,7 +89,7 @@ def test_rollouts_that_are_all_the_same_are_told_before_the_grader_is_blamed() -
 @pytest.mark.parametrize(("first", "others"), [(RIGHT, WRONG), (WRONG, HALF), ([0.3] * 8, HALF)])
 def test_rows_with_one_grade_each_are_not_called_too_hard(first: list[float], others: list[float]) -> None:
     skipped = batch("equal", first, FINE).skipped[:1] + batch("equal", others, FINE).skipped
-    assert diagnose(Batch([], skipped)).cause == "decided_rows"
+    assert diagnose(Batch([], skipped)).cause == "constant_rows"
 
 
 def test_a_batch_that_is_lost_names_why_most_rollouts_were_discarded() -> None:

@@ -15,13 +15,13 @@ import pytest
 
 from agent_rft.errors import EndpointRefused, TrainingHalted
 from agent_rft.events import (
-    BatchStarved,
     EngineLearnerGap,
     Evaluated,
     JobResumed,
     NothingLeftToLearn,
     NoToolCalls,
     UpdateSkipped,
+    ZeroVarianceBatch,
 )
 from agent_rft.metrics import STEP_METRICS, find_metric
 from agent_rft.types import GroupRequest, StepReport, ToolCall, ToolResult, Turn
@@ -128,7 +128,7 @@ async def test_a_batch_may_be_larger_than_the_file_and_continue_into_the_next_ep
     assert [request.epoch for request in trained] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
 
 
-async def test_groups_without_signal_are_counted_and_replaced_by_new_rows(tmp_path: Path) -> None:
+async def test_zero_variance_groups_are_counted_and_replaced_by_new_rows(tmp_path: Path) -> None:
     def grades(request: GroupRequest) -> list[float | None]:
         fixed: dict[str, list[float | None]] = {"0": [1.0] * 4, "1": [0.0] * 4, "2": [0.4] * 4}
         return fixed.get(request.task.row_id, [0.0, 1.0, 1.0, 0.0])
@@ -138,8 +138,8 @@ async def test_groups_without_signal_are_counted_and_replaced_by_new_rows(tmp_pa
     assert [metrics["groups_trained"] for metrics in made.sink.steps] == [2.0] * 3
     totals: Counter[str] = Counter()
     for metrics in made.sink.steps:
-        totals.update({k: int(v) for k, v in metrics.items() if k.startswith("groups_without_signal/")})
-    assert set(totals) == {f"groups_without_signal/{kind}" for kind in ("all_right", "all_wrong", "equal")}
+        totals.update({k: int(v) for k, v in metrics.items() if k.startswith("zero_variance_groups/")})
+    assert set(totals) == {f"zero_variance_groups/{kind}" for kind in ("all_right", "all_wrong", "equal")}
 
 
 async def test_discarded_rollouts_do_not_affect_advantages(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ async def test_starvation_warns_and_then_stops_the_job(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(lambda request: [0.0] * 4), validate=False)
     with pytest.raises(TrainingHalted, match=r"4 of 4 groups all wrong.*all rollouts of each row are identical"):
         await made.loop.run()
-    assert [event.times for event in made.sink.of(BatchStarved)] == [1, 2, 3]
-    assert made.sink.of(BatchStarved)[0].without_signal == {"all_wrong": 4.0}
+    assert [event.times for event in made.sink.of(ZeroVarianceBatch)] == [1, 2, 3]
+    assert made.sink.of(ZeroVarianceBatch)[0].zero_variance == {"all_wrong": 4.0}
     assert made.learner.batches == []
 
 
@@ -229,7 +229,7 @@ async def test_a_starved_job_says_that_no_tool_was_called(tmp_path: Path) -> Non
     with pytest.raises(TrainingHalted):
         await made.loop.run()
     assert made.sink.of(NoToolCalls) == [NoToolCalls(step=1, num_rollouts=16)]
-    assert {event.cause for event in made.sink.of(BatchStarved)} == {"no_calls"}
+    assert {event.cause for event in made.sink.of(ZeroVarianceBatch)} == {"no_calls"}
 
 
 async def test_an_endpoint_that_refuses_access_ends_the_job(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ async def test_the_whole_validation_file_is_graded_before_the_first_step_and_at_
     await made.loop.run()
     graded = [(version, r.task.row_id) for version, r in made.rollouts.requests if r.purpose == "validation"]
     assert graded == [(version, f"v{i}") for version in (0, 2, 4, 6) for i in range(3)]
-    assert [metrics["step"] for metrics in made.sink.steps if "full_valid_n" in metrics] == [2.0, 4.0, 6.0]
+    assert [metrics["step"] for metrics in made.sink.steps if "full_valid_rollouts" in metrics] == [2.0, 4.0, 6.0]
     assert [event.step for event in made.sink.of(Evaluated)] == [0, 2, 4, 6]
 
 
@@ -344,7 +344,7 @@ async def test_a_checkpoint_has_the_metrics_of_its_step_except_its_own_cost(tmp_
     assert {k: v for k, v in reported.items() if k in latest[1].metrics.keys() - later} == {
         k: v for k, v in latest[1].metrics.items() if k not in later
     }
-    assert latest[1].metrics["full_valid_n"] == 3.0
+    assert latest[1].metrics["full_valid_rollouts"] == 3.0
 
 
 async def test_a_resumed_job_skips_and_repeats_no_row(tmp_path: Path) -> None:

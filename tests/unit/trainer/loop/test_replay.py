@@ -225,7 +225,7 @@ async def test_a_step_is_reported_once_and_its_validation_is_not_repeated(tmp_pa
     await again.loop.resume(reported_steps={1, 2, 3})
     await again.loop.run()
     assert [metrics["step"] for metrics in again.sink.steps] == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
-    assert "full_valid_n" in again.sink.steps[0]
+    assert "full_valid_rollouts" in again.sink.steps[0]
     validated = [version for version, request in again.rollouts.requests if request.purpose == "validation"]
     assert set(validated) == {6, 8, 9}
 
@@ -252,7 +252,7 @@ async def test_a_validation_whose_checkpoint_was_not_written_is_not_repeated(tmp
         await asyncio.to_thread(lambda: None)
     await again.loop.run()
     assert [metrics["step"] for metrics in again.sink.steps] == [4.0]
-    assert "full_valid_n" in again.sink.steps[0]
+    assert "full_valid_rollouts" in again.sink.steps[0]
     assert not again.rollouts.requests
 
 

@@ -74,7 +74,7 @@ def test_calls_and_answers_as_the_template_writes_them_are_accepted_with_each_en
     thought = {"none": "", "optional": "{}hm{}\n", "opened": "hm{1}\n\n"}[case.renderer.reasoning_mode]
     answers = [thought.format(*case.renderer.reasoning_delimiters) + '{"rule": 3}']
     if (messages := case.renderer.family.messages) is not None:
-        begin, end = messages.thought
+        begin, end = messages.reasoning
         answers = [f'{before}{messages.answer}{{"rule": 3}}' for before in ("", f"{begin}hm{end}")]
     for text in (*map(case.turn, numbers), *answers):
         for end in case.ends:

@@ -169,7 +169,7 @@ async def test_a_refusal_and_a_server_that_is_down_are_no_grades_and_no_fault_of
 )
 def test_what_one_token_cannot_tell_apart_is_a_problem(spec: GraderSpec, field: str, mistake: str) -> None:
     problem = grader_problems(spec, operator(), "grader")[0]
-    assert (problem.code, problem.field) == ("not_for_logprobs", f"grader.{field}")
+    assert (problem.code, problem.field) == ("logprobs_unsupported", f"grader.{field}")
     assert mistake in problem.message and problem.fix
 
 
@@ -192,7 +192,9 @@ def guard_problems(grader: GraderSpec) -> list[Problem]:
 def test_a_guard_needs_a_threshold_that_can_be_reached() -> None:
     [problem] = guard_problems(label())
     assert problem.field == "method.reinforcement.guards[0].grader.pass_threshold"
-    assert problem.code == "not_for_logprobs" and "half of it" in problem.fix
+    assert problem.code == "logprobs_unsupported" and "half of it" in problem.fix
     assert guard_problems(label(pass_threshold=0.5)) == []
-    assert [problem.code for problem in guard_problems(score(range=[1, 5], pass_threshold=5))] == ["not_for_logprobs"]
+    assert [problem.code for problem in guard_problems(score(range=[1, 5], pass_threshold=5))] == [
+        "logprobs_unsupported"
+    ]
     assert guard_problems(score(range=[1, 5], pass_threshold=3)) == []

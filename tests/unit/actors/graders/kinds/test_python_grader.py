@@ -56,7 +56,7 @@ def outcome(machine: str, number: int, *arguments: int, children_count: bool = F
         elif code == seccomp.AND:
             value &= operand
         else:
-            tests = {seccomp.EQUAL: value == operand, seccomp.AT_LEAST: value >= operand}
+            tests = {seccomp.EQUAL: value == operand, seccomp.GREATER_OR_EQUAL: value >= operand}
             at += yes if tests.get(code, bool(value & operand)) else no
 
 

@@ -69,7 +69,7 @@ def test_reinforcement_needs_adapters_in_the_engine(tmp_path: Path) -> None:
     config = json.loads((BASE / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["KimiLinearForCausalLM"]}))
     [problem] = problems_of({}, tmp_path, "reinforcement")
-    assert (problem.code, problem.field) == ("no_adapters", "method.reinforcement.algorithm.lora")
+    assert (problem.code, problem.field) == ("lora_unsupported", "method.reinforcement.algorithm.lora")
     assert problem.message.endswith("does not support LoRA for KimiLinearForCausalLM")
     assert problems_of({}, tmp_path) == []
 
@@ -80,7 +80,7 @@ def test_training_goes_on_with_an_adapter_of_the_same_shape_only(tmp_path: Path)
     assert problems_of(None, model, trains=False) == []
     for lora in (None, {"rank": 8}, {"rank": 4, "alpha": 8}):
         [problem] = problems_of(lora, model)
-        assert (problem.code, problem.field) == ("other_adapter", "model")
+        assert (problem.code, problem.field) == ("adapter_mismatch", "model")
         assert "is an adapter of rank 4 and alpha 32, but" in problem.message
         assert "agent-rft models merge FOLDER OUT" in problem.fix
     [problem] = problems_of({"rank": 4, "targets": ["q_proj"]}, model)

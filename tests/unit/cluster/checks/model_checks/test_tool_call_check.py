@@ -94,7 +94,7 @@ async def test_a_job_with_tools_is_refused(case: Case) -> None:
     reinforcement = {"grader": EXACT, "tools": [SERVED]}
     method = {"type": "reinforcement", "reinforcement": reinforcement}
     (problem,) = await case.problems({"messages": [QUESTION], "tools": [TOOL]}, method=method)
-    assert (problem.code, problem.field) == ("calls_not_read", "model_options.tool_parser")
+    assert (problem.code, problem.field) == ("calls_not_parsed", "model_options.tool_parser")
     assert "reads the calls that the model's template writes: the template does not render calls" in problem.message
     assert "agent-rft models template FOLDER" in problem.fix
 
@@ -117,7 +117,7 @@ async def test_rows_that_need_calls_are_refused_with_their_lines(
         rows, changes = [{**one, "messages": [*one["messages"], QUESTION]} for one in rows], {}
     problems = [one for one in await case.problems(*rows, **changes) if one.code != "tool_without_server"]
     (problem,) = problems
-    assert (problem.code, problem.field, problem.rows) == ("calls_not_read", f"training_file{part}", "2-3")
+    assert (problem.code, problem.field, problem.rows) == ("calls_not_parsed", f"training_file{part}", "2-3")
     assert f"the row has {what}, but no parser reads the calls" in problem.message
     assert "set model_options.chat_template" in problem.fix and "remove" in problem.fix
 
@@ -156,7 +156,7 @@ async def test_reasoning_keeps_the_marks_of_the_templates_family(case: Case) -> 
     template = WITHOUT_TOOLS.replace("m.content", "m.content.replace('[/THINK]', '[/THINK] ')")
     write_tiny_model(case.folder / "model", template=template, special=(*SPECIAL, *marks))
     found = await case.prepare({"messages": [QUESTION]})
-    assert (found.dialect.family, found.dialect.thought_marks) == ("mistral", marks)
+    assert (found.dialect.family, found.dialect.reasoning_delimiters) == ("mistral", marks)
     thought = [*map(found.renderer.tokenizer.convert_tokens_to_ids, marks)]
     assert found.renderer.count_reasoning([thought[0], 65, thought[1], 66]) == 3
 
@@ -167,7 +167,7 @@ async def test_a_family_whose_turns_are_messages_needs_its_parser_without_tools_
     template = case.folder / "model" / "chat_template.jinja"
     template.write_text(template.read_text().replace("to=functions.", "to=functions/", 1) + "{# to=functions. #}")
     (problem,) = await case.problems({"messages": [QUESTION]})
-    assert (problem.code, problem.field) == ("calls_not_read", "model_options.tool_parser")
+    assert (problem.code, problem.field) == ("calls_not_parsed", "model_options.tool_parser")
 
 
 def test_the_shown_prompt_is_that_of_a_model_without_tools(case: Case) -> None:

@@ -167,7 +167,7 @@ def test_a_setting_that_is_covered_is_refused_and_any_other_is_taken_and_shown(a
     comparison = ResumeComparison({})
     kept = comparison.merge(changed, recorded(spec))
     if SETTINGS[at] in listed(COVERED):
-        assert {problem.code for problem in comparison.problems} == {"job_changed"} and comparison.changes == []
+        assert {problem.code for problem in comparison.problems} == {"setting_differs"} and comparison.changes == []
         assert "but the run began with" in comparison.problems[0].message
     else:
         assert comparison.problems == [] and len(comparison.changes) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from agent_rft.cluster.run.sinks.event_stream import EventStream
 from agent_rft.cluster.run.sinks.plugin_sinks import MAX_WAITING, PluginSink, RunInfo, load_plugins
-from agent_rft.events import EngineReplaced, Notice, PhaseBegan, RolloutsProgressed, SinkCutOff, StepDone
+from agent_rft.events import EngineReplaced, Notice, PhaseStarted, RolloutsProgressed, SinkCutOff, StepDone
 from agent_rft.loop_protocols import Sink
 from agent_rft.stored_events import RunEvent
 from tests.support.events import JOB, NOW, Recording, stream_of
@@ -63,11 +63,11 @@ def test_a_sink_that_raises_is_cut_off_with_a_warning_and_the_others_continue() 
 
     stream = stream_of(Broken(), sink := Recording())
     stream.emit(STEP)
-    stream.emit(PhaseBegan(phase="training"))
+    stream.emit(PhaseStarted(phase="training"))
     assert [event.event for event in sink.events] == [
         STEP,
         SinkCutOff(step=3, sink="Broken", reason="ValueError: a bug"),
-        PhaseBegan(step=3, phase="training"),
+        PhaseStarted(step=3, phase="training"),
     ]
 
 

@@ -16,11 +16,11 @@ from agent_rft.events import (
     CheckpointStoreFailed,
     EngineReplaced,
     Evaluated,
-    IntegrationFailed,
     JobEnded,
     LearnerRestarted,
-    PhaseBegan,
+    PhaseStarted,
     StepDone,
+    TrackerFailed,
 )
 from agent_rft.types import Evaluation, Group, ToolCall, ToolResult, Turn
 from tests.support.builders import group_request, rollout
@@ -48,11 +48,11 @@ def test_metrics_of_a_step_are_exported_except_those_of_other_processes(tmp_path
     sink = MetricsSink(None, tmp_path)
     assert samples(sink)["agent_rft_time_step_seconds_count"] == 0.0
     step = {"step": 2.0, "train_mean_reward": 0.5, "finish/answer": 3.0, "time_step_s": 2.5, "judge_tokens/qwen": 40.0}
-    more = {"endpoint/tool 'search'/calls": 9.0, "account/graded": 4.0, "of_a_later_version": 1.0}
+    more = {"endpoint/tool 'search'/calls": 9.0, "rollout_attempts/graded": 4.0, "of_a_later_version": 1.0}
     for metrics in (step | more, step):
         sink.handle_event(run_event(StepDone(step=2, total_steps=9, metrics=metrics)))
     sink.handle_event(run_event(EngineReplaced(engine="engine-0", reason="lost")))
-    sink.handle_event(run_event(PhaseBegan(phase="validation")))
+    sink.handle_event(run_event(PhaseStarted(phase="validation")))
     found = samples(sink)
     assert found["agent_rft_train_mean_reward"] == 0.5
     assert found['agent_rft_finish_total{reason="answer"}'] == 6.0
@@ -63,7 +63,7 @@ def test_metrics_of_a_step_are_exported_except_those_of_other_processes(tmp_path
     assert not any("endpoint" in name or "account" in name for name in found)
 
 
-def test_rollouts_are_labelled_with_their_split(tmp_path: Path) -> None:
+def test_rollouts_are_labeled_with_their_split(tmp_path: Path) -> None:
     sink = MetricsSink(None, tmp_path)
     request = group_request(0, 2, "validation")
     calls = (ToolCall("c1", "search", "{}"), ToolCall("c2", "search", "{}"))
@@ -99,15 +99,15 @@ def test_the_age_of_the_checkpoint_counts_from_the_start_of_training_and_ends_wi
         return samples(sink).get("agent_rft_checkpoint_age_seconds")
 
     assert age() is None
-    sink.handle_event(run_event(PhaseBegan(phase="training")))
+    sink.handle_event(run_event(PhaseStarted(phase="training")))
     now[0] = 160.0
-    sink.handle_event(run_event(PhaseBegan(phase="validation")))
+    sink.handle_event(run_event(PhaseStarted(phase="validation")))
     assert age() == 60.0
     sink.handle_event(run_event(CheckpointSaved(step=5, path="checkpoints/step-000005", num_bytes=123)))
     assert samples(sink)["agent_rft_checkpoint_bytes"] == 123.0
     now[0] = 170.0
     assert age() == 10.0
-    sink.handle_event(run_event(PhaseBegan(phase="grading")))
+    sink.handle_event(run_event(PhaseStarted(phase="grading")))
     assert age() is None
 
 
@@ -115,7 +115,7 @@ def test_the_end_of_a_job_is_counted_by_its_outcome(tmp_path: Path) -> None:
     sink = MetricsSink(None, tmp_path)
     series = [f'agent_rft_jobs_ended_total{{outcome="{outcome}"}}' for outcome in ("done", "stopped", "failed")]
     assert [samples(sink)[name] for name in series] == [0.0, 0.0, 0.0]
-    sink.handle_event(run_event(PhaseBegan(phase="training")))
+    sink.handle_event(run_event(PhaseStarted(phase="training")))
     sink.handle_event(run_event(JobEnded(outcome="failed", error="the disk is full")))
     assert [samples(sink)[name] for name in series] == [0.0, 0.0, 1.0]
     assert "agent_rft_checkpoint_age_seconds" not in samples(sink)
@@ -125,12 +125,12 @@ def test_failures_that_alerts_query_are_counted_from_0(tmp_path: Path) -> None:
     sink = MetricsSink(None, tmp_path)
     restarts, copies = "agent_rft_learner_restarts_total", "agent_rft_checkpoint_store_failures_total"
     value = sink.recorder.registry.get_sample_value
-    assert (value(restarts), value(copies, {"action": "copy"})) == (0, 0)
+    assert (value(restarts), value(copies, {"action": "upload"})) == (0, 0)
     sink.handle_event(run_event(LearnerRestarted(cause="lost", times=1)))
-    sink.handle_event(run_event(CheckpointStoreFailed(action="copy", cause="no room")))
-    sink.handle_event(run_event(IntegrationFailed(integration="wandb", cause="failed", reason="refused")))
-    assert (value(restarts), value(copies, {"action": "copy"})) == (1, 1)
-    assert value("agent_rft_integration_failures_total", {"integration": "wandb"}) == 1
+    sink.handle_event(run_event(CheckpointStoreFailed(action="upload", cause="no room")))
+    sink.handle_event(run_event(TrackerFailed(tracker="wandb", cause="failed", reason="refused")))
+    assert (value(restarts), value(copies, {"action": "upload"})) == (1, 1)
+    assert value("agent_rft_tracker_failures_total", {"tracker": "wandb"}) == 1
 
 
 def test_histograms_of_training_rollouts_begin_at_0_so_that_the_first_step_is_seen(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from opentelemetry.trace import StatusCode
 from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, create_tracer
 from agent_rft.cluster.run.sinks.step_traces import StepTraces
 from agent_rft.errors import TrainingHalted
-from agent_rft.events import VALIDATION, Evaluated, Event, LearnerRestarted, LossEvaluated, PhaseBegan, StepDone
+from agent_rft.events import VALIDATION, Evaluated, Event, LearnerRestarted, LossEvaluated, PhaseStarted, StepDone
 from agent_rft.spec.operator.operator_config import TraceSettings
 from agent_rft.types import Evaluation, Group
 from tests.support.builders import group, group_request
@@ -40,7 +40,7 @@ def spans_of(
 ) -> list[ReadableSpan]:
     """The spans of these events at these times, and of an error that ends the run at 200.0."""
     exporter = InMemorySpanExporter()
-    settings = TraceSettings(endpoint="http://collector:4318/v1/traces", share=share)
+    settings = TraceSettings(endpoint="http://collector:4318/v1/traces", sampling_ratio=share)
     sink = StepTraces(create_tracer(settings, "driver", exporter=exporter, export_all=True), clock=lambda: 200.0)
     sink.handle_groups("step-000003", groups)
     for at, event in happened:
@@ -54,7 +54,7 @@ def spans_of(
 def test_a_step_is_a_trace_with_its_parts() -> None:
     spans = spans_of(
         0.5,
-        (145.0, PhaseBegan(phase="validation", step=3)),
+        (145.0, PhaseStarted(phase="validation", step=3)),
         (153.0, Evaluated(step=3, name=VALIDATION, evaluation=EVALUATION)),
         (160.0, StepDone(step=3, total_steps=9, metrics=STEP)),
         groups=traced(FIRST, SECOND),
@@ -77,7 +77,7 @@ def test_a_step_is_a_trace_with_its_parts() -> None:
 def test_the_validation_before_the_first_step_is_a_trace_of_its_own_however_few_rollouts_are_traced() -> None:
     (span,) = spans_of(
         1e-30,
-        (10.0, PhaseBegan(phase="validation", step=0)),
+        (10.0, PhaseStarted(phase="validation", step=0)),
         (12.0, Evaluated(step=0, name=VALIDATION, evaluation=EVALUATION)),
     )
     assert (span.name, seconds(span), span.parent) == ("validation", (10.0, 12.0), None)
@@ -86,14 +86,14 @@ def test_the_validation_before_the_first_step_is_a_trace_of_its_own_however_few_
 def test_the_validation_of_a_supervised_job_lasts_until_its_loss_is_known() -> None:
     spans = spans_of(
         0.5,
-        (145.0, PhaseBegan(phase="validation", step=3)),
+        (145.0, PhaseStarted(phase="validation", step=3)),
         (153.0, LossEvaluated(step=3, loss=0.5, num_rows=4)),
         (160.0, StepDone(step=3, total_steps=9, metrics=STEP)),
     )
     assert [seconds(span) for span in spans if span.name == "validation"] == [(145.0, 153.0)]
 
 
-TRAINING = (90.0, PhaseBegan(phase="training", step=2))
+TRAINING = (90.0, PhaseStarted(phase="training", step=2))
 DONE = (160.0, StepDone(step=3, total_steps=9, metrics=STEP))
 LOST = LearnerRestarted(step=2, cause="rank 1: /home/ann/secret", times=1, error_type="WeightsLost")
 
@@ -121,14 +121,14 @@ def test_each_try_of_a_step_that_is_done_again_is_a_trace() -> None:
 
 def test_the_first_step_begins_after_the_validation_of_the_start_model() -> None:
     evaluated = (12.0, Evaluated(step=0, name=VALIDATION, evaluation=EVALUATION))
-    begun = ((5.0, PhaseBegan(phase="training", step=0)), (10.0, PhaseBegan(phase="validation", step=0)), evaluated)
+    begun = ((5.0, PhaseStarted(phase="training", step=0)), (10.0, PhaseStarted(phase="validation", step=0)), evaluated)
     *_, failed = spans_of(0.5, *begun, failure=OSError("no room"))
     assert (seconds(failed), failed.attributes) == ((12.0, 200.0), {"agent_rft.step": 1, "error.type": "OSError"})
 
 
 def test_what_fails_outside_of_steps_is_no_step() -> None:
     last = (160.0, StepDone(step=9, total_steps=9, metrics={}))
-    grading = (170.0, PhaseBegan(phase="grading", step=3))
+    grading = (170.0, PhaseStarted(phase="grading", step=3))
     assert spans_of(0.5, (10.0, LOST), failure=OSError("no room")) == []
     for happened in ((TRAINING, last), (TRAINING, grading)):
         spans = spans_of(0.5, *happened, failure=OSError("no room"))

@@ -13,7 +13,7 @@ from agent_rft.cluster.records.redaction import public_job
 from agent_rft.cluster.run.sinks.event_stream import EventStream
 from agent_rft.cluster.run.sinks.plugin_sinks import MAX_WAITING, RunInfo
 from agent_rft.cluster.run.sinks.tracker_sinks import TrackerPluginSink, load_trackers
-from agent_rft.events import Evaluated, IntegrationFailed, JobEnded, LossEvaluated, Notice, StepDone
+from agent_rft.events import Evaluated, JobEnded, LossEvaluated, Notice, StepDone, TrackerFailed
 from agent_rft.spec.trackers import TrackerAccess
 from agent_rft.types import Evaluation
 from tests.support.builders import job
@@ -57,11 +57,11 @@ class Tracked:
         self.plugins = load_trackers(self.job.integrations, access, info, load)
         self.stream = EventStream(folder.name, [self.sink], plugins=self.plugins)
 
-    def end(self) -> list[IntegrationFailed]:
+    def end(self) -> list[TrackerFailed]:
         """End the run; what was reported."""
         self.stream.emit(JobEnded(outcome="done"))
         self.stream.close()
-        return [event.event for event in self.sink.events if isinstance(event.event, IntegrationFailed)]
+        return [event.event for event in self.sink.events if isinstance(event.event, TrackerFailed)]
 
 
 def test_a_job_without_integrations_imports_nothing(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_package_that_is_missing_is_reported_once_with_the_fix(kind: str, tmp_
     for number in range(5):
         tracked.stream.emit(step(number))
     (failed,) = tracked.end()
-    assert (failed.integration, failed.cause) == (kind, "not_installed")
+    assert (failed.tracker, failed.cause) == (kind, "not_installed")
     assert f"pip install 'agent-rft[{kind}]'" in failed.reason
     start = f"{kind} gets no more metrics of this run: its package is not installed: "
     assert any(event.message.startswith(start) for event in tracked.sink.events)
@@ -130,7 +130,7 @@ def test_a_tracker_that_the_operator_has_not_set_up_is_reported(kind: str, field
         (failed,) = Tracked(kind, tmp_path, FAKES[kind](), access).end()
         assert (failed.cause, failed.reason) == (
             "not_allowed",
-            f"set integrations.{kind}.{field} in the operator's configuration",
+            f"set trackers.{kind}.{field} in the operator's configuration",
         )
 
 
@@ -180,7 +180,7 @@ def test_a_tracker_that_hangs_never_holds_up_the_run(tmp_path: Path) -> None:
     for number in range(MAX_WAITING + 2):
         stream.emit(step(number))
     released.set()
-    (failed,) = (event.event for event in seen.events if isinstance(event.event, IntegrationFailed))
-    assert failed == IntegrationFailed(
-        step=failed.step, integration="wandb", cause="failed", reason=f"it is {MAX_WAITING} events behind"
+    (failed,) = (event.event for event in seen.events if isinstance(event.event, TrackerFailed))
+    assert failed == TrackerFailed(
+        step=failed.step, tracker="wandb", cause="failed", reason=f"it is {MAX_WAITING} events behind"
     )

@@ -12,7 +12,6 @@ from sqlalchemy.exc import OperationalError
 
 from agent_rft.errors import UserError
 from agent_rft.events import (
-    BatchStarved,
     CheckpointSaved,
     ComponentFailed,
     EarlyStopped,
@@ -20,14 +19,15 @@ from agent_rft.events import (
     EngineRestarted,
     EngineUnstable,
     Event,
-    IntegrationFailed,
     JobEnded,
     Notice,
-    PhaseBegan,
+    PhaseStarted,
     RolloutDiscarded,
     RolloutsProgressed,
     SinkCutOff,
     StepDone,
+    TrackerFailed,
+    ZeroVarianceBatch,
 )
 from agent_rft.serve.jobs.processes.store_sink import StoreSink
 from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry
@@ -181,7 +181,7 @@ def test_writes_are_completed_once_an_unavailable_database_is_back(running: Runn
 def test_events_contain_no_secrets_of_urls(running: RunningJob) -> None:
     stream = stream_of(running.sink)
     stream.emit(Notice(text="https://me:pw-secret@x.example/y?key=q-secret is slow"))
-    stream.emit(PhaseBegan(phase="resources", detail="2 cores requested, 1 free"))
+    stream.emit(PhaseStarted(phase="resources", detail="2 cores requested, 1 free"))
     running.sink.close()
     events, _ = running.store.events(running.job_id)
     assert len(events) == 2 and "secret" not in str(events) and "x.example/y" in str(events)
@@ -195,7 +195,7 @@ def test_events_contain_no_paths_and_no_errors_of_programs(running: RunningJob) 
         EngineUnstable(engine="engine-0", times=3, reason="OSError: /dev/x"),
         ComponentFailed(component="watchdog", error="OSError: /dev/x"),
         SinkCutOff(sink="a.b", reason="OSError: /dev/x"),
-        IntegrationFailed(integration="wandb", cause="not_allowed", reason="OSError: /dev/x"),
+        TrackerFailed(tracker="wandb", cause="not_allowed", reason="OSError: /dev/x"),
         Notice(text=f"{running.folder}/x is slow"),
     ]
     for event in private:
@@ -210,7 +210,7 @@ def test_events_contain_no_paths_and_no_errors_of_programs(running: RunningJob) 
         "engine_unstable": ("engine-0 was replaced 3 times in a row and never survived until the next weight update"),
         "component_failed": "the watchdog failed",
         "sink_cut_off": "the sink a.b was cut off and gets no more events",
-        "integration_failed": "wandb gets no more metrics of this run: the operator has not set it up",
+        "tracker_failed": "wandb gets no more metrics of this run: the operator has not set it up",
         "notice": "the run/x is slow",
         "checkpoint_saved": "checkpoint step-000001",
     }
@@ -243,12 +243,12 @@ def test_events_contain_no_rows_and_no_answers(running: RunningJob) -> None:
     stream.emit(RolloutsProgressed(purpose="train", ended=1, total=2, in_flight=1, slowest_row="8-SECRET", **shown))
     lost = {
         "num_lost": 0,
-        "without_signal": {"all_wrong": 8.0},
+        "zero_variance": {"all_wrong": 8.0},
         "cause": "tool_errors",
         "name": "cat",
         "error": "SECRET",
     }
-    stream.emit(BatchStarved(step=1, times=1, discarded={}, **lost))
+    stream.emit(ZeroVarianceBatch(step=1, times=1, discarded={}, **lost))
     running.sink.close()
     events, _ = running.store.events(running.job_id)
     assert len(events) == 2 and "SECRET" not in str([(event.message, event.data) for event in events])
@@ -260,7 +260,7 @@ def test_events_for_the_run_folder_only_are_not_stored(running: RunningJob) -> N
     stream.emit(
         RolloutDiscarded(trace_id="t", row_id="1", sample=0, purpose="train", reason="tool_failed", cause="HTTP 503")
     )
-    stream.emit(PhaseBegan(phase="checkpoint"))
+    stream.emit(PhaseStarted(phase="checkpoint"))
     stream.emit(JobEnded(outcome="failed", error="which the job's state has"))
     running.sink.close()
     assert running.store.events(running.job_id)[0] == []

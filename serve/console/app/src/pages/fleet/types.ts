@@ -17,7 +17,7 @@ export interface Actor {
 
 export interface Engine {
   name: string;
-  state: "waits" | "starts" | "asleep" | "ready";
+  state: "waiting" | "starting" | "offloaded" | "ready";
   rollouts: number;
 }
 
@@ -69,8 +69,8 @@ export function waits(now: Now): string[] {
   const inFlight = now.engines.reduce((sum, engine) => sum + engine.rollouts, 0);
   const ranks = now.actors.filter(isRank);
   const busy = ranks.flatMap((rank) => rank.doing);
-  if (now.engines.some((engine) => engine.state === "waits")) found.push("An engine waits for free resources in the cluster.");
-  if (now.engines.some((engine) => engine.state === "asleep")) found.push("The engines wait for the learner, which is using their GPUs.");
+  if (now.engines.some((engine) => engine.state === "waiting")) found.push("An engine waits for free resources in the cluster.");
+  if (now.engines.some((engine) => engine.state === "offloaded")) found.push("The engines wait for the learner, which is using their GPUs.");
   if (ranks.length > 0 && busy.length === 0 && inFlight > 0)
     found.push(`The learner waits for the rollouts of the next batch; ${inFlight} are in flight.`);
   for (const [stage, whom] of Object.entries(WAITS_FOR)) {

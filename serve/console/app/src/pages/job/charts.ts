@@ -129,7 +129,7 @@ const GROUPS: Group[] = [
       curve("Discarded rollouts", "rollouts", "zero is best; discarded rollouts are not trained on.", [each("discarded/")]),
       curve("Groups", "groups", "only groups with differing rewards are trained on.", [
         line("trained", "groups_trained"),
-        each("groups_without_signal/"),
+        each("zero_variance_groups/"),
         line("lost", "groups_lost"),
       ]),
       curve("Rewards set by guards", "rollouts", "a high number means that the model often attempts what guards forbid.", [each("guard/")]),

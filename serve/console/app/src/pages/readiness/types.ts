@@ -2,7 +2,7 @@
 
 import type { JobStatus } from "../../lib/types";
 
-export type Verdict = "train" | "fix_first" | "warm_start";
+export type Verdict = "train" | "fix_first" | "sft_warm_up";
 
 export interface Readiness {
   id: string;
@@ -41,7 +41,7 @@ export interface Findings {
 export const VERDICTS: Record<Verdict, { text: string; tone: "good" | "bad" | "warn" }> = {
   train: { text: "train", tone: "good" },
   fix_first: { text: "fix first", tone: "bad" },
-  warm_start: { text: "warm start", tone: "warn" },
+  sft_warm_up: { text: "SFT warm-up", tone: "warn" },
 };
 
 export const ACTIVE: JobStatus[] = ["validating_files", "queued", "running", "paused"];

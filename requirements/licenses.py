@@ -1,4 +1,4 @@
-"""The tables of docs/licences.md."""
+"""The tables of docs/licenses.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from requirements.lists import FOLDER
 
-PAGE = FOLDER.parent / "docs/licences.md"
+PAGE = FOLDER.parent / "docs/licenses.md"
 
 
 def table(*titles: str) -> Iterator[tuple[str, ...]]:
@@ -19,6 +19,6 @@ def table(*titles: str) -> Iterator[tuple[str, ...]]:
         yield tuple(cell.strip().strip("`") for cell in line.strip("|").split("|"))
 
 
-def licences() -> list[tuple[str, str]]:
-    """Each package with its licence, as often as the page lists it."""
-    return [(name, licence) for licence, names in table("licence", "packages") for name in names.split(", ")]
+def licenses() -> list[tuple[str, str]]:
+    """Each package with its license, as often as the page lists it."""
+    return [(name, license) for license, names in table("license", "packages") for name in names.split(", ")]

