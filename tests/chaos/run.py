@@ -32,8 +32,8 @@ RESULT = "\n=> "
 class Letters:
     """A renderer whose tokens are letters, with the methods that episodes use."""
 
-    mark_texts = ("<think>", "</think>")
-    cut_result = Renderer.encode_truncated_result
+    reasoning_delimiters = ("<think>", "</think>")
+    encode_truncated_result = Renderer.encode_truncated_result
 
     def render_prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
         return self.encode_untrusted(messages[-1]["content"])

@@ -17,38 +17,8 @@ from typing import NamedTuple
 
 from tests.support.paths import ROOT
 
+GLOSSARY = ROOT / "docs" / "glossary.md"
 OTHER_FOLDERS = ("tests/", "docs/", "benchmarks/", "examples/", "requirements/")
-WORDS = {
-    "asleep": "offloaded",
-    "beside": "next_to, or the other thing's name",
-    "drawn": "sampled",
-    "draws": "samples, rollouts",
-    "foreign": "untrusted, third_party",
-    "holdback": "throttle",
-    "least": "min",
-    "look": "readiness check",
-    "meanwhile": "concurrent",
-    "misfit": "problem",
-    "misfits": "problems",
-    "mistake": "error",
-    "mistakes": "errors",
-    "most": "max",
-    "portion": "chunk",
-    "portions": "chunks",
-    "preflight": "check",
-    "pulse": "heartbeat",
-    "remedies": "fixes, hints",
-    "remedy": "fix, hint",
-    "seam": "extension point",
-    "seat": "slot, reservation",
-    "seats": "slots, reservations",
-    "starved": "zero_variance",
-    "thought": "reasoning",
-    "thoughts": "reasoning",
-    "trouble": "problem",
-    "wanted": "requested, expected",
-}
-"""Words that names do not contain, and the words to use; docs/glossary.md has the terms."""
 BARE = {
     "about",
     "after",
@@ -84,6 +54,29 @@ class Name(NamedTuple):
     line: int
     kind: str
     name: str
+
+
+class GlossaryRow(NamedTuple):
+    term: str
+    meaning: str
+    see: str
+    replaces: str
+    """Words in code font that names do not contain; empty for most terms."""
+
+
+def glossary_rows() -> list[GlossaryRow]:
+    """Return the rows of the table in docs/glossary.md."""
+    lines = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]
+    return [GlossaryRow(*(cell.strip() for cell in line.split("|")[1:-1])) for line in lines[1:]]
+
+
+def replaced_words(rows: list[GlossaryRow]) -> dict[str, str]:
+    """Return the term to use for each word that the glossary replaces."""
+    return {word: row.term.lower() for row in rows for word in re.findall(r"`(\w+)`", row.replaces)}
+
+
+WORDS = replaced_words(glossary_rows())
+"""Words that names do not contain, and the term to use."""
 
 
 def main() -> int:

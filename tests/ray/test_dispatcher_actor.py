@@ -190,7 +190,7 @@ async def test_dispatcher_and_graders_send_the_spans_of_a_rollout_from_their_pro
     grader = {"type": "string_check", "operation": "eq", **texts}
     number = "0123456789abcdef" * 2
     async with Collector() as collector, FakeEndpoint(says({"output": "x"})) as server:
-        traces = TraceSettings(endpoint=collector.url, headers={"X-Key": SECRET}, share=1.0)
+        traces = TraceSettings(endpoint=collector.url, headers={"X-Key": SECRET}, sampling_ratio=1.0)
         operator = LOCAL.model_copy(update={"traces": traces})
         actors = [
             DispatcherActor.remote(tools(server.url), operator),

@@ -44,7 +44,7 @@ class FakeEngine:
 
     def __init__(self, record: ModelRecord, resources: EngineResources) -> None:
         self._log = Path(record.folder)
-        self.failed = False
+        self.has_died = False
 
     def _note(self, text: str) -> None:
         with self._log.open("a") as file:
@@ -60,7 +60,7 @@ class FakeEngine:
         if body.get("die"):
             os._exit(1)
         if body.get("fail"):
-            self.failed = True
+            self.has_died = True
         await asyncio.sleep(body.get("takes_s", 0.0))
         return {"pid": os.getpid(), "settings": asdict(model.settings) if model else None}
 

@@ -78,7 +78,7 @@ async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
     nodes.add_node(num_cpus=1)
     at_start = await asyncio.wait_for(waiting, 30)
     assert at_start == [0]
-    made = JobActors(job, seats.engine_options, seats.helper_options, placed=seats.wait_for_engine)
+    made = JobActors(job, seats.engine_options, seats.helper_options, wait_for_resources=seats.wait_for_engine)
     await made.start([seats.rank_options(0)], at_start)
     yield made
     await made.close()

@@ -46,7 +46,7 @@ def main(folder: Path, how: str) -> None:
         stream.emit(StepDone(step=step, total_steps=6, metrics={"step": float(step), "train_mean_reward": step / 10}))
     stream.emit(JobEnded(outcome="done"))
     stream.close()
-    failed = {e.event.integration: e.event.reason for e in sink.events if isinstance(e.event, TrackerFailed)}
+    failed = {e.event.tracker: e.event.reason for e in sink.events if isinstance(e.event, TrackerFailed)}
     found = {"failed": failed, "tensorboard": _scalars(folder)}
     if how != "unreachable":
         found |= {"mlflow": _metrics(database), "wandb": _history(folder)}

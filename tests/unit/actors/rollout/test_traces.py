@@ -22,7 +22,7 @@ from tests.support.episodes import REQUEST, ScriptedEpisode, call, graded
 from tests.support.fakes_http import LOCAL, FakeEndpoint, says
 from tests.support.paths import BASE
 
-ALL = TraceSettings(endpoint="http://collector:4318/v1/traces", share=1.0)
+ALL = TraceSettings(endpoint="http://collector:4318/v1/traces", sampling_ratio=1.0)
 
 
 @pytest.fixture(scope="module")

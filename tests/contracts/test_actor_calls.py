@@ -1,0 +1,64 @@
+"""Calls of actors name methods that exist. mypy cannot check them, since the handle of an actor has no type."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("actors", "cluster", "serve", "trainer")
+RAYS = {"__ray_call__", "__ray_ready__"}
+
+
+def trees() -> dict[str, ast.Module]:
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
+
+
+def methods(tree: ast.Module) -> Iterator[str]:
+    """Names of the methods of all classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from (part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def remote_calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of each method that is called as `handle.method.remote(...)`, with or without options.
+
+    `make_class(...).remote(...)` and `Class.options(...).remote(...)` create an actor.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote":
+            target = node.func.value
+            if (
+                isinstance(target, ast.Call)
+                and isinstance(target.func, ast.Attribute)
+                and target.func.attr == "options"
+            ):
+                target = target.func.value
+            if isinstance(target, ast.Attribute):
+                yield node.lineno, target.attr
+
+
+def test_each_method_that_is_called_on_an_actor_exists() -> None:
+    found = trees()
+    known = {name for tree in found.values() for name in methods(tree)} | RAYS
+    calls = [(file, line, name) for file, tree in found.items() for line, name in remote_calls(tree)]
+    assert len(calls) > 30
+    assert [call for call in calls if call[2] not in known] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("await handle.heartbeat.remote()", ["heartbeat"]),
+        ("handle.address.options(max_task_retries=-1).remote()", ["address"]),
+        ("worker_class.options(name='a').remote(config)", []),
+        ("ray.remote(Rank).remote()", []),
+    ],
+)
+def test_the_method_of_a_call_is_found(source: str, names: list[str]) -> None:
+    assert [name for _, name in remote_calls(ast.parse(source))] == names
