@@ -40,7 +40,7 @@ class Method:
 
 
 class Engine:
-    """A worker whose weights are bytes; `stage` and `swap` are for the transport through the object store."""
+    """A worker whose weights are bytes; `stage_bucket` and `load_staged` are for the transport through the object store."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,8 +50,8 @@ class Engine:
         self.dies = False
         self._broadcast: BroadcastGroup | None = None
         self._staged: list[bytes] = []
-        methods = ("init_transport", "receive", "stage", "swap")
-        self.init_transport, self.receive, self.stage, self.swap = (Method(getattr(self, f"_{m}")) for m in methods)
+        self.init_transport, self.receive_weights = Method(self._init_transport), Method(self._receive)
+        self.stage_bucket, self.load_staged = Method(self._stage), Method(self._load_staged)
 
     def _init_transport(self, info: dict[str, Any]) -> None:
         if self.dies:
@@ -77,7 +77,7 @@ class Engine:
     def _loaded(self, pause_s: float) -> LoadedWeights:
         return LoadedWeights(pause_s, (sum(number_of(data) for data in self.weights) & MASK,))
 
-    def _swap(self, version: int) -> LoadedWeights:
+    def _load_staged(self, version: int) -> LoadedWeights:
         if self.dies:
             raise EngineFailed(f"{self.name} is gone")
         self.weights, self._staged, self.version = self._staged, [], version
@@ -240,7 +240,7 @@ def test_broadcast_of_a_large_model_may_take_hours_and_only_an_engine_that_hangs
 
         for engine in engines:
             engine.init_transport = Method(lambda info: None)
-            engine.receive = SimpleNamespace(remote=receive)
+            engine.receive_weights = SimpleNamespace(remote=receive)
         delivering = asyncio.create_task(sync.deliver(await sync.collect(1), engines))
         await until(lambda: len(receiving) == 2)
         for seconds in (700.0, 4_800.0):
