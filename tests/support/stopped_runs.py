@@ -91,7 +91,7 @@ class FakeActors:
 class _Rollouts(FakeRollouts):
     def __init__(self, steps: int, notify: Callable[[], None] | None = None) -> None:
         super().__init__()
-        self.board = RolloutProgress()
+        self.rollout_progress = RolloutProgress()
         self._steps = steps
         self._notify = notify
 

@@ -40,7 +40,7 @@ class Method:
 
 
 class Engine:
-    """A worker whose weights are bytes; `stage_bucket` and `load_staged` are for the transport through the object store."""
+    """A worker whose weights are bytes; `stage_bucket` and `load_staged` serve the object store's transport."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -207,7 +207,7 @@ async def test_each_worker_process_of_an_engine_is_a_member(transfer: WeightTran
     sync = BroadcastSync(Four(), workers_per_engine=4)
     for engine in transfer.engines:
         engine.init_transport = Method(told.append)
-        engine.receive = Method(lambda version, layouts: LoadedWeights(0.1, ()))
+        engine.receive_weights = Method(lambda version, layouts: LoadedWeights(0.1, ()))
     await sync.deliver(await sync.collect(1), transfer.engines)
     assert {info["size"] for info in told} == {9}
     assert sorted(info["rank"] for info in told if "rank" in info) == [1, 5]
