@@ -140,8 +140,8 @@ async def test_engine_and_learner_are_on_different_nodes_and_weights_cross(run: 
     report = await run.fleet.publish(1)
     assert (report.version, report.fenced) == (1, ())
     assert 0 < report.canary_gap < 1e-3
-    assert run.sync.last is not None
-    buckets = [bucket for bucket, _ in run.sync.last.buckets]
+    assert run.sync.last_published is not None
+    buckets = [bucket for bucket, _ in run.sync.last_published.buckets]
     for where in get_object_locations(buckets).values():
         assert {engine, rank} <= set(where["node_ids"])  # the engine's own node has a copy, too
 
