@@ -74,7 +74,7 @@ async def test_a_rollout_is_one_trace_with_the_spans_of_two_processes(renderer: 
 
 
 async def test_a_rollout_that_is_not_sampled_has_no_span_and_says_so_to_tools(renderer: Renderer) -> None:
-    none = ALL.model_copy(update={"share": 1e-30})
+    none = ALL.model_copy(update={"sampling_ratio": 1e-30})
     engine, dispatcher = Spans(none), Spans(none)
     async with FakeEndpoint(says({"output": "x"})) as tool:
         await rollout_of(renderer, tool.url, engine.tracer, dispatcher.tracer)
