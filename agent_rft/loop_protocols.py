@@ -39,7 +39,7 @@ class Checkpointable(Protocol):
     """Holder of the weights and all training state, which checkpoints contain."""
 
     async def snapshot(self) -> None:
-        """Copy the state that `write` needs to host memory, replacing the previous snapshot.
+        """Copy the state that `write_snapshot` needs to host memory, replacing the previous snapshot.
 
         Training may continue afterwards.
         """
@@ -55,7 +55,7 @@ class Checkpointable(Protocol):
         """
 
     async def load(self, folder: Path) -> LayoutConversion | None:
-        """Restore weights, optimizer and schedule from a folder that `write` wrote.
+        """Restore weights, optimizer and schedule from a folder of `write_snapshot`.
 
         Return the conversion, if the folder was written with a different number of ranks, ZeRO stage or dtype.
         """

@@ -156,7 +156,7 @@ class Engine:
         )
         tenant, output = self._tenant(job), None
         async with self._admission.hold_slot(job, order):
-            # An update aborts a request that has not started, and `sleep` aborts any.
+            # An update aborts a request that has not started, and `offload` aborts any.
             while output is None or output.finish_reason == "abort":
                 await self._not_updating.wait()
                 paused = self._updates.paused_s
@@ -253,7 +253,7 @@ class Engine:
     async def offload(self) -> None:
         """Offload the weights, which frees the GPUs' memory; on a CPU, only pause.
 
-        Requests in flight restart after `wake`, with the same seeds, because their cache is gone.
+        Requests in flight restart after `reload`, with the same seeds, because their cache is gone.
         """
         self._not_updating.clear()
         with as_engine_failed("offload its weights"):

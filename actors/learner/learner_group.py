@@ -219,9 +219,8 @@ class LearnerGroup:
 
     async def load(self, folder: Path) -> LayoutConversion | None:
         """Load a checkpoint; see `LearnerRank.load`."""
-        converted: LayoutConversion | None = (await self._call("load", self._repeat_arguments(_absolute_path(folder))))[
-            0
-        ]
+        arguments = self._repeat_arguments(_absolute_path(folder))
+        converted: LayoutConversion | None = (await self._call("load", arguments))[0]
         return converted
 
     def watch_targets(self) -> list[WatchedActor]:

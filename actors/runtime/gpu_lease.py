@@ -1,7 +1,7 @@
 """Time-sharing of devices between engines and a learner: one of them computes while the other is offloaded.
 
 Offloading frees device memory and keeps the required state in host memory. The learner acquires the devices
-automatically when it computes, and releases them to the engines when its method `rest` is called.
+automatically when it computes, and releases them to the engines when `release_devices` is called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Offloadable(Protocol):
         """Offload to host memory; return when the device memory is free."""
 
     async def reload(self) -> None:
-        """Reload to device memory; return when the state before `sleep` is restored."""
+        """Reload to device memory; return when the state before `offload` is restored."""
 
 
 class GpuLease:

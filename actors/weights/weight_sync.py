@@ -67,10 +67,10 @@ class WeightSync:
     One update to version 8, with weights that fit in two buckets:
 
     1. `collect(8)` frees version 7, and the learner gathers bucket 0, then bucket 1, into the object store.
-    2. `deliver` sends both to each engine's actor (`stage`), which copies them to shared memory. Engines still sample,
-       and label new tokens with version 7.
-    3. `swap(8)` pauses each engine, loads both buckets and resumes. Requests in flight continue, and their next tokens
-       are labeled 8.
+    2. `deliver` sends both to each engine's actor (`stage_bucket`), which copies them to shared memory. Engines still
+       sample, and label new tokens with version 7.
+    3. `load_staged(8)` pauses each engine, loads both buckets and resumes. Requests in flight continue, and their next
+       tokens are labeled 8.
     4. `deliver` returns each engine's pause in seconds, or its failure. Loading other bytes than the learner gathered
        is a failure, and so are tensors that no parameter took.
     5. An engine that starts later loads version 8 from the same buckets (`catch_up`).

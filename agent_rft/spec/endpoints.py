@@ -21,7 +21,7 @@ def _strip(secret: SecretStr) -> SecretStr:
 
 def _check_key(key: SecretStr) -> SecretStr:
     if (problem := find_key_problem(key.get_secret_value())) is not None:
-        raise PydanticCustomError("value_error", "{mistake}", {"mistake": problem, "fix": KEY_FIX})
+        raise PydanticCustomError("value_error", "{problem}", {"problem": problem, "fix": KEY_FIX})
     return key
 
 

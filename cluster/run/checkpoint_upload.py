@@ -74,7 +74,7 @@ def restore(
 
 
 class CheckpointUploader:
-    """Uploads the checkpoints of a run; implements `Copies` in trainer/loop/checkpoint.py. `sleep` takes seconds.
+    """Uploads the checkpoints of a run; implements `CheckpointUploads`. `sleep` takes seconds.
 
     The end of a run waits up to `patience_s` for the upload of its last checkpoint.
     """

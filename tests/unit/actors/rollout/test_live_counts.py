@@ -1,4 +1,4 @@
-"""What the rollouts are doing now: counts of open groups, calls by tool, the slowest attempt and the newest trace."""
+"""Progress of the rollouts: counts of open groups, calls by tool, the slowest attempt and the newest trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever OpenAI's API answers, an import goes on, or ends with a fix and leaves nothing."""
+"""An import continues, or ends with a fix and leaves nothing, whatever OpenAI's API answers."""
 
 from __future__ import annotations
 
