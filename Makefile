@@ -162,6 +162,7 @@ lint: setup
 	git grep -Ilz "" | xargs -0 $(BIN)/codespell
 	$(BIN)/python -m tests.lint.plain_words
 	$(BIN)/python -m tests.lint.plain_names
+	$(BIN)/python -m tests.lint.stale_names
 	$(BIN)/python -m tests.lint.commit_titles
 	$(BIN)/python -m docs.generator --check
 

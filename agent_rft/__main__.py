@@ -1,7 +1,7 @@
 """Entry point of the `agent-rft` command and of `python -m agent_rft`.
 
-Imports only the standard library until the working directory is removed from `sys.path`, because a file there may have
-the same name as a dependency.
+Until the working directory is removed from `sys.path`, this module imports only the standard library, because a file in
+the working directory may have the same name as a dependency.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import sys
 def remove_working_directory() -> None:
     """Remove the working directory from `sys.path` and PYTHONPATH, unless it contains this package.
 
-    `python -m` puts the working directory first on the path; `ray job submit --working-dir` does so in each worker too.
-    Entries after the standard library are installed packages and stay. Child processes inherit the shorter PYTHONPATH.
+    `python -m` puts the working directory first on `sys.path`, and `ray job submit --working-dir` does the same in each
+    worker. Entries of `sys.path` after the standard library are installed packages, so they are not removed. Child
+    processes inherit the shortened PYTHONPATH.
     """
     here = os.path.realpath(os.curdir)
     if here == os.path.dirname(os.path.dirname(os.path.realpath(__file__))):
@@ -28,7 +29,7 @@ def remove_working_directory() -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the `agent-rft` command with the arguments of this process."""
     remove_working_directory()
     from agent_rft.cli.main import main as run
 

@@ -1,7 +1,10 @@
-"""Errors, whose classes name the responsible party. All survive pickling, because they may cross a Ray boundary.
+"""Error classes. The class of an error shows who or what is responsible for it.
 
-`UserError` and its subclasses stop the job and are shown to the user unchanged. `Discard` ends one rollout without a
-grade. `TrainingHalted` stops training because its numbers can no longer be trusted.
+All errors can be pickled, because Ray passes them between processes.
+
+- `UserError` and its subclasses stop the job. Their messages are shown to the user unchanged.
+- `DiscardError` and its subclasses end one rollout without a grade.
+- `TrainingHalted` ends training, because further updates could not be trusted.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 class RftError(Exception):
     """Base class of all errors that agent-rft raises on purpose.
 
-    `details` are plain values for logs and events, never secrets.
+    `details` are additional plain values for logs and events. They never contain secrets.
     """
 
     def __init__(self, message: str, **details: Any) -> None:
@@ -23,21 +26,21 @@ class RftError(Exception):
 
     @property
     def public_message(self) -> str:
-        """Message for a server's clients: by default `message`.
+        """Message for the clients of a server: the detail `public_message`, by default `message`.
 
-        An error whose message quotes another program's error or names a path has the detail `public_message`. Its
-        `message` is then only for the server's log.
+        An error has this detail if its `message` names a path or quotes another program's error. Such a `message` is
+        only for the server's log.
         """
         return str(self.details.get("public_message", self.message))
 
     @property
     def problem(self) -> str:
-        """Message without the fix, if it has one."""
+        """Part of the message that describes the problem; the complete message if it describes no fix."""
         return str(self.details.get("problem", self.message))
 
     @property
     def fix(self) -> str:
-        """End of the message that describes the fix; empty if there is no fix."""
+        """Last part of the message, which describes the fix; empty if the message describes no fix."""
         return str(self.details.get("fix", ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,9 +53,10 @@ def _rebuild(cls: type[RftError], message: str, details: dict[str, Any]) -> RftE
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem with a job: its field, the problem, the fix, and the file and line if available.
+    """One problem of a job: code, field of the job, message, fix, and the file and line if known.
 
-    `rows` are all lines of a problem that several rows share, such as "1-7, 9"; `line` is the first of them.
+    If several rows have the problem, `rows` lists all their lines, such as "1-7, 9", and `line` is the first of these
+    lines.
     """
 
     code: str
@@ -65,7 +69,7 @@ class Problem:
 
     @property
     def location(self) -> str:
-        """Field with its line or rows: `training_file, line 3`."""
+        """Field with its line or rows, such as `training_file, line 3`."""
         line = "" if self.line is None else f", line {self.line}"
         return self.field + (f", rows {self.rows}" if self.rows else line)
 
@@ -76,7 +80,7 @@ class Problem:
 
 
 class UserError(RftError):
-    """The job, its data or its endpoints are wrong, and only the user can fix it."""
+    """Error in the job, its data or its endpoints, which only the user can fix."""
 
 
 class InvalidJob(UserError):
@@ -91,29 +95,38 @@ class InvalidJob(UserError):
 
 
 class OutdatedFormat(UserError):
-    """A version before 0.2.0 created a database, a run folder or one of its files, which later versions do not read."""
+    """A database, a run folder or a file was created by a version before 0.2.0. Later versions cannot read it."""
 
     @classmethod
-    def for_path(cls, what: str, public: str | None = None) -> OutdatedFormat:
-        """Return the error for a path or URL; `public` is its name for a server's clients."""
-        message = "{} was made before 0.2.0; finish or export it with the version that made it"
-        return cls(message.format(what), public_message=message.format(public or what))
+    def for_path(cls, subject: str, public_subject: str | None = None) -> OutdatedFormat:
+        """Return the error for `subject`, such as a path; a server's clients see `public_subject` instead."""
+        message = "{} was created by a version before 0.2.0; finish or export it with that version"
+        return cls(message.format(subject), public_message=message.format(public_subject or subject))
 
 
 class EndpointRefused(UserError):
-    """An endpoint rejects its key (401, or most answers are 403): a configuration error that no retry can fix."""
+    """An endpoint rejects the key of its requests: it answers 401, or most of its answers are 403.
+
+    A retry cannot fix this configuration error.
+    """
 
 
 class UnsealFailed(UserError):
-    """A string was sealed with another master secret or for another purpose, or was changed since."""
+    """A sealed string cannot be decrypted.
+
+    It was sealed with another master secret or for another purpose, or it was modified afterwards.
+    """
 
 
 class ActorStartFailed(UserError):
-    """A process of the job fails at every start, because a requirement is missing on its node."""
+    """A process of the job fails whenever it is started, because its node lacks a requirement."""
 
 
 class DiscardError(RftError):
-    """A rollout was lost to an infrastructure failure. It has no grade and is excluded from its group's statistics."""
+    """A rollout was lost because of an infrastructure failure.
+
+    The rollout has no grade and is excluded from the statistics of its group.
+    """
 
     reason = "other"
 
@@ -121,19 +134,20 @@ class DiscardError(RftError):
 class ToolFailed(DiscardError):
     """A tool call failed after all retries or at its deadline.
 
-    The cause may be the tool, or a row that is too large for a call, so the model is not graded for it. A response with
-    status 400 to 499 does not count, because the model sees it as an error; statuses about sizes and missing credit do.
-    Check the endpoint's errors by kind, and your server's log by trace id.
+    The cause may be the tool, or a row that is too large for a call. Because the model is not the cause, the rollout is
+    not graded. A response with status 400 to 499 is not such a failure, because the model sees the response as an
+    error. Exceptions are statuses about sizes (413, 414, 431) and missing credit, which are failures. Check the
+    endpoint's errors by kind, and search your server's log for the trace id.
     """
 
     reason = "tool_failed"
 
 
 class GraderFailed(DiscardError):
-    """The grader did not return a finite number after all retries or at its deadline. Never treated as a grade of 0.
+    """The grader did not return a finite number after all retries or before its deadline.
 
-    If the grader fails only for some samples, training lacks these samples. Grade them again with `agent-rft grade
-    RUN`, which lists the errors.
+    The failure is never treated as a grade of 0. If the grader fails only for some samples, these samples are missing
+    in training. Grade them again with `agent-rft grade RUN`, which lists the errors.
     """
 
     reason = "grader_failed"
@@ -142,17 +156,19 @@ class GraderFailed(DiscardError):
 class RolloutTimeout(DiscardError):
     """A rollout's model and tool time exceeded `limits.rollout_timeout_s`.
 
-    Usually a tool is slow. Raise the limit or allow fewer calls. Waiting does not count; see rollout_waited.
+    Usually the cause is a slow tool. Raise the limit, or allow fewer calls. Time in which the rollout only waits does
+    not count toward this limit; rollouts that wait too long are discarded with the reason `rollout_waited`.
     """
 
     reason = "rollout_timeout"
 
 
 class RolloutWaitTimeout(DiscardError):
-    """A rollout waited longer than six times `limits.rollout_timeout_s`, for an engine, a session, tools or its grade.
+    """A rollout waited more than six times as long as `limits.rollout_timeout_s`.
 
-    The model is not the cause. The message names what the rollout waited for longest: increase its capacity. If it is a
-    tool, grader or session server that can handle more, raise its `max_concurrency`. Otherwise lower `max_staleness` or
+    It waited for an engine, a session, tools or its grade, so the model is not the cause. The message names the
+    resource for which the rollout waited longest. Increase the capacity of this resource. If the resource is a tool,
+    grader or session server that can handle more calls, raise its `max_concurrency`. Otherwise lower `max_staleness` or
     the rollouts per step, so that fewer rollouts run concurrently.
     """
 
@@ -160,7 +176,10 @@ class RolloutWaitTimeout(DiscardError):
 
 
 class EngineFailed(DiscardError):
-    """The engine of a rollout died or was fenced. The engine is replaced, and the rollout is tried again."""
+    """The engine of a rollout died, or was removed because it failed or differed from the learner.
+
+    The engine is replaced, and the rollout is tried again.
+    """
 
     reason = "engine_failed"
 
@@ -177,16 +196,23 @@ class TemplateFailed(DiscardError):
 class LearnerFailed(RftError):
     """A learner rank died, failed or timed out, so no update can be trusted.
 
-    The learner restarts from the last checkpoint. The run ends if the learner failed too often at one step.
+    The learner restarts from the last checkpoint. If the learner fails too often at the same step, the run ends.
     """
 
 
 class TrainingHalted(RftError):
-    """Training stopped, as its numbers can no longer be trusted (gradients, zero-variance batches, engine drift)."""
+    """Training was ended, because further updates could not be trusted.
+
+    Reasons are gradients that are not finite, batches without signal, engines that had to be replaced too often, and
+    log-probabilities that differ between engines and learner.
+    """
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first leaf error of a task group; the other errors are usually its consequences."""
+    """Return the first individual error in an exception group, which may contain other groups.
+
+    The other errors are usually consequences of the first error.
+    """
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

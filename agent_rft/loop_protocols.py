@@ -1,4 +1,7 @@
-"""Protocols that the loop depends on: `cluster/run/job_run.py` passes actors, tests pass fakes."""
+"""Protocols of the objects that the training loop calls.
+
+`cluster/run/job_run.py` passes implementations that call actors; tests pass fakes.
+"""
 
 from __future__ import annotations
 
@@ -14,82 +17,94 @@ Emit = Callable[[Event], None]
 """Callback that reports an event. It returns immediately and never raises."""
 
 
-class Rollouts(Protocol):
-    """Interface to the engines and graders: samples and grades rollouts, and publishes new weights."""
+class RolloutService(Protocol):
+    """Interface to the engines and graders, which sample and grade rollouts and receive new weights."""
 
     async def sample(self, request: GroupRequest) -> Group:
-        """Run and grade `request.size` rollouts. Failed ones are in `Group.discarded`.
+        """Run and grade `request.size` rollouts of a task.
+
+        The rollouts that failed are in `Group.discarded`.
 
         Raises:
-            UserError: An endpoint rejects the key, so that nothing can be graded.
+            UserError: An endpoint rejects the key of its requests, so no rollout can be graded.
         """
 
     async def get_counts(self) -> dict[str, float]:
-        """Return totals since the start by metric name.
+        """Return totals since the start of the run, keyed by metric name.
 
-        The metrics are outcomes of rollouts (`rollout_attempts/...`) and statistics of the endpoints that they called
-        (`endpoint/...`).
+        The metrics are outcomes of rollouts (`rollout_attempts/...`) and statistics of the endpoints that the rollouts
+        called (`endpoint/...`).
         """
 
     async def publish(self, version: int) -> SyncReport:
-        """Send the learner's weights to all engines as `version`. Return when every engine samples with them."""
+        """Send the learner's weights to all engines as policy version `version`.
+
+        Return once every engine samples with these weights.
+        """
 
 
 class Checkpointable(Protocol):
-    """Holder of the weights and all training state, which checkpoints contain."""
+    """Holder of the model's weights and training state, which saves them to checkpoints and restores them."""
 
     async def snapshot(self) -> None:
-        """Copy the state that `write_snapshot` needs to host memory, replacing the previous snapshot.
+        """Copy the weights and the training state to host memory, replacing the previous snapshot.
 
-        Training may continue afterwards.
+        Training may continue while `write_snapshot` writes the copy.
         """
 
     async def write_snapshot(self, folder: Path) -> None:
-        """Write the snapshot to an existing empty folder, and free it. Training may continue concurrently.
+        """Write the snapshot to `folder`, which exists and is empty, and free the snapshot's memory.
 
-        The folder receives the model (Hugging Face format) and, in its subfolder `state`, the data that only `load`
-        needs.
+        Training may continue concurrently. The folder receives the model in Hugging Face format. Its subfolder `state`
+        receives the data that only `load` needs.
 
         Raises:
-            OSError: The disk is full or read-only. The snapshot is kept.
+            OSError: The disk is full or read-only. The snapshot is kept in memory.
         """
 
     async def load(self, folder: Path) -> LayoutConversion | None:
-        """Restore weights, optimizer and schedule from a folder of `write_snapshot`.
+        """Restore weights, optimizer and schedule from a folder that `write_snapshot` wrote.
 
-        Return the conversion, if the folder was written with a different number of ranks, ZeRO stage or dtype.
+        If the folder was written with a different number of ranks, ZeRO stage or dtype, its state is converted, and the
+        conversion is returned; otherwise the result is None.
         """
 
     async def restart(self) -> None:
-        """Restart with the model that the job began with, after a call raised LearnerFailed."""
+        """Restart with the job's initial model, after another method raised LearnerFailed."""
 
 
 class Learner(Checkpointable, Protocol):
-    """The part of a run that updates the weights."""
+    """Part of a run that computes updates of the weights."""
 
     async def step(self, sequences: Sequence[TrainSegment], version: int) -> StepReport:
-        """Train on one batch, starting from policy `version`. The loss is over all tokens of all `sequences`."""
+        """Train the weights of policy version `version` on one batch.
+
+        The loss is averaged over the trained tokens of all `sequences` together.
+        """
 
     async def release_devices(self) -> None:
-        """Release shared devices to the engines until the next call."""
+        """Let the engines use the devices that they share with the learner, until the learner's next call."""
 
     async def check_alive(self) -> None:
-        """Raise LearnerFailed if the learner was lost since the last call. Returns immediately."""
+        """Raise LearnerFailed if a learner rank was lost since the last call of this method. Returns immediately."""
 
 
-class EventSink(Protocol):
-    """Receiver of the loop's events and groups. Calls return immediately and never raise."""
+class LoopEventSink(Protocol):
+    """Receiver of the events and groups of the training loop. Its methods return immediately and never raise."""
 
     def emit(self, event: Event) -> None: ...
 
     def emit_groups(self, name: str, groups: Sequence[Group]) -> None:
-        """Store the rollouts of a step or an evaluation under this name."""
+        """Store `groups`, the rollouts of a step or an evaluation, under `name`."""
 
 
 class Sink(Protocol):
-    """Receiver of a run's redacted events in order: a view, a store, a third-party tracker."""
+    """Receiver of a run's events, such as a live view, a store or a third-party tracker.
+
+    Events arrive in the order in which they were emitted. Secrets have already been removed from the events.
+    """
 
     def handle_event(self, event: RunEvent) -> None: ...
 
     def close(self) -> None:
-        """Flush pending writes; no event follows."""
+        """Write all buffered events. No event is passed to the sink after this call."""

@@ -1,6 +1,6 @@
-"""Stored events: an envelope with job, step, time and message, and the codec of its JSON line.
+"""Stored events: `RunEvent` adds job, step, time and message to an event, and converts it to and from a JSON line.
 
-An event of a later version cannot be decoded, and keeps its stored level and message.
+An event that was written by a later version cannot be decoded. Its stored level and message are shown instead.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from agent_rft.types import Evaluation
 class RunEvent:
     """An event of a job as it is stored and shown. `time` is in Unix seconds; `message` is a human-readable sentence.
 
-    `event` is None if this program does not support `kind` and `version`, because a later version wrote the event. Use
-    `level`, `message` and `data` instead.
+    `event` is None if this program cannot decode the event, because the event is damaged or was written by a later
+    version. `level`, `message` and `data` are available in any case.
     """
 
     job: str
@@ -35,7 +35,7 @@ class RunEvent:
     event: Event | None = None
 
     def to_line(self) -> dict[str, Any]:
-        """Return the event as a line of events.jsonl; `time` is ISO 8601 in UTC."""
+        """Return the JSON object for a line of events.jsonl, with `time` in ISO 8601 and UTC."""
         return {
             "time": datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds"),
             "level": self.level,
@@ -49,14 +49,16 @@ class RunEvent:
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> RunEvent:
-        """Return the event of a line of events.jsonl."""
+        """Return the event that a line of events.jsonl contains."""
         time = datetime.fromisoformat(line["time"]).timestamp()
-        shown = line["level"], line["message"]
-        return load_run_event(line["job"], line["step"], time, *shown, line["kind"], line["version"], line["data"])
+        level_and_message = line["level"], line["message"]
+        return load_run_event(
+            line["job"], line["step"], time, *level_and_message, line["kind"], line["version"], line["data"]
+        )
 
 
 def to_event_data(event: Event) -> dict[str, Any]:
-    """Return the event's fields as JSON values, without `step`, which is in the envelope."""
+    """Return the event's fields as JSON values, without `step`, which RunEvent stores separately."""
     data = asdict(event)
     del data["step"]
     return data
@@ -65,42 +67,47 @@ def to_event_data(event: Event) -> dict[str, Any]:
 def load_run_event(
     job: str, step: int, time: float, level: Level, message: str, kind: str, version: int, data: dict[str, Any]
 ) -> RunEvent:
-    """Return a RunEvent from its stored fields, with the event decoded."""
+    """Return a RunEvent with these stored fields; its `event` is decoded from `data`."""
     return RunEvent(job, step, time, level, message, kind, version, data, decode_event(kind, version, data, step))
 
 
 def parse_evaluation(data: Mapping[str, Any]) -> Evaluation:
-    """Return the evaluation with this `as_dict`; null stands for a number that was not finite.
+    """Return the evaluation whose `as_dict` is `data`.
+
+    Numbers that are not finite are stored as null (None in `data`), and become NaN.
 
     Raises:
         TypeError: A field is missing.
     """
-    values: dict[str, Any] = {f.name: data[f.name] for f in fields(Evaluation) if f.name in data}
-    finite: dict[str, Any] = {name: math.nan if number is None else number for name, number in values.items()}
-    finite["intervals"] = {name: tuple(bounds) for name, bounds in values.get("intervals", {}).items()}
-    return Evaluation(**finite)
+    stored: dict[str, Any] = {f.name: data[f.name] for f in fields(Evaluation) if f.name in data}
+    values: dict[str, Any] = {name: math.nan if number is None else number for name, number in stored.items()}
+    values["intervals"] = {name: tuple(bounds) for name, bounds in stored.get("intervals", {}).items()}
+    return Evaluation(**values)
 
 
 def decode_event(kind: str, version: int, data: dict[str, Any], step: int) -> Event | None:
-    """Return the event whose `to_event_data` is `data`, or None if it is damaged or its kind or version is unknown."""
+    """Return the event whose `to_event_data` is `data`.
+
+    Return None if `data` is damaged, or if its kind or version is unknown.
+    """
     cls = KINDS.get(kind)
     if cls is None or version != cls.VERSION:
         return None
-    hints = _hints(kind)
+    types = _get_field_types(kind)
     try:
-        values = {f.name: _convert_value(hints[f.name], data[f.name]) for f in fields(cls) if f.name in data}
+        values = {f.name: _convert_value(types[f.name], data[f.name]) for f in fields(cls) if f.name in data}
         return replace(cls(**values), step=step)
-    except (TypeError, ValueError, AttributeError):  # a damaged event still shows its message
+    except (TypeError, ValueError, AttributeError):  # the message of a damaged event can still be shown
         return None
 
 
 @cache
-def _hints(kind: str) -> dict[str, Any]:
+def _get_field_types(kind: str) -> dict[str, Any]:
     return get_type_hints(KINDS[kind])
 
 
 def _convert_value(hint: Any, value: Any) -> Any:
-    """Convert a JSON value to a field's type: JSON has no tuples, and NaN was stored as null."""
+    """Convert a JSON value to the type of a field. JSON stores tuples as arrays, and NaN as null."""
     if hint is Evaluation:
         return parse_evaluation(value)
     if hint == tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Data types that all packages share: frozen, slotted, without behavior beyond derived values.
+"""Data types that all packages share: frozen dataclasses with slots, whose properties only derive values.
 
 All token-level arrays of a segment have shape [T], where T is the number of tokens from the first prompt token to the
 last sampled token.
@@ -32,14 +32,17 @@ class Task:
 
     @property
     def line(self) -> int:
-        """Line of the row in its file (see `agent_rft.rows.dataset_rows`); 0 if the id has no line."""
+        """Line number of the row in its file, with which `row_id` begins; 0 if the id has no line number.
+
+        See `agent_rft.rows.dataset_rows`.
+        """
         number = self.row_id.partition("-")[0]
         return int(number) if number.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call as the model wrote it. `arguments` is JSON text that is not parsed yet and may be invalid."""
+    """A tool call as the model wrote it. `arguments` is JSON text that has not been parsed and may be invalid."""
 
     call_id: str
     name: str
@@ -51,10 +54,10 @@ class ToolResult:
     """The result of a tool call, as the model sees it.
 
     Attributes:
-        error: None, an error of the model (malformed_call, unknown_tool, invalid_arguments, over_budget), or
-            tool_error, a 4xx response of the tool.
+        error: Kind of error, or None. `malformed_call`, `unknown_tool`, `invalid_arguments` and `over_budget` are
+            errors of the model. `tool_error` is a response of the tool with a status from 400 to 499.
         latency_s: Latency of the successful attempt, without queueing and retries.
-        truncated: Whether `output` was cut.
+        truncated: Whether `output` was cut because it was too long.
     """
 
     call_id: str
@@ -67,7 +70,11 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion and its tool calls. Its sampled tokens are `start:stop` in the arrays of segment `segment`."""
+    """One completion of the model, with its tool calls and their results.
+
+    `start:stop` is the range of the completion's sampled tokens in the arrays of a segment; `segment` is the index of
+    this segment in the rollout.
+    """
 
     start: int
     stop: int
@@ -89,11 +96,12 @@ class Grade:
     Attributes:
         value: The grade or, if a guard was triggered, the reward that the guard sets instead.
         scores: The scores of a multi grader's parts, or the scores in an endpoint's answer. If the job has guards,
-            `scores["ungated"]` is the grade without them.
+            `scores["ungated"]` is the grade without guards.
         guard: Name of the guard that was triggered, or None.
-        reason: Reason for which the guard was triggered, otherwise the explanation of the judge or endpoint, if any.
+        reason: Reason for which the guard was triggered; without a guard, the explanation of the judge or endpoint, if
+            any.
         held_out: Grade of the held-out grader; None if there is no such grader or it failed.
-        held_out_error: Error of the held-out grader.
+        held_out_error: Error of the held-out grader; empty if it did not fail.
         judge_tokens: Tokens spent on judge models, by model.
     """
 
@@ -109,17 +117,19 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One training sample of a rollout: a prompt as the engine saw it, and what was sampled after it.
+    """One training sequence of a rollout: a prompt as the engine saw it, and all tokens after the prompt.
 
-    Tokens that were sampled in earlier segments are masked history in the prompt, so no token is trained on twice.
+    Tokens that were sampled in earlier segments belong to the prompt of this segment and are masked out, so no token is
+    trained on twice.
 
     Attributes:
         token_ids: [T] int32, prompt, sampled and environment tokens in the order in which the engine saw them.
         loss_mask: [T] bool, True for tokens that the engine sampled in this segment; only these are trained on.
         logprobs: [T] float32, log-probability under the engine at the sampling temperature; 0 where masked out.
         versions: [T] int32, the policy version that sampled the token; -1 where masked out.
-        experts: [T, L, k], the experts that each of L engine layers chose for the token; None if not reported. Layers
-            without experts have 0. Tokens after the last computed token repeat its experts.
+        experts: [T, L, k], indices of the k experts that each of the engine's L layers chose for the token, 0 in layers
+            without experts; None if the engine did not report experts. Tokens after the last token that the engine
+            computed repeat the experts of that token.
     """
 
     token_ids: NDArray[np.int32]
@@ -139,8 +149,9 @@ class Rollout:
     """One graded trajectory. `trace_id` identifies it in every request to tools and graders.
 
     Attributes:
-        segments: One, plus one for each time that the chat template rewrites tokens that the engine has seen.
-        structure: The structural tag that constrained the decoding of each turn; None without a response format.
+        segments: The first segment, then one more for each time that the chat template rewrote tokens that the engine
+            had already seen.
+        structure: vLLM's structural tag that constrained the decoding of each turn; None without a response format.
     """
 
     trace_id: str
@@ -177,7 +188,7 @@ class Rollout:
         return [call for turn in self.turns for call in turn.calls]
 
     def drop_experts(self) -> Rollout:
-        """Return a copy without experts, for rollouts that are not trained on."""
+        """Return a copy whose segments have no experts, because only training needs experts."""
         return replace(self, segments=tuple(replace(segment, experts=None) for segment in self.segments))
 
     @property
@@ -199,7 +210,10 @@ class Rollout:
 
     @property
     def busy_s(self) -> float:
-        """Model and tool time in seconds, without queueing, retries and pauses. Calls of a turn run concurrently."""
+        """Model and tool time in seconds, without queueing, retries and pauses.
+
+        The calls of a turn run concurrently, so only the slowest call of each turn counts.
+        """
         return sum(t.busy_s for t in self.turns)
 
     def to_train_segments(self, advantage: float) -> list[TrainSegment]:
@@ -214,7 +228,8 @@ class Rollout:
 class DiscardedRollout:
     """A rollout that ended without a grade.
 
-    `reason` and `message` come from the `Discard` error; `endpoint` is the endpoint that failed, if any.
+    `reason` and `message` come from the `DiscardError`. `endpoint` is the endpoint that failed; empty if no endpoint
+    failed.
     """
 
     trace_id: str
@@ -227,7 +242,10 @@ class DiscardedRollout:
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """A request for `size` rollouts of one task. `index` is its admission number, which orders groups in batches."""
+    """A request for `size` rollouts of one task.
+
+    `index` numbers the requests in the order of their admission, which is the order of the groups in batches.
+    """
 
     task: Task
     epoch: int
@@ -240,7 +258,7 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The graded rollouts of one request, and all discarded attempts. `wall_s` is the duration of the group."""
+    """The graded rollouts of one request, and all discarded attempts. `wall_s` is the duration in seconds."""
 
     request: GroupRequest
     rollouts: tuple[Rollout, ...]
@@ -257,16 +275,16 @@ class Group:
 
     @property
     def newest_version(self) -> int:
-        """The newest version that sampled a token; -1 if nothing was graded."""
+        """Newest policy version that sampled a token of these rollouts; -1 if no rollout was graded."""
         return max((rollout.newest_version for rollout in self.rollouts), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSegment:
-    """A segment as the learner needs it: arrays [T] as in `Segment`, one advantage for all tokens of the rollout.
+    """One training sequence for the learner: the arrays of a `Segment`, and the rollout's advantage for all its tokens.
 
-    `segment` is the index of the segment in the rollout; segments of a rollout are adjacent in a batch. `experts` [T,
-    L, k] are the experts that each of L layers chose for each token (0 in layers without experts), if available.
+    `segment` is the index of the segment in its rollout; the segments of a rollout are adjacent in a batch. `experts`
+    [T, L, k] are the experts that each of L layers chose for each token, 0 in layers without experts; None if unknown.
     """
 
     token_ids: NDArray[np.int32]
@@ -293,21 +311,21 @@ class LearnerLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayoutConversion:
-    """Conversion of a checkpoint from one learner layout to another on loading."""
+    """Conversion of a loaded checkpoint from its layout, `previous`, to the current learner's layout, `current`."""
 
-    before: LearnerLayout
-    now: LearnerLayout
+    previous: LearnerLayout
+    current: LearnerLayout
 
     def __str__(self) -> str:
-        return f"{self.before} -> {self.now}"
+        return f"{self.previous} -> {self.current}"
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """The result of one learner step.
 
-    `metrics` has the names of `agent_rft.metrics`. `applied` is False if a non-finite gradient caused an update
-    to be skipped.
+    `metrics` are keyed by the metric names in `agent_rft.metrics`. `applied` is False if an update was skipped because
+    its gradient was not finite.
     """
 
     metrics: dict[str, float]
@@ -316,7 +334,11 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """The cost of publishing one policy version. `pause_s` is the longest pause of generation over all engines."""
+    """The result of publishing one policy version to all engines.
+
+    `pause_s` is the longest time for which an engine paused generation. `fenced` are the names of engines that failed
+    or differed from the learner, and are therefore replaced.
+    """
 
     version: int
     pause_s: float
@@ -328,15 +350,15 @@ class SyncReport:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Result of grading a file. `discarded` counts rollouts that were never graded; the means exclude them.
+    """Result of grading the rows of a file. `discarded` counts rollouts without a grade; means exclude them.
 
     Attributes:
         ci95: Half the width of the 95 % confidence interval of `grade`.
-        graded_rows: Rows with a graded rollout.
+        graded_rows: Number of rows with at least one graded rollout.
         held_out: Mean grade of the held-out grader; NaN without a held-out grader.
-        intervals: The 95 % confidence intervals (low, high) over rows of `grade`, `pass_rate`, `pass_at_k` and, if
-            available, `held_out`. Rows are used because samples of one row are not independent. Empty if nothing was
-            graded.
+        intervals: 95 % confidence intervals (low, high) of `grade`, `pass_rate`, `pass_at_k` and, if available,
+            `held_out`. They are computed from one mean per row, because the rollouts of a row are not independent.
+            Empty if no rollout was graded.
     """
 
     num_rows: int
@@ -363,6 +385,6 @@ class Evaluation:
         return asdict(self)
 
     def get_interval(self, name: str) -> Interval | None:
-        """Return the confidence interval of a field, or None if the field has no interval."""
+        """Return the confidence interval of the field `name`, or None if this field has no interval."""
         bounds = self.intervals.get(name)
         return None if bounds is None else Interval(float(getattr(self, name)), *bounds, self.graded_rows)

@@ -1,12 +1,14 @@
-"""`run_untrusted`, which runs model-written code in a dedicated sandbox, and the messages that it exchanges.
+"""Function `run_untrusted`, which runs model-written code in a new sandbox, and the format of its messages.
 
-Graders and users' servers import it. A `python` grader already runs in a sandbox, so it asks a runner outside that
-sandbox to run the code. Any other process starts the sandbox itself. A grader's sandbox contains only this file,
-`__init__` and the worker's files of this package, so this file imports no other module of the package at its top. See
-docs/graders.md, "How to grade code".
+Graders and users' servers import this module. A `python` grader already runs in a sandbox, so `run_untrusted` asks a
+runner outside that sandbox to run the code. In any other process, `run_untrusted` starts the sandbox itself. See
+docs/graders.md, "Model-written code".
 
-A message is its length (four bytes) followed by JSON, and the receiver validates it. A request to run code and its
-answer are larger messages: a JSON object and the binary parts that it describes.
+Of this package, a grader's sandbox contains only this file, `__init__` and the files of the sandbox worker. Therefore
+this file imports no other module of the package at module level.
+
+A message consists of four bytes with the length of its JSON, and the JSON, which the receiver validates. Requests to
+run code and their answers also have binary parts after the JSON; the JSON lists the sizes of these parts.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ NO_SANDBOX = (
 _lock = threading.Lock()
 _in_grader = False
 _channel: socket.socket | None = None
-_turn = b""
-_number = 0
-failure: str | None = None
-"""Reason why no code could run in the current grade, which then fails; None: no failure."""
+_grade_id = b""
+_request_number = 0
+sandbox_failure: str | None = None
+"""Reason why code could not run during the current grade, so that the grade fails; None if code could run."""
 
 
 class UntrustedRun(NamedTuple):
-    """Outcome of a run. The code controls its exit status and output; all other values are measured outside.
+    """Outcome of running untrusted code.
+
+    The code controls `exit`, `stdout` and `stderr`. All other values are measured outside the sandbox.
 
     Attributes:
         exit: Exit status of the process, 0 to 255, or the negative number of the signal that ended it.
@@ -42,9 +46,10 @@ class UntrustedRun(NamedTuple):
         wall_s: Seconds from the start of the process to its end, including the start of Python.
         cpu_s: CPU seconds of the process and its child processes.
         timed_out: Whether the run exceeded its limit `wall_s` or `cpu_s`.
-        killed: Whether a signal ended the process, as when it exceeds a limit.
-        over_memory: Whether the run was killed because its processes and files together exceeded `memory_bytes`. The
-            output is then empty and `cpu_s` incomplete. A single process that requests more gets a MemoryError.
+        killed: Whether a signal ended the process, for example because it exceeded a limit.
+        over_memory: Whether the run was killed because its processes and files together exceeded `memory_bytes`. In
+            this case the output is empty and `cpu_s` is incomplete. A single process that requests more than
+            `memory_bytes` is not killed, but gets a MemoryError.
     """
 
     exit: int
@@ -58,7 +63,7 @@ class UntrustedRun(NamedTuple):
 
 
 class NoSandbox(RuntimeError):
-    """Error that code cannot be run here. In a grader, the grade fails even if the grader catches this error."""
+    """Code cannot run, because no sandbox is available. A grade fails with this error even if its grader catches it."""
 
 
 def run_untrusted(
@@ -69,22 +74,24 @@ def run_untrusted(
 ) -> UntrustedRun:
     """Run Python `code` in a new sandbox that shares nothing with this process, and wait until it ends.
 
-    Threads may call this function concurrently. In a grader the runs execute one after another; elsewhere they execute
-    concurrently, each with one CPU core and its `memory_bytes`.
+    Threads may call this function concurrently. In a grader, the runs are executed one after another. In other
+    processes, the runs are executed concurrently, and each run may use one CPU core and `memory_bytes`.
 
     Args:
         code: Program, run as `main.py` in an empty folder, with the standard library and numpy.
         stdin: Standard input of the program.
-        files: Contents of further files in that folder, by path. The code can import a `solution.py`, for example.
-        limits: `wall_s` and `cpu_s` (10 s), `memory_bytes` (512 MiB) and `output_bytes` per stream (64 KiB).
+        files: Contents of additional files, by their path in that folder. For example, the program can import a file
+            `solution.py`.
+        limits: `wall_s` and `cpu_s` (default 10 s), `memory_bytes` (512 MiB) and `output_bytes` per stream (64 KiB).
 
     Raises:
         NoSandbox: No sandbox can be started here; the message names what is missing.
-        ValueError: A file name or limit is invalid, the grade made too many runs, or the request is too large.
+        ValueError: A file name or limit is invalid, the grader made too many runs for one grade, or the request is too
+            large.
     """
     request = _pack_request(code, stdin, files, limits)
     if not _in_grader:
-        return _unpack_outcome(import_module("agent_rft.actors.sandbox.standalone").run_alone(request))
+        return _unpack_outcome(import_module("agent_rft.actors.sandbox.standalone").run_standalone(request))
     try:
         return _unpack_outcome(_send_request(request))
     except NoSandbox as error:
@@ -92,15 +99,15 @@ def run_untrusted(
 
 
 def _send_request(request: bytes) -> bytes:
-    """Return the runner's answer to a request."""
-    global _number
+    """Send a request to the runner, and return the runner's answer."""
+    global _request_number
     with _lock:
         if _channel is None:
             raise NoSandbox(NO_SANDBOX)
-        _number += 1
-        head = _turn + _number.to_bytes(4, "big")
+        _request_number += 1
+        head = _grade_id + _request_number.to_bytes(4, "big")
         try:
-            for packet in chunks(head, request):
+            for packet in split_chunks(head, request):
                 _channel.send(packet)
             return _receive(_channel, head)
         except (OSError, EOFError):
@@ -117,7 +124,7 @@ def _pack_request(
 
 
 def _unpack_outcome(message: bytes) -> UntrustedRun:
-    """Return the outcome in an answer. Raises the same errors as `run_untrusted`."""
+    """Return the outcome that the runner's answer contains. Raises the same errors as `run_untrusted`."""
     answer, output = unpack(message)
     if "no_sandbox" in answer:
         raise NoSandbox(f"cannot start a sandbox for untrusted code: {answer['no_sandbox']}")
@@ -127,15 +134,15 @@ def _unpack_outcome(message: bytes) -> UntrustedRun:
     return UntrustedRun(stdout=stdout, stderr=stderr, **answer)
 
 
-def connect(channel: socket.socket | None, turn: bytes) -> None:
+def connect_grader(channel: socket.socket | None, grade_id: bytes) -> None:
     """Let `run_untrusted` send its requests over `channel`, because this process belongs to a grader.
 
     Args:
-        channel: Socket to the runner; None: the grader cannot run code.
-        turn: Random id of the current grade, with which each request begins.
+        channel: Socket to the runner, or None if the grader cannot run code.
+        grade_id: Random id of the current grade. Each request begins with this id.
     """
-    global _in_grader, _channel, _turn
-    _in_grader, _channel, _turn = True, channel, turn
+    global _in_grader, _channel, _grade_id
+    _in_grader, _channel, _grade_id = True, channel, grade_id
 
 
 def _encode(text: str | bytes) -> bytes:
@@ -143,13 +150,16 @@ def _encode(text: str | bytes) -> bytes:
 
 
 def _record_failure(why: str) -> NoSandbox:
-    global failure
-    failure = why
+    global sandbox_failure
+    sandbox_failure = why
     return NoSandbox(why)
 
 
 def _receive(channel: socket.socket, head: bytes) -> bytes:
-    """Return the answer to the request with this head. Drops answers to earlier requests that were interrupted."""
+    """Return the answer to the request whose packets begin with `head`.
+
+    Answers to earlier requests, which were interrupted, are ignored.
+    """
     message = b""
     while packet := channel.recv(HEAD_BYTES + 1 + CHUNK_BYTES):
         if packet.startswith(head):
@@ -161,24 +171,30 @@ def _receive(channel: socket.socket, head: bytes) -> bytes:
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
-MAX_FRAME_BYTES = 1 << 16
-"""More than a worker ever sends: error details of 4,000 characters with up to twelve bytes each."""
-MAX_TEXT_CHARS = 4_000
-TURN_BYTES = 16
-"""Length of a grade's random id, with which its requests to run code begin."""
+MAX_MESSAGE_BYTES = 1 << 16
+"""Maximum size of a message without binary parts.
+
+A worker never sends more: its longest error details have 4,000 characters with up to twelve bytes each.
+"""
+MAX_ERROR_CHARS = 4_000
+GRADE_ID_BYTES = 16
+"""Length of the random id of a grade. Each request to run code begins with the id of its grade."""
 CHUNK_BYTES = 60_000
-HEAD_BYTES = TURN_BYTES + 4
-"""Length of a chunk's head: the grade's id and the number of its message. The next byte is 1 in the last chunk."""
+HEAD_BYTES = GRADE_ID_BYTES + 4
+"""Length of the head of a packet: the id of the grade, and the number of the request.
+
+The byte after the head is 1 in the last packet of a message, otherwise 0.
+"""
 
 
-def decode(frame: bytes) -> dict[str, Any]:
-    """Return the object in a frame.
+def decode(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a message.
 
     Raises:
-        ValueError: The frame is not a JSON object, or is nested too deeply.
+        ValueError: The message is not a JSON object, or is nested too deeply.
     """
     try:
-        message = json.loads(frame)
+        message = json.loads(body)
     except RecursionError:
         raise ValueError("the message is nested too deeply") from None
     if not isinstance(message, dict):
@@ -186,8 +202,8 @@ def decode(frame: bytes) -> dict[str, Any]:
     return message
 
 
-def checked_length(header: bytes, max_bytes: int = MAX_FRAME_BYTES) -> int:
-    """Return the length in a frame's header.
+def parse_length(header: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
+    """Return the length of a message's JSON, which `header` (four bytes) contains.
 
     Raises:
         ValueError: The length exceeds `max_bytes`.
@@ -198,15 +214,18 @@ def checked_length(header: bytes, max_bytes: int = MAX_FRAME_BYTES) -> int:
     return length
 
 
-def clean_text(value: object) -> str | None:
-    """Return the last MAX_TEXT_CHARS of a string, without lone surrogates and null characters; None for other types."""
+def clean_error(value: object) -> str | None:
+    """Return the end of a string, at most MAX_ERROR_CHARS characters; None if `value` is not a string.
+
+    Lone surrogates and null characters are replaced.
+    """
     if not isinstance(value, str):
         return None
-    return value[-MAX_TEXT_CHARS:].encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return value[-MAX_ERROR_CHARS:].encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def receive(channel: socket.socket, deadline: float) -> dict[str, Any]:
-    """Receive one message before `deadline` (`time.monotonic()`).
+    """Receive one message before `deadline`, a time of `time.monotonic()`.
 
     Raises:
         TimeoutError: The message was not complete at the deadline.
@@ -216,9 +235,9 @@ def receive(channel: socket.socket, deadline: float) -> dict[str, Any]:
     return decode(receive_bytes(channel, deadline))
 
 
-def receive_bytes(channel: socket.socket, deadline: float, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+def receive_bytes(channel: socket.socket, deadline: float, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     """Receive the bytes of one message of up to `max_bytes` bytes. Raises the same errors as `receive`."""
-    return _receive_exactly(channel, checked_length(_receive_exactly(channel, 4, deadline), max_bytes), deadline)
+    return _receive_exactly(channel, parse_length(_receive_exactly(channel, 4, deadline), max_bytes), deadline)
 
 
 def send(channel: socket.socket, body: bytes) -> None:
@@ -226,24 +245,24 @@ def send(channel: socket.socket, body: bytes) -> None:
 
 
 def pack(header: dict[str, Any], parts: Sequence[bytes] = ()) -> bytes:
-    """Return one message with a small JSON object and large binary parts."""
+    """Return a message with a small JSON object, `header`, and binary parts, which may be large."""
     head = json.dumps({**header, "sizes": [len(part) for part in parts]}).encode()
     return b"".join([len(head).to_bytes(4, "big"), head, *parts])
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """Return the object and the parts of a message.
+    """Return the JSON object and the binary parts of a message.
 
     Raises:
         ValueError: The message is invalid.
     """
-    at = 4 + checked_length(message[:4])
+    at = 4 + parse_length(message[:4])
     header = decode(message[4:at])
     sizes = header.pop("sizes", None)
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("the message lacks the sizes of its parts")
     if at + sum(sizes) != len(message):
-        raise ValueError("the message does not have the size in its header")
+        raise ValueError("the size of the message differs from the sizes of its parts")
     parts = []
     for size in sizes:
         parts.append(message[at : at + size])
@@ -251,8 +270,8 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[bytes]]:
     return header, parts
 
 
-def chunks(head: bytes, message: bytes) -> Iterator[bytes]:
-    """Yield a message as packets for a socket that preserves packet boundaries."""
+def split_chunks(head: bytes, message: bytes) -> Iterator[bytes]:
+    """Split a message into packets that begin with `head`, for a socket that preserves packet boundaries."""
     for at in range(0, len(message), CHUNK_BYTES):
         yield head + bytes([at + CHUNK_BYTES >= len(message)]) + message[at : at + CHUNK_BYTES]
 

@@ -44,7 +44,8 @@ def fill(database: Database) -> None:
     fixed |= {"attempt": 1, "failures": 0}
     method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": "auto"}}}
     jobs = [
-        {"id": f"ftjob-{i}", "created_at": float(i), "moved_at": 0.0, "method": method} | fixed for i in range(NUM_JOBS)
+        {"id": f"ftjob-{i}", "created_at": float(i), "status_changed_at": 0.0, "method": method} | fixed
+        for i in range(NUM_JOBS)
     ]
     data = {"step": 1, "train_mean_reward": 0.5, "scores": {"graders": []}}
     events = [

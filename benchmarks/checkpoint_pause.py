@@ -42,7 +42,9 @@ def main() -> None:
         rank.snapshot()
         writing_s = seconds(lambda: rank.write_snapshot(written))
         parameters = sum(parameter.numel() for parameter in rank.policy.parameters())
-        count = snapshot_bytes(parameters, rank=0, ranks=1, stage=config.stage, in_bfloat16=options.dtype == "bfloat16")
+        count = snapshot_bytes(
+            parameters, rank=0, ranks=1, stage=config.effective_stage, in_bfloat16=options.dtype == "bfloat16"
+        )
         files = [load_file(path) for path in written.rglob("*.safetensors")]
         source = [tensor.clone() for tensors in files for tensor in tensors.values()]
         assert abs(sum(tensor.nbytes for tensor in source) - count) < 100  # the count of updates is one more tensor

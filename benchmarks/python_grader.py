@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--grades", type=int, default=300)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    print(f"sandbox: {sandbox_report().way}")
+    print(f"sandbox: {sandbox_report().method}")
     report(asyncio.run(measure(options.grades, options.runs)))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import Order, RolloutIndex
-from agent_rft.cluster.records.row_rewards import row_rewards
+from agent_rft.cluster.records.row_rewards import compute_row_rewards
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.traces import find_traces
 from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, write_groups
@@ -67,7 +67,7 @@ def recording(folder: Path, groups: list[Group], runs: int) -> list[Figure]:
     def indexed() -> float:
         name = f"step-{next(count):06d}"
         path = folder / "rollouts" / (name + ROLLOUTS_SUFFIX)
-        return seconds(lambda: index.put(name, groups, write_groups(path, groups)))
+        return seconds(lambda: index.add_file(name, groups, write_groups(path, groups)))
 
     both = in_turn(indexed, without, runs + 1)[1:]
     handed_over = in_turn(lambda: seconds(lambda: run.handle_groups(f"step-{next(count):06d}", groups)), without, runs)
@@ -125,7 +125,7 @@ def main() -> None:
             count = sum(1 for _ in find_traces(run, wanted, order, limit))
             say(f"{what} ({count:,})", time.perf_counter() - began)
         began = time.perf_counter()
-        rows = row_rewards(run.index, RolloutFilter(), "worst")
+        rows = compute_row_rewards(run.index, RolloutFilter(), "worst")
         say(f"the rewards of each row ({len(rows):,})", time.perf_counter() - began)
         size = sum(file.stat().st_size for file in (path / "rollouts").iterdir())
         print(f"{size / 1e6:,.0f} MB of rollouts, {(path / 'rollouts.sqlite').stat().st_size / 1e6:,.0f} MB of index")

@@ -57,7 +57,7 @@ class MeasuredWorker(RolloutWorker):
     @property
     def _vllm(self) -> Any:
         assert isinstance(self._engine, Engine)
-        return self._engine.client
+        return self._engine.async_llm_client
 
     async def mark(self) -> tuple[float, int]:
         """The time in seconds and the number of tokens sampled so far."""

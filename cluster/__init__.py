@@ -1,1 +1,1 @@
-"""One run, from its job to its result: planning, checks, the driver, records and views."""
+"""Packages that handle one run, from its job to its result: checks, planning, the driver, records and views."""

@@ -1,13 +1,14 @@
 """The API as a Ray Serve application: `agent_rft.serve.deployment:build`.
 
-`agent-rft serve` runs it. A Ray Serve configuration can also run it, with this `import_path` and `Settings` as `args`.
+`agent-rft serve` runs this application. A Ray Serve configuration can run it as well: its `import_path` is the path
+above, and its `args` are the fields of `ApiSettings`.
 
-Ray's dashboard shows these arguments, so they contain no secrets. The database URL and the key that encrypts secrets
-come from the environment of Ray's processes (AGENT_RFT_DATABASE, AGENT_RFT_FILES, AGENT_RFT_SECRET_KEY) or from the
-folder.
+Ray's dashboard shows the arguments, so they contain no secrets. The database URL and the key that encrypts secrets come
+from environment variables of Ray's processes (AGENT_RFT_DATABASE, AGENT_RFT_FILES, AGENT_RFT_SECRET_KEY), or else from
+the server's folder.
 
-Requests usually arrive through Ray Serve's proxies, which use three times as much CPU time as the API. On a single
-node, the replica therefore listens on the port directly.
+On a cluster, requests arrive through Ray Serve's proxies, which use three times as much CPU time as the API. On a
+single node, the replica therefore listens on the port itself.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ Background = Callable[[], Coroutine[Any, Any, None]]
 
 
 class ApiSettings(BaseModel):
-    """The arguments of the application.
+    """Arguments of the Ray Serve application.
 
-    `folder` and `config` (the operator's file) must have the same path on every node. More than one replica requires
-    PostgreSQL. If `listen` is set, the replica listens on this host and port instead of using Ray Serve's proxies.
+    `folder` (the server's folder) and `config` (the operator's file) must have the same path on every node. More than
+    one replica requires PostgreSQL. If `listen` is set, the replica listens on this host and port instead of using Ray
+    Serve's proxies.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,13 +73,13 @@ class ApiSettings(BaseModel):
 
 
 def build(args: ApiSettings) -> Application:
-    """Return the application for these settings.
+    """Return the API as a Ray Serve application with these settings.
 
     Raises:
-        UserError: There are several replicas without PostgreSQL.
+        UserError: `replicas` is above 1, but the database is not PostgreSQL.
     """
     if args.replicas > 1 and StateLocations.load(Path(args.folder)).database is None:
-        raise UserError(f"replicas: {args.replicas} requires PostgreSQL; set AGENT_RFT_DATABASE, or replicas: 1")
+        raise UserError(f"replicas: {args.replicas} requires PostgreSQL; set AGENT_RFT_DATABASE, or set replicas to 1")
     deployment = ray_serve.deployment(ApiReplica).options(
         name=DEPLOYMENT,
         num_replicas=args.replicas,
@@ -95,7 +97,7 @@ build.__annotations__["args"] = ApiSettings  # Ray Serve needs the class itself,
 
 @ray_serve.ingress()
 class ApiReplica:
-    """A replica of the API."""
+    """Ray Serve replica that runs the API app."""
 
     def __init__(self, args: ApiSettings) -> None:
         """Open the server's state and connect the services to the cluster.
@@ -116,7 +118,7 @@ class ApiReplica:
         recorder = start_telemetry(
             MetricsAddress.from_environment("api", local=is_local_address(address)), f"api-{replica}"
         )
-        recorder.add_source(JobStore(state.database).live)
+        recorder.add_source(JobStore(state.database).live_metrics)
         access_log = AccessLog(locations.folder / "logs" / f"access-{replica}.jsonl")
         self._parts = state, Services(state, operator, launcher, hosting), operator, recorder, access_log
         self._listen = args.listen
@@ -137,7 +139,7 @@ def make_app(
     behind_proxy: bool = False,
     deadlines: Deadlines = DEADLINES,
 ) -> FastAPI:
-    """Return the API app on these services. When the app stops, it closes `state`."""
+    """Return the API app, which calls `services`, and closes `state` when it stops."""
     max_connections = min(operator.limits.max_connections, MAX_REQUESTS if behind_proxy else sys.maxsize)
     app = create_app(
         services.routers,
@@ -152,7 +154,7 @@ def make_app(
         sessions=state.sessions,
         checks={"database": state.database.check, "file_store": state.files.check},
     )
-    console_files.mount(app)
+    console_files.mount_console(app)
     return app
 
 
@@ -165,7 +167,7 @@ def make_lifespan(
 ) -> Lifespan:
     """Return a lifespan that runs `tasks` while the app runs, and serves the app on `listen` if it is set.
 
-    When the app stops, the tasks are cancelled; `close` is called after all of them have ended.
+    When the app stops, the lifespan cancels the tasks, waits until they have ended, and then calls `close`.
     """
 
     @asynccontextmanager
@@ -188,7 +190,7 @@ def make_lifespan(
 
 
 def make_driver_settings(locations: StateLocations, database: str, config: str | None, address: str) -> DriverSettings:
-    """Return the settings for job drivers."""
+    """Return the settings that the server passes to its job drivers."""
     folder = str(locations.folder.resolve())
     path = None if config is None else str(Path(config).resolve())
     return DriverSettings(folder=folder, database=database, files=locations.files, config=path, address=address)

@@ -22,7 +22,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import LoggingConfig
 
 from agent_rft.cluster.ray_cluster.ray_internals import serve_address, serve_is_running
-from agent_rft.cluster.ray_cluster.ray_session import end_leftover, job_cluster
+from agent_rft.cluster.ray_cluster.ray_session import job_cluster, kill_leftover_cluster
 from agent_rft.cluster.run.stop_signals import wait_for_signal
 from agent_rft.errors import RftError
 from agent_rft.rows.ownership import claim_folder, read_silence_s
@@ -52,10 +52,10 @@ def run_server(
         locations: Locations of the server's state.
         operator: The operator's configuration.
         host: Host to listen on.
-        port: Port to listen on; 0 chooses a free one.
-        address: Ray cluster to join; None starts a local one.
+        port: Port to listen on; 0 chooses a free port.
+        address: Address of the Ray cluster to join; None starts a local cluster.
         notify: Prints a line for the user.
-        config: The operator's file, which the API and the drivers read again.
+        config: The operator's configuration file, which the API and the drivers read again.
 
     Raises:
         FolderOwned: Another server uses the folder.
@@ -66,13 +66,13 @@ def run_server(
         _serve(locations, operator, host, port, address, notify, config)
 
 
-def _claim_folder(locations: StateLocations, tell: Callable[[str], None]) -> AbstractContextManager[object]:
-    """Return a context manager that owns the server's folder, unless PostgreSQL lets several servers share it."""
+def _claim_folder(locations: StateLocations, notify: Callable[[str], None]) -> AbstractContextManager[object]:
+    """Return a context manager that owns the server's folder; with PostgreSQL, several servers may share the folder."""
     if locations.database is not None:
         return nullcontext()
     fix = "; stop it, or give another --folder"
     make_private(locations.folder, FOLDER_MARKERS)
-    ownership = claim_folder(locations.folder, fix=fix, notify=tell, silence_s=read_silence_s())
+    ownership = claim_folder(locations.folder, fix=fix, notify=notify, silence_s=read_silence_s())
     # A server loses its folder if it was suspended for long, and another server may then use the database.
     ownership.on_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
     return ownership
@@ -84,11 +84,11 @@ def _serve(
     host: str,
     port: int,
     address: str | None,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     config: Path | None,
 ) -> None:
     note = locations.folder / "cluster.json"
-    end_leftover(note)
+    kill_leftover_cluster(note)
     # On an existing cluster, Ray Serve's proxy listens, possibly already on this port.
     with reserve_port(host, port) if address is None or port == 0 else nullcontext(port) as port:
         state = ServerState(locations, operator)
@@ -98,14 +98,14 @@ def _serve(
         finally:
             state.close()
         if token is not None:
-            tell(f"API key (shown only once): {token}")
+            notify(f"API key (shown only once): {token}")
         # Importing the API's modules takes as long as starting Ray, so do both concurrently.
         with (
             job_cluster(address, note, on_starting=partial(import_module, "agent_rft.serve.deployment")),
             LogFollower(locations.folder, _write_stderr),
         ):
             from agent_rft.serve.deployment import APP, ApiSettings
-            from agent_rft.serve.inference.model_apps import only_models_left, remove_models
+            from agent_rft.serve.inference.model_apps import has_only_model_apps, remove_models
 
             listen = None
             if address is None:
@@ -118,19 +118,21 @@ def _serve(
             deploy(ApiSettings(folder=str(locations.folder.resolve()), config=path, listen=listen))
             url = format_url(host, port)
             ready = f"serving at {url}/v1 (docs at /docs)\nthe console is ready at {url}/"
-            asyncio.run(wait_for_signal(partial(tell, ready)))
+            asyncio.run(wait_for_signal(partial(notify, ready)))
             if address is None:
                 ray_serve.delete(APP)  # finishes the requests in progress; everything else ends with the cluster
             else:
                 remove_models()
                 ray_serve.delete(APP)
                 # Without the shutdown, a stopping node waits 30 s for Ray Serve's actors.
-                if not was_running and only_models_left():
+                if not was_running and has_only_model_apps():
                     ray_serve.shutdown()
 
 
 def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
-    """Start Ray Serve and return its proxy's host and port, which differ from the arguments if it was already running.
+    """Start Ray Serve, and return the host and port of its proxy.
+
+    If Ray Serve is already running, its proxy keeps its host and port, whatever the arguments are.
 
     Raises:
         RftError: Ray Serve did not start.

@@ -1,4 +1,5 @@
-"""RL algorithm, model, training loop and one learner rank.
+"""RL algorithm, model, training loops, and a single learner rank.
 
-This package imports neither Ray nor HTTP nor an engine; it reaches them only through `agent_rft.loop_protocols`.
+This package imports neither Ray nor HTTP nor engines. It uses them only through the protocols in
+`agent_rft.loop_protocols`.
 """

@@ -2,11 +2,11 @@
 
 The concurrency limit adapts to the endpoint's capacity, up to the configured maximum:
 
-- It grows while at least half of it is used: at first by one with each good answer (slow start), and after the first
-  decrease by its square root per round trip.
-- It shrinks by half of the fraction of a round trip's requests that were rejected or late (as in DCTCP, RFC 8257). A
-  single 429 costs little; if all requests of a round trip get one, the limit is halved.
-- It is halved if latency rises well above normal (as Gradient2 does in Netflix's concurrency-limits).
+- The limit grows while at least half of it is in use. At first, each good answer raises it by one (slow start). After
+  the first decrease, it grows by its square root per round trip.
+- If a fraction f of a round trip's requests is rejected or late, the limit shrinks by the fraction f / 2, as in DCTCP
+  (RFC 8257). A single 429 costs little; if all requests get a 429, the limit is halved.
+- If latency rises well above normal, the limit is halved, similar to Gradient2 in Netflix's concurrency-limits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ SLOWER = 2.0
 SLACK_S = 0.05
 """Smaller increases are ignored: with fast endpoints, our own process may cause them."""
 USUAL_FAST, USUAL_SLOW = 0.2, 0.005
-"""Smoothing factors of the usual latency. The fast one applies if latency falls, or stays high with a quarter of the
-requests. The slow one applies otherwise, since a growing number of our requests may cause the increase."""
+"""Smoothing factors of the usual latency. The fast one applies if latency falls, or stays high although the limit has
+shrunk to a quarter. Otherwise the slow one applies, since a growing number of our requests may cause the increase."""
 
 
 class AdaptiveLimit:
-    """Concurrency limit between 1 and `maximum`; all times are seconds on one clock.
+    """Concurrency limit between 1 and `maximum`. All times are seconds on the same clock.
 
-    Requests that were sent before the limit last shrank are ignored, so it shrinks at most once per round trip.
+    Outcomes of requests that were sent before the limit last shrank are ignored. The limit therefore shrinks at most
+    once per round trip.
     """
 
     def __init__(self, maximum: int) -> None:
@@ -50,7 +51,7 @@ class AdaptiveLimit:
         return int(self._limit)
 
     def record_answer(self, sent: float, now: float, in_flight: int) -> None:
-        """Record an answer to a request sent at `sent`; `in_flight` includes this request."""
+        """Record an answer to the request sent at `sent`; `in_flight` counts requests in flight, including this one."""
         if sent < self._shrunk_at:
             return
         # Answers do not justify a higher limit with few requests in flight, or after latency has risen.
@@ -88,7 +89,7 @@ class AdaptiveLimit:
         self._begin_round()
 
     def _compare_latencies(self, now: float) -> None:
-        """Compare the mean logarithm of the latest latencies with the usual one; shrink the limit if it rose."""
+        """Compare the mean logarithm of the latest latencies with the usual one; shrink the limit if the mean rose."""
         latest = self._sum / self._samples
         self._begin_samples()
         if self._usual is None:
@@ -117,9 +118,10 @@ class AdaptiveLimit:
 
 
 class RequestRateLimit:
-    """Rate limit of `rate_per_s` evenly spaced requests per second, with bursts of BURST_S seconds.
+    """Rate limit of `rate_per_s` requests per second. Requests are evenly spaced, except for bursts.
 
-    A token bucket, stored as the time at which the bucket would be full (generic cell rate algorithm).
+    A burst has at most as many requests as BURST_S seconds allow. The limit is a token bucket that stores only the time
+    at which the bucket will be full (generic cell rate algorithm).
     """
 
     BURST_S = 0.1
@@ -131,5 +133,5 @@ class RequestRateLimit:
     def wait_s(self, now: float) -> float:
         return max(0.0, self._full_at - now - self.BURST_S) if self._full_at > now else 0.0
 
-    def take(self, now: float) -> None:
+    def take_token(self, now: float) -> None:
         self._full_at = max(self._full_at, now) + self._interval_s

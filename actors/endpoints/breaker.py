@@ -1,7 +1,7 @@
-"""Circuit breaker: stops requests to an endpoint that only fails, except for occasional probes.
+"""Circuit breaker: while all requests to an endpoint fail, no requests are sent except occasional probes.
 
-It opens after MAX_FAILURES failures in a row. An endpoint that randomly fails half of its calls reaches this about once
-in two million calls. Any answer that shows that the endpoint is up closes the breaker:
+The breaker opens after MAX_FAILURES failures in a row. An endpoint that randomly fails half of its calls has so many
+failures in a row about once in two million calls. Any answer that shows that the endpoint is up closes the breaker:
 
              MAX_FAILURES in a row         the wait is over: send a probe
     closed ------------------------> open --------------------------------> half_open
@@ -10,7 +10,7 @@ in two million calls. Any answer that shows that the endpoint is up closes the b
       |                              |                                          |
       +------------------------------+----------------- an answer --------------+
 
-The arrow from `open` to `closed` is an answer to a request that was sent before the breaker opened.
+The arrow from `open` to `closed` stands for an answer to a request that was sent before the breaker opened.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ State = Literal["closed", "open", "half_open"]
 class Breaker:
     """The circuit breaker of one endpoint.
 
-    While it is open, the wait before the next probe doubles from FIRST_WAIT_S to LONGEST_WAIT_S. The wait starts when
-    a probe is sent, so a probe without an answer does not delay the next one.
+    While the breaker is open, the wait before the next probe doubles from FIRST_WAIT_S to MAX_PROBE_WAIT_S. Each wait
+    starts when a probe is sent, so a probe that gets no answer does not delay the next probe.
     """
 
     def __init__(self, timing: Timing) -> None:
@@ -53,7 +53,7 @@ class Breaker:
         return "half_open" if self._probes_in_flight else "open"
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until a request may be sent."""
+        """Return the seconds until the breaker permits a request."""
         return max(0.0, self._probe_at - now) if self.is_open else 0.0
 
     def record_request(self, now: float) -> bool:
@@ -64,12 +64,12 @@ class Breaker:
         self._schedule_probe(now)
         return True
 
-    def record_end(self, probe: bool) -> None:
+    def record_end(self, was_probe: bool) -> None:
         """Record that a request has ended, successfully or not."""
-        self._probes_in_flight -= probe
+        self._probes_in_flight -= was_probe
 
     def record_answer(self) -> bool:
-        """Record an answer; return whether it closed an open breaker."""
+        """Record an answer, which closes an open breaker; return whether the breaker was open."""
         self._failures = 0
         closed, self.is_open = self.is_open, False
         return closed

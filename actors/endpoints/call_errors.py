@@ -1,4 +1,4 @@
-"""Errors of calls to an endpoint: each names the endpoint, the endpoint's reason and the fix, without secrets."""
+"""Errors of calls to an endpoint. Each error names the endpoint, the endpoint's reason and the fix, but no secrets."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ NO_CREDIT = "the account has no credit"
 TOO_LARGE_STATUSES = frozenset({413, 414, 431})
 """Statuses that a server or proxy returns if the body, URL or headers are too large."""
 FAILURE_FIXES = {
-    "busy": "give it more capacity, lower max_concurrency or raise timeout_s",
-    "timeout": "make it faster, or raise attempt_timeout_s",
-    "deadline": "make it faster, raise timeout_s, or raise max_concurrency if it can handle more calls at a time",
+    "busy": "give the endpoint more capacity, lower max_concurrency or raise timeout_s",
+    "timeout": "make the endpoint faster, or raise attempt_timeout_s",
+    "deadline": "make the endpoint faster, raise timeout_s, or raise max_concurrency if it can handle more calls",
     "server_error": "check the endpoint's own log",
-    "connection": "check that it is running and that its URL is correct and reachable from the cluster",
+    "connection": "check that the endpoint is running and that its URL is correct and reachable from the cluster",
     "redirect": "set the final URL in the job: redirects are not followed",
 }
 
 
 class CallErrors:
-    """Factory of one endpoint's errors.
+    """Factory of the errors of calls to one endpoint.
 
-    `what` names the endpoint in messages ("tool 'search' (POST http://tools/search)"), `url` is its URL without
-    secrets, and `keys` names the setting that holds its keys. `failure` is the error class for failed calls.
+    `what` names the endpoint in messages ("tool 'search' (POST http://tools/search)"), `url` is the endpoint's URL
+    without secrets, and `keys` names the setting with the endpoint's keys. `failure` is the error class for failed
+    calls.
     """
 
     def __init__(self, what: str, url: str, secrets: Sequence[str], keys: str, failure: type[DiscardError]) -> None:
@@ -40,34 +41,42 @@ class CallErrors:
         self._failure = failure
 
     def scrub(self, text: str) -> str:
-        """Redact the secrets of the headers and the URL in `text`, since some servers echo them."""
+        """Return `text` with the secrets of the endpoint's headers and URL redacted, since some servers echo them."""
         return scrub(text, self._secrets)
 
     def excerpt(self, text: str) -> str:
-        """Return the start of a text from the endpoint on one line, without secrets and escape sequences."""
+        """Return the start of `text`, which the endpoint sent, as one line without secrets and escape sequences."""
         return truncate(self.scrub(to_one_line(text)), EXCERPT_CHARS)
 
     def describe(self, answer: HttpResponse, asked: str = "") -> str:
-        """Describe an answer for messages: its status, the wait that it `asked` for, and its reason."""
+        """Return a description of an answer for messages: the status, `asked` and the endpoint's reason.
+
+        `asked` describes the wait that the answer asks for (" with Retry-After: 5 s"), or is empty.
+        """
         what = format_status(answer.status) + (f": {NO_CREDIT}" if answer.has_no_credit else asked)
         reason = self.excerpt(answer.reason)
         return f"{what} ({reason})" if reason else what
 
-    def make_refused(self, kind: str, why: str, fix: str, retries: int) -> EndpointRefused:
+    def make_refused_error(self, kind: str, why: str, fix: str, retries: int) -> EndpointRefused:
         """Return the error that ends the job because the endpoint cannot be called at all."""
         problem = f"{self._what} {why}"
         details = {"problem": problem, "fix": fix, "endpoint": self._url, "kind": kind, "retries": retries}
         return EndpointRefused(f"{problem}: {fix}", **details)
 
-    def make_key_refused(self, answer: HttpResponse, rejected: str) -> EndpointRefused:
+    def make_key_refused_error(self, answer: HttpResponse, rejected: str) -> EndpointRefused:
         """Return the error for a 401 or 403; `rejected` names what was rejected, such as "the request"."""
         why = f"rejected {rejected} with {self.describe(answer)}"
         if answer.has_no_credit:
-            return self.make_refused("no_credit", why, self._credit_fix, answer.retries)
-        return self.make_refused("refused", why, f"check the keys in {self._keys}", answer.retries)
+            return self.make_refused_error("no_credit", why, self._credit_fix, answer.retries)
+        return self.make_refused_error("refused", why, f"check the keys in {self._keys}", answer.retries)
 
-    def make_call_failed(self, kind: str, why: str, *, attempts: int, failures: int, elapsed_s: float) -> DiscardError:
-        """Return the error of a call that failed after `attempts` attempts, of which `failures` count as retries."""
+    def make_call_failed_error(
+        self, kind: str, why: str, *, attempts: int, failures: int, elapsed_s: float
+    ) -> DiscardError:
+        """Return the error of a call that failed after `attempts` attempts.
+
+        `failures` counts the attempts that failed for other reasons than backpressure; only these count as retries.
+        """
         fix = self._credit_fix if kind == "no_credit" else FAILURE_FIXES[kind]
         return self._discard(
             f"{self._what} failed: {why} ({attempts} attempt{'s' * (attempts != 1)}, {elapsed_s:.1f} s)",
@@ -77,10 +86,11 @@ class CallErrors:
             retries=min(failures, attempts - 1),
         )
 
-    def make_bad_answer(self, answer: HttpResponse, why: str, fix: str = "") -> DiscardError:
-        """Return the error for an unusable answer; `why` follows "it answered HTTP 200 OK, but".
+    def make_bad_answer_error(self, answer: HttpResponse, why: str, fix: str = "") -> DiscardError:
+        """Return the error for an answer that the caller cannot use.
 
-        An account without credit and a request that is too large each have a separate `kind`.
+        `why` continues the message "it answered HTTP 200 OK, but ...". The error's `kind` is no_credit if the account
+        has no credit, request_too_large if the request is too large, else bad_answer.
         """
         kind, detail = "bad_answer", f", but {why}"
         if answer.has_no_credit:
@@ -99,7 +109,7 @@ class CallErrors:
 
     @property
     def _credit_fix(self) -> str:
-        return f"add credit to it, or set the key of another account in {self._keys}"
+        return f"add credit to the account, or set the key of another account in {self._keys}"
 
     def _discard(self, problem: str, fix: str, **details: Any) -> DiscardError:
         message = f"{problem}; {fix}" if fix else problem
@@ -110,6 +120,7 @@ def _size_fix(answer: HttpResponse) -> str:
     if answer.status == 414:
         return "shorten the endpoint's URL in the job"
     if answer.status == 431:
-        return "shorten the endpoint's `headers` in the job, or let its server and proxies accept longer ones"
+        return "shorten the endpoint's `headers` in the job, or let the server and its proxies accept longer headers"
     size = max(answer.sent_bytes, MAX_REQUEST_BYTES)
-    return f"let the server and its proxies accept {size:,} bytes (nginx: client_max_body_size), or shorten the row"
+    limit = f"{size:,} bytes (nginx: client_max_body_size)"
+    return f"let the server and its proxies accept requests of {limit}, or shorten the row"

@@ -1,4 +1,4 @@
-"""The only retry layer: client of all HTTP calls of a job to tool, grader and model endpoints.
+"""Client for all HTTP calls of a job to tool, grader and model endpoints. Calls are retried only here.
 
 A call ends by its deadline, with an answer or with an error that names the endpoint and contains no secret. Retries
 follow the wire contract:
@@ -7,7 +7,7 @@ follow the wire contract:
 - Open breaker: the call waits until the breaker admits it, at most until the deadline.
 - Other 5xx, connection errors and attempts that time out: retried `max_retries` times.
 - An account without credit, or a redirect: the call fails immediately.
-- 401, and 403 if it concerns the key (`AccessHistory`): the key in the job is wrong, so the job ends.
+- 401, or a 403 that rejects the key (`AccessHistory`): the key in the job is wrong, so the job ends.
 - Any other response is an answer, which the caller interprets.
 """
 
@@ -68,7 +68,7 @@ class _Call:
     failures: int = 0
     queued_s: float = 0.0
     in_queue_since: float | None = None
-    last: str = ""
+    last_failure: str = ""
     identity: object = field(default_factory=object)
 
 
@@ -85,7 +85,7 @@ class _Retryable(Exception):
 class EndpointClient:
     """Client that POSTs JSON to one endpoint, as fast as the endpoint and its settings allow.
 
-    A call holds a permit only while a request is in flight, not while it waits to retry. The deadline,
+    A call holds a permit only while one of its requests is in flight, not between retries. The time limit of a call,
     `endpoint.timeout_s`, starts when `post` is called, so it includes the wait for a permit.
     """
 
@@ -108,11 +108,11 @@ class EndpointClient:
     ) -> None:
         """Create a client that connects at the first call.
 
-        `what` names the endpoint in messages ("tool 'search'"). `failure` is raised when a call fails after all
-        retries. The clients of one process share `sockets`. Set `hedge_after_s` only if a request may be sent twice.
-        `signer` signs each request. `keys_setting` names the setting that holds the endpoint's keys. `has_answered`:
-        whether the endpoint has answered before in this run. Never set `proxy` for URLs from jobs: it can reach any
-        address.
+        `what` names the endpoint in messages ("tool 'search'"). `failure` is the class of the error that is raised
+        when a call fails after all retries. The clients of one process share `sockets`. Set `hedge_after_s` only if a
+        request may be sent twice. `signer` signs each request. `keys_setting` names the setting with the endpoint's
+        keys. `has_answered` is whether the endpoint has already answered in this run. Never set `proxy` for URLs from
+        jobs, because a proxy can reach any address.
 
         Raises:
             UserError: The URL or a header is invalid.
@@ -149,11 +149,12 @@ class EndpointClient:
     async def post(self, body: Mapping[str, Any] | bytes, idempotency_key: str, trace_id: str = "") -> HttpResponse:
         """Send `body` (bytes must be JSON) until the endpoint answers or the deadline passes.
 
-        Each `trace_id` has a queue for its calls; the queues are served round-robin.
+        The waiting calls of each `trace_id` form a queue, and the queues are served round-robin.
 
         Raises:
             EndpointRefused: The endpoint refuses the key, or has an address that the operator does not allow.
-            Discard: An instance of `failure`: the call failed; details: endpoint, kind, attempts and retries.
+            DiscardError: The call failed. The error is an instance of `failure`; its details are endpoint, kind,
+                attempts and retries.
         """
         now = self._timing.clock()
         plain = idempotency_key.isascii() and idempotency_key.isidentifier()  # true of most call ids
@@ -180,7 +181,7 @@ class EndpointClient:
         return answer
 
     def stats(self) -> dict[str, Any]:
-        """Return EndpointStats, the current limit, queue and breaker state, and outage counts, as plain values."""
+        """Return as plain values: the EndpointStats, the current limit, queue and breaker state, and outage counts."""
         gate = self._gate
         now = {"limit": gate.limit.current, "in_flight": gate.in_flight, "queued": gate.queued}
         outages = {"outages": gate.breaker.times_opened, "delayed": gate.delayed}
@@ -192,20 +193,20 @@ class EndpointClient:
         await self._transport.close()
 
     def scrub(self, text: str) -> str:
-        """Delegate to CallErrors.scrub."""
+        """Return `text` with the endpoint's secrets redacted; see CallErrors.scrub."""
         return self._errors.scrub(text)
 
     def excerpt(self, text: str) -> str:
-        """Delegate to CallErrors.excerpt."""
+        """Return the start of `text` on one line, without secrets; see CallErrors.excerpt."""
         return self._errors.excerpt(text)
 
     def describe(self, answer: HttpResponse) -> str:
-        """Delegate to CallErrors.describe."""
+        """Return a description of an answer for messages; see CallErrors.describe."""
         return self._errors.describe(answer)
 
-    def bad_answer(self, answer: HttpResponse, why: str, fix: str = "") -> DiscardError:
-        """Return CallErrors.make_bad_answer for a caller that cannot use an answer, and count the error."""
-        error = self._errors.make_bad_answer(answer, why, fix)
+    def make_bad_answer_error(self, answer: HttpResponse, why: str, fix: str = "") -> DiscardError:
+        """Return the error for an answer that the caller cannot use, and count it; see CallErrors.make_bad_answer."""
+        error = self._errors.make_bad_answer_error(answer, why, fix)
         self.counts.errors[error.details["kind"]] += 1
         return error
 
@@ -219,7 +220,7 @@ class EndpointClient:
             raise self._make_failure(call, "deadline", self._explain_deadline(call)) from None
 
     async def _retry_until_answered(self, call: _Call) -> HttpResponse:
-        """Make attempts until the endpoint answers one or the call fails."""
+        """Make attempts until the endpoint answers or the call fails."""
         while True:
             call.attempts += 1
             try:
@@ -227,7 +228,7 @@ class EndpointClient:
                     return await self._attempt(call)
                 return await self._attempt_with_hedges(call, self._hedge_after_s)
             except _Retryable as failed:
-                call.last = failed.why
+                call.last_failure = failed.why
                 call.failures += failed.kind != "busy"
                 kind = failed.kind
                 wait_s = self._wait_s(call, kind, failed.after_s)
@@ -288,7 +289,7 @@ class EndpointClient:
 
     async def _send(self, call: _Call, permit: Permit) -> HttpResponse:
         """Send one request and classify its outcome. Always returns the permit to the gate."""
-        end, why, after_s = RequestOutcome.GIVEN_UP, "", None
+        outcome, why, after_s = RequestOutcome.GIVEN_UP, "", None
         self.counts.bytes_out += len(call.payload)
         headers = call.headers
         if self._signer is not None:
@@ -297,35 +298,35 @@ class EndpointClient:
         try:
             async with asyncio.timeout(self._attempt_timeout_s):
                 reply = await self._transport.send(call.payload, headers)
-            latency_s = self._timing.clock() - permit.sent
+            latency_s = self._timing.clock() - permit.sent_at
             answer = HttpResponse(
                 reply.status, reply.body, latency_s, call.failures, reply.truncated, len(call.payload)
             )
-            end, asked = _request_end(reply), ""
+            outcome, asked = _classify_reply(reply), ""
             if reply.asks_to_wait and reply.retry_after is not None:
                 after_s = parse_retry_after_s(reply.retry_after, self._timing.wall_clock())
                 asked = "" if after_s is None else f" with Retry-After: {after_s:g} s"
                 self._gate.pause(after_s or 0.0)  # before the permit is returned and the next call is admitted
-            if end is not RequestOutcome.ANSWERED:
+            if outcome is not RequestOutcome.ANSWERED:
                 why = self._errors.describe(answer, asked)
         except TransportError as error:
-            end, why = (RequestOutcome.FAILED if error.connected else RequestOutcome.NO_CONNECTION), error.why
+            outcome, why = (RequestOutcome.FAILED if error.connected else RequestOutcome.NO_CONNECTION), error.why
             raise _Retryable("connection", why) from None
         except TimeoutError:
-            end, why = RequestOutcome.LATE, f"no answer within {self._attempt_timeout_s:g} s"
+            outcome, why = RequestOutcome.LATE, f"no answer within {self._attempt_timeout_s:g} s"
             raise _Retryable("timeout", why) from None
         except ForbiddenAddress as error:
             why = f"resolves to {error.address}, {error.why}"
-            raise self._errors.make_refused("forbidden_address", why, error.fix, call.failures) from None
+            raise self._errors.make_refused_error("forbidden_address", why, error.fix, call.failures) from None
         except asyncio.CancelledError:
             if asyncio.get_running_loop().time() >= call.ends_at - LATE_S:
-                end, why = RequestOutcome.LATE, f"no answer within {self._timeout_s:g} s"
+                outcome, why = RequestOutcome.LATE, f"no answer within {self._timeout_s:g} s"
             raise
         finally:
-            self._gate.leave(permit, end, why)
+            self._gate.leave(permit, outcome, why)
         self.counts.record_latency(latency_s, current_trace_id())
         self.counts.bytes_in += len(reply.body)
-        if end is not RequestOutcome.ANSWERED:
+        if outcome is not RequestOutcome.ANSWERED:
             if answer.has_no_credit:
                 raise self._make_failure(call, "no_credit", why)
             raise _Retryable("busy" if reply.asks_to_wait else "server_error", why, after_s)
@@ -336,7 +337,7 @@ class EndpointClient:
 
         Raises:
             EndpointRefused: The endpoint refuses the key.
-            Discard: An instance of `failure`: the answer is a redirect.
+            DiscardError: The answer is a redirect. The error is an instance of `failure`.
         """
         status, access = answer.status, self._access
         if 300 <= status < 400:
@@ -344,16 +345,16 @@ class EndpointClient:
         if status != 401:
             access.add(forbidden=status == 403)
         if status == 401 or (status == 403 and access.refuses_key):
-            share = f"{access.num_forbidden} of its last {access.num_answers} calls"
+            share = f"{access.num_forbidden} of the last {access.num_answers} calls"
             rejected = share if status == 403 and access.num_forbidden > 1 else "the request"
-            raise self._errors.make_key_refused(answer, rejected)
+            raise self._errors.make_key_refused_error(answer, rejected)
         return answer
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
     def _make_failure(self, call: _Call, kind: str, why: str) -> DiscardError:
         elapsed_s = self._timing.clock() - call.start
-        return self._errors.make_call_failed(
+        return self._errors.make_call_failed_error(
             kind, why, attempts=call.attempts, failures=call.failures, elapsed_s=elapsed_s
         )
 
@@ -363,20 +364,20 @@ class EndpointClient:
         if call.in_queue_since is not None:
             queued_s += self._timing.clock() - call.in_queue_since
         if queued_s > self._timeout_s / 10:
-            why += f", {queued_s:.1f} s of which were spent waiting for one of {self._gate.limit.current} slots"
+            why += f", including a wait of {queued_s:.1f} s for one of {self._gate.limit.current} slots"
         if self._gate.breaker.is_open:
-            why += f"; it is down: {self._gate.breaker.last_failure}"
-        elif call.last:
-            why += f"; previous failure: {call.last}"
+            why += f"; the endpoint is down: {self._gate.breaker.last_failure}"
+        elif call.last_failure:
+            why += f"; previous failure: {call.last_failure}"
         return why
 
 
 def collect_process_stats() -> dict[str, dict[str, Any]]:
-    """Return EndpointClient.stats of all clients of this process, by client name ("tool 'search'")."""
+    """Return EndpointClient.stats of all clients of this process, by client name, such as "tool 'search'"."""
     return merge_stats({client.name: client.stats()} for client in list(CLIENTS))
 
 
-def _request_end(reply: Reply) -> RequestOutcome:
+def _classify_reply(reply: Reply) -> RequestOutcome:
     if reply.status == 503:
         return RequestOutcome.OVERLOADED
     if reply.asks_to_wait:
@@ -394,18 +395,18 @@ MAX_SHARE = 0.5
 
 
 class AccessHistory:
-    """History of the latest WINDOW answers of one endpoint, to decide whether a 403 concerns the key."""
+    """History of an endpoint's latest WINDOW answers, which decides whether a 403 rejects the key or only a call."""
 
     def __init__(self, has_answered: bool) -> None:
         """Start an empty history.
 
-        `has_answered`: whether the endpoint has answered another client of this run, such as the job's check.
+        `has_answered` is whether the endpoint has already answered another client of this run, such as the job's check.
         """
         self._has_answered = has_answered
         self._forbidden: deque[bool] = deque(maxlen=WINDOW)
 
     def add(self, *, forbidden: bool) -> None:
-        """Record an answer; `forbidden`: its status is 403."""
+        """Record an answer; `forbidden` is whether its status is 403."""
         self._has_answered |= not forbidden
         self._forbidden.append(forbidden)
 
@@ -420,7 +421,7 @@ class AccessHistory:
 
     @property
     def refuses_key(self) -> bool:
-        """Whether a 403 concerns the key instead of a single call."""
+        """Whether a 403 rejects the key instead of a single call."""
         if not self._has_answered:
             return True
         return self.num_answers >= MIN_ANSWERS and self.num_forbidden > MAX_SHARE * self.num_answers

@@ -20,14 +20,15 @@ STATES = ("closed", "half_open", "open")
 class EndpointStats:
     """Counters of one client since it was created; calls == answered + failed + cancelled + in progress.
 
-    `errors` has a count per kind:
+    `errors` counts errors by kind:
 
     - failed calls: busy, timeout, deadline, server_error, connection, redirect, refused, no_credit, forbidden_address
     - answers: tool_error (a 4xx), too_large, bad_answer, request_too_large (413, 414, 431), no_credit
 
-    `retries` counts attempts after failures, and `backpressure_retries` attempts after answers that ask to wait.
-    `hedges` counts duplicate requests, and `hedges_won` the duplicates that were answered first. Latencies cover
-    answered attempts only. Histograms have one bucket per bound of SECONDS and a last one for larger values.
+    `retries` counts the attempts after a failure, and `backpressure_retries` counts the attempts after an answer that
+    asks to wait. `hedges` counts duplicate requests, and `hedges_won` counts the duplicates that were answered first.
+    Latencies are those of answered attempts. Histograms have one bucket per bound in SECONDS, and a last bucket for
+    larger values.
     """
 
     calls: int = 0
@@ -48,7 +49,7 @@ class EndpointStats:
     errors: Counter[str] = field(default_factory=Counter)
 
     def record_latency(self, latency_s: float, trace_id: str = "") -> None:
-        """Record the latency of an answer; the id of a sampled trace becomes the exemplar of its bucket."""
+        """Record the latency of an answer. `trace_id`, if set, becomes the exemplar of the latency's bucket."""
         bucket = bisect_left(SECONDS, latency_s)
         self.latency_sum_s += latency_s
         self.latency_counts[bucket] += 1
@@ -67,9 +68,9 @@ class EndpointStats:
 
 
 def compute_quantile_s(counts: Sequence[int], q: float) -> float | None:
-    """Return a quantile of a latency histogram, interpolated linearly within its bucket.
+    """Return the quantile `q`, from 0 to 1, of a latency histogram, interpolated linearly within a bucket.
 
-    None if the histogram is empty; the last bound if the quantile is above all bounds.
+    Returns None if the histogram is empty, and the last bound if the quantile is above all bounds.
     """
     rank, below = q * sum(counts), 0
     if not rank:
@@ -89,7 +90,10 @@ COPIED_STATS = (
 
 
 def to_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Convert EndpointClient.stats to metrics of `agent_rft.metrics`; breaker: 0 closed, 1 half open, 2 open."""
+    """Convert EndpointClient.stats of each endpoint to metrics of `agent_rft.metrics`.
+
+    The metric `breaker` is 0 if the breaker is closed, 1 if it is half open, and 2 if it is open.
+    """
     metrics: dict[str, float] = {}
     for name, values in stats.items():
         prefix = f"endpoint/{name}"
@@ -100,7 +104,10 @@ def to_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, flo
 
 
 def to_live_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float | HistogramCounts]:
-    """Convert EndpointClient.stats for a Recorder: like `to_endpoint_metrics`, with histograms instead of sums."""
+    """Convert EndpointClient.stats of each endpoint to metrics for a Recorder.
+
+    The metrics are those of `to_endpoint_metrics`, but with histograms instead of the sums of seconds.
+    """
     metrics: dict[str, float | HistogramCounts] = {**to_endpoint_metrics(stats)}
     for name, values in stats.items():
         for what in ("queue", "latency"):
@@ -111,7 +118,7 @@ def to_live_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float |
 
 
 def merge_stats(stats: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Add up the statistics of several processes that use the same endpoints."""
+    """Add up EndpointClient.stats by endpoint name, over several clients or processes that use the same endpoints."""
     merged: dict[str, dict[str, Any]] = {}
     for endpoints in stats:
         for name, values in endpoints.items():

@@ -1,7 +1,7 @@
 """Admission control of one endpoint: limits the requests in flight and shares them fairly between rollouts.
 
-Each rollout has a separate queue (a lane), and the lanes are served round-robin. A call is admitted when the endpoint's
-concurrency limit, rate limit, breaker and Retry-After, and the process's socket limit allow it.
+Each rollout has a separate queue (a lane), and the lanes are served round-robin. A call is admitted when all limits
+allow it: the endpoint's concurrency limit, rate limit, breaker and Retry-After, and the process's socket limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_PAUSE_S = 30.0
 
 
 class RequestOutcome(Enum):
-    """Outcome of a request, as the concurrency limit and the breaker distinguish it."""
+    """Outcome of a request; the concurrency limit and the breaker treat each outcome differently."""
 
     ANSWERED = "answered"
     BUSY = "busy"
@@ -50,7 +50,7 @@ ENDPOINT_UP_OUTCOMES = frozenset({RequestOutcome.ANSWERED, RequestOutcome.BUSY})
 class Permit(NamedTuple):
     """Permission to send one request; the caller must release it with `Gate.leave`."""
 
-    sent: float
+    sent_at: float
     is_probe: bool
     queued_s: float = 0.0
 
@@ -64,7 +64,7 @@ class _Waiter:
 
 
 class SocketLimit:
-    """Limit on the concurrent requests of all gates that share it; waiting gates are served in FIFO order."""
+    """Limit on the total number of concurrent requests of several gates. Waiting gates are served in FIFO order."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -72,9 +72,9 @@ class SocketLimit:
 
     @classmethod
     def from_process_limits(cls) -> SocketLimit:
-        """Return a limit of as many sockets as the process may open, at most MAX_ON_WIRE.
+        """Return a limit of as many sockets as the process may open, but at most MAX_ON_WIRE.
 
-        Raises the process's soft limit of open files if necessary.
+        If necessary, first increases the process's soft limit on open files.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = MAX_ON_WIRE + OTHER_FILES
@@ -123,9 +123,10 @@ class Gate:
         self._alarm_at = math.inf
 
     async def enter(self, lane: str, failures: int = 0, call: object = None) -> Permit:
-        """Wait for a permit. While the breaker is open, calls with the fewest `failures` probe first.
+        """Wait for a permit to send a request. While the breaker is open, calls with the fewest `failures` are first.
 
-        `call` identifies the call in all its attempts; it is stored until an outage ends.
+        `lane` names the queue in which the call waits. `call` identifies the call in all its attempts. It is stored
+        until an outage ends, so that the call counts as delayed only once.
         """
         now = self._timing.clock()
         if not self._lanes and self._wait_s(now) == 0 and self._sockets.acquire(self):
@@ -147,27 +148,31 @@ class Gate:
             raise
 
     def try_enter(self) -> Permit | None:
-        """Return a permit if one is free and no call waits, else None."""
+        """Return a permit if one is available and no call is waiting, else None."""
         now = self._timing.clock()
         if self._lanes or self.breaker.is_open or self._wait_s(now) != 0 or not self._sockets.acquire(self):
             return None
         return self._issue_permit(now, now)
 
-    def leave(self, permit: Permit, end: RequestOutcome, why: str = "") -> None:
-        """Release the permit of a request with the outcome `end`, and admit waiting calls."""
+    def leave(self, permit: Permit, outcome: RequestOutcome, why: str = "") -> None:
+        """Release the permit of a request that has ended with `outcome`, and admit waiting calls.
+
+        `why` is the reason of a failure.
+        """
         now = self._timing.clock()
-        if end is RequestOutcome.ANSWERED:
-            self.limit.record_answer(permit.sent, now, self.in_flight)
-        elif end in THROTTLED_OUTCOMES:
-            self.limit.record_throttled(permit.sent, now, self.in_flight)
+        if outcome is RequestOutcome.ANSWERED:
+            self.limit.record_answer(permit.sent_at, now, self.in_flight)
+        elif outcome in THROTTLED_OUTCOMES:
+            self.limit.record_throttled(permit.sent_at, now, self.in_flight)
         self.breaker.record_end(permit.is_probe)
-        if end in ENDPOINT_UP_OUTCOMES:
+        if outcome in ENDPOINT_UP_OUTCOMES:
             if self.breaker.record_answer():
                 self.limit.reset()
                 self._delayed.clear()
-        elif end is not RequestOutcome.GIVEN_UP:
+        elif outcome is not RequestOutcome.GIVEN_UP:
             was_open = self.breaker.is_open
-            self.breaker.record_failure(now, NO_CONNECTION_WEIGHT if end is RequestOutcome.NO_CONNECTION else 1, why)
+            weight = NO_CONNECTION_WEIGHT if outcome is RequestOutcome.NO_CONNECTION else 1
+            self.breaker.record_failure(now, weight, why)
             if self.breaker.is_open and not was_open:
                 for waiters in self._lanes.values():
                     for waiter in waiters:
@@ -178,7 +183,7 @@ class Gate:
             self.admit_waiting()
 
     def pause(self, seconds: float) -> None:
-        """Admit no call for `seconds`, because the endpoint asked for a pause."""
+        """Admit no calls for `seconds`, at most MAX_PAUSE_S, because the endpoint asked for a pause."""
         self._held_until = max(self._held_until, self._timing.clock() + min(seconds, MAX_PAUSE_S))
 
     def close(self) -> None:
@@ -210,7 +215,7 @@ class Gate:
             self.delayed += 1
 
     def _wait_s(self, now: float) -> float:
-        """Return the seconds until a call may be admitted; infinity if a request must end first."""
+        """Return the seconds until a call can be admitted; infinity if a request in flight must end first."""
         wait_s = self._held_until - now
         # While the breaker is open only the maximum applies: it bounds the probes of endpoints whose calls take hours.
         if self.in_flight >= (self.limit.maximum if self.breaker.is_open else self.limit.current):
@@ -224,7 +229,7 @@ class Gate:
     def _issue_permit(self, now: float, since: float) -> Permit:
         self.in_flight += 1
         if self._rate is not None:
-            self._rate.take(now)
+            self._rate.take_token(now)
         return Permit(now, self.breaker.record_request(now), now - since)
 
     def _pop_next(self) -> _Waiter:

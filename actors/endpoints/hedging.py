@@ -10,18 +10,18 @@ T = TypeVar("T")
 
 
 async def send_with_hedges(
-    first: Callable[[asyncio.Event], Coroutine[Any, Any, T]],
-    again: Callable[[], Coroutine[Any, Any, T | None]],
+    send_first: Callable[[asyncio.Event], Coroutine[Any, Any, T]],
+    send_hedge: Callable[[], Coroutine[Any, Any, T | None]],
     wait: Callable[[], Awaitable[None]],
     max_hedges: int,
 ) -> tuple[T, bool]:
-    """Return the first good answer, and whether it came from a hedge.
+    """Send a request and hedges of it. Return the first good answer, and whether a hedge returned it.
 
-    `first` sets the event when its request is sent. After each `wait` without a good answer, `again` sends a hedge, at
-    most `max_hedges` times. `again` returns None if it sends nothing.
+    `send_first` sends the request, and sets its event once the request is sent. Each time `wait` completes without a
+    good answer, `send_hedge` sends the request again, at most `max_hedges` times. It returns None if it did not send.
 
     Raises:
-        Exception: `first` raised it, and no hedge returned a good answer.
+        Exception: The error of `send_first`, if no hedge returned a good answer either.
     """
     sent = asyncio.Event()
 
@@ -29,7 +29,7 @@ async def send_with_hedges(
         await sent.wait()
         await wait()
 
-    original = asyncio.create_task(first(sent))
+    original = asyncio.create_task(send_first(sent))
     requests: list[asyncio.Task[Any]] = [original]
     timer = asyncio.create_task(until_next_hedge())
     try:
@@ -40,7 +40,7 @@ async def send_with_hedges(
                 if task.done() and task.exception() is None and task.result() is not None:
                     return task.result(), task is not original
             if timer.done() and not original.done() and len(requests) <= max_hedges:
-                requests.append(asyncio.create_task(again()))
+                requests.append(asyncio.create_task(send_hedge()))
                 timer = asyncio.create_task(until_next_hedge())
         return original.result(), False
     finally:

@@ -30,9 +30,9 @@ class ErrorInfo(NamedTuple):
 class HttpResponse(NamedTuple):
     """The response to a call's last attempt.
 
-    `latency_s` is the latency of this attempt alone. `retries` counts the failed attempts before it, without answers
-    that asked us to wait. `truncated` means that `body` holds only the first MAX_BODY_BYTES. `sent_bytes` is the size
-    of the request body.
+    `latency_s` is the latency of this attempt alone. `retries` counts the earlier attempts that failed, but not the
+    attempts whose answer asked us to wait. `truncated` is whether `body` was cut to the first MAX_BODY_BYTES.
+    `sent_bytes` is the size of the request body.
     """
 
     status: int
@@ -80,7 +80,7 @@ class HttpResponse(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The endpoint's error message, else the body; may contain secrets and control characters."""
+        """The error message in the body, or the full body if it has none. May contain secrets and control codes."""
         error = self.error
         if not error.message:
             return self.text
@@ -90,8 +90,8 @@ class HttpResponse(NamedTuple):
     def has_no_credit(self) -> bool:
         """Whether the endpoint refuses the request because an account has no credit left.
 
-        Decided by the error's code and type. The text is searched only if both are missing, because OpenAI's messages
-        about rate limits mention the billing page too.
+        The code and the type of the error decide this. The text of the body is searched only if both are missing,
+        because OpenAI's messages about rate limits also mention the billing page.
         """
         if self.status not in (401, 403, 429):
             return self.status == 402
@@ -101,7 +101,10 @@ class HttpResponse(NamedTuple):
 
 
 def parse_retry_after_s(value: str, now: float) -> float | None:
-    """Return the Retry-After header (RFC 9110, 10.2.3) in seconds from `now` (Unix time); None if it is invalid."""
+    """Return the wait in seconds that a Retry-After header (RFC 9110, 10.2.3) asks for; None if it is invalid.
+
+    `now`, in Unix seconds, is used for a header that contains a date.
+    """
     try:
         seconds = float(value)
     except ValueError:

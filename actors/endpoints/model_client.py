@@ -1,6 +1,6 @@
 """Clients of the operator's OpenAI-compatible endpoints, for judges and embeddings.
 
-Requests go through `EndpointClient`; a failed one gives the error code `model_grader_server_error`.
+Requests go through `EndpointClient`. The error of a failed request has the code `model_grader_server_error`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOG = logging.getLogger(__name__)
 
 
 class SchemasUnsupported(NamedTuple):
-    """Notice that an endpoint does not support JSON schemas; `model` is its name in the operator's configuration."""
+    """Notice that the endpoint of `model`, a name in the operator's configuration, does not support JSON schemas."""
 
     model: str
 
@@ -52,12 +52,15 @@ OnNoSchemas = Callable[[SchemasUnsupported], None]
 
 @cache
 def warn_once(found: SchemasUnsupported) -> None:
-    """Log a model's fallback once per process."""
+    """Log that a model falls back to the response format FALLBACK, once per process and model."""
     LOG.warning("%s; %s", found.message, found.fix)
 
 
 class ModelClient:
-    """Client of one path of a model's endpoint; `name` is the model's name in the operator's configuration."""
+    """Client of one path of a model's endpoint, such as /embeddings.
+
+    `name` is the model's name in the operator's configuration.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class ModelClient:
         has_answered: bool = False,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """Create a client that connects at the first request, through the proxy in `environment` if it names one.
+        """Create a client that connects at the first request, through the proxy that `environment` names, if any.
 
         `on_no_schemas` is called once if the endpoint does not support JSON schemas. `has_answered`: see
         EndpointClient.
@@ -79,7 +82,7 @@ class ModelClient:
             UserError: The URL, a header or the proxy is invalid.
         """
         self.name = name
-        self.by_logprobs = endpoint.scoring == "logprobs"
+        self.uses_logprobs = endpoint.scoring == "logprobs"
         self._model = endpoint.model or name
         self._format: AnswerFormat = endpoint.response_format or "json_schema"
         self._may_fall_back = endpoint.response_format is None
@@ -98,9 +101,10 @@ class ModelClient:
         )
 
     async def ask(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send `body` with the model's name, and return the JSON object that the endpoint answers.
+        """Send `body` with the model's name, and return the JSON object in the endpoint's answer.
 
-        With `schema`, the request asks for a chat completion in JSON of that schema; the endpoint may not guarantee it.
+        With `schema`, the request asks for a chat completion whose text is JSON of this schema. The endpoint may not
+        guarantee this, so the text must be checked.
 
         Raises:
             GraderFailed: The endpoint gave no usable answer; the code is model_grader_server_error.
@@ -112,9 +116,9 @@ class ModelClient:
                 fix = ""
                 if schema is not None and _refuses_format(answer):
                     fix = f"set response_format: none in models.{self.name} of the operator's configuration"
-                raise self._client.bad_answer(answer, "a model's endpoint must answer 200", fix)
+                raise self._client.make_bad_answer_error(answer, "a model's endpoint must answer 200", fix)
             if (found := answer.json_object) is None:
-                raise self._client.bad_answer(answer, "the body is not a JSON object")
+                raise self._client.make_bad_answer_error(answer, "the body is not a JSON object")
         except DiscardError as error:
             raise GraderFailed(error.message, **(error.details | {"code": MODEL_SERVER_ERROR})) from None
         return found
@@ -124,13 +128,13 @@ class ModelClient:
         if schema is None:
             return await self._post(body)
         tried = self._format
-        answer = await self._post(request_json(body, schema, tried))
+        answer = await self._post(make_json_request_body(body, schema, tried))
         if tried != "json_schema" or not self._may_fall_back or not _refuses_format(answer):
             return answer
         if self._format == tried:
             self._format = FALLBACK
             self._on_no_schemas(SchemasUnsupported(self.name))
-        return await self._post(request_json(body, schema, self._format))
+        return await self._post(make_json_request_body(body, schema, self._format))
 
     async def _post(self, body: Mapping[str, Any]) -> HttpResponse:
         # A new idempotency key per request, so that the endpoint does not repeat an answer that cannot be parsed.
@@ -145,7 +149,10 @@ class ModelClient:
 
 
 class ModelClients:
-    """Clients of the operator's models: one per model and path, so that the graders of a pool share its limits."""
+    """Clients of the operator's models.
+
+    Each model and path has one client, so that all graders of a pool share the limits of a model's endpoint.
+    """
 
     def __init__(
         self,
@@ -161,8 +168,8 @@ class ModelClients:
         self._has_answered = has_answered
         self._clients: dict[tuple[str, str], ModelClient] = {}
 
-    def client(self, name: str, path: str) -> ModelClient:
-        """Return the client of a configured model; names with a date suffix share the client and its limits."""
+    def get_model_client(self, name: str, path: str) -> ModelClient:
+        """Return the client of a configured model. A name with an additional date suffix gets the same client."""
         entry = match_model_name(name, self._models) or name
         if (entry, path) not in self._clients:
             self._clients[entry, path] = ModelClient(
@@ -175,15 +182,17 @@ def join_model_url(endpoint: ModelEndpoint, path: str) -> str:
     return endpoint.base_url.rstrip("/") + path
 
 
-def request_json(body: Mapping[str, Any], schema: Mapping[str, Any], form: AnswerFormat) -> dict[str, Any]:
-    """Return the body of a chat completion that asks for JSON of this schema.
+def make_json_request_body(
+    body: Mapping[str, Any], schema: Mapping[str, Any], answer_format: AnswerFormat
+) -> dict[str, Any]:
+    """Return the chat completion request `body`, extended to ask for JSON of `schema` in `answer_format`.
 
-    If the endpoint does not support schemas, the schema is in the system message. The message includes the word JSON,
-    without which some endpoints reject `json_object`.
+    For other formats than json_schema, the schema is written into the system message. The message includes the word
+    JSON, because some endpoints otherwise reject the format json_object.
     """
-    if form == "json_schema":
+    if answer_format == "json_schema":
         strict = {"name": "grade", "strict": True, "schema": schema}
-        return {**body, "response_format": {"type": form, "json_schema": strict}}
+        return {**body, "response_format": {"type": answer_format, "json_schema": strict}}
     first, *rest = body["messages"]
     text = f"Answer with one JSON object and nothing else. It must fit this JSON schema:\n{json.dumps(schema)}"
     if first["role"] == "system" and isinstance(first["content"], str):
@@ -191,7 +200,7 @@ def request_json(body: Mapping[str, Any], schema: Mapping[str, Any], form: Answe
     else:
         rest = [first, *rest]
     asked = {**body, "messages": [{"role": "system", "content": text}, *rest]}
-    return asked if form == "none" else {**asked, "response_format": {"type": form}}
+    return asked if answer_format == "none" else {**asked, "response_format": {"type": answer_format}}
 
 
 def _refuses_format(answer: HttpResponse) -> bool:
@@ -203,7 +212,7 @@ def _refuses_format(answer: HttpResponse) -> bool:
 
 
 def add_key_header(endpoint: ModelEndpoint) -> ModelEndpoint:
-    """Return the endpoint with its `api_key` as an Authorization header, as in OpenAI's API."""
+    """Return the endpoint with its `api_key`, if set, in the header `Authorization: Bearer ...`, as in OpenAI's API."""
     if endpoint.api_key is None:
         return endpoint
     bearer = SecretStr(f"Bearer {endpoint.api_key.get_secret_value()}")

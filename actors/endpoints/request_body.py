@@ -12,8 +12,9 @@ MAX_ROW_BYTES = MAX_REQUEST_BYTES // 2
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode `value` as JSON in UTF-8, where a character takes at most 4 bytes instead of 12 as JSON escapes.
+    """Encode `value` as JSON in UTF-8.
 
-    Only unpaired surrogates, which UTF-8 cannot encode, become JSON escapes.
+    A character takes at most 4 bytes in UTF-8, but up to 12 as JSON escapes. Only unpaired surrogates become JSON
+    escapes, because UTF-8 cannot encode them.
     """
     return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace")

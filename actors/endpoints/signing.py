@@ -1,7 +1,7 @@
-"""Request signatures of Standard Webhooks, which prove who sent a request and that it is unchanged.
+"""Request signatures as in Standard Webhooks: they prove who sent a request, and that the request is unchanged.
 
-A signature is the HMAC-SHA256 of `id.timestamp.body`. Requests have one signature for each of the job's secrets, so
-that the old and the new secret are both valid while a secret is replaced.
+A signature is the HMAC-SHA256 of `id.timestamp.body`. Each request has one signature per secret of the job, so that the
+old and the new secret are both valid while a secret is replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY_BYTES = range(24, 65)
 
 
 class Signer:
-    """Signer of a job's requests."""
+    """Signer of a job's requests to its endpoints."""
 
     def __init__(self, secrets: Sequence[SecretStr]) -> None:
         """Create a signer that signs with each of the `secrets`.

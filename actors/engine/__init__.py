@@ -1,6 +1,7 @@
-"""The vLLM engine: sampling, adapters and slots; subpackages for chats, grammars, vLLM's workers and shared engines.
+"""The vLLM engine, which samples tokens for prompts.
 
-Does not depend on tools, graders or the episode loop: an engine turns tokens into tokens.
+The subpackages contain chat serving, grammars, the code in vLLM's workers, and engines that several jobs share. An
+engine turns tokens into tokens. It does not depend on tools, graders or rollouts.
 """
 
 import logging

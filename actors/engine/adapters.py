@@ -1,9 +1,10 @@
-"""The LoRA adapters of one engine, and the state of each job that shares it.
+"""The LoRA adapters of one engine, and the engine's state for each job that uses it.
 
-An engine never has more adapters than slots, and never removes an adapter that a request uses.
+An engine never holds more adapters than it has slots, and never removes an adapter while a request uses the adapter.
 
-This module loads each adapter before its first request and removes it after its last. vLLM itself would evict the least
-recently used adapter and reload it in the middle of a step. It would exit if the adapter's folder is gone or damaged.
+This module loads each adapter before the adapter's first request, and removes it after the last one. Otherwise vLLM
+would evict the least recently used adapter and reload it in the middle of a step. vLLM would also exit if the adapter's
+folder was gone or damaged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from agent_rft.trainer.learner.weight_buckets import BucketLayout
 
 
 class AdapterHost(Protocol):
-    """Methods of vLLM's AsyncLLM that adapters need."""
+    """Part of vLLM's AsyncLLM that loads and removes LoRA adapters."""
 
     async def add_lora(self, request: Any) -> bool: ...
 
@@ -36,7 +37,11 @@ class AdapterHost(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """A loaded adapter. `request` is vLLM's LoRARequest; the engine did not sample for `load_s` while it loaded."""
+    """A LoRA adapter that an engine has loaded.
+
+    `request` is vLLM's LoRARequest for the adapter. Loading took `load_s` seconds, in which the engine did not sample.
+    `num_requests` is the number of running requests that use the adapter.
+    """
 
     name: str
     request: Any
@@ -45,17 +50,18 @@ class Adapter:
 
 
 class Adapters:
-    """The adapters in an engine's `num_slots` slots.
+    """The LoRA adapters in an engine's `num_slots` adapter slots.
 
-    If all slots are taken, a new adapter replaces the least recently used one, which gets no new requests. The new
-    adapter waits until the last request of the old one has ended. New adapters are loaded in order of their calls.
+    When all slots are taken, a new adapter replaces the least recently used adapter, which gets no new requests. The
+    new adapter is loaded once the last request of the replaced adapter has ended. Adapters are loaded in the order of
+    the calls.
     """
 
     def __init__(self, host: AdapterHost, num_slots: int) -> None:
         self._host = host
         self._num_slots = num_slots
         self._current: dict[str, Adapter] = {}
-        """Adapters loaded by name, the least recently used first."""
+        """Adapters from `load`, by name; the least recently used adapter is first."""
         self._retired: list[Adapter] = []
         """Adapters that get no new requests; the oldest first."""
         self._trained: list[Adapter] = []
@@ -65,39 +71,41 @@ class Adapters:
         self._may_be_free = asyncio.Event()
 
     async def load(self, name: str, folder: Path) -> Adapter:
-        """Return the adapter of this name; load it from `folder` if necessary. The folder is not needed later.
+        """Return the adapter `name`; load it from `folder` if it is not loaded yet.
 
-        Enter `used` before you await anything else: until then another adapter could replace it.
+        The folder is not needed after this call. Enter `use` before you await anything else: until then, another
+        adapter could replace this one.
 
         Raises:
-            Exception: The adapter is damaged or does not fit the model, or the engine died. The host decides the class.
+            Exception: The adapter is damaged or does not fit the model, or the engine died. Its class depends on the
+                host of the adapters.
         """
         async with self._load_lock:
             if name not in self._current:
                 await self._free_slot()
-                self._current[name] = await self._add(name, folder)
+                self._current[name] = await self._add_to_engine(name, folder)
             return self._current[name]
 
     async def load_version(self, name: str, folder: Path) -> Adapter:
-        """Load a job's next version; it stays loaded until `give_up`.
+        """Load the next version of a job's adapter. The version stays loaded until `release_version`.
 
-        Waits while such versions fill all slots, so the engine needs one slot more than it has jobs.
+        Waits while versions of all jobs fill all slots. An engine therefore needs one slot more than it has jobs.
         """
         async with self._load_lock:
             await self._free_slot()
-            adapter = await self._add(name, folder)
+            adapter = await self._add_to_engine(name, folder)
             self._trained.append(adapter)
             return adapter
 
-    def release(self, adapter: Adapter) -> None:
-        """Remove a version after its last request."""
+    def release_version(self, adapter: Adapter) -> None:
+        """Release a version that `load_version` returned. It is removed after its last request has ended."""
         self._trained.remove(adapter)
         self._retired.append(adapter)
         self._may_be_free.set()
 
     @contextmanager
     def use(self, adapter: Adapter) -> Iterator[Any]:
-        """Context manager that returns the LoRARequest of an adapter and keeps the adapter loaded."""
+        """Context manager that keeps an adapter loaded, and returns the adapter's LoRARequest."""
         if self._current.get(adapter.name) is adapter:
             self._current[adapter.name] = self._current.pop(adapter.name)
         adapter.num_requests += 1
@@ -108,7 +116,7 @@ class Adapters:
             if not adapter.num_requests:
                 self._may_be_free.set()
 
-    async def _add(self, name: str, folder: Path) -> Adapter:
+    async def _add_to_engine(self, name: str, folder: Path) -> Adapter:
         from vllm.lora.request import LoRARequest
 
         lora_id = next(self._ids)
@@ -143,26 +151,27 @@ class Adapters:
 
 @dataclass(slots=True, eq=False)
 class EngineTenant:
-    """A job's state in an engine: version and adapter of new requests, and the staged buckets of the next version.
+    """State of one job in an engine.
 
-    `lora` is the shape of its adapters; None: each version consists of all weights. Each entry of `staged` is a bucket
-    in shared memory, with its layout and its checksum.
+    `version` and `adapter` are used for new requests of the job. `lora` is the shape of the job's adapters; None: each
+    version consists of all weights. `staged_buckets` contains (file in shared memory, layout, checksum) for each bucket
+    of the next version.
     """
 
     job: str
     lora: AdapterConfig | None = None
     version: int = 0
     adapter: Adapter | None = None
-    staged: list[tuple[SharedFile, BucketLayout, int]] = field(default_factory=list)
+    staged_buckets: list[tuple[SharedFile, BucketLayout, int]] = field(default_factory=list)
     sampled_tokens: int = 0
 
     @property
-    def salt(self) -> str:
-        """Cache salt: a request reuses only cache blocks of requests with the same salt."""
+    def cache_salt(self) -> str:
+        """Cache salt of the job's requests: vLLM reuses cache blocks only for requests with the same salt."""
         return f"{self.job}:{self.version}"
 
     def stage(self, shm: Path, data: NDArray[np.uint8], layout: BucketLayout) -> None:
-        """Write one bucket to shared memory, and compute the checksum of the written bytes.
+        """Write one bucket of the next version to shared memory, and compute the checksum of the written bytes.
 
         Raises:
             EngineFailed: Shared memory is full or missing.
@@ -174,10 +183,10 @@ class EngineTenant:
         except OSError as error:
             what = f"cannot write {data.nbytes} bytes of weights to"
             raise EngineFailed(f"{what} {shm}: {error}", public_message=f"{what} shared memory") from error
-        self.staged.append((file, layout, compute_checksum(map_bytes(file.path, data.nbytes))))
+        self.staged_buckets.append((file, layout, compute_checksum(map_bytes(file.path, data.nbytes))))
 
     def unstage(self) -> None:
         """Discard the staged buckets."""
-        for file, *_ in self.staged:
+        for file, *_ in self.staged_buckets:
             file.remove()
-        self.staged = []
+        self.staged_buckets = []

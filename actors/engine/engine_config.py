@@ -12,9 +12,9 @@ from agent_rft.actors.engine.engine_memory import (
     GPU_MEMORY_SHARE,
     MIN_BATCHED_TOKENS,
     TRAINED_ADAPTERS,
+    adapter_slot_rank,
     cpu_cache_bytes,
     kv_bytes,
-    slot_rank,
 )
 from agent_rft.actors.engine.vllm_internals import CPU_EXECUTOR
 from agent_rft.actors.engine.vllm_plugin import TRANSPORT, WORKER_EXTENSION
@@ -25,8 +25,8 @@ from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
 def choose_executor(gpus: int) -> str:
     """Return vLLM's name of the executor that runs an engine's workers.
 
-    With several GPUs vLLM would choose Ray by default, because the engine's actor is in a placement group. It would
-    then wait forever for the group's GPUs, which the actor already has.
+    With several GPUs, vLLM would choose Ray by default, because the engine's actor is in a placement group. vLLM would
+    then wait forever for the GPUs of the placement group, because the actor already holds them.
     """
     if gpus == 0:
         return CPU_EXECUTOR
@@ -45,13 +45,16 @@ class EngineConfig:
     """The configuration of one engine.
 
     Attributes:
-        model: Model name or folder. The folder of an adapter makes it version 0 on its base model. gpus:
-        Tensor-parallel size; 0 on a CPU. reasoning_delimiters: Tokens that open and close reasoning, if the model has
-        them; `max_reasoning_tokens` needs them. log_stats: Enables vLLM's metrics. gpu_share: Share of each GPU's
-        memory that the engine takes. can_offload: Whether the engine can offload its weights for a while. lora: Maximum
-        rank of adapters; an update then loads an adapter instead of all weights. adapter_slots: Number of adapters that
-        fit in the engine. reports_experts: Adds to completions the experts that the layers of a mixture of experts
-        chose.
+        model: Model name or folder. The folder of an adapter makes the adapter version 0 on its base model.
+        gpus: Number of GPUs, over which tensor parallelism splits the model; 0: CPUs.
+        reasoning_delimiters: Tokens that open and close reasoning, if the model has reasoning. `max_reasoning_tokens`
+            requires them.
+        log_stats: Whether vLLM's metrics are enabled.
+        lora: Shape of adapters with the maximum rank. If it is set, an update loads an adapter instead of all weights.
+        adapter_slots: Maximum number of adapters in the engine.
+        gpu_share: Share of each GPU's memory that the engine takes.
+        can_offload: Whether the engine can offload its weights for a while.
+        reports_experts: Whether completions contain the experts that each layer of a mixture of experts chose.
     """
 
     model: str
@@ -71,7 +74,7 @@ class EngineConfig:
 
 
 def set_environment(config: EngineConfig) -> None:
-    """Set vLLM's environment variables; call it before vLLM is imported."""
+    """Set vLLM's environment variables. Call this function before vLLM is imported."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # By default vLLM gives up after 600 s. The fleet has a separate timeout with a better message.
@@ -80,8 +83,14 @@ def set_environment(config: EngineConfig) -> None:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
-def engine_args(config: EngineConfig, base: str, lora: AdapterConfig | None, adapter: AdapterFolder | None) -> Any:
-    """Return vLLM's AsyncEngineArgs for the model `base` with slots for `adapter` and later adapters like `lora`."""
+def build_engine_args(
+    config: EngineConfig, base: str, lora: AdapterConfig | None, adapter: AdapterFolder | None
+) -> Any:
+    """Return vLLM's AsyncEngineArgs for the model `base`.
+
+    The adapter slots fit the initial `adapter`, if there is one, and later adapters of the shape `lora`. Without
+    `lora`, the engine has no adapter slots.
+    """
     from vllm.config import ReasoningConfig, WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -113,21 +122,23 @@ def engine_args(config: EngineConfig, base: str, lora: AdapterConfig | None, ada
         worker_extension_cls=WORKER_EXTENSION,
         reasoning_config=reasoning,
         enable_return_routed_experts=config.reports_experts and config.gpus > 0,  # vLLM supports it on GPUs only
-        **_adapter_slots(config, lora, adapter),
+        **_adapter_slot_args(config, lora, adapter),
     )
 
 
-def _adapter_slots(config: EngineConfig, lora: AdapterConfig | None, adapter: AdapterFolder | None) -> dict[str, Any]:
-    """Return the vLLM arguments that make slots for this adapter and later ones."""
+def _adapter_slot_args(
+    config: EngineConfig, lora: AdapterConfig | None, adapter: AdapterFolder | None
+) -> dict[str, Any]:
+    """Return the vLLM arguments for slots that fit this adapter and later ones."""
     if lora is None:
         return {}
     rank = lora.rank if adapter is None else max(lora.rank, adapter.config.rank)
     slots = config.adapter_slots
-    return {"enable_lora": True, "max_lora_rank": slot_rank(rank), "max_loras": slots, "max_cpu_loras": slots}
+    return {"enable_lora": True, "max_lora_rank": adapter_slot_rank(rank), "max_loras": slots, "max_cpu_loras": slots}
 
 
-def vllm_config(args: Any, config: EngineConfig) -> Any:
-    """Return vLLM's VllmConfig from its AsyncEngineArgs, with the cache size of an engine on a CPU."""
+def build_vllm_config(args: Any, config: EngineConfig) -> Any:
+    """Convert AsyncEngineArgs to vLLM's VllmConfig, and set the cache size of an engine on CPUs."""
     if config.gpus == 0 and args.create_model_config().is_hybrid:
         args.enable_prefix_caching = False  # needs chunked prefill for layers with a state
     found = args.create_engine_config()

@@ -1,4 +1,4 @@
-"""Sizes of an engine's memory; imports no vLLM, because planning uses them too."""
+"""Memory sizes of an engine. Does not import vLLM, because the planner uses this module too."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ two to arrive."""
 
 
 def kv_bytes(layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
-    """Return the cache bytes of one token: a key and a value per layer."""
+    """Return the bytes of the key-value cache for one token: a key and a value in each layer."""
     return 2 * layers * kv_heads * head_dim * itemsize
 
 
 def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) -> int:
-    """Return the bytes of a CPU engine's key-value cache: enough for all requests inside, up to MAX_CPU_CACHE_BYTES.
+    """Return the size in bytes of the key-value cache of an engine on CPUs.
 
-    The maximum exists because vLLM writes to the entire cache at the start, which takes seconds per GiB.
+    The cache has room for all running and waiting requests at full length, but at most MAX_CPU_CACHE_BYTES. The reason
+    for the maximum is that vLLM writes to the entire cache at the start, which takes seconds per GiB.
     """
     return min(
         MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // SLOTS_PER_WAITING_REQUEST) * context_length * token_bytes
@@ -39,6 +40,6 @@ SHARED_ADAPTERS = 8
 """Adapter slots of a shared engine: one for each of at most seven jobs, and one for the next version."""
 
 
-def slot_rank(rank: int) -> int:
-    """Return the rank of the slots for adapters of `rank`, which is at most 512."""
+def adapter_slot_rank(rank: int) -> int:
+    """Return the rank of adapter slots that fit adapters of `rank`, which is at most 512."""
     return next(size for size in ADAPTER_RANKS if size >= rank)

@@ -1,7 +1,8 @@
-"""The running and the waiting requests in an engine.
+"""Record of the running and the waiting requests in an engine.
 
-A few requests wait inside the engine, so that no slot is idle while a completion leaves and the next request arrives.
-The engine starts requests in order of arrival, so the first `count` requests inside are the running ones.
+A few requests wait inside the engine, so that no slot is idle between the end of a request and the arrival of the next
+request. The engine starts requests in order of arrival. Therefore the first `count` requests are running, and later
+ones wait.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class RequestSlot:
-    """One request inside the engine; `started` is when it began to run (`time.monotonic`)."""
+    """One request inside the engine.
+
+    `started` is the time at which the request began to run; while it waits, the time at which it arrived.
+    """
 
     request_id: str
     started: float
 
 
 class RequestSlots:
-    """The slots of one engine. Does not limit the number of requests; requests beyond `count` wait.
+    """The `count` slots of one engine and the requests that use them or wait for them.
 
-    `clock` returns seconds.
+    The number of requests is not limited: requests beyond `count` wait. `clock` returns seconds.
     """
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +40,10 @@ class RequestSlots:
 
     @contextmanager
     def take(self, request_id: str) -> Iterator[RequestSlot]:
-        """Context manager that holds a slot; the request waits behind earlier requests if no slot is free."""
+        """Context manager that records a request as running if a slot is free, and otherwise as waiting.
+
+        Waiting requests become running in order of arrival. Entering the context never blocks.
+        """
         slot = RequestSlot(request_id, self._clock())
         if not self.num_used:
             self._busy_since = slot.started
@@ -62,10 +69,10 @@ class RequestSlots:
 
     @property
     def busy_s(self) -> float:
-        """Seconds for which at least one request was running."""
+        """Total seconds for which at least one request was running."""
         return self._busy_s + (self._clock() - self._busy_since if self.num_used else 0.0)
 
     @property
     def waiting_ids(self) -> list[str]:
-        """The ids of waiting requests."""
+        """Ids of the waiting requests, in order of arrival."""
         return [slot.request_id for slot in self._waiting]

@@ -1,4 +1,4 @@
-"""The client of vLLM's processes: starts them, and detects in each call if they die."""
+"""Client of an engine's vLLM processes: starts the processes, and detects in each call whether they have died."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from agent_rft.actors.engine.vllm_internals import create_client, shut_down
 Result = TypeVar("Result")
 
 KEEP_WEIGHTS, ONLY_PAUSE = 1, 0
-"""vLLM's sleep levels: 1 moves the weights to host memory and discards the cache, 0 does neither."""
+"""vLLM's sleep levels: 1 moves the weights to host memory and discards the cache; 0 only pauses the engine."""
 LIFE_POLL_S = 0.5
 SHUTDOWN_S = 5.0
 """Seconds for vLLM's processes to end before they are killed."""
 
 
 class VllmClient:
-    """vLLM's AsyncLLM of one engine; `on_gpu` means that its memory is on GPUs."""
+    """Client of one engine's vLLM processes, through AsyncLLM; `on_gpu` is whether the engine runs on GPUs."""
 
     def __init__(self, on_gpu: bool) -> None:
         self.llm: Any = None
@@ -27,34 +27,37 @@ class VllmClient:
         self._on_gpu = on_gpu
 
     def connect(self, config: Any, log_stats: bool) -> None:
-        """Start vLLM's processes with a VllmConfig."""
+        """Start vLLM's processes with the VllmConfig `config`."""
         self.llm = create_client(config, log_stats)
 
     async def offload(self) -> None:
-        """Offload the weights, which frees the GPUs' memory; on a CPU, only pause."""
+        """Move the weights to host memory, to free GPU memory; on CPUs, only pause the engine."""
         await self.run_while_alive(self.llm.sleep(level=KEEP_WEIGHTS if self._on_gpu else ONLY_PAUSE))
 
     async def reload(self) -> None:
-        """Reload the same weights to the GPUs; the cache is empty."""
+        """Move the weights back to the GPUs, where the key-value cache is then empty; on CPUs, only resume."""
         await self.run_while_alive(self.llm.wake_up(None if self._on_gpu else ["scheduling"]))
 
     async def add_lora(self, request: Any) -> bool:
-        """Load an adapter completely.
+        """Load the adapter of a LoRARequest, and check that the model has all modules that the adapter changes.
 
         Raises:
-            ValueError: The model lacks a module that the adapter changes, which vLLM would ignore.
+            ValueError: The model lacks a module that the adapter changes. vLLM alone would ignore this module.
         """
         added: bool = await self.run_while_alive(self.llm.add_lora(request))
         call = self.llm.collective_rpc("missing_modules", args=(request.lora_int_id,))
         if missing := sorted({name for names in await self.run_while_alive(call) for name in names}):
-            raise ValueError(f"the adapter changes {', '.join(missing[:3])}, which the model does not have")
+            raise ValueError(f"the adapter changes modules that the model does not have: {', '.join(missing[:3])}")
         return added
 
     async def remove_lora(self, lora_id: int) -> bool:
         return await self.run_while_alive(self.llm.remove_lora(lora_id))
 
     async def run_while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work`, and fail if the engine dies: vLLM then leaves calls other than requests pending forever."""
+        """Run `work` and return its result; raise EngineDied if the engine dies first.
+
+        When an engine dies, vLLM ends the requests but leaves all other calls pending forever.
+        """
         task = asyncio.create_task(work)
         try:
             while not (await asyncio.wait({task}, timeout=LIFE_POLL_S))[0]:

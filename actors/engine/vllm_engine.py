@@ -1,8 +1,8 @@
 """One vLLM engine: samples tokens and returns each with its log-probability and policy version.
 
-A request never reuses cache blocks of older weights, because its cache salt is the version. During an update of all
-weights no request starts, and requests in flight continue with the new weights. During an adapter update requests start
-as usual, and requests in flight finish with the adapter with which they began.
+A request never reuses cache blocks of older weights, because its cache salt contains the policy version. During an
+update of all weights, no request starts, and requests in flight continue with the new weights. During an update of an
+adapter, requests start as usual, and requests in flight finish with the adapter with which they started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_rft.actors.engine.adapters import Adapters, EngineTenant
-from agent_rft.actors.engine.engine_config import EngineConfig, engine_args, set_environment, vllm_config
+from agent_rft.actors.engine.engine_config import EngineConfig, build_engine_args, build_vllm_config, set_environment
 from agent_rft.actors.engine.engine_memory import SLOTS_PER_WAITING_REQUEST
 from agent_rft.actors.engine.request_slots import RequestSlots
 from agent_rft.actors.engine.vllm_client import VllmClient
@@ -30,25 +30,26 @@ from agent_rft.actors.runtime.fair_slots import FairSlots
 from agent_rft.actors.weights.shared_memory import SHM, remove_leftovers, unlink_shared_memory
 from agent_rft.errors import EngineFailed
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult
 
 WARM_UP_TOKENS = 8
 LOGS_PER_SLOT = 4
-"""Requests per slot whose experts are recorded; the engine reads them as soon as a request has ended."""
+"""Number of requests per slot whose experts stay recorded. The engine reads the experts of a request as soon as the
+request has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One completion.
+    """Tokens that an engine sampled for one request.
 
     Attributes:
         token_ids: The sampled tokens.
-        logprobs: [T], one entry per sampled token.
+        logprobs: [T], the log-probability of each sampled token.
         versions: [T], the policy version of each sampled token.
-        stopped: Whether a stop token, the last of `token_ids`, ended it.
+        stopped: Whether the completion ended with a stop token, which is then the last of `token_ids`.
         model_s: Seconds in the engine, without pauses and without waiting for a slot.
-        experts: [P + T - 1, L, k], the experts that each of L layers chose for each token but the last, 0 in layers
-            without experts. None if the engine does not report them.
+        experts: [P + T - 1, L, k], the k experts that each of L layers chose for each of the P prompt and T sampled
+            tokens except the last; 0 in layers without experts. None if the engine does not report experts.
     """
 
     token_ids: list[int]
@@ -60,10 +61,10 @@ class Completion:
 
 
 class Engine:
-    """Wraps vLLM's AsyncLLM. All methods run on one event loop.
+    """One vLLM engine, which runs vLLM's AsyncLLM. Call all coroutines on the same event loop.
 
-    A shared engine has a tenant per job. Its methods take the job's name and leave the other jobs' tenants alone. A
-    dedicated engine has the single tenant "".
+    A shared engine has a tenant for each job. A method with the parameter `job` acts only for this job's tenant. A
+    dedicated engine has a single tenant, whose job is "".
     """
 
     def __init__(self, config: EngineConfig, shm: Path = SHM) -> None:
@@ -82,9 +83,9 @@ class Engine:
         self._updates = WeightUpdates(self._client, self.adapters, self._slots, self._tenants, self._not_updating, shm)
 
     async def start(self) -> None:
-        """Load the model (about 20 s on two cores) and generate a few tokens, so that nothing is compiled later.
+        """Load the model (about 20 s on two cores) and sample a few tokens, so that nothing is compiled later.
 
-        If this raises, the engine is shut down.
+        If this method raises, the engine is shut down.
 
         Raises:
             EngineFailed: vLLM cannot start.
@@ -102,10 +103,10 @@ class Engine:
         adapter = AdapterFolder.read(Path(config.model))
         if adapter is not None:
             self._base, self._lora = str(adapter.base), config.lora or adapter.config
-        args = engine_args(config, self._base, self._lora, adapter)
+        args = build_engine_args(config, self._base, self._lora, adapter)
         remove_leftovers(self._shm)
         with as_engine_failed("start"):
-            self._client.connect(vllm_config(args, config), config.log_stats)
+            self._client.connect(build_vllm_config(args, config), config.log_stats)
             unlink_shared_memory()
             await self._client.llm.update_weight_version("0")
             if self._lora is not None:
@@ -130,13 +131,14 @@ class Engine:
         order: int = 0,
         job: str = "",
     ) -> Completion:
-        """Sample one completion of `prompt` (token ids); temperature 0 is greedy, for comparisons only.
+        """Sample one completion of `prompt`, a list of token ids.
 
-        A `structure` (see `agent_rft.actors.engine.grammar.structural_tags`) limits reasoning itself. While the engine
-        is full, requests of a job start in ascending `order`.
+        Temperature 0 samples greedily and is meant only for comparisons. `structure` is a structural tag of
+        `agent_rft.actors.engine.grammar.structural_tags`. If it is given, `max_reasoning_tokens` is ignored, because
+        the tag limits reasoning itself. While the engine is full, requests of a job start in ascending `order`.
 
         Raises:
-            EngineFailed: The engine died or returned nothing.
+            EngineFailed: The engine died, or ended the request without a result.
         """
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
@@ -177,24 +179,24 @@ class Engine:
         return Completion(token_ids, logprobs, versions, output.finish_reason == "stop", max(0.0, model_s), experts)
 
     async def _take_experts(self, request_id: str, output: Any, num_prompt: int) -> NDArray[np.integer[Any]] | None:
-        """Return the experts chosen in a finished request; None if it was aborted or the engine reports none."""
+        """Return the experts chosen in a finished request; None if it was aborted or the engine reports no experts."""
         if not self.config.reports_experts or output.finish_reason == "abort":
             return None
         if self.config.gpus > 0:
             found: NDArray[np.integer[Any]] | None = output.routed_experts
         else:
-            with as_engine_failed("report which experts it chose"):
+            with as_engine_failed("report the experts that the model chose"):
                 [taken] = await self._client.run_while_alive(
                     self._client.llm.collective_rpc("take_experts", args=(request_id,))
                 )
             found = None if taken is None else np.frombuffer(taken[0], taken[1]).reshape(taken[2])
         num_computed = num_prompt + len(output.token_ids) - 1
         if found is None or len(found) < num_computed:
-            raise EngineFailed("an engine did not record which experts it chose")
+            raise EngineFailed("an engine did not record the experts that the model chose")
         return found[:num_computed]
 
     async def prompt_logprobs(self, token_ids: Sequence[int], job: str = "") -> NDArray[np.float32]:
-        """Return log-probabilities at temperature 1 of all tokens but the first: [T] -> [T-1]."""
+        """Return the log-probability at temperature 1 of each token except the first: [T] -> [T-1]."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
@@ -211,7 +213,7 @@ class Engine:
         return f"r{self._num_requests}"
 
     async def _generate_once(self, request_id: str, prompt: list[int], params: Any, tenant: EngineTenant) -> Any:
-        request = make_tokens_request(prompt, tenant.salt)
+        request = make_tokens_request(prompt, tenant.cache_salt)
         adapter, final = tenant.adapter, None
         with (
             as_engine_failed("run a request"),
@@ -226,41 +228,41 @@ class Engine:
     # -- weights -------------------------------------------------------------------------------------------------------
 
     async def init_transport(self, info: dict[str, Any]) -> None:
-        """Connect the weight transport.
+        """Connect the engine to the learner's weight transport.
 
-        `info` has the fields of the transport's init info, empty for shared memory.
+        `info` contains the fields of the transport's init info. For shared memory, `info` is empty.
         """
         await self._updates.init_transport(info)
 
     def stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout, job: str = "") -> None:
-        """Write one bucket to shared memory while generation continues.
+        """Write one bucket of new weights to shared memory. The engine continues to sample.
 
         Raises:
             EngineFailed: Shared memory is full or missing.
         """
         self._tenant(job).stage(self._shm, data, layout)
 
-    async def load_staged(self, version: int, job: str = "") -> LoadedWeights:
-        """Load all staged buckets as `version`."""
+    async def load_staged(self, version: int, job: str = "") -> WeightLoadResult:
+        """Load all staged buckets of a job as policy version `version`."""
         return await self._updates.load_staged(self._tenant(job), version, self._base)
 
-    async def load_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> LoadedWeights:
-        """Pause, load each of `updates` as `version`, and resume."""
+    async def load_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> WeightLoadResult:
+        """Pause sampling, load all `updates` as policy version `version`, and resume sampling."""
         return await self._updates.load_weights(version, updates)
 
     # -- time-sharing --------------------------------------------------------------------------------------------------
 
     async def offload(self) -> None:
-        """Offload the weights, which frees the GPUs' memory; on a CPU, only pause.
+        """Move the weights to host memory, to free GPU memory; on CPUs, only pause the engine.
 
-        Requests in flight restart after `reload`, with the same seeds, because their cache is gone.
+        Requests in flight restart after `reload`, with the same seeds, because their key-value cache is gone.
         """
         self._not_updating.clear()
         with as_engine_failed("offload its weights"):
             await self._client.offload()
 
     async def reload(self) -> None:
-        """Reload the same weights to the GPUs; the cache is empty."""
+        """Move the weights back to the GPUs, where the key-value cache is then empty; on CPUs, only resume."""
         with as_engine_failed("reload its weights"):
             await self._client.reload()
         self._not_updating.set()
@@ -269,13 +271,13 @@ class Engine:
 
     def _tenant(self, job: str) -> EngineTenant:
         if job not in self._tenants:
-            raise EngineFailed("the shared engine removed this job, which did not renew its lease in time")
+            raise EngineFailed("the shared engine removed this job, because the job did not renew its lease in time")
         return self._tenants[job]
 
     async def add_tenant(self, job: str, lora: AdapterConfig, adapter: Path | None) -> None:
         """Add a tenant for a job that trains adapters of the shape `lora`.
 
-        Version 0 is the adapter in the folder `adapter`, or the base model (None).
+        Version 0 is the adapter in the folder `adapter`; None: version 0 is the base model.
         """
         tenant = self._tenants[job] = EngineTenant(job, lora)
         if adapter is not None:
@@ -283,7 +285,7 @@ class Engine:
                 await self._updates.load_adapter(tenant, 0, adapter)
 
     def remove_tenant(self, job: str) -> None:
-        """Remove a job's tenant: it gets no further requests, and its adapter is removed after the last one."""
+        """Remove a job's tenant. The job's adapter is removed after its last running request."""
         tenant = self._tenants.pop(job)
         tenant.unstage()
         self._updates.release_adapter(tenant)
@@ -298,11 +300,11 @@ class Engine:
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the start for which the engine had requests to run."""
+        """Total seconds since the start for which at least one request was running."""
         return self._slots.busy_s
 
     def live_metrics(self, job: str = "") -> dict[str, float]:
-        """Return the current state of a job's tenant, under the names of `agent_rft.metrics`."""
+        """Return the current metrics of a job's tenant, keyed by the metric names in `agent_rft.metrics`."""
         tenant, (inside, waiting) = self._tenant(job), self._admission.count_for(job)
         used = min(inside, self._slots.count)
         return {
@@ -314,12 +316,12 @@ class Engine:
         }
 
     @property
-    def client(self) -> Any:
-        """The AsyncLLM, for vLLM's serving layer; only for engines whose weights are never updated."""
+    def async_llm_client(self) -> Any:
+        """AsyncLLM of this engine, for vLLM's serving layer. Use it only if the weights are never updated."""
         return self._client.llm
 
     async def check_health(self) -> None:
-        """Return when the engine's core has answered a call; never returns if the core hangs.
+        """Return once vLLM's engine core has answered a call; never returns if the core hangs.
 
         Raises:
             EngineFailed: The engine died.
@@ -330,7 +332,7 @@ class Engine:
     def shutdown(self) -> None:
         """Stop vLLM's processes, close the connections to them and remove staged buckets from shared memory.
 
-        Call it in the thread of the engine's event loop. A second call does nothing.
+        Call this method in the thread of the engine's event loop. A second call does nothing.
         """
         for tenant in self._tenants.values():
             tenant.unstage()

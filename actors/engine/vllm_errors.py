@@ -11,16 +11,16 @@ from pathlib import Path
 from agent_rft.errors import EngineFailed
 
 LOGS = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))
-"""Ray's log files of the worker: vLLM logs the errors of its processes there, and Python its errors at start."""
+"""Ray's log files of the worker, to which vLLM's processes log their errors, including Python errors at the start."""
 LOG_TAIL_BYTES = 1 << 16
 ERROR_LINE = re.compile(
     r"^(?:\(\w+ pid=\d+\) ERROR .*?\] )?(?:[\w.]+\.)?(?!EngineDeadError)(\w+(?:Error|Exception): .+)$", re.M
 )
-"""Matches the line with the cause, which an EngineDeadError only refers to."""
+"""Matches the log line with the cause of the failure. An EngineDeadError itself does not contain the cause."""
 
 
 class EngineDied(Exception):
-    """The engine's process ended; the cause is in its log."""
+    """Error: a process of the engine has ended. The cause is in the log of the process."""
 
 
 @contextmanager
@@ -32,14 +32,17 @@ def as_engine_failed(what: str) -> Iterator[None]:
         why = f"{type(error).__name__}: {error}"
         # vLLM has no error class for a failed start. Its message refers to the log: "See root cause above".
         if isinstance(error, EngineDied) or "root cause" in why:
-            why = next(filter(None, map(last_error, LOGS)), None) or "its process ended (killed, or out of memory)"
+            why = (
+                next(filter(None, map(find_last_error, LOGS)), None)
+                or "the engine's process ended (killed, or out of memory)"
+            )
         raise EngineFailed(
             f"an engine could not {what}: {why}", public_message=f"an engine could not {what}"
         ) from error
 
 
-def last_error(log: Path) -> str | None:
-    """Return the last error in a log, such as "ValueError: ..."; None if the log has no error or does not exist."""
+def find_last_error(log: Path) -> str | None:
+    """Return the last error in a log, such as "ValueError: ..."; None if there is no error or no log."""
     if not log.is_file():
         return None
     with log.open("rb") as file:

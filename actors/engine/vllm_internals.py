@@ -1,7 +1,8 @@
 """All uses of undocumented parts of vLLM.
 
-Each function names the upstream object that it uses, why it needs it, and what would make the function unnecessary.
-vLLM is imported only inside functions, because an engine must set vLLM's environment variables first.
+The docstring of each function names the vLLM objects that the function uses, the reason, and the change in vLLM that
+would make the function unnecessary. vLLM is imported only inside functions, because an engine must set vLLM's
+environment variables before the first import.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Runs the model in the engine core's process. vLLM's default on CPUs is a worker process, and polling it takes half a
-CPU core. On CPUs vLLM rejects the short name "uni". The number of threads is OMP_NUM_THREADS, which Ray sets.
+"""Executor that runs the model in the engine core's process. vLLM's default on CPUs is a separate worker process, and
+polling this process takes half a CPU core. On CPUs vLLM rejects the short name "uni". The number of threads is
+OMP_NUM_THREADS, which Ray sets.
 
-Unnecessary once: vLLM accepts "uni" on CPUs."""
+Unnecessary once: vLLM accepts "uni" on CPUs.
+"""
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 
@@ -31,7 +34,7 @@ def register_transport(name: str, module: str, class_name: str) -> None:
 
     Uses: `WeightTransferEngineFactory._registry`.
     Why: register_engine raises for a registered name, and vLLM may load a plugin twice in a process.
-    Unnecessary once: the factory can be asked for its names, or register_engine accepts a class twice.
+    Unnecessary once: the factory lists its registered names, or register_engine accepts the same class twice.
     """
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -43,8 +46,9 @@ def allow_matrix_tiles() -> None:
     """Let this process use its CPU's matrix tiles (AMX), if the CPU has them.
 
     Uses: `torch.cpu._is_amx_tile_supported` and `torch.cpu._init_amx`.
-    Why: Linux lets a process use the tiles only after a request. vLLM's attention in bfloat16 does not send it, so its
-    process ends with an illegal instruction unless another library did.
+    Why: Linux lets a process use the tiles only after the process has requested them. vLLM's attention in bfloat16 uses
+    the tiles without a request. The process then ends with an illegal instruction, unless another library has requested
+    the tiles.
     Unnecessary once: vLLM requests the tiles before it uses them.
     """
     import torch
@@ -54,13 +58,13 @@ def allow_matrix_tiles() -> None:
 
 
 def create_client(config: Any, log_stats: bool) -> Any:
-    """Start the engine's processes and return the AsyncLLM that talks to them.
+    """Start the processes of an engine, and return the AsyncLLM that is connected to them.
 
-    If this raises, no process, socket or ZeroMQ context stays open.
+    If this function raises, no process, socket or ZeroMQ context stays open.
 
     Uses: the frames of AsyncLLM.__init__ and MPClient.__init__ in the traceback of an error, and `MPClient.resources`.
-    Why: MPClient creates a ZeroMQ context and never closes it. After an error no caller has a reference to it, so the
-    garbage collector finds it later and warns in unrelated code.
+    Why: MPClient creates a ZeroMQ context and never closes it. After an error, no caller has a reference to the
+    context. The garbage collector closes the context later, and emits a warning in unrelated code.
     Unnecessary once: MPClient closes its context in BackgroundResources.__call__.
     """
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -88,8 +92,8 @@ def _close_after(error: BaseException) -> None:
 def shut_down(client: Any, timeout_s: float) -> None:
     """Stop the processes of an AsyncLLM within `timeout_s` seconds and close its connections to them.
 
-    Call it in the thread of the client's event loop, because ZeroMQ's sockets belong to that thread. A second call does
-    nothing.
+    Call this function in the thread of the client's event loop, because ZeroMQ's sockets belong to that thread. A
+    second call does nothing.
 
     Uses: `AsyncLLM.engine_core` and `MPClient.resources`.
     Why: AsyncLLM.shutdown closes the sockets, but not their ZeroMQ context.
@@ -103,7 +107,8 @@ def _close_connections(resources: Any) -> None:
     """Close the sockets and the ZeroMQ context of an MPClient's BackgroundResources.
 
     The sockets are closed first, because the context waits for open sockets. If the engine's core died, a vLLM thread
-    may not have closed them yet. They belong to an asynchronous shadow context, so `destroy` does not find them.
+    may not have closed the sockets yet. The sockets belong to an asynchronous shadow context, so `destroy` does not
+    find them.
     """
     for held in list(vars(resources).values()):
         if isinstance(held, zmq.Socket):
@@ -115,11 +120,11 @@ def _close_connections(resources: Any) -> None:
 
 
 def make_tokens_request(token_ids: list[int], cache_salt: str) -> Any:
-    """Return a request of AsyncLLM.generate for a prompt of token ids.
+    """Return the argument of AsyncLLM.generate for a prompt of token ids.
 
     Uses: `vllm.inputs.engine.tokens_input`.
-    Why: a documented TokensPrompt would pass through AsyncLLM's renderer, which token ids do not need.
-    Unnecessary once: AsyncLLM takes a TokensPrompt as it is.
+    Why: the documented TokensPrompt would pass through AsyncLLM's renderer, which is not needed for token ids.
+    Unnecessary once: AsyncLLM accepts a TokensPrompt without rendering it.
     """
     from vllm.inputs.engine import tokens_input
 
@@ -127,7 +132,7 @@ def make_tokens_request(token_ids: list[int], cache_salt: str) -> Any:
 
 
 async def pause(client: Any) -> None:
-    """Pause sampling on an AsyncLLM; keep requests in flight and the cache.
+    """Pause sampling on an AsyncLLM, but keep its requests in flight and its key-value cache.
 
     Uses: `AsyncLLM.engine_core.pause_scheduler_async`.
     Why: AsyncLLM.pause_generation also sleeps for 20 ms to order its outputs.
@@ -137,13 +142,14 @@ async def pause(client: Any) -> None:
 
 
 def supports_adapters(architecture: str) -> bool:
-    """Whether vLLM can run adapters on a model of this class, by transformers' name.
+    """Whether vLLM supports LoRA adapters on models of the class `architecture`, a class name of transformers.
 
-    True if the answer is unknown: vLLM has no such class, or lacks a package that vision models need.
+    The result is True if the answer is unknown: vLLM does not have the class, or lacks a package that vision models
+    need.
 
     Uses: the registered models of `ModelRegistry`, and `supports_lora` of `vllm.model_executor.models.interfaces`.
-    Why: an engine refuses adapters only after its start, and a check must not start an engine.
-    Unnecessary once: ModelRegistry answers this for the name of an architecture.
+    Why: an engine rejects adapters only after its start, and the job check must not start an engine.
+    Unnecessary once: ModelRegistry reports LoRA support for the name of a class.
     """
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.interfaces import supports_lora
@@ -158,13 +164,15 @@ def supports_adapters(architecture: str) -> bool:
 # -- chats -------------------------------------------------------------------------------------------------------------
 
 
-def serving_chat(client: Any, common: dict[str, Any], parsers: dict[str, Any]) -> Any:
-    """Return vLLM's serving layer for chats on an AsyncLLM; its only model names are adapter names.
+def create_chat_serving(client: Any, common: dict[str, Any], parsers: dict[str, Any]) -> Any:
+    """Return vLLM's serving layer for chat completions on an AsyncLLM.
+
+    Requests without a model name use the base model. `serve_adapter` adds names of adapters.
 
     Args:
         client: The AsyncLLM.
-        common: Options of the renderer and of the serving layer.
-        parsers: Parser names for both, and whether tools are parsed.
+        common: Options for both the renderer and the serving layer.
+        parsers: Names of the tool parser and the reasoning parser, and whether tool calls are parsed.
 
     Uses: `OpenAIServingChat`, `OpenAIServingModels`, `BaseModelPath` and `OnlineRenderer`.
     Why: vLLM documents its HTTP server only, and our engines receive chats through Ray.
@@ -191,7 +199,7 @@ def serving_chat(client: Any, common: dict[str, Any], parsers: dict[str, Any]) -
 
 
 def serve_adapter(serving: Any, lora: Any) -> None:
-    """Let requests of a serving layer name an adapter, given as a LoRARequest.
+    """Make an adapter, given as a LoRARequest, available by name to the requests of a serving layer.
 
     Uses: `OpenAIServingModels.lora_requests`.
     Why: load_lora_adapter would load the adapter again under another id.
@@ -201,10 +209,11 @@ def serve_adapter(serving: Any, lora: Any) -> None:
 
 
 def chat_request_class() -> type[Any]:
-    """Return the class of the requests that the serving layer and the parsers of tools and reasoning take.
+    """Return the class of chat requests that vLLM's serving layer, tool parsers and reasoning parsers accept.
 
     Uses: `vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest`.
-    Why: the documentation of parser plugins names the class, but not its module, which has moved before.
+    Why: the documentation of parser plugins names the class but not the module. The class has been moved to another
+    module before.
     Unnecessary once: the class can be imported from a documented module.
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -217,8 +226,8 @@ def to_error_fields(raised: Exception) -> dict[str, Any]:
     """Return the fields of the error response for an exception of the serving layer: message, code and param.
 
     Uses: `vllm.entrypoints.serve.create_error_response`.
-    Why: the serving layer raises many exception classes, and only vLLM's HTTP server maps them.
-    Unnecessary once: the serving layer returns an error response for each of them.
+    Why: the serving layer raises many exception classes, and only vLLM's HTTP server converts them to error responses.
+    Unnecessary once: the serving layer returns an error response instead of raising an exception.
     """
     from vllm.entrypoints.serve import create_error_response
 
@@ -227,11 +236,11 @@ def to_error_fields(raised: Exception) -> dict[str, Any]:
 
 
 def find_error(answer: Any) -> dict[str, Any] | None:
-    """Return the fields of an error response, like `error_of`; None if `answer` is not an error.
+    """Return the fields of an error response, like `to_error_fields`; None if `answer` is not an error.
 
     Uses: `vllm.entrypoints.serve.engine.protocol.ErrorResponse`.
     Why: the serving layer returns refused requests as an object of this class.
-    Unnecessary once: it raises an exception for them.
+    Unnecessary once: the serving layer raises an exception for refused requests.
     """
     from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
@@ -239,7 +248,7 @@ def find_error(answer: Any) -> dict[str, Any] | None:
 
 
 def reasoning_parser_base() -> type[Any]:
-    """Return the base class of vLLM's reasoning parsers for models with a start and an end token.
+    """Return the base class of vLLM's reasoning parsers for reasoning between a start token and an end token.
 
     Uses: `vllm.reasoning.basic_parsers.BaseThinkingReasoningParser`.
     Why: the documented base class, ReasoningParser, does not parse streams.
@@ -255,12 +264,12 @@ def reasoning_parser_base() -> type[Any]:
 
 
 def begin_reload(model: nn.Module) -> None:
-    """Prepare a worker's model for new weights; `load_weights` then fills one layer after the other.
+    """Prepare a worker's model for new weights, which `load_weights` then loads layer by layer.
 
     Uses: `initialize_layerwise_reload`, and `moe_kernel` of the layers' `quant_method`.
     Why: CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error. While an
     expert layer has a `moe_kernel`, vLLM would not pack its new weights for the CPU.
-    Unnecessary once: the base class of transports does both in start_weight_update.
+    Unnecessary once: start_weight_update in vLLM's base class of transports performs both steps.
     """
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
     from vllm.platforms import current_platform
@@ -276,9 +285,9 @@ def finish_reload(model: nn.Module, config: Any) -> None:
     """Complete the layers that `begin_reload` prepared; `config` is vLLM's model config.
 
     Uses: `finalize_layerwise_reload`, and the `quant_method` of `ParallelLMHead`.
-    Why: a tied head shares the embedding's tensor, but on CPUs it computes with a packed copy of the tensor. The reload
-    does not update this copy, because it loads no weights for the head itself.
-    Unnecessary once: the base class of transports does both in finish_weight_update.
+    Why: a tied head shares the tensor of the embedding, but on CPUs the head computes with a packed copy of this
+    tensor. The reload does not update the copy, because there are no separate weights for the head to load.
+    Unnecessary once: finish_weight_update in vLLM's base class of transports performs both steps.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -291,8 +300,10 @@ def finish_reload(model: nn.Module, config: Any) -> None:
                 module.quant_method.process_weights_after_loading(module)
 
 
-def load_when_complete(held: Any, module: nn.Module, name: str, value: Tensor) -> Any:
-    """Load `value` into `held`, a parameter or buffer without memory, once its layer is complete.
+def load_when_complete(target: Any, module: nn.Module, name: str, value: Tensor) -> Any:
+    """Load `value` into `target` as soon as all values of the layer have arrived.
+
+    `target` is the parameter or buffer `name` of the layer `module`, and has no memory during a reload.
 
     Uses: `make_online_process_loader` and `default_weight_loader`.
     Why: some models copy weights straight into their parameters, which have no memory during a reload.
@@ -301,20 +312,20 @@ def load_when_complete(held: Any, module: nn.Module, name: str, value: Tensor) -
     from vllm.model_executor.model_loader.reload.layerwise import make_online_process_loader
     from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-    held.weight_loader = default_weight_loader
-    held.weight_loader = make_online_process_loader(module, name)
-    return held.weight_loader(held, value)
+    target.weight_loader = default_weight_loader
+    target.weight_loader = make_online_process_loader(module, name)
+    return target.weight_loader(target, value)
 
 
 # -- workers: positions and adapters -----------------------------------------------------------------------------------
 
 
 def rotary_kernel() -> Callable[..., Any]:
-    """Return vLLM's method for rotary positions on CPUs.
+    """Return vLLM's method for rotary position embeddings on CPUs.
 
     Uses: `RotaryEmbedding.forward_cpu`.
-    Why: it supports one shape of queries and keys only; see `replace_rotary_kernel`.
-    Unnecessary once: it supports the shapes that vLLM's models pass.
+    Why: the method supports only one shape of queries and keys, so it needs a wrapper; see `replace_rotary_kernel`.
+    Unnecessary once: the method supports all shapes that vLLM's models pass.
     """
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
@@ -323,11 +334,11 @@ def rotary_kernel() -> Callable[..., Any]:
 
 
 def replace_rotary_kernel(kernel: Callable[..., Any]) -> None:
-    """Make all models that this process loads later use `kernel` for rotary positions on CPUs.
+    """Make models that this process loads later use `kernel` for rotary position embeddings on CPUs.
 
     Uses: `RotaryEmbedding.forward_cpu`.
-    Why: as for `rotary_kernel`.
-    Unnecessary once: as for `rotary_kernel`.
+    Why: vLLM's method supports only one shape of queries and keys.
+    Unnecessary once: vLLM's method supports all shapes that vLLM's models pass.
     """
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
@@ -338,9 +349,9 @@ def cpu_lora_operations() -> type[Any]:
     """Return the class of vLLM's LoRA operations on CPUs.
 
     Uses: `vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU`.
-    Why: its operations copy the adapter's matrices for each token, and apply the last slot's adapter to rows without an
-    adapter.
-    Unnecessary once: its operations group the rows by adapter.
+    Why: the operations of this class copy the adapter's matrices for each token. They also apply the last slot's
+    adapter to rows without an adapter.
+    Unnecessary once: vLLM's operations on CPUs group the rows by adapter.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
@@ -348,8 +359,8 @@ def cpu_lora_operations() -> type[Any]:
     return operations
 
 
-def replace_lora_operations(runner: Any, make: Callable[[], Any]) -> None:
-    """Replace the LoRA operations of a model runner; `make` is called for each part of the model.
+def replace_lora_operations(runner: Any, create: Callable[[], Any]) -> None:
+    """Replace the LoRA operations of a model runner by results of `create`, one for each part of the model.
 
     Uses: `lora_manager._adapter_manager`, its `punica_wrapper_mapping`, `modules` and `_get_punica_wrapper`.
     Why: vLLM chooses the operations by platform and has no setting for them.
@@ -357,17 +368,17 @@ def replace_lora_operations(runner: Any, make: Callable[[], Any]) -> None:
     """
     manager = runner.lora_manager._adapter_manager
     for prefix in manager.punica_wrapper_mapping:
-        manager.punica_wrapper_mapping[prefix] = make()
+        manager.punica_wrapper_mapping[prefix] = create()
     for name, module in manager.modules.items():
         module.set_mapping(manager._get_punica_wrapper(name))
 
 
 def missing_modules(runner: Any, lora_id: int) -> list[str]:
-    """Return the modules that a loaded adapter changes and the model lacks.
+    """Return the names of modules that a loaded adapter changes but the model does not have.
 
     Uses: `lora_manager._adapter_manager`, its `modules` and `get_adapter`.
     Why: vLLM ignores such modules without an error.
-    Unnecessary once: AsyncLLM.add_lora refuses an adapter that does not fit.
+    Unnecessary once: AsyncLLM.add_lora rejects an adapter that does not fit the model.
     """
     manager = runner.lora_manager._adapter_manager
     return sorted(manager.get_adapter(lora_id).loras.keys() - manager.modules.keys())
@@ -377,7 +388,7 @@ def missing_modules(runner: Any, lora_id: int) -> list[str]:
 
 
 def watch_routers(model: nn.Module, watcher: Any) -> None:
-    """Call `watcher.capture(layer, experts)` for each choice of experts in a model.
+    """Make a model's routers call `watcher.capture(layer, experts)` whenever they choose experts.
 
     Uses: `bind_routed_experts_capturer`.
     Why: vLLM reports the experts on GPUs only.
@@ -392,13 +403,13 @@ def watch_routers(model: nn.Module, watcher: Any) -> None:
 
 
 def find_complete_cache(runner: Any) -> tuple[int, int, int] | None:
-    """Return number, block size in tokens and block count of a cache that holds all tokens of a request.
+    """Return (number, block size in tokens, number of blocks) of a cache that holds all tokens of each request.
 
-    None if no layer attends to all tokens.
+    Returns None if the model has no layer that attends to all tokens, because then every cache drops old tokens.
 
     Uses: the `kv_cache_config` of the model runner, and `FullAttentionSpec`.
-    Why: as for `watch_routers`.
-    Unnecessary once: as for `watch_routers`.
+    Why: vLLM reports the experts on GPUs only, and `ExpertLog` stores them by cache slot.
+    Unnecessary once: `enable_return_routed_experts` works on CPUs.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -412,13 +423,14 @@ def find_complete_cache(runner: Any) -> tuple[int, int, int] | None:
 
 
 def iter_running_requests(runner: Any, scheduled: Any, cache: int) -> Iterator[tuple[str, int, int, NDArray[np.int32]]]:
-    """Yield the requests of a step, in the order of their tokens.
+    """Yield the requests that run in a step, in the order of their tokens in the step.
 
-    Yields id, number of tokens in the step, number of tokens before the step, and blocks in the cache with this number.
+    Yields (request id, number of tokens in this step, number of tokens before this step, blocks of the request in the
+    cache with the number `cache`).
 
     Uses: the `input_batch` of the model runner, and `SchedulerOutput.num_scheduled_tokens`.
-    Why: as for `watch_routers`.
-    Unnecessary once: as for `watch_routers`.
+    Why: vLLM reports the experts on GPUs only, and `ExpertLog` stores them by cache slot.
+    Unnecessary once: `enable_return_routed_experts` works on CPUs.
     """
     batch = runner.input_batch
     blocks = batch.block_table[cache].get_numpy_array()

@@ -1,7 +1,7 @@
 """The plugin that vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
-It registers our weight transport, and makes vLLM's child processes end with their parent. Every vLLM process imports it
-at its start, so it must import quickly.
+The plugin registers our weight transport, and makes vLLM's child processes end with their parent. Every vLLM process
+imports this module at its start, so the import must be fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRANSPORT = "agent_rft_shm"
 WORKER_EXTENSION = "agent_rft.actors.engine.worker.worker_extension.WorkerExtension"
 PARENT_POLL_S = 1.0
 PR_SET_PDEATHSIG = 1
-"""Linux's prctl option for the signal that a process gets when the thread that started it ends."""
+"""Linux's prctl option that sets the signal which a process gets when the parent thread ends."""
 
 
 def register() -> None:

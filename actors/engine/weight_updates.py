@@ -1,4 +1,4 @@
-"""Weight updates of an engine: all weights, which pauses the engine, or an adapter, which later requests use."""
+"""Weight updates of an engine. An update of all weights pauses the engine; an update of an adapter does not."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from agent_rft.actors.engine.vllm_errors import as_engine_failed
 from agent_rft.actors.engine.vllm_internals import pause
 from agent_rft.actors.weights.shared_memory import create_shared_folder
 from agent_rft.trainer.learner.adapter import AdapterConfig, write_adapter
-from agent_rft.trainer.learner.weight_buckets import LoadedWeights, num_bytes
+from agent_rft.trainer.learner.weight_buckets import WeightLoadResult, num_bytes
 
 
 class WeightUpdates:
-    """Loads weights into the engine of `client`, which runs the requests in `slots`.
+    """Loads new weights into the engine of `client`.
 
-    `tenants` are the engine's tenants by job; updates change their version and adapter. Adapters are written to `shm`
-    while they are loaded. `not_updating` is cleared while no request may start.
+    `slots` records the engine's requests. `tenants` are the engine's tenants by job; an update changes the version and
+    the adapter of a tenant. New adapters are written to the folder `shm` to load them. The event `not_updating` is
+    cleared while no request may start.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class WeightUpdates:
         self._shm = shm
 
     async def init_transport(self, info: dict[str, Any]) -> None:
-        """Connect the weight transport.
+        """Connect the engine to the learner's weight transport.
 
-        `info` has the fields of the transport's init info, empty for shared memory.
+        `info` contains the fields of the transport's init info. For shared memory, `info` is empty.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
@@ -54,21 +55,27 @@ class WeightUpdates:
             request = WeightTransferInitRequest(init_info=info)
             await self._client.run_while_alive(self._client.llm.init_weight_transfer_engine(request))
 
-    async def load_staged(self, tenant: EngineTenant, version: int, base: str) -> LoadedWeights:
-        """Load all staged buckets of a tenant as `version`; `base` is the base model of its adapters."""
+    async def load_staged(self, tenant: EngineTenant, version: int, base: str) -> WeightLoadResult:
+        """Load all staged buckets of a tenant as policy version `version`, and discard them.
+
+        `base` is the base model of the tenant's adapters.
+        """
         try:
             if tenant.lora is not None:
                 return await self._switch_adapter(tenant, version, tenant.lora, base)
             updates = [
                 {"path": str(file.path), "tensors": [list(tensor) for tensor in layout], "checksum": checksum}
-                for file, layout, checksum in tenant.staged
+                for file, layout, checksum in tenant.staged_buckets
             ]
             return await self.load_weights(version, updates)
         finally:
             tenant.unstage()
 
-    async def load_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> LoadedWeights:
-        """Pause, load each of `updates` as `version`, and resume; then return what the workers loaded."""
+    async def load_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> WeightLoadResult:
+        """Pause sampling, load all `updates` as policy version `version`, and resume sampling.
+
+        Returns what the workers loaded.
+        """
         started = time.monotonic()
         self._not_updating.clear()
         try:
@@ -78,10 +85,10 @@ class WeightUpdates:
             paused_s = time.monotonic() - started
             self.paused_s += paused_s
             self._not_updating.set()
-        with as_engine_failed("report which weights it loaded"):
-            reports = await self._client.run_while_alive(self._client.llm.collective_rpc("loaded_weights"))
+        with as_engine_failed("report the loaded weights"):
+            reports = await self._client.run_while_alive(self._client.llm.collective_rpc("last_update_report"))
         missed = {name for _, names in reports for name in names}
-        return LoadedWeights(paused_s, tuple(number for number, _ in reports), tuple(sorted(missed)))
+        return WeightLoadResult(paused_s, tuple(number for number, _ in reports), tuple(sorted(missed)))
 
     async def _load_all_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -99,34 +106,34 @@ class WeightUpdates:
 
     async def _switch_adapter(
         self, tenant: EngineTenant, version: int, lora: AdapterConfig, base: str
-    ) -> LoadedWeights:
+    ) -> WeightLoadResult:
         """Load the staged tensors as an adapter, which all later requests use."""
         from agent_rft.actors.weights.weight_bucket import map_bytes, split_tensors
 
         tensors = {
             name: tensor
-            for file, layout, _ in tenant.staged
+            for file, layout, _ in tenant.staged_buckets
             for name, tensor in split_tensors(map_bytes(file.path, num_bytes(layout)), layout)
         }
-        layouts = [layout for _, layout, _ in tenant.staged]
+        layouts = [layout for _, layout, _ in tenant.staged_buckets]
         with as_engine_failed("load an adapter"), create_shared_folder(self._shm) as folder:
             await asyncio.to_thread(write_adapter, folder, tensors, lora.to_peft_config(base))
             adapter = await self.load_adapter(tenant, version, folder)
             call = self._client.llm.collective_rpc("adapter_checksum", args=(str(folder), layouts))
-            return LoadedWeights(adapter.load_s, tuple(await self._client.run_while_alive(call)))
+            return WeightLoadResult(adapter.load_s, tuple(await self._client.run_while_alive(call)))
 
     async def load_adapter(self, tenant: EngineTenant, version: int, folder: Path) -> Adapter:
-        """Load the adapter in `folder` as `version` of a tenant, in place of its previous adapter."""
+        """Load the adapter in `folder` as policy version `version` of a tenant, and release the previous adapter."""
         adapter = await self._adapters.load_version(f"{tenant.job} version {version}".lstrip(), folder)
         previous_adapter, tenant.adapter, tenant.version = tenant.adapter, adapter, version
         if previous_adapter is not None:
-            self._adapters.release(previous_adapter)
+            self._adapters.release_version(previous_adapter)
         if self._tenants.get(tenant.job) is not tenant:
             self.release_adapter(tenant)  # closed during the load
         return adapter
 
     def release_adapter(self, tenant: EngineTenant) -> None:
-        """Release a tenant's adapter, if it has one, after the last request that uses it."""
+        """Release a tenant's adapter, if there is one; it is removed after its last request has ended."""
         if tenant.adapter is not None:
-            self._adapters.release(tenant.adapter)
+            self._adapters.release_version(tenant.adapter)
             tenant.adapter = None

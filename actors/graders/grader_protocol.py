@@ -40,21 +40,21 @@ MAX_INLINE_CHARS = 4_000
 
 
 class Grader(Protocol):
-    """Grades samples; `close` releases its resources, such as connections."""
+    """Interface of all graders. `close` releases a grader's resources, such as connections."""
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         """Return the grade of `sample` (in the format of the wire contract) for the dataset row `item`.
 
         Raises:
             GraderFailed: The grader failed.
-            EndpointRefused: An endpoint refused its key.
+            EndpointRefused: An endpoint that the grader calls refused the key.
         """
 
     async def close(self) -> None: ...
 
 
 class StringWorker:
-    """Runner for string work: inline for short strings, in a thread for long ones, so the event loop is not blocked.
+    """Runs string computations without blocking the event loop: long strings are processed in a thread.
 
     One thread is enough, because of Python's global interpreter lock.
     """
@@ -94,14 +94,14 @@ def truncate_reason(text: str) -> str:
 
 
 def range_problem(value: float, score_range: tuple[float, float] | None) -> str | None:
-    """Return how a grade violates the grader's range; None if the grade is allowed."""
+    """Return a predicate ("is 7, outside ...") for a grade outside `score_range`; None if the grade is allowed."""
     if score_range is None or score_range[0] <= value <= score_range[1]:
         return None
     return f"is {value:g}, outside the grader's range of {score_range[0]:g} to {score_range[1]:g}"
 
 
 def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:
-    """Return `metadata.errors` of the wire contract. `error` is the grader's error; None: it returned a grade."""
+    """Return `metadata.errors` of the wire contract. `error` is None if the grader returned a grade."""
     errors: dict[str, bool | str | None] = dict.fromkeys(ERROR_NAMES, False)
     details = {
         "python_grader_server_error_type": "python_grader_server_error",
@@ -117,14 +117,14 @@ def wire_errors(error: RftError | None) -> dict[str, bool | str | None]:
 
 
 def error_name(error: RftError) -> str:
-    """Return the entry of ERROR_NAMES for an error."""
+    """Return the name in ERROR_NAMES for a grader's error."""
     code = error.details.get("code")
     if code in ERROR_NAMES:
         return str(code)
     return "unresponsive_reward_error" if error.details.get("kind") == "deadline" else "other_error"
 
 
-def total_tokens(grades: Iterable[Grade]) -> dict[str, int]:
+def sum_judge_tokens(grades: Iterable[Grade]) -> dict[str, int]:
     """Return the judge tokens of several grades, summed by model."""
     total: Counter[str] = Counter()
     for grade in grades:

@@ -31,11 +31,11 @@ _STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]")
 
 
 def template_problems(template: str) -> list[str]:
-    """Return the problems of a template that can be found without a row: syntax, names, keys of `sample`."""
-    return list(islice(_problems(template), MAX_PROBLEMS))
+    """Return the problems of a template that can be found without a row: wrong syntax, names or keys of `sample`."""
+    return list(islice(_find_problems(template), MAX_PROBLEMS))
 
 
-def _problems(template: str) -> Iterator[str]:
+def _find_problems(template: str) -> Iterator[str]:
     end = 0
     for match in _placeholders(template):
         path = match[1].strip()
@@ -43,7 +43,7 @@ def _problems(template: str) -> Iterator[str]:
         if parsed is None:
             example = "item.answer or sample.output_tools[0].function.name"
             yield f"{{{{ {path:.200} }}}} is not a path such as {example}"
-        elif parsed[1] == "sample" and (problem := _sample_path_problem(_steps(parsed[2]))):
+        elif parsed[1] == "sample" and (problem := _sample_path_problem(_split_path(parsed[2]))):
             yield f"{{{{ {path:.200} }}}}: {problem}"
         end = match.end()
     if "{{" in template[end:]:
@@ -51,7 +51,7 @@ def _problems(template: str) -> Iterator[str]:
 
 
 def reads_sample(template: str) -> bool:
-    """Whether a template contains values of the sample, which depend on the model's output."""
+    """Whether a template inserts values of the sample, so that its text depends on the model's output."""
     return any(match[1].strip().startswith("sample") for match in _placeholders(template))
 
 
@@ -68,14 +68,15 @@ def render(
     max_chars: int = MAX_CHARS,
     escape: Callable[[str], str] = str,
 ) -> str:
-    """Return the template with its placeholders replaced. `where` names it in errors ("grader 'exact', input").
+    """Return the template with its placeholders replaced by values of `item` and `sample`.
 
-    `escape` escapes the values of `sample`, which a model wrote.
+    `where` names the template in errors ("grader 'exact', input"). `escape` is applied to the values of `sample`,
+    because a model wrote them.
 
     Raises:
-        GraderFailed: The text would exceed `max_chars` (kind TOO_LONG), or a path does not exist. For a path, `details`
-            has code (invalid_variable_error) and path; the rollout is discarded, unless the grader is part of a `multi`
-            that has an `invalid_grade`.
+        GraderFailed: The text would exceed `max_chars` (kind TOO_LONG), or a path does not exist. For a missing path,
+            `details` contains code (invalid_variable_error) and path. The rollout is then discarded, unless the grader
+            is part of a `multi` grader with an `invalid_grade`.
     """
     names = {"item": item, "sample": sample}
     parts: list[str] = []
@@ -92,7 +93,7 @@ def render(
     for match in _placeholders(template):
         add(template[end : match.start()])
         path = match[1].strip()
-        value = _value(names, path, where)
+        value = _resolve_path(names, path, where)
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         add(escape(text) if path.startswith("sample") else text)
         end = match.end()
@@ -105,14 +106,14 @@ def _placeholders(template: str) -> Iterator[re.Match[str]]:
     return _PLACEHOLDER.finditer(template, 0, template.rfind("}}") + 2)
 
 
-def _value(names: dict[str, Any], path: str, where: str) -> Any:
+def _resolve_path(names: dict[str, Any], path: str, where: str) -> Any:
     parsed = _PATH.fullmatch(path)
     if parsed is None:
-        raise _unknown(where, path, "it is not a path")
+        raise _make_path_error(where, path, "it is not a path")
     value: Any = names[parsed[1]]
-    for step in _steps(parsed[2]):
-        if not _holds(value, step):
-            raise _unknown(where, path, f"there is no {step!r:.200} in {_kind(value)}")
+    for step in _split_path(parsed[2]):
+        if not _has_step(value, step):
+            raise _make_path_error(where, path, f"there is no {step!r:.200} in {_describe_value(value)}")
         value = value[step]
     return value
 
@@ -131,24 +132,24 @@ def _sample_path_problem(steps: list[str | int]) -> str | None:
     return f"a sample has only the keys {', '.join(SAMPLE_KEYS)}"
 
 
-def _steps(path: str) -> list[str | int]:
+def _split_path(path: str) -> list[str | int]:
     """Split a path into keys and indexes: `.a[0]` -> ["a", 0]."""
     return [key if key else int(index) for key, index in _STEP.findall(path)]
 
 
-def _holds(value: Any, step: str | int) -> bool:
+def _has_step(value: Any, step: str | int) -> bool:
     if isinstance(step, int):
         return isinstance(value, list) and step < len(value)
     return isinstance(value, dict) and step in value
 
 
-def _kind(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object with the keys {sorted(value)[:20]}"
     return f"a list of length {len(value)}" if isinstance(value, list) else f"a value of type {type(value).__name__}"
 
 
-def _unknown(where: str, path: str, why: str) -> GraderFailed:
+def _make_path_error(where: str, path: str, why: str) -> GraderFailed:
     return GraderFailed(
         f"{where}: {{{{ {path:.200} }}}} has no value, because {why} [{INVALID_VARIABLE}]",
         code=INVALID_VARIABLE,

@@ -1,4 +1,4 @@
-"""Factory of a job's graders, with their deadlines and the checks of their specs."""
+"""Factory of a job's graders, the deadlines of their grades, and the checks of their specs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FIELD = "method.reinforcement.grader"
 GUARDS = "method.reinforcement.guards"
 HELD_OUT = "method.reinforcement.held_out_grader"
 PythonGraderFactory = Callable[..., Grader]
-"""Takes a PythonGrader, its label, and optionally PythonRunner's arguments `num_workers` and `ahead`."""
+"""Takes a PythonGrader, its label, and optionally PythonRunner's arguments `num_workers` and `start_ahead`."""
 MODEL_FIX = "add the model to `models` in the operator's configuration, or use a model that is listed there"
 
 
@@ -80,7 +80,7 @@ def make_grader(
     """Create the grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
 
     `python` creates graders of kind `python`; by default they run in workers of this process. `has_answered`: see
-    EndpointClient. With `slot`, for trials, each grade of a heavy grader (`is_heavy`) waits for a slot.
+    EndpointClient. `slot` is set only for trials: each grade of a heavy grader (`is_heavy`) then waits for a slot.
 
     Raises:
         InvalidJob: The spec has problems (`grader_problems`).
@@ -105,34 +105,36 @@ class _GraderMaker:
 
     def make(self, spec: GraderSpec, label: str) -> Grader:
         if isinstance(spec, MultiGrader):
-            return Multi(spec, label, self.parts(spec.graders))
-        return self.parts({label: spec})[label]
+            return Multi(spec, label, self.make_parts(spec.graders))
+        return self.make_parts({label: spec})[label]
 
-    def parts(self, specs: Mapping[str, SingleGrader]) -> dict[str, Grader]:
+    def make_parts(self, specs: Mapping[str, SingleGrader]) -> dict[str, Grader]:
         if self.slot is None:
-            return {name: self._single(spec, name) for name, spec in specs.items()}
+            return {name: self._make_single(spec, name) for name, spec in specs.items()}
         texts = TextTrials({name: spec for name, spec in specs.items() if not is_heavy(spec)}, self.slot)
-        return {name: self._trial(spec, name, texts, self.slot) for name, spec in specs.items()}
+        return {name: self._make_trial(spec, name, texts, self.slot) for name, spec in specs.items()}
 
-    def _trial(self, spec: SingleGrader, label: str, texts: TextTrials, slot: Slot) -> Grader:
+    def _make_trial(self, spec: SingleGrader, label: str, texts: TextTrials, slot: Slot) -> Grader:
         if not is_heavy(spec):
-            return TextTrialGrader(label, self._single(spec, label), texts)
+            return TextTrialGrader(label, self._make_single(spec, label), texts)
         if isinstance(spec, PythonGrader):
-            once = partial(self.python, spec, label, num_workers=1, ahead=False)
+            once = partial(self.python, spec, label, num_workers=1, start_ahead=False)
             return OneGradeGrader(once, slot)
-        return SlottedGrader(self._single(spec, label), slot)
+        return SlottedGrader(self._make_single(spec, label), slot)
 
-    def _single(self, spec: SingleGrader, label: str) -> Grader:
+    def _make_single(self, spec: SingleGrader, label: str) -> Grader:
         match spec:
             case StringCheckGrader():
                 return StringCheck(spec, label)
             case TextSimilarityGrader():
                 by_model = spec.evaluation_metric == "cosine"
-                return TextSimilarity(spec, label, self.models.client(spec.model, EMBEDDINGS) if by_model else None)
+                return TextSimilarity(
+                    spec, label, self.models.get_model_client(spec.model, EMBEDDINGS) if by_model else None
+                )
             case PythonGrader():
                 return self.python(spec, label)
             case ScoreModelGrader() | LabelModelGrader():
-                return Judge(spec, label, self.models.client(spec.model, CHAT))
+                return Judge(spec, label, self.models.get_model_client(spec.model, CHAT))
             case EndpointGrader():
                 return EndpointCaller(
                     spec, label, self.operator, self.timing, self.signer, has_answered=self.has_answered
@@ -145,7 +147,7 @@ class _GraderMaker:
 
 
 def grade_deadline_s(spec: GraderSpec, operator: OperatorConfig) -> float:
-    """Return the deadline of one grade in seconds. Parts of a `multi` run concurrently, so the longest one counts."""
+    """Return the time limit of a grade in seconds. Parts of a `multi` run concurrently, so the longest limit counts."""
     match spec:
         case MultiGrader():
             return max(grade_deadline_s(part, operator) for part in spec.graders.values())
@@ -165,13 +167,13 @@ def grade_deadline_s(spec: GraderSpec, operator: OperatorConfig) -> float:
 
 
 def all_grader_problems(reinforcement: Reinforcement, operator: OperatorConfig) -> list[Problem]:
-    """Return the problems of a job's grader, guards and held-out grader that can be found without calling anything."""
+    """Return the problems of a job's grader, guards and held-out grader. Does not call an endpoint."""
     problems = size_problems(list(iterate_graders(reinforcement)))
     problems += grader_problems(reinforcement.grader, operator)
     seen = set()
     for i, guard in enumerate(reinforcement.guards):
         problems += grader_problems(guard.grader, operator, f"{GUARDS}[{i}].grader")
-        problems += _threshold_problems(guard.grader, operator, f"{GUARDS}[{i}].grader")
+        problems += _find_threshold_problem(guard.grader, operator, f"{GUARDS}[{i}].grader")
         if guard.name in seen:
             message = f"the name {guard.name!r} is duplicated"
             problems.append(Problem("duplicate_name", f"{GUARDS}[{i}].name", message, "rename this guard"))
@@ -182,8 +184,8 @@ def all_grader_problems(reinforcement: Reinforcement, operator: OperatorConfig) 
 
 
 def grader_problems(spec: GraderSpec, operator: OperatorConfig = DEFAULT_CONFIG, field: str = FIELD) -> list[Problem]:
-    """Return the problems of templates, expressions, names, models, URLs and headers, without calling anything."""
-    problems = list(_own_problems(spec, operator))
+    """Return the problems of templates, expressions, names, models, URLs and headers. Does not call an endpoint."""
+    problems = list(_find_own_problems(spec, operator))
     problems += [
         Problem("invalid_template", template_field, problem, "write paths as {{ item.x }} or {{ sample.x }}")
         for template_field, template in iterate_templates(spec)
@@ -209,33 +211,38 @@ def iterate_graders(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderS
 
 
 def size_problems(graders: Sequence[tuple[str, GraderSpec]]) -> list[Problem]:
-    """Return the size problems of these (field, grader), which include the parts of multi graders.
+    """Return the problems with the number and size of a job's graders.
 
-    `grader_problems` excludes them, so that `make_grader` still accepts the larger graders of a job that already runs.
+    `graders` are the (field, grader) of `iterate_graders`. `grader_problems` does not return these problems, so that
+    `make_grader` still accepts the larger graders of a job that is already running.
     """
     problems: list[Problem] = []
     for field, spec in graders:
         if isinstance(spec, MultiGrader):
-            problems += _too_many(f"{field}.graders", list(spec.graders.values()), 1)
+            problems += _find_count_problems(f"{field}.graders", list(spec.graders.values()), 1)
         for place, template in iterate_templates(spec):
             if num_placeholders(template) > MAX_PLACEHOLDERS:
-                problems.append(_too_large(f"{field}.{place}", f"more than {MAX_PLACEHOLDERS:,} placeholders"))
+                problems.append(_make_size_problem(f"{field}.{place}", f"more than {MAX_PLACEHOLDERS:,} placeholders"))
     single = [spec for _, spec in graders if not isinstance(spec, MultiGrader)]
     sources = sum(len(spec.source.encode()) for spec in single if isinstance(spec, PythonGrader))
     if sources > MAX_SOURCE_BYTES:
-        problems.append(_too_large(graders[0][0], f"more than {MAX_SOURCE_BYTES:,} bytes of python sources in total"))
-    return problems or list(_too_many(REINFORCEMENT, single, 2))
+        problems.append(
+            _make_size_problem(graders[0][0], f"more than {MAX_SOURCE_BYTES:,} bytes of python sources in total")
+        )
+    return problems or list(_find_count_problems(REINFORCEMENT, single, 2))
 
 
-def _too_many(field: str, graders: Sequence[GraderSpec], factor: int) -> Iterator[Problem]:
+def _find_count_problems(field: str, graders: Sequence[GraderSpec], factor: int) -> Iterator[Problem]:
     max_graders, max_heavy = MAX_GRADERS * factor, MAX_HEAVY * factor
     if len(graders) > max_graders:
-        yield _too_large(field, f"more than {max_graders} graders")
+        yield _make_size_problem(field, f"more than {max_graders} graders")
     if sum(map(is_heavy, graders)) > max_heavy:
-        yield _too_large(field, f"more than {max_heavy} graders that start a process or call a model or an endpoint")
+        yield _make_size_problem(
+            field, f"more than {max_heavy} graders that start a process or call a model or an endpoint"
+        )
 
 
-def _too_large(field: str, what: str) -> Problem:
+def _make_size_problem(field: str, what: str) -> Problem:
     return Problem("grader_too_large", field, f"has {what}", "combine several checks in one python grader")
 
 
@@ -252,13 +259,13 @@ def is_heavy(spec: GraderSpec) -> bool:
 
 
 def iterate_templates(spec: GraderSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field relative to the grader, template) of a grader, but not of the parts of a multi grader."""
+    """Yield (field, template) of a grader, but not of a multi grader's parts. Fields are relative to the grader."""
     yield from ((field, getattr(spec, field)) for field in spec.TEMPLATES)
     if isinstance(spec, ScoreModelGrader | LabelModelGrader):
         yield from message_templates(spec.input)
 
 
-def _own_problems(spec: GraderSpec, operator: OperatorConfig) -> Iterator[Problem]:
+def _find_own_problems(spec: GraderSpec, operator: OperatorConfig) -> Iterator[Problem]:
     """Yield the problems of one grader, without its templates and parts. Fields are relative to the grader."""
     match spec:
         case EndpointGrader():
@@ -269,26 +276,26 @@ def _own_problems(spec: GraderSpec, operator: OperatorConfig) -> Iterator[Proble
                 yield Problem("invalid_source", "source", problem, "fix the source")
         case TextSimilarityGrader():
             if spec.evaluation_metric == "cosine":
-                yield from _model_problems(spec.model, EMBEDDINGS, operator)
+                yield from _find_model_problems(spec.model, EMBEDDINGS, operator)
         case ScoreModelGrader() | LabelModelGrader():
-            yield from _model_problems(spec.model, CHAT, operator)
-            yield from _judge_problems(spec)
-            if _by_logprobs(spec, operator):
+            yield from _find_model_problems(spec.model, CHAT, operator)
+            yield from _find_judge_problems(spec)
+            if _uses_logprobs(spec, operator):
                 for field, problem, fix in logprobs_problems(spec):
                     yield Problem("logprobs_unsupported", field, problem, fix)
         case CodeCheckGrader():
             if spec.check == "reference_returned" and not spec.reference:
-                fix = "set it to the reference solution, for example {{ item.reference }}"
+                fix = "set `reference` to the reference solution, for example {{ item.reference }}"
                 yield Problem("missing_reference", "reference", "is required by the check reference_returned", fix)
         case MultiGrader():
-            yield from _multi_problems(spec)
+            yield from _find_multi_problems(spec)
         case StringCheckGrader() | LengthGrader():
             pass
         case _:
             assert_never(spec)
 
 
-def _model_problems(name: str, path: str, operator: OperatorConfig) -> Iterator[Problem]:
+def _find_model_problems(name: str, path: str, operator: OperatorConfig) -> Iterator[Problem]:
     entry = match_model_name(name, operator.models)
     if entry is None:
         known = ", ".join(sorted(operator.models)) or "none"
@@ -305,39 +312,39 @@ def _model_problems(name: str, path: str, operator: OperatorConfig) -> Iterator[
         yield Problem("invalid_endpoint", "model", problem, fix)
 
 
-def _judge_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[Problem]:
+def _find_judge_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[Problem]:
     fix = 'write messages as {"role": "user", "content": "text with {{ sample.output_text }}"}'
     for field, problem in message_problems(spec.input):
         yield Problem("invalid_message", field, problem, fix)
     for name in sorted(RESERVED_PARAMETERS & set(spec.sampling_params)):
         yield Problem("invalid_parameter", f"sampling_params.{name}", "is set by the grader", "remove it")
     if isinstance(spec, LabelModelGrader) and (unknown := sorted(set(spec.passing_labels) - set(spec.labels))):
-        message = f"{', '.join(map(repr, unknown))} not in `labels`"
+        message = f"contains {', '.join(map(repr, unknown))}, which `labels` does not contain"
         yield Problem("unknown_label", "passing_labels", message, "use only values of `labels`")
 
 
-def _by_logprobs(spec: GraderSpec, operator: OperatorConfig) -> bool:
+def _uses_logprobs(spec: GraderSpec, operator: OperatorConfig) -> bool:
     if not isinstance(spec, ScoreModelGrader | LabelModelGrader):
         return False
     entry = match_model_name(spec.model, operator.models)
     return entry is not None and operator.models[entry].scoring == "logprobs"
 
 
-def _threshold_problems(spec: SingleGrader, operator: OperatorConfig, field: str) -> Iterator[Problem]:
+def _find_threshold_problem(spec: SingleGrader, operator: OperatorConfig, field: str) -> Iterator[Problem]:
     """Yield a problem if a guard's threshold is unreachable, because no label ever has a probability of 1."""
     best = spec.range[1] if isinstance(spec, ScoreModelGrader) else 1.0
-    if _by_logprobs(spec, operator) and spec.pass_threshold >= best:
-        message = f"is {spec.pass_threshold:g}, which a judge scored by log-probabilities never reaches"
-        fix = f"set it below {best:g}, for example to half of it"
+    if _uses_logprobs(spec, operator) and spec.pass_threshold >= best:
+        message = f"is {spec.pass_threshold:g}, which a judge with `scoring: logprobs` never reaches"
+        fix = f"set it below {best:g}, for example to {best / 2:g}"
         yield Problem("logprobs_unsupported", f"{field}.pass_threshold", message, fix)
 
 
-def _multi_problems(spec: MultiGrader) -> Iterator[Problem]:
+def _find_multi_problems(spec: MultiGrader) -> Iterator[Problem]:
     for name in spec.graders:
         if problem := name_problem(name):
             yield Problem("invalid_grader_name", f"graders.{name}", problem, "rename this grader")
         elif name == UNGATED:
-            message = f"{UNGATED!r} is reserved for the grade without guards"
+            message = f"{UNGATED!r} is reserved for the grade before guards are applied"
             yield Problem("invalid_grader_name", f"graders.{name}", message, "rename this grader")
     fix = "use + - * / ^, parentheses, numbers, the graders' names, min, max, abs, floor, ceil, exp, sqrt, log"
     for problem in expression_problems(spec.calculate_output, spec.graders):

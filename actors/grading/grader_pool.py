@@ -1,7 +1,7 @@
-"""Grader pool: returns a finite grade or an error by the deadline of each grade; a failure is never 0.
+"""Grader pool: returns each grade, or an error, by the deadline of the grade. A failure never becomes a grade of 0.
 
-Each endpoint's `max_concurrency` limits its concurrent grades; the pool has no limit. A sample that a guard rejects
-gets the guard's reward.
+The `max_concurrency` of an endpoint limits the concurrent calls to it; the pool itself has no limit. A sample that a
+guard rejects gets the guard's reward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_rft.actors.endpoints.client import collect_process_stats
 from agent_rft.actors.endpoints.endpoint_statistics import to_live_metrics
 from agent_rft.actors.endpoints.model_client import ModelClients, OnNoSchemas, warn_once
 from agent_rft.actors.endpoints.signing import Signer, create_signer
-from agent_rft.actors.graders.grader_protocol import UNGATED, Grader, check_finite_number, total_tokens
+from agent_rft.actors.graders.grader_protocol import UNGATED, Grader, check_finite_number, sum_judge_tokens
 from agent_rft.actors.grading.grader_factory import grade_deadline_s, make_grader
 from agent_rft.actors.grading.python_nodes import PythonNodes
 from agent_rft.actors.grading.trial_slots import WAIT_S, Slot
@@ -62,9 +62,9 @@ class GraderPool:
     ) -> None:
         """Create the graders.
 
-        `grader` replaces the grader of `spec`, and `deadline_s` its deadline for one grade. With `slot`, for trials,
-        heavy graders (`is_heavy`) first wait for a slot, which extends that deadline. `on_no_schemas`: see ModelClient.
-        `has_answered`: see EndpointClient.
+        `grader` replaces the grader of `spec`, and `deadline_s` replaces the time limit of its grades. `slot` is set
+        only for trials: heavy graders (`is_heavy`) then first wait for a slot, which extends the time limit.
+        `on_no_schemas`: see ModelClient. `has_answered`: see EndpointClient.
 
         Raises:
             InvalidJob: A grader is invalid.
@@ -74,7 +74,7 @@ class GraderPool:
         python = None if self._nodes is None else self._nodes.make_python_grader
 
         def bounded(spec: GraderSpec, what: str) -> Grader:
-            return _Bounded(make(spec), what, grade_deadline_s(spec, operator))
+            return _GraderWithDeadline(make(spec), what, grade_deadline_s(spec, operator))
 
         make = partial(
             make_grader,
@@ -89,7 +89,7 @@ class GraderPool:
             grader = make(spec, slot=slot)
         limit_s = grade_deadline_s(spec, operator) if deadline_s is None else deadline_s
         limit_s += 0.0 if slot is None else WAIT_S
-        self._grader: Grader = _Bounded(grader, f"grader {spec.name or spec.type!r}", limit_s)
+        self._grader: Grader = _GraderWithDeadline(grader, f"grader {spec.name or spec.type!r}", limit_s)
         if not guards and held_out is None:
             return
         self._grader = GuardedGrader(
@@ -123,7 +123,7 @@ class GraderPool:
 
         Raises:
             GraderFailed: A grader failed or missed its deadline.
-            EndpointRefused: An endpoint refused its key.
+            EndpointRefused: An endpoint that a grader calls refused the key.
         """
         return await self._grader.grade(sample, item, trace_id)
 
@@ -133,7 +133,7 @@ class GraderPool:
         await self._grader.close()
 
 
-class _Bounded:
+class _GraderWithDeadline:
     """A grader with a deadline. It returns a finite grade or raises an error that names the grader."""
 
     def __init__(self, grader: Grader, what: str, deadline_s: float) -> None:
@@ -163,7 +163,7 @@ class _Bounded:
 
 @ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=AVOID_PYTHON_GRADERS)
 class GraderPoolActor(ChannelActor):
-    """A GraderPool in a separate process. It is stateless, so it may be restarted at any time."""
+    """Actor that runs a GraderPool in a separate process. It has no state, so Ray may restart it at any time."""
 
     def __init__(
         self, reinforcement: Reinforcement, operator: OperatorConfig, metrics: MetricsAddress | None = None
@@ -198,17 +198,20 @@ class GraderPoolActor(ChannelActor):
         await asyncio.to_thread(self._tracer.flush)
 
     async def heartbeat(self) -> list[WorkInProgress]:
-        """Return nothing, because the engines report the grades in progress."""
+        """Return an empty list, because the engines report the grades in progress."""
         return []
 
 
-def watched_graders(actor: Any) -> WatchedActor:
-    """Describe the pool to the watchdog. Giving up the pool loses grades, whose rollouts are retried."""
+def watch_grader_pool(actor: Any) -> WatchedActor:
+    """Return the pool's actor as a target of the watchdog.
+
+    If the watchdog gives the pool up, grades in progress are lost, and their rollouts are retried.
+    """
     return watch_restartable_actor(POOL_NAME, actor, GraderFailed, lambda doing: doing.stage == "grading")
 
 
 class GraderPoolClient:
-    """Client of a GraderPoolActor, with the methods of GraderPool; the engines use it."""
+    """Client of a GraderPoolActor, which the engines use like a GraderPool."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -216,11 +219,11 @@ class GraderPoolClient:
         self._channel = ChannelClient(actor, POOL_NAME, GraderFailed, deadline_s=None)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
-        """Call GraderPool.grade in the pool's process; raises GraderFailed if that process dies."""
+        """Call GraderPool.grade in the pool's process; raises GraderFailed if the process dies."""
         return Grade(*await self._channel.call("grade", sample, item, trace_id))
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        """Return EndpointClient.stats of each grader endpoint, by its name ("grader 'endpoint'")."""
+        """Return EndpointClient.stats of each grader endpoint, by client name, such as "grader 'endpoint'"."""
         ref = self._actor.endpoint_stats.remote()
         stats: dict[str, dict[str, Any]] = await call_actor(ref, POOL_NAME, GraderFailed, READ_TIMEOUT_S)
         return stats
@@ -230,9 +233,9 @@ class GraderPoolClient:
 
 
 class GuardedGrader:
-    """The grader of a job with its guards and its held-out grader, which all run concurrently.
+    """Grader that runs a job's grader, guards and held-out grader concurrently.
 
-    If several guards reject a sample, the first one in the job's list applies.
+    If several guards reject a sample, the first of them in the job's list sets the reward.
     """
 
     def __init__(self, grader: Grader, guards: Sequence[tuple[GuardSpec, Grader]], held_out: Grader | None) -> None:
@@ -251,26 +254,26 @@ class GuardedGrader:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         grade, checks = main.result(), [task.result() for task in guards]
-        grade = self._gated(grade, checks) if checks else grade
+        grade = self._apply_guards(grade, checks) if checks else grade
         if held_out is None:
             return grade
         outcome = held_out.result()
         if isinstance(outcome, RftError):
             return replace(grade, held_out_error=outcome.message)
-        return replace(grade, held_out=outcome.value, judge_tokens=total_tokens([grade, outcome]))
+        return replace(grade, held_out=outcome.value, judge_tokens=sum_judge_tokens([grade, outcome]))
 
     async def close(self) -> None:
         for grader in (self._grader, *(guard for _, guard in self._guards), self._held_out):
             if grader is not None:
                 await grader.close()
 
-    def _gated(self, grade: Grade, checks: Sequence[Grade]) -> Grade:
+    def _apply_guards(self, grade: Grade, checks: Sequence[Grade]) -> Grade:
         """Apply the guards to the grade; `checks` has the grade of each guard."""
         gated = replace(
             grade,
             scores=grade.scores | {UNGATED: grade.value},
             latency_s=max(grade.latency_s, *(check.latency_s for check in checks)),
-            judge_tokens=total_tokens([grade, *checks]),
+            judge_tokens=sum_judge_tokens([grade, *checks]),
         )
         for (spec, _), check in zip(self._guards, checks, strict=True):
             if check.value < spec.grader.pass_threshold:

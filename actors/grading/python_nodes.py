@@ -1,7 +1,8 @@
-"""Python graders on dedicated nodes. An actor there gets the sources and the samples to grade, but no secrets.
+"""Python graders that run in an actor on dedicated nodes.
 
-Each GraderPool has one such actor. Its environment variables, arguments and calls contain no headers of the job, keys
-of judges or secrets of the server. It does have Ray's token, like every process of the cluster.
+Each GraderPool has one such actor. The actor gets the sources and the samples to grade, but no secrets: its environment
+variables, arguments and calls contain no headers of the job, keys of judges or secrets of the server. Like every
+process of the cluster, the actor has Ray's token.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from agent_rft.actors.runtime.actor_calls import RESTART_S
 from agent_rft.actors.runtime.channel import ChannelActor, ChannelClient
 from agent_rft.actors.runtime.grader_nodes import PYTHON_GRADER
 from agent_rft.actors.runtime.rollout_stages import WorkInProgress
-from agent_rft.actors.sandbox.sandbox_start import TRY_AGAIN, SandboxFailed, choose_way, sandbox_report
+from agent_rft.actors.sandbox.sandbox_start import TRY_AGAIN, SandboxFailed, choose_sandbox_method, sandbox_report
 from agent_rft.errors import GraderFailed, UserError
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.operator.operator_config import OperatorConfig
@@ -34,7 +35,7 @@ KEPT_PREFIXES = ("PYTHONPATH", "RAY_")
 
 @ray.remote(num_cpus=0, resources={PYTHON_GRADER: 1}, max_concurrency=10_000, max_restarts=-1)
 class PythonGraderActor(ChannelActor):
-    """Actor that runs the graders added to it. A restart removes them all."""
+    """Actor that runs python graders after clients have added them. A restart removes all graders."""
 
     def __init__(self, unsandboxed: bool) -> None:
         self._operator = OperatorConfig(unsandboxed_python=unsandboxed)
@@ -43,13 +44,17 @@ class PythonGraderActor(ChannelActor):
         self._serve_methods({"check": self._check, "add": self._add, "grade": self._grade, "remove": self._remove})
 
     async def _check(self) -> None:
-        await _check_here(self._operator)
+        await _check_local_sandbox(self._operator)
 
-    async def _add(self, key: int, spec: dict[str, Any], label: str, num_workers: int | None, ahead: bool) -> None:
+    async def _add(
+        self, key: int, spec: dict[str, Any], label: str, num_workers: int | None, start_ahead: bool
+    ) -> None:
         if key not in self._graders:  # a concurrent grade may have added it
             grader = PythonGrader.model_validate(spec)
             workers = num_workers or self._num_workers
-            self._graders[key] = PythonRunner(grader, label, self._operator, num_workers=workers, ahead=ahead)
+            self._graders[key] = PythonRunner(
+                grader, label, self._operator, num_workers=workers, start_ahead=start_ahead
+            )
 
     async def _grade(
         self, key: int, sample: dict[str, Any], item: dict[str, Any], trace_id: str
@@ -65,16 +70,19 @@ class PythonGraderActor(ChannelActor):
             await grader.close()
 
     async def heartbeat(self) -> list[WorkInProgress]:
-        """Return nothing, because the engines report the grades in progress."""
+        """Return an empty list, because the engines report the grades in progress."""
         return []
 
 
 class PythonNodes:
-    """Client of the actor. The first call starts the actor, waiting for a node to join if needed; `close` ends it."""
+    """Client of a PythonGraderActor.
+
+    The first call starts the actor, and waits for a node to join if needed. `close` ends the actor.
+    """
 
     @classmethod
     def from_operator(cls, operator: OperatorConfig) -> PythonNodes | None:
-        """Create a client; return None if python graders run in this process, or if Ray is not connected."""
+        """Create a client; return None if python graders run in this process, or if it is not connected to Ray."""
         return cls(operator) if operator.python_grader_nodes and ray.is_initialized() else None
 
     def __init__(self, operator: OperatorConfig, restart_s: float = RESTART_S) -> None:
@@ -85,10 +93,11 @@ class PythonNodes:
         self._channel: ChannelClient | None = None
 
     def make_python_grader(
-        self, spec: PythonGrader, label: str, *, num_workers: int | None = None, ahead: bool = True
+        self, spec: PythonGrader, label: str, *, num_workers: int | None = None, start_ahead: bool = True
     ) -> Grader:
-        """Create a grader of kind `python` that runs in the actor; takes PythonRunner's arguments."""
-        return _RemotePythonGrade(self, next(self._numbers), (spec.model_dump(mode="json"), label, num_workers, ahead))
+        """Create a grader of kind `python` that runs in the actor. The arguments are those of PythonRunner."""
+        arguments = (spec.model_dump(mode="json"), label, num_workers, start_ahead)
+        return _RemotePythonGrader(self, next(self._numbers), arguments)
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self._channel is None:
@@ -108,7 +117,7 @@ class PythonNodes:
             ray.kill(actor)
 
 
-class _RemotePythonGrade:
+class _RemotePythonGrader:
     """A python grader in the actor of `nodes`, which stores it under the number `key`."""
 
     def __init__(self, nodes: PythonNodes, key: int, settings: tuple[Any, ...]) -> None:
@@ -134,15 +143,15 @@ class _RemotePythonGrade:
 
 
 async def check_sandbox(operator: OperatorConfig) -> None:
-    """Check that a sandbox can be created where python graders will run.
+    """Check that a sandbox can be created on the machine on which python graders will run.
 
     Raises:
-        UserError: No sandbox can be created there.
+        UserError: The machine cannot create a sandbox.
         GraderFailed: No node was free for python graders in time.
     """
     nodes = PythonNodes.from_operator(operator)
     if nodes is None:
-        await _check_here(operator)
+        await _check_local_sandbox(operator)
         return
     try:
         await nodes.call("check")
@@ -150,9 +159,9 @@ async def check_sandbox(operator: OperatorConfig) -> None:
         nodes.close()
 
 
-async def _check_here(operator: OperatorConfig) -> None:
+async def _check_local_sandbox(operator: OperatorConfig) -> None:
     try:
-        choose_way(await asyncio.to_thread(sandbox_report), operator.unsandboxed_python)
+        choose_sandbox_method(await asyncio.to_thread(sandbox_report), operator.unsandboxed_python)
     except SandboxFailed as error:
         message = f"{error.message}: {TRY_AGAIN}"
         raise UserError(

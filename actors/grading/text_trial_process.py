@@ -1,4 +1,7 @@
-"""Process of `agent_rft.actors.grading.text_trials`: reads parts and values, writes each part's grade or failure."""
+"""Program that `agent_rft.actors.grading.text_trials` starts for larger inputs.
+
+It reads the text parts of a grader, a sample and an item, and prints the grade or failure of each part.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ GRADER: TypeAdapter[SingleGrader] = TypeAdapter(SingleGrader)
 
 
 async def grade_parts(parts: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer for each part: {value, reason}, or {error, details}."""
-    return {name: await _answer(name, spec, values) for name, spec in parts.items()}
+    """Grade the `sample` and `item` in `values` with each part. Return {value, reason} or {error, details} by part."""
+    return {name: await _grade_part(name, spec, values) for name, spec in parts.items()}
 
 
-async def _answer(name: str, spec: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+async def _grade_part(name: str, spec: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     grader = make_grader(GRADER.validate_python(spec | {"name": name}))
     try:
         grade = await grader.grade(values["sample"], values["item"], "")

@@ -1,7 +1,8 @@
-"""Trials of text graders, which only process strings. Small work runs here, larger work in a separate, limited process.
+"""Trials of text graders, which only process strings.
 
-All text parts of a grader share the separate process, which takes one slot. A request therefore costs the server's
-process little more than the request's size.
+Small inputs are graded in this process, larger inputs in a separate process with limits. All text parts of a grader
+share the separate process, which takes one slot. A request therefore costs the server's process little more than the
+request's size.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class TextTrials:
-    """The text parts of a grader, by name. The first call for a sample computes the grades of all its parts."""
+    """Trials of all text parts of a grader. The first call for a sample computes the grades of all parts."""
 
     def __init__(self, specs: Mapping[str, SingleGrader], slot: Slot) -> None:
         self._specs = {name: spec.model_dump(mode="json", exclude_unset=True) for name, spec in specs.items()}
@@ -45,7 +46,7 @@ class TextTrials:
         self._computing: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
 
     async def grade_part(self, name: str, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Any:
-        """Return the answer of `text_process` for a part; None if the work is small enough for this process."""
+        """Return the part's answer from `text_trial_process`; None if the input is small enough for this process."""
         if trace_id not in self._computing:
             self._computing[trace_id] = asyncio.create_task(self._compute(sample, item))
         answers = await asyncio.shield(self._computing[trace_id])
@@ -69,7 +70,10 @@ class TextTrials:
 
 
 class TextTrialGrader:
-    """A text part of a grader; `grader` computes small work in this process."""
+    """Grades one text part of a trial grader.
+
+    `grader` grades small inputs in this process; the separate process of `parts` grades larger inputs.
+    """
 
     def __init__(self, name: str, grader: Grader, parts: TextTrials) -> None:
         self._name = name

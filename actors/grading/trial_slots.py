@@ -1,7 +1,8 @@
 """Slots that limit the concurrent trials of heavy graders, which start a process or call a model or an endpoint.
 
-All trial routes share the slots, and each heavy part of a grader takes one. Neither the structure of a grader nor the
-number of samples can therefore exceed the limit. Waiting for a slot is bounded in time and in queue length.
+All API routes for trials share the slots, and each heavy part of a grader takes one slot. A grader with many parts, or
+a request with many samples, can therefore not exceed the limit. The length of the queue and the time in it are also
+limited.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ Slot = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class TrialSlots(FairSlots):
-    """Slots of trials; each key is the id of an API key."""
+    """Slots for trials. Each `key` in FairSlots is the id of an API key."""
 
     def __init__(self, limit: int, *, max_waiting: int = MAX_WAITING, wait_s: float = WAIT_S) -> None:
-        super().__init__(limit, share=SHARE, max_waiting=max_waiting, wait_s=wait_s)
+        super().__init__(limit, max_share_per_key=SHARE, max_waiting=max_waiting, wait_s=wait_s)
 
 
 class SlottedGrader:
@@ -60,7 +61,7 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
 
 
 class OneGradeGrader:
-    """A grader that creates a new grader for each grade, and closes it before the slot is free again."""
+    """A grader that creates another grader for each grade, and closes that grader before releasing the slot."""
 
     def __init__(self, make: Callable[[], Grader], slot: Slot) -> None:
         self._make = make

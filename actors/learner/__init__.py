@@ -1,4 +1,4 @@
-"""The learner's ranks as a group of Ray processes, which the training loop uses.
+"""The learner of the training loop: a group of ranks, which are Ray processes.
 
-Does not depend on rollouts, tools or graders: it receives sequences and computes steps.
+This package does not depend on rollouts, tools or graders: it receives sequences and computes steps.
 """

@@ -1,7 +1,8 @@
-"""The learner as the training loop uses it: ranks in Ray actors that succeed or fail together.
+"""The learner of the training loop: a group of ranks in Ray actors, which succeed or fail together.
 
-The group splits a batch into mini-batches and packs them; ranks only compute. If one rank fails, all are killed. The
-time limit of a step grows with its tokens (`StepLimit`), so that a long step is not taken for a hang.
+The group splits a batch into mini-batches and packs them; ranks only compute. If one rank fails, all ranks are killed.
+The time limit of a step grows with the step's number of tokens (`StepLimit`), so that a long step is not mistaken for a
+hang.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ray.exceptions import RayActorError, RayError
 
 from agent_rft.actors.learner.rank_calls import GRACE_S, CallFailure, StepLimit, wait_for_results
 from agent_rft.actors.learner.rank_process import HEARTBEAT, WRITE, RankProcess
-from agent_rft.actors.runtime.actor_calls import error_kind
+from agent_rft.actors.runtime.actor_calls import classify_ray_error
 from agent_rft.actors.runtime.gpu_lease import GpuLease
 from agent_rft.actors.runtime.rollout_stages import WorkInProgress
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress
@@ -39,15 +40,15 @@ from agent_rft.trainer.model.micro_batches import (
 from agent_rft.types import LayoutConversion, StepReport
 
 SCHEDULE_TIMEOUT_S = 900.0
-"""Timeout for scheduling all ranks and their imports."""
+"""Timeout until all ranks are scheduled and have imported their modules."""
 
 
 class LearnerGroup:
-    """Implements `agent_rft.loop_protocols.Learner`. Created by `start`; must be closed with `shutdown`.
+    """Implementation of `agent_rft.loop_protocols.Learner`. Create it with `start`, and end it with `shutdown`.
 
-    If a rank fails or exceeds its time limit, the method raises LearnerFailed and shuts the group down. All methods
-    then raise the same error until `restart`. An expected error that all ranks raise (UserError, Halted) is raised
-    unchanged, and the ranks stay alive.
+    If a rank fails or exceeds its time limit, the called method raises LearnerFailed and shuts the group down. All
+    methods then raise the same error until `restart` is called. If all ranks raise an expected error (UserError,
+    Halted), this error is raised unchanged, and the ranks stay alive.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class LearnerGroup:
         self._metrics = metrics
         self._actor_options = actor_options
         self._actors: list[Any] = []
-        self._given_up: dict[int, str] = {}
+        self._kill_reasons: dict[int, str] = {}
         self._failure: RftError = LearnerFailed("the learner was shut down")
         self._gpu_lease: GpuLease | None = None
         self._step_limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
@@ -75,7 +76,7 @@ class LearnerGroup:
         actor_options: Sequence[Mapping[str, Any]],
         metrics: MetricsAddress | None = None,
     ) -> LearnerGroup:
-        """Start one rank per entry of `actor_options`, which are Ray's (num_cpus, num_gpus, ...)."""
+        """Start one rank per entry of `actor_options`, the Ray options of its actor (num_cpus, num_gpus, ...)."""
         group = cls(config, actor_options, metrics)
         await group.restart()
         return group
@@ -83,12 +84,12 @@ class LearnerGroup:
     async def restart(self) -> None:
         """Replace the processes of all ranks by new ones, which load the initial model.
 
-        The last published weights must be published again, for engines that start later.
+        Afterwards the weights must be published again: engines that start later could not load them otherwise.
         """
         await self.shutdown()
         if self._gpu_lease is not None:
             await self._gpu_lease.give_to_restarted_learner()
-        self._given_up = {}
+        self._kill_reasons = {}
         self.incarnation += 1
         process: Any = ray.remote(concurrency_groups={HEARTBEAT: 1, WRITE: 1})(RankProcess)
         self._actors = [process.options(**options).remote(self._metrics) for options in self._actor_options]
@@ -99,7 +100,7 @@ class LearnerGroup:
             raise
 
     async def build(self, config: LearnerConfig) -> None:
-        """Load the model with `config` in the existing processes of all ranks.
+        """Load the model that `config` describes in the existing processes of all ranks.
 
         Raises:
             LearnerFailed: A rank was lost, or did not finish within the model's `start_timeout_s`.
@@ -116,68 +117,72 @@ class LearnerGroup:
     def num_ranks(self) -> int:
         return len(self._actor_options)
 
-    def set_gpu_lease(self, turns: GpuLease) -> None:
-        """Time-share the devices with the engines that `turns` offloads."""
-        self._gpu_lease = turns
+    def set_gpu_lease(self, lease: GpuLease) -> None:
+        """Set the lease with which the learner and the engines time-share the devices."""
+        self._gpu_lease = lease
 
     async def acquire_devices(self) -> None:
-        """Offload engines that share the devices. All methods that compute call this first."""
+        """Offload the engines that share the learner's devices. All methods that compute call this first."""
         if self._gpu_lease is not None:
             await self._gpu_lease.give_to_learner()
 
     async def release_devices(self) -> None:
-        """Reload engines that share the devices; the next method that computes offloads them again."""
+        """Reload the engines that share the learner's devices. The next method that computes offloads them again."""
         if self._gpu_lease is not None:
             await self._gpu_lease.give_to_engines()
 
     async def offload(self) -> None:
-        """Offload the ranks, see `LearnerRank.offload`; called only by `GpuLease`."""
+        """Offload all ranks, see `LearnerRank.offload`. Only `GpuLease` calls this."""
         await self._call_all("offload", self._repeat_arguments())
 
     async def reload(self) -> None:
-        """Reload the ranks, see `LearnerRank.reload`; called only by `GpuLease`."""
+        """Reload all ranks, see `LearnerRank.reload`. Only `GpuLease` calls this."""
         await self._call_all("reload", self._repeat_arguments())
 
     async def step(self, sequences: Sequence[AnySequence], version: int) -> StepReport:
-        """Train on `sequences` in `updates_per_batch` updates; supervised methods take weighted sequences."""
+        """Train on `sequences` in `updates_per_batch` updates; supervised methods need WeightedSequences."""
         updates = [self._pack(part) for part in split_updates(sequences, self._config.algorithm.updates_per_batch)]
-        of_rank = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
+        rank_arguments = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
         num_tokens = _num_tokens(sequences)
         await self.acquire_devices()
         began, limit_s = time.monotonic(), self._step_limit.limit_s(num_tokens)
         self._busy_until = began + limit_s
         try:
-            report: StepReport = (await self._call_all("step", of_rank, limit_s))[0]
+            report: StepReport = (await self._call_all("step", rank_arguments, limit_s))[0]
         finally:
             self._busy_until = 0.0
         self._step_limit.record(num_tokens, time.monotonic() - began)
         return report
 
     async def supervised_loss(self, sequences: Sequence[WeightedSequence]) -> float:
-        """Return the weighted cross-entropy per unit of weight, without training."""
-        of_rank = [(row,) for row in self._pack(sequences)]
+        """Return the weighted mean of the cross-entropy, without training on the sequences."""
+        rank_arguments = [(row,) for row in self._pack(sequences)]
         await self.acquire_devices()
         loss: float = (
-            await self._call_all("supervised_loss", of_rank, self._step_limit.limit_s(_num_tokens(sequences)))
+            await self._call_all("supervised_loss", rank_arguments, self._step_limit.limit_s(_num_tokens(sequences)))
         )[0]
         return loss
 
     async def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return log-probabilities of all tokens but the first, at temperature 1: [T] -> [T - 1]."""
-        logprobs: NDArray[np.float32] = (await self._call("logprobs", self._repeat_arguments(token_ids)))[0]
+        logprobs: NDArray[np.float32] = (await self._call_with_devices("logprobs", self._repeat_arguments(token_ids)))[
+            0
+        ]
         return logprobs
 
     async def bucket_layouts(self, max_bytes: int) -> list[list[TensorInfo]]:
-        """Return name, dtype and shape of each bucket's tensors; see `LearnerRank.bucket_plan`."""
-        plan: list[list[TensorInfo]] = (await self._call("bucket_plan", self._repeat_arguments(max_bytes)))[0]
+        """Return name, dtype and shape of the tensors in each bucket; see `LearnerRank.bucket_plan`."""
+        plan: list[list[TensorInfo]] = (
+            await self._call_with_devices("bucket_plan", self._repeat_arguments(max_bytes))
+        )[0]
         return plan
 
     async def publish_bucket(self, index: int) -> tuple[Any, int]:
-        """Return a reference to the bucket's bytes (uint8) in the object store of rank 0's node, and their checksum."""
+        """Put a bucket into rank 0's object store; return a reference to its bytes (uint8) and their checksum."""
         await self.acquire_devices()
         refs = [actor.put_bucket.remote(index) for actor in self._live_actors()]
-        reference, number = (await self._wait_for_results("gather_bucket", refs, self._call_limit_s))[0]
-        return reference, number
+        reference, checksum = (await self._wait_for_results("gather_bucket", refs, self._call_limit_s))[0]
+        return reference, checksum
 
     async def choose_address(self) -> str:
         address: str = (
@@ -190,12 +195,12 @@ class LearnerGroup:
         await self._call_rank_0("open_broadcast", address, size)
 
     async def broadcast_bucket(self, bucket: Any) -> None:
-        """Let rank 0 broadcast a bucket from `gather_bucket`.
+        """Let rank 0 broadcast `bucket`, a reference from `publish_bucket`.
 
         Raises:
             EngineFailed: A member of the group is lost.
         """
-        await self._call_rank_0("send", bucket)
+        await self._call_rank_0("broadcast_bucket", bucket)
 
     async def check_alive(self) -> None:
         """Raise LearnerFailed if a rank was lost since the last call. The watchdog handles ranks that only hang."""
@@ -204,7 +209,7 @@ class LearnerGroup:
 
     async def snapshot(self) -> None:
         """Copy the training state to host memory; see `LearnerRank.snapshot`."""
-        await self._call("snapshot", self._repeat_arguments())
+        await self._call_with_devices("snapshot", self._repeat_arguments())
 
     async def write_snapshot(self, folder: Path) -> None:
         """Write the snapshot on all ranks concurrently; other methods may be called during the write.
@@ -220,11 +225,11 @@ class LearnerGroup:
     async def load(self, folder: Path) -> LayoutConversion | None:
         """Load a checkpoint; see `LearnerRank.load`."""
         arguments = self._repeat_arguments(_absolute_path(folder))
-        converted: LayoutConversion | None = (await self._call("load", arguments))[0]
+        converted: LayoutConversion | None = (await self._call_with_devices("load", arguments))[0]
         return converted
 
     def watch_targets(self) -> list[WatchedActor]:
-        """Return the ranks for the watchdog, which kills a rank that hangs and thereby ends the group."""
+        """Return the ranks as targets of the watchdog. The watchdog kills a rank that hangs, which ends the group."""
 
         def watched(rank: int, actor: Any) -> WatchedActor:
             async def heartbeat() -> list[WorkInProgress]:
@@ -232,11 +237,11 @@ class LearnerGroup:
                     doing: list[WorkInProgress] = await actor.heartbeat.remote()
                 except RayActorError as error:
                     why = f"the process of learner rank {rank} was lost"
-                    raise LearnerFailed(why, ranks=[rank], kind=error_kind(error)) from error
+                    raise LearnerFailed(why, ranks=[rank], kind=classify_ray_error(error)) from error
                 return doing
 
             async def give_up(why: str) -> None:
-                self._given_up[rank] = why
+                self._kill_reasons[rank] = why
                 ray.kill(actor)
 
             return WatchedActor(f"learner rank {rank}", heartbeat, give_up, actor)
@@ -244,7 +249,7 @@ class LearnerGroup:
         return [watched(rank, actor) for rank, actor in enumerate(self._actors)]
 
     async def shutdown(self) -> None:
-        """Kill all ranks' processes; may be called twice."""
+        """Kill the processes of all ranks; may be called repeatedly."""
         actors, self._actors = self._actors, []
         for actor in actors:
             ray.kill(actor)
@@ -264,7 +269,7 @@ class LearnerGroup:
     def _repeat_arguments(self, *arguments: Any) -> list[tuple[Any, ...]]:
         return [arguments] * self.num_ranks
 
-    async def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async def _call_with_devices(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Offload engines that share the devices, then run a method of `LearnerRank` with each rank's arguments."""
         await self.acquire_devices()
         return await self._call_all(method, arguments)
@@ -273,7 +278,8 @@ class LearnerGroup:
         self, method: str, arguments: Sequence[tuple[Any, ...]], limit_s: float | None = None
     ) -> list[Any]:
         refs = [
-            actor.call.remote(method, *of_rank) for actor, of_rank in zip(self._live_actors(), arguments, strict=True)
+            actor.call.remote(method, *rank_arguments)
+            for actor, rank_arguments in zip(self._live_actors(), arguments, strict=True)
         ]
         return await self._wait_for_results(method, refs, self._call_limit_s if limit_s is None else limit_s)
 
@@ -288,7 +294,7 @@ class LearnerGroup:
 
     async def _wait_for_results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:
         """Return the results of all ranks; if a rank fails or exceeds the time limit, shut all ranks down."""
-        found = await wait_for_results(what, refs, timeout_s, self._given_up)
+        found = await wait_for_results(what, refs, timeout_s, self._kill_reasons)
         if not isinstance(found, CallFailure):
             return found
         if not found.is_fatal:

@@ -1,4 +1,4 @@
-"""Calls to the learner ranks: combines their results or errors, and limits the time of a step."""
+"""Calls to all learner ranks: combination of the ranks' results or errors, and time limits of steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from agent_rft.actors.runtime.actor_calls import start_error
+from agent_rft.actors.runtime.actor_calls import find_start_error
 from agent_rft.errors import LearnerFailed, RftError
 
 GRACE_S = 10.0
-"""Seconds for the other ranks to fail after the first one, whose error may only be that another rank is gone."""
+"""Seconds to wait for other ranks' errors after the first error, which may only report that another rank is gone."""
 STEP_LIMIT_FACTOR = 5.0
 """Time limit per token as a multiple of the measured time: longer sequences need more attention, nodes may be busy."""
 FIRST_STEP_LIMIT_FACTOR = 20.0
@@ -22,18 +22,18 @@ FIRST_STEP_LIMIT_FACTOR = 20.0
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """The error of a call that failed in some ranks; `is_fatal` unless all ranks raised an expected error."""
+    """Error of a call that failed in at least one rank. It is fatal unless all ranks raised an expected error."""
 
     error: RftError
     is_fatal: bool
 
 
 async def wait_for_results(
-    what: str, refs: Sequence[Any], timeout_s: float, given_up: Mapping[int, str]
+    what: str, refs: Sequence[Any], timeout_s: float, kill_reasons: Mapping[int, str]
 ) -> list[Any] | CallFailure:
-    """Return the results of all ranks, or the failure if a rank fails or exceeds the time limit.
+    """Return the results of the call `what` from all ranks, or a failure if a rank fails or exceeds the time limit.
 
-    `given_up` has the reasons for which ranks were killed.
+    `kill_reasons` maps each rank that the watchdog killed to the reason.
     """
     tasks = [asyncio.ensure_future(_result_or_raise(ref)) for ref in refs]
     try:
@@ -48,7 +48,7 @@ async def wait_for_results(
     if not late and not failed:
         return [task.result() for task in tasks]
     if failed:
-        failure = _combine_errors(what, failed, len(tasks), given_up)
+        failure = _combine_errors(what, failed, len(tasks), kill_reasons)
     else:
         ranks = [rank for rank, task in enumerate(tasks) if task in late]
         text = f"learner ranks {ranks} of {len(tasks)} did not finish {what} in {timeout_s:g} s"
@@ -64,15 +64,15 @@ async def _result_or_raise(ref: Any) -> Any:
 
 
 def _combine_errors(
-    what: str, failed: Mapping[int, BaseException], num_ranks: int, given_up: Mapping[int, str]
+    what: str, failed: Mapping[int, BaseException], num_ranks: int, kill_reasons: Mapping[int, str]
 ) -> RftError:
     """Combine the errors of several ranks into one; lost processes come first, because they cause the other errors."""
     for rank, error in failed.items():
-        expected_error = error if isinstance(error, RftError) else start_error(error, f"learner rank {rank}")
+        expected_error = error if isinstance(error, RftError) else find_start_error(error, f"learner rank {rank}")
         if expected_error is not None:
             return expected_error
     ranks = sorted(failed, key=lambda rank: not isinstance(failed[rank], RayActorError))
-    described = [(rank, given_up.get(rank) or _describe_loss(failed[rank])) for rank in ranks]
+    described = [(rank, kill_reasons.get(rank) or _describe_loss(failed[rank])) for rank in ranks]
     failed_in = [(f"learner rank {rank} of {num_ranks} failed in {what}", why, failed[rank]) for rank, why in described]
     message = "; ".join(f"{who}: {why or _quote_error(error)}" for who, why, error in failed_in)
     public = "; ".join(f"{who}: {why}" if why else who for who, why, _ in failed_in)
@@ -90,10 +90,10 @@ def _quote_error(error: BaseException) -> str:
 
 
 class StepLimit:
-    """Time limits of steps, from the mean rate of the steps so far, or from an assumed rate before the first step.
+    """Time limits of steps, from the mean time per token so far, or from an assumed time before the first step.
 
     Args:
-        min_s: Smallest limit of any step, in seconds.
+        min_s: Minimum time limit of a step, in seconds.
         assumed_token_s: Assumed seconds per token of a step, from the step plan. 0 if unknown.
     """
 

@@ -27,7 +27,7 @@ WRITE = "write"
 
 
 class RankProcess:
-    """The Ray actor of one rank; returns expected errors as values, see `agent_rft.actors.runtime.actor_calls`."""
+    """Ray actor of one learner rank. Returns expected errors as values; see `agent_rft.actors.runtime.actor_calls`."""
 
     _rank: LearnerRank
 
@@ -37,7 +37,7 @@ class RankProcess:
         self._recorder: Recorder | None = None
 
     def find_free_address(self) -> str:
-        """Return a free host:port on this node. The ranks use the one of rank 0 as their rendezvous."""
+        """Return a free address (host:port) on this node. All ranks use rank 0's address as their rendezvous."""
         return f"{ray.util.get_node_ip_address()}:{find_free_port()}"
 
     def build(self, config: LearnerConfig, rank: int, world_size: int, address: str) -> RftError | None:
@@ -57,9 +57,9 @@ class RankProcess:
                 return error
 
     def put_bucket(self, index: int) -> list[Any]:
-        """Store a copy of the bucket in the object store; return its reference and its checksum.
+        """Store a copy of a bucket in the object store. Return [reference, checksum], or [] in ranks other than 0.
 
-        Ray does not resolve references inside a list, so only nodes that load the bucket fetch its bytes.
+        Ray does not resolve a reference in a list, so only nodes that load the bucket fetch its bytes.
         """
         with self._report_running("gather_bucket"):
             data = self._rank.gather_bucket(index)
@@ -67,7 +67,7 @@ class RankProcess:
 
     @ray.method(concurrency_group=WRITE)  # type: ignore[untyped-decorator]
     def write_snapshot(self, folder: Path) -> OSError | None:
-        """Write the snapshot in a separate thread; return disk errors, which the rank survives."""
+        """Write the snapshot in a separate thread. Return a disk error as a value, so that the rank stays alive."""
         try:
             with self._report_running("write"):
                 self._rank.write_snapshot(folder)

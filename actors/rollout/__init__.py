@@ -1,4 +1,4 @@
-"""Rollouts: episodes, groups of rollouts, the fleet of engines that runs them, and the worker actor.
+"""Rollouts: single rollouts (episodes), groups of rollouts, the fleet of engines, and the worker actor of an engine.
 
-The top package of `actors`: it may import all others, but nothing of the training loop, jobs or run folders.
+This package may import all other packages of `actors`, but no code of the training loop, job runs or run folders.
 """

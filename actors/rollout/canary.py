@@ -27,30 +27,36 @@ ComputeLogprobs = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
 
 
 class Canary:
-    """Compares engines with the learner; `limit` is the largest accepted gap in nats."""
+    """Comparison of engines with the learner by their log-probabilities of the canary sequence.
+
+    An engine is accepted if its mean absolute difference from the learner is below `limit`, in nats.
+    """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._logprobs: ComputeLogprobs | None = None
         self._token_ids: NDArray[np.int32] | None = None
 
-    def connect(self, logprobs: ComputeLogprobs) -> None:
+    def set_learner_logprobs(self, logprobs: ComputeLogprobs) -> None:
         """Set the function that returns the learner's log-probabilities."""
         self._logprobs = logprobs
 
     def observe(self, rollout: Rollout) -> None:
-        """Use the first rollout's tokens as the canary sequence."""
+        """Use the tokens of the first observed rollout as the canary sequence; ignore later rollouts."""
         if self._token_ids is None:
             self._token_ids = rollout.segments[0].token_ids[:CANARY_TOKENS]
 
-    async def learner_logprobs(self) -> NDArray[np.float32] | None:
-        """Return the learner's log-probabilities of the sequence, [T-1]; None before the first rollout."""
+    async def compute_learner_logprobs(self) -> NDArray[np.float32] | None:
+        """Return the learner's log-probabilities [T-1] of the canary sequence [T]; None before the first rollout."""
         if self._token_ids is None or self._logprobs is None:
             return None
         return await self._logprobs(self._token_ids)
 
     async def measure_gap(self, worker: Any, name: str, expected: NDArray[np.float32]) -> float:
-        """Return an engine's mean absolute difference from `expected` [T-1] in nats; infinity if the engine failed."""
+        """Return the mean absolute difference, in nats, between an engine's log-probabilities and `expected` [T-1].
+
+        Returns infinity if the engine fails. `name` is the engine's name.
+        """
         assert self._token_ids is not None  # `expected` was computed from it
         try:
             found = await call_actor(
@@ -61,5 +67,5 @@ class Canary:
         return float(np.abs(np.asarray(found) - expected).mean())
 
     def accepts(self, gap: float) -> bool:
-        """Whether an engine with this gap may sample; NaN is not accepted."""
+        """Whether an engine with this gap, from `measure_gap`, may sample. A NaN gap is not accepted."""
         return gap < self._limit

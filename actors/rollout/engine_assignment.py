@@ -1,7 +1,7 @@
-"""Assignment of rollouts to engines: balances load and keeps a group on as few engines as possible.
+"""Assignment of rollouts to engines, which balances load and keeps each group on as few engines as possible.
 
-The rollouts of a group have the same prompt. An engine computes it once and finds it in its prefix cache for the other
-rollouts. Each further engine of the group has to compute the prompt again.
+All rollouts of a group have the same prompt. An engine computes the prompt once, and reads it from its prefix cache for
+the group's other rollouts. Each additional engine has to compute the prompt again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from agent_rft.actors.rollout.episode import RolloutRequest
 
 MAX_EXTRA_ROLLOUTS = 2
-"""Rollouts by which an engine may exceed the least loaded engine and still be preferred for its group."""
+"""Maximum number of rollouts that an engine may have in flight beyond the least loaded engine and still be preferred
+for a group."""
 
 GroupKey = tuple[int, str]
-"""Epoch and row of a group: its retries and its second sampling have the same key."""
+"""Epoch and row id of a group. Retries and a second sampling of the group have the same key."""
 
 
 def group_key(request: RolloutRequest) -> GroupKey:
@@ -41,7 +42,7 @@ class EngineLoad:
         self._by_group[group] += 1
 
     def remove(self, group: GroupKey) -> None:
-        """Remove a rollout that was added with `add`."""
+        """Remove one rollout of `group`, which was added with `add`."""
         self._by_group[group] -= 1
         if not self._by_group[group]:
             del self._by_group[group]
@@ -52,15 +53,15 @@ AssignEngine = Callable[[Sequence[EngineLoad], GroupKey], int]
 
 
 def find_idlest(loads: Sequence[EngineLoad], group: GroupKey) -> int:
-    """Return the index of the engine with the fewest rollouts in flight; ignores the group."""
+    """Return the index of the engine with the fewest rollouts in flight. `group` is ignored."""
     return min(range(len(loads)), key=lambda index: loads[index].total)
 
 
 class GroupAffinity:
-    """Assigns rollouts to an engine that already runs their group, as far as balance allows.
+    """Assigns a rollout to an engine that is already running the rollout's group, if that engine's load allows it.
 
-    Such an engine must have a free slot, and at most MAX_EXTRA_ROLLOUTS more rollouts in flight than the least loaded
-    engine. Otherwise the least loaded engine is chosen. `max_num_seqs` is the number of slots of each engine.
+    That engine must have a free slot, and at most MAX_EXTRA_ROLLOUTS more rollouts in flight than the least loaded
+    engine. Otherwise the least loaded engine is chosen. Each engine has `max_num_seqs` slots.
     """
 
     def __init__(self, max_num_seqs: int) -> None:

@@ -1,7 +1,7 @@
 """Replacement of engines: each slot of the fleet gets a new engine when its engine fails or differs from the learner.
 
-An engine takes rollouts only with the published weights. A budget limits replacements, so that a crash loop ends the
-job.
+An engine takes rollouts only after it has loaded the published weights. A budget limits the number of replacements, so
+that engines that crash repeatedly end the job.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ UNSTABLE_AFTER = 3
 
 
 class ReplacementBudget:
-    """Counts replacements of the engines of one fleet, including engines that were lost while they started.
+    """Limited counter of the engine replacements in one fleet. It also counts engines that are lost while they start.
 
-    `total` counts since the start of the job. The limit applies to replacements since the last weight update.
+    `total` is the number of replacements since the start of the job. The limit applies to the replacements since the
+    last weight update.
     """
 
     def __init__(self, num_engines: int, emit: Emit) -> None:
@@ -48,7 +49,10 @@ class ReplacementBudget:
         self._updated_engines: set[str] = set()  # engines that loaded the last update and have not been replaced since
 
     def count(self, engine: str, reason: str) -> None:
-        """Count a replacement of `engine`. Emits EngineUnstable if it keeps failing between weight updates."""
+        """Count a replacement of `engine`.
+
+        Emits EngineUnstable after each UNSTABLE_AFTER consecutive replacements of the engine.
+        """
         self.total += 1
         self._since_update += 1
         self._updated_engines.discard(engine)
@@ -57,10 +61,11 @@ class ReplacementBudget:
             self._emit(EngineUnstable(engine=engine, times=self._num_consecutive[engine], reason=reason))
 
     def reset(self, version: int, engines: Collection[str]) -> None:
-        """Reset the count, because `engines` loaded the weights of `version`.
+        """Reset the number of replacements since the last weight update, after `engines` have loaded `version`.
 
-        Does nothing if no engine loaded them, or if the version was published before: a crash loop must not reset its
-        own budget.
+        Does nothing if `engines` is empty, or if this version was published before: repeated crashes with the same
+        weights must not reset the limit. Engines that have loaded two updates without a replacement are no longer
+        unstable.
         """
         if not engines or version <= self._version:
             return
@@ -71,22 +76,22 @@ class ReplacementBudget:
         self._updated_engines = set(engines)
 
     def check(self, engine: str, reason: str) -> None:
-        """Check whether `engine` may be started again.
+        """Check whether `engine` may be started again; `reason` is the reason of its last replacement.
 
         Raises:
-            Halted: There were too many replacements since the last weight update.
+            TrainingHalted: There were too many replacements since the last weight update.
         """
         if self._since_update > self._max_replacements:
             what = (
-                f"{engine} was replaced too often: engines were replaced {self._since_update} times since the last "
-                f"weight update, and {self._max_replacements} are allowed"
+                f"{engine} cannot be replaced again: engines were replaced {self._since_update} times since the last "
+                f"weight update, but only {self._max_replacements} replacements are allowed"
             )
             raise TrainingHalted(f"{what}; the last reason: {reason}", public_message=what)
 
 
 @dataclass(slots=True, eq=False)
 class FleetSlot:
-    """A slot of the fleet, and the worker that currently fills it.
+    """One slot of a fleet, with the worker that currently fills the slot.
 
     `is_loading` is True while the worker's engine starts or loads weights.
     """
@@ -104,9 +109,9 @@ class FleetSlot:
 
 
 class FleetSlots:
-    """The slots of a fleet; starts, offloads and replaces their engines.
+    """All slots of a fleet, with methods that start, offload and replace their engines.
 
-    The arguments are the same as in `Fleet`. `rollout_s` is the time limit of one rollout on an engine.
+    The arguments have the same meaning as in `Fleet`. `rollout_s` is the time limit of one rollout on an engine.
     """
 
     def __init__(
@@ -124,7 +129,7 @@ class FleetSlots:
         self.budget = ReplacementBudget(size, emit)
         self.is_offloaded = False
         self.publish_lock = asyncio.Lock()
-        """Held while new weights are collected, when no published weights are available."""
+        """Lock that is held while new weights are collected. No published weights are available during this time."""
         self._spawn = spawn
         self._emit = emit
         self._on_lost = on_lost
@@ -138,42 +143,45 @@ class FleetSlots:
         self._failure: Exception | None = None
 
     async def start(self, at_start: Container[int] | None = None) -> None:
-        """Start the engines of the slots `at_start` (None: all) concurrently.
+        """Start the engines of the slots with the indexes `at_start` concurrently; None means all slots.
 
-        The other engines start once the cluster has resources for them, and load the weights published by then.
+        The engines of the other slots start as soon as the cluster has resources for them. They then load the weights
+        that are published at that time.
 
         Raises:
-            EngineFailed: An engine did not start.
+            EngineFailed: An engine of `at_start` did not start.
         """
         for slot in self.slots:
             if at_start is not None and slot.index not in at_start:
                 self._emit(EngineWaiting(engine=slot.name))
-                self._start_in_background(self._restart_engine(slot, "it waited for resources"))
+                self._start_in_background(self._restart_engine(slot, "the engine waited for resources"))
         await asyncio.gather(
             *(self._start_when_reloaded(s) for s in self.slots if at_start is None or s.index in at_start)
         )
 
     def connect(self, sync: WeightSync) -> None:
-        """Set the source of the published weights for engines that start."""
+        """Set the weight sync from which starting engines load the published weights."""
         self._sync = sync
 
     @property
-    def ready(self) -> list[FleetSlot]:
+    def ready_slots(self) -> list[FleetSlot]:
         """The slots whose engines take rollouts."""
         return [slot for slot in self.slots if slot.is_ready]
 
     @asynccontextmanager
     async def wait_for_ready(self) -> AsyncIterator[list[FleetSlot]]:
-        """Context manager that waits for a ready engine and returns the ready slots; its block must not await.
+        """Context manager that waits until an engine is ready, then yields the ready slots.
+
+        The code in the `async with` block must not await.
 
         Raises:
-            Halted: An engine could not be started.
+            TrainingHalted: An engine could not be started.
         """
         async with self._state_changed:
-            await self._state_changed.wait_for(lambda: self._failure or self.ready)
+            await self._state_changed.wait_for(lambda: self._failure or self.ready_slots)
             if self._failure is not None:
                 raise self._failure
-            yield self.ready
+            yield self.ready_slots
 
     async def notify(self) -> None:
         """Wake up tasks that wait for published weights or for the engines to be reloaded."""
@@ -188,19 +196,19 @@ class FleetSlots:
             raise self._failure
 
     async def offload(self) -> None:
-        """Offload all engines, which frees their GPUs; called only by `GpuLease`.
+        """Offload all engines to free their GPUs; only `GpuLease` calls this.
 
-        Waits for engines that are starting, and starts no others. An engine that cannot be offloaded is replaced, which
-        also frees its GPUs.
+        Waits until no engine is starting or loading weights, and lets no other engine start before `reload`. An engine
+        that cannot be offloaded is replaced, which frees its GPUs, too.
         """
         async with self._state_changed:
             self.is_offloaded = True
             await self._state_changed.wait_for(lambda: not any(slot.is_loading for slot in self.slots))
-        await self._call_each(lambda worker: worker.offload.remote(), "it could not be offloaded")
+        await self._call_each(lambda worker: worker.offload.remote(), "the engine could not be offloaded")
 
     async def reload(self) -> None:
-        """Reload all engines; called only by `GpuLease`."""
-        await self._call_each(lambda worker: worker.reload.remote(), "it could not be reloaded")
+        """Reload all engines; only `GpuLease` calls this."""
+        await self._call_each(lambda worker: worker.reload.remote(), "the engine could not be reloaded")
         async with self._state_changed:
             self.is_offloaded = False
             self._state_changed.notify_all()
@@ -223,7 +231,7 @@ class FleetSlots:
         self.slots.clear()
 
     async def _start_when_reloaded(self, slot: FleetSlot) -> None:
-        """Wait until the engines are reloaded, then call `_start_engine`; offloading waits for the start."""
+        """Wait until the engines are reloaded, then call `_start_engine`. `offload` waits until the start has ended."""
         async with self._state_changed:
             await self._state_changed.wait_for(lambda: not self.is_offloaded)
             slot.is_loading = True
@@ -248,7 +256,7 @@ class FleetSlots:
         await self._catch_up(slot)
 
     async def _catch_up(self, slot: FleetSlot) -> None:
-        """Load the last published version, if any, into a slot's engine, and let it take rollouts."""
+        """Load the last published version, if any, into a slot's engine; then mark the slot as ready for rollouts."""
         while True:
             async with self.publish_lock:  # no weights are published during `collect`
                 published = self._sync.last_published if self._sync is not None else None
@@ -275,7 +283,10 @@ class FleetSlots:
         slot.is_loading = True
 
     async def replace(self, slot: FleetSlot, worker: Any, why: str) -> None:
-        """Fence a worker, and start another one in its slot in the background; does nothing if already replaced."""
+        """Fence `worker`: kill its process, and start another worker in its slot in the background.
+
+        Does nothing if the worker was already replaced, or if its slot is not ready.
+        """
         if slot.worker is not worker or not slot.is_ready:
             return
         slot.is_ready = False
@@ -301,7 +312,7 @@ class FleetSlots:
                 except EngineFailed as error:
                     if error.details.get("kind") not in (LOST, UNREACHABLE):
                         raise
-                    why = error.message  # its node may be failing before Ray notices
+                    why = error.message  # the engine's node may be failing before Ray notices
                     self._emit(EngineRestarted(engine=slot.name, reason=why))
                     self.budget.count(slot.name, why)
                     self._kill(slot.worker)
@@ -324,7 +335,7 @@ class FleetSlots:
             while not (await asyncio.wait({placed}, timeout=PLACEMENT_TIMEOUT_S))[0]:
                 if not any(other.is_ready for other in self.slots):
                     raise EngineFailed(
-                        f"the cluster had no free resources for this engine within {PLACEMENT_TIMEOUT_S:g} s"
+                        f"no cluster resources for this engine became free within {PLACEMENT_TIMEOUT_S:g} s"
                     )
             placed.result()
         finally:

@@ -1,10 +1,13 @@
-"""One rollout: turns, tool calls, grade. Pure asyncio over four functions, without engine, HTTP or Ray.
+"""One rollout: its turns, tool calls and grade.
+
+This module is pure asyncio. It samples, parses, calls tools and grades through functions that the caller passes, so it
+runs without an engine, HTTP or Ray.
 
 Invariants:
 
 - The learner trains on exactly the token ids that the engine sampled, each once.
-- A failure (`Discard`) never becomes a grade.
-- An error of the model is reported to the model and counted, and the rollout continues.
+- A failure outside the model (`DiscardError`) never becomes a grade.
+- An error of the model, such as an invalid tool call, is reported to the model and counted, and the rollout continues.
 """
 
 from __future__ import annotations
@@ -58,10 +61,10 @@ class EpisodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One rollout to run. `epoch`, `sample`, `attempt` and the task's row id determine its seeds.
+    """Request for one rollout. `epoch`, `sample`, `attempt` and the task's row id determine the rollout's random seeds.
 
-    `index` is the admission number of its group. A full engine serves lower numbers first, because the learner takes
-    groups in this order. Turns of an earlier batch therefore do not queue behind the next batch.
+    `index` is the admission number of the rollout's group. A full engine serves lower numbers first, because the
+    learner takes groups in this order. Turns of an earlier batch therefore do not wait behind turns of the next batch.
     """
 
     task: Task
@@ -92,7 +95,7 @@ GradeSample = Callable[[dict[str, Any], dict[str, Any], str], Awaitable[Grade]]
 
 
 class Sessions(Protocol):
-    """Opens a session for each rollout, and ends it."""
+    """Protocol that opens a session for each rollout, and ends the session after the rollout."""
 
     async def start(self, trace_id: str, item: dict[str, Any]) -> None:
         """Open the session; return when the rollout may start.
@@ -146,9 +149,8 @@ class EpisodeRunner:
         """Run one rollout to its end.
 
         Returns:
-            The graded rollout, or Discarded after an infrastructure failure. A `CancelledError` that a library raises
-            although
-            nobody cancelled this task is such a failure.
+            The graded rollout, or a DiscardedRollout after an infrastructure failure. A `CancelledError` also counts as
+            an infrastructure failure if a library raises it although nobody cancelled this task.
 
         Raises:
             UserError: The job cannot continue, for example because an endpoint refuses its key.
@@ -259,7 +261,7 @@ class EpisodeRunner:
         )
 
     def _turn_span(
-        self, trace_id: str, request: RolloutRequest, num_prompt: int, max_tokens: int
+        self, trace_id: str, request: RolloutRequest, num_prompt_tokens: int, max_tokens: int
     ) -> AbstractContextManager[Span]:
         return self._tracer.span(
             trace_id,
@@ -268,7 +270,7 @@ class EpisodeRunner:
             gen_ai__request__model=self._spec.model,
             gen_ai__request__temperature=request.temperature,
             gen_ai__request__max_tokens=max_tokens,
-            gen_ai__usage__input_tokens=num_prompt,
+            gen_ai__usage__input_tokens=num_prompt_tokens,
         )
 
     async def _take_turn(
@@ -280,7 +282,7 @@ class EpisodeRunner:
         parsed, num_reasoning = self._parse_turn(completion.token_ids, task)
         trajectory.reasoning_tokens += num_reasoning
 
-        def close(
+        def end_turn(
             finish: Finish,
             calls: Sequence[ToolCall] = (),
             results: Sequence[ToolResult] = (),
@@ -292,9 +294,9 @@ class EpisodeRunner:
 
         if not completion.stopped:
             sampled_out = trajectory.num_sampled >= self._spec.limits.max_completion_tokens
-            return close("max_tokens" if sampled_out else "context")
+            return end_turn("max_tokens" if sampled_out else "context")
         if not parsed.calls and not parsed.is_malformed:
-            return close("answer")
+            return end_turn("answer")
         calls = [ToolCall(f"call_{secrets.token_hex(12)}", name, arguments) for name, arguments in parsed.calls]
         if parsed.is_malformed:
             calls = [ToolCall(f"call_{secrets.token_hex(12)}", "malformed_call", "{}")]
@@ -302,7 +304,7 @@ class EpisodeRunner:
         results, result_tokens = self._truncate(
             await self._get_results(task, trace_id, trajectory.num_calls, calls, budget)
         )
-        close("max_steps", calls, results, result_tokens)
+        end_turn("max_steps", calls, results, result_tokens)
         if trajectory.num_steps >= self._spec.max_steps:
             return parsed.content.strip(), "max_steps"
         if trajectory.num_sampled >= self._spec.limits.max_completion_tokens:
@@ -320,21 +322,21 @@ class EpisodeRunner:
         self,
         task: Task,
         trajectory: Trajectory,
-        end: int,
+        stop_token: int,
         turn: ParsedTurn,
         calls: Sequence[ToolCall],
         results: list[list[int]],
     ) -> bool:
-        """Add the tokens before the next turn, after the stop token `end`; return False if the context is full.
+        """Add the tokens between this turn's `stop_token` and the next turn; return False if the context is full.
 
         Raises:
             TemplateFailed: The chat template cannot render the conversation.
         """
-        says = bool(turn.content.strip())
-        thinks = bool(turn.reasoning) or self._renderer.reasoning_delimiters[1] in trajectory.turns[-1].text
+        has_text = bool(turn.content.strip())
+        has_reasoning = bool(turn.reasoning) or self._renderer.reasoning_delimiters[1] in trajectory.turns[-1].text
         bridge, prompt = None, trajectory.token_ids
         try:
-            if self._renderer.can_append(end, len(calls), has_text=says, has_reasoning=thinks):
+            if self._renderer.can_append(stop_token, len(calls), has_text=has_text, has_reasoning=has_reasoning):
                 known = {tool["function"]["name"] for tool in task.tools}
                 bridge = self._renderer.bridge_tokens([c.name if c.name in known else "tool" for c in calls], results)
             else:
@@ -346,13 +348,13 @@ class EpisodeRunner:
         if bridge is None:
             trajectory.continue_with(prompt)
         else:
-            trajectory.add_environment(bridge)
+            trajectory.add_unsampled_tokens(bridge)
         return True
 
     async def _get_results(
         self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall], budget: TimeBudget
     ) -> list[ToolResult]:
-        """Return results in call order; answer invalid calls here, and send all others in one message."""
+        """Return the results in call order; answer invalid calls here, and send all valid calls in one message."""
         rejections = [self._reject_call(task, call, num_before + i) for i, call in enumerate(calls)]
         valid = [call for call, rejection in zip(calls, rejections, strict=True) if rejection is None]
         self.in_flight.enter(trace_id, "tool calls")
@@ -373,19 +375,20 @@ class EpisodeRunner:
         elif position >= self._spec.limits.max_tool_calls:
             kind, text = "over_budget", f"no tool calls are left (limit {self._spec.limits.max_tool_calls}); answer now"
         elif call.name not in names:
-            kind, text = "unknown_tool", f"there is no tool {call.name!r}; there are {', '.join(names)}"
+            kind, text = "unknown_tool", f"there is no tool {call.name!r}; the tools are {', '.join(names)}"
         else:
-            problem = self._argument_error(task.tools[names.index(call.name)], call.arguments)
+            problem = self._find_argument_error(task.tools[names.index(call.name)], call.arguments)
             if problem is not None:
                 kind, text = "invalid_arguments", problem
         return None if kind is None else ToolResult(call.call_id, f"error: {text}", error=kind)
 
-    def _argument_error(self, tool: dict[str, Any], arguments: str) -> str | None:
+    def _find_argument_error(self, tool: dict[str, Any], arguments: str) -> str | None:
         schema = tool["function"].get("parameters")
         try:
             value = json.loads(arguments)
         except (ValueError, RecursionError) as error:  # or a number with thousands of digits, or very deep nesting
-            why = str(error) if isinstance(error, json.JSONDecodeError) else "too many digits or levels of nesting"
+            too_large = "a number has too many digits, or the nesting is too deep"
+            why = str(error) if isinstance(error, json.JSONDecodeError) else too_large
             return f"the arguments are not valid JSON: {why}"
         if schema is None:
             return None
@@ -398,7 +401,10 @@ class EpisodeRunner:
         return None if problem is None else f"invalid arguments {problem}"
 
     def _truncate(self, results: Sequence[ToolResult]) -> tuple[list[ToolResult], list[list[int]]]:
-        """Truncate outputs to `max_tool_output_tokens`, with a mark that the model sees."""
+        """Truncate outputs to `max_tool_output_tokens`; return the results and their tokens.
+
+        The model sees a mark where an output was cut.
+        """
         limit = self._spec.limits.max_tool_output_tokens
         truncated: list[ToolResult] = []
         tokens: list[list[int]] = []

@@ -1,7 +1,8 @@
-"""The fleet of engines: runs rollouts on engines, publishes weights to them and compares them with the learner.
+"""The fleet of engines: runs rollouts, publishes weights to the engines, and compares the engines with the learner.
 
-Each rollout returns exactly once, graded or discarded. An engine is fenced and replaced if it dies, hangs, or returns
-other log-probabilities than the learner after an update. The replacement starts with the published weights.
+Each rollout returns exactly once, graded or discarded. An engine is fenced and replaced if it dies or hangs, or if its
+log-probabilities differ from the learner's after a weight update. The new engine loads the published weights before it
+takes rollouts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agent_rft.actors.rollout.rollout_throttle import RolloutThrottle
 from agent_rft.actors.rollout.rollout_worker import run_on_worker
 from agent_rft.actors.runtime.actor_calls import READ_TIMEOUT_S, call_actor
 from agent_rft.actors.runtime.gpu_lease import GpuLease
-from agent_rft.actors.runtime.watchdog import WatchedActor, heartbeat_caller
+from agent_rft.actors.runtime.watchdog import WatchedActor, make_heartbeat
 from agent_rft.actors.weights.shared_memory import remove_leftovers
 from agent_rft.actors.weights.start_timeout import START_TIMEOUT_S
 from agent_rft.actors.weights.weight_sync import WeightSync
@@ -42,13 +43,14 @@ from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout, Sync
 BUSY_TIMEOUT_S = 5.0
 """Time limit for an engine to report its busy seconds; the step continues without them afterwards."""
 ROLLOUT_GRACE_S = 60.0
-"""Extra time so that a rollout's own deadline, whose error is more specific, expires first."""
+"""Time that is added to the time limits of a rollout for the call of its engine. The rollout's own deadline, whose
+error is more specific, then expires first."""
 
 
 EndpointSource = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
 
 
-async def _place_immediately(index: int) -> None:
+async def _do_not_wait(index: int) -> None:
     pass
 
 
@@ -56,7 +58,8 @@ async def _place_immediately(index: int) -> None:
 class EngineState:
     """State of an engine, for display.
 
-    `waiting` means that the cluster has no resources for the engine yet; `offloaded`, that the engine is offloaded.
+    `waiting` means that the cluster does not have resources for the engine yet. `offloaded` means that the engine has
+    given the GPUs to the learner for now. `rollouts` is the number of rollouts in flight on the engine.
     """
 
     name: str
@@ -65,19 +68,19 @@ class EngineState:
 
 
 class Fleet:
-    """Implements `agent_rft.loop_protocols.Rollouts` with rollout workers.
+    """Implementation of `agent_rft.loop_protocols.RolloutService` with rollout workers.
 
     Args:
-        spawn: Creates the actor of the fleet slot with this index, without starting it.
+        spawn: Creates the actor of the fleet slot with this index, without starting the engine.
         size: Number of engines.
         assign: Chooses the engine of each rollout.
-        canary_limit: Largest accepted difference from the learner's log-probabilities, in nats.
+        canary_limit: Bound of the accepted difference from the learner's log-probabilities, in nats.
         limits: Limits of each rollout.
         emit: Receives the events of engines and of throttled rollouts.
-        on_lost: Called with the name of each engine that is lost, together with its rollouts.
-        endpoints: Return the stats of endpoints by name.
+        on_lost: Called with the name of each engine that is lost. Its rollouts are lost, too.
+        endpoints: Functions that return the statistics of endpoints, by endpoint name.
         wait_for_resources: Returns when the cluster has resources for the slot with this index.
-        kill: Ends an actor.
+        kill: Kills the process of an actor.
         start_timeout_s: Time limit for the start of an engine that has its resources.
     """
 
@@ -91,7 +94,7 @@ class Fleet:
         emit: Emit,
         on_lost: Callable[[str], None] = lambda name: None,
         endpoints: Sequence[EndpointSource] = (),
-        wait_for_resources: Callable[[int], Awaitable[None]] = _place_immediately,
+        wait_for_resources: Callable[[int], Awaitable[None]] = _do_not_wait,
         kill: Callable[[Any], None] = ray.kill,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
@@ -107,64 +110,75 @@ class Fleet:
         self._busy_share = BusyShare()
 
     async def start(self, at_start: Container[int] | None = None) -> None:
-        """Start the engines of the slots `at_start` (None: all) concurrently.
+        """Start the engines of the slots with the indexes `at_start` concurrently; None means all slots.
 
-        The other engines start once the cluster has resources for them, and load the weights published by then.
+        The engines of the other slots start as soon as the cluster has resources for them. They then load the weights
+        that are published at that time.
 
         Raises:
-            EngineFailed: An engine did not start.
+            EngineFailed: An engine of `at_start` did not start.
         """
         await self._engines.start(at_start)
 
     def connect(self, sync: WeightSync, learner_logprobs: ComputeLogprobs) -> None:
-        """Set where `publish` gets weights and what it compares engines with; only needed for `publish`."""
+        """Set the source of new weights, and the function that computes the learner's log-probabilities.
+
+        Only `publish` needs them.
+        """
         self._sync = sync
         self._engines.connect(sync)
-        self._canary.connect(learner_logprobs)
+        self._canary.set_learner_logprobs(learner_logprobs)
 
-    def set_gpu_lease(self, turns: GpuLease) -> None:
-        """Time-share the GPUs with the learner: `publish` then offloads the engines and reloads them."""
-        self._gpu_lease = turns
+    def set_gpu_lease(self, gpu_lease: GpuLease) -> None:
+        """Share the GPUs with the learner by time-sharing.
+
+        From then on, `publish` offloads the engines while the weights are collected, and reloads the engines
+        afterwards.
+        """
+        self._gpu_lease = gpu_lease
 
     async def offload(self) -> None:
-        """Offload all engines, which frees their GPUs; called only by `GpuLease`."""
+        """Offload all engines to free their GPUs; only `GpuLease` calls this."""
         await self._engines.offload()
 
     async def reload(self) -> None:
-        """Reload all engines; called only by `GpuLease`."""
+        """Reload all engines; only `GpuLease` calls this."""
         await self._engines.reload()
 
     async def sample(self, request: GroupRequest) -> Group:
-        """Run a group; retry failed rollouts within `limits`."""
+        """Run a group of rollouts, and retry failed rollouts as often as `limits` allows."""
         return await self._groups.sample(request)
 
     async def get_counts(self) -> dict[str, float]:
         """Return the metrics of rollouts, endpoints and engines; skip processes that are restarting."""
-        metrics = self._groups.account.metrics() | to_endpoint_metrics(await self.endpoint_stats())
+        metrics = self._groups.attempt_counts.metrics() | to_endpoint_metrics(await self.endpoint_stats())
         share = self._busy_share.measure(await self._read_busy_s())
         return metrics if share is None else metrics | {"engine_busy_share": share}
 
     async def _read_busy_s(self) -> dict[Any, float]:
         """Return the busy seconds of each engine, by its actor; skip shared engines, which other jobs use too."""
-        slots = self._engines.ready
+        slots = self._engines.ready_slots
         refs = [(slot.worker, slot.worker.engine_stats.remote(), slot.name) for slot in slots]
 
-        async def busy_s(ref: Any, name: str) -> float | None:
+        async def read_engine(ref: Any, name: str) -> float | None:
             with suppress(EngineFailed):
-                found: float | None = (await call_actor(ref, name, EngineFailed, BUSY_TIMEOUT_S)).get("busy_s")
-                return found
+                busy_s: float | None = (await call_actor(ref, name, EngineFailed, BUSY_TIMEOUT_S)).get("busy_s")
+                return busy_s
             return None
 
-        found = await asyncio.gather(*(busy_s(ref, name) for _, ref, name in refs))
-        return {worker: busy for (worker, *_), busy in zip(refs, found, strict=True) if busy is not None}
+        found = await asyncio.gather(*(read_engine(ref, name) for _, ref, name in refs))
+        return {worker: busy_s for (worker, *_), busy_s in zip(refs, found, strict=True) if busy_s is not None}
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        """Return `EndpointClient.stats` of all tools and graders; skip processes that are restarting."""
-        found: dict[str, dict[str, Any]] = {}
+        """Return `EndpointClient.stats` of all tools and graders, by endpoint name.
+
+        Processes that are restarting are skipped.
+        """
+        stats: dict[str, dict[str, Any]] = {}
         for source in self._endpoints:
             with suppress(DiscardError):
-                found |= await source()
-        return found
+                stats |= await source()
+        return stats
 
     def engine_states(self) -> list[EngineState]:
         """Return the state of each slot's engine."""
@@ -176,15 +190,18 @@ class Fleet:
         return "offloaded" if self._engines.is_offloaded else "ready"
 
     def live_metrics(self) -> dict[str, float]:
-        """Return the current state of rollouts and engines for a Recorder; may be called from another thread."""
-        live = self._groups.account.live_metrics() | {"engine_replacements": float(self._engines.budget.total)}
+        """Return the current metrics of rollouts and engines, for a Recorder. Any thread may call this."""
+        live = self._groups.attempt_counts.live_metrics() | {"engine_replacements": float(self._engines.budget.total)}
         for slot in self._engines.slots:
             live[f"engine/{slot.name}/ready"] = float(slot.is_ready)
             live[f"engine/{slot.name}/rollouts"] = float(slot.load.total)
         return live
 
     async def publish(self, version: int) -> SyncReport:
-        """Load the learner's weights into all engines, and compare them with the learner by checksums and a canary."""
+        """Load the learner's weights into all engines, then compare the engines with the learner.
+
+        The comparison uses checksums and a canary. Engines that differ are replaced.
+        """
         if self._sync is None:
             raise ValueError("call connect() before publish()")
         started = time.monotonic()
@@ -192,17 +209,17 @@ class Fleet:
             await self._gpu_lease.give_to_learner()
         async with self._engines.publish_lock:
             published = await self._sync.collect(version)
-        expected = await self._canary.learner_logprobs()
+        expected = await self._canary.compute_learner_logprobs()
         if self._gpu_lease is not None:
             await self._gpu_lease.give_to_engines()
         await self._engines.notify()  # for engines that wait because the previous version was lost
-        slots, known = self._engines.ready, self._sync.unloaded_tensors
+        slots, unloaded_before = self._engines.ready_slots, self._sync.unloaded_tensors
         outcomes = await self._sync.deliver(published, [slot.worker for slot in slots])
-        if (untaken := self._sync.unloaded_tensors) and not known:
-            self._emit(WeightsNotCompared(tensors=untaken[:3], num_tensors=len(untaken)))
+        if (unloaded := self._sync.unloaded_tensors) and not unloaded_before:
+            self._emit(WeightsNotCompared(tensors=unloaded[:3], num_tensors=len(unloaded)))
         fenced = {s: o.message for s, o in zip(slots, outcomes, strict=True) if isinstance(o, EngineFailed)}
         gaps = await self._canary_gaps([slot for slot in slots if slot not in fenced], expected)
-        differs = f"its log-probabilities differ from the learner's in version {version}"
+        differs = f"the engine's log-probabilities differ from the learner's in version {version}"
         fenced |= {slot: differs for slot, gap in gaps if not self._canary.accepts(gap)}
         self._engines.budget.reset(version, [slot.name for slot in slots if slot not in fenced])
         for slot, why in fenced.items():
@@ -222,30 +239,30 @@ class Fleet:
         await self._engines.wait_until_all_ready()
 
     async def engine_stats(self) -> list[dict[str, Any]]:
-        slots = self._engines.ready
+        slots = self._engines.ready_slots
         return [
             await call_actor(slot.worker.engine_stats.remote(), slot.name, EngineFailed, READ_TIMEOUT_S)
             for slot in slots
         ]
 
     def watch_targets(self) -> list[WatchedActor]:
-        """Return the engines that take rollouts, for the watchdog, which replaces an engine that hangs."""
+        """Return the engines that take rollouts as actors for the watchdog, which replaces an engine that hangs."""
         replace = self._engines.replace
         return [
             WatchedActor(
-                s.name, heartbeat_caller(s.worker, s.name, EngineFailed), partial(replace, s, s.worker), s.worker
+                s.name, make_heartbeat(s.worker, s.name, EngineFailed), partial(replace, s, s.worker), s.worker
             )
-            for s in self._engines.ready
+            for s in self._engines.ready_slots
         ]
 
     @property
     def rollout_progress(self) -> RolloutProgress:
         """Live progress of the rollouts."""
-        return self._groups.board
+        return self._groups.rollout_progress
 
     def count_rollouts(self) -> tuple[int, int]:
-        """Return the number of rollouts that have ended since the start, and the number in flight."""
-        account = self._groups.account
+        """Return the number of rollout attempts that have ended since the job started, and the number in flight."""
+        account = self._groups.attempt_counts
         return account.started - account.in_flight, account.in_flight
 
     async def shutdown(self) -> None:

@@ -14,7 +14,10 @@ GroupId = tuple[Purpose, int]
 
 
 class RolloutProgress:
-    """Progress of the rollouts of `Groups`, which updates it. Reads are cheap. `clock` returns seconds."""
+    """Live progress of the rollouts of a `GroupRunner`, which keeps this object up to date.
+
+    Reading it is cheap. `clock` returns seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,7 +48,7 @@ class RolloutProgress:
             del self._attempts[key]
 
     def record_end(self, request: GroupRequest, rollout: Rollout | None) -> None:
-        """Count a rollout of an open group that was graded, or given up (None)."""
+        """Count a rollout of an open group as ended; `rollout` is None if it was given up without a grade."""
         key = request.purpose, request.index
         self._ended_by_group[key] = min(
             request.size, self._ended_by_group[key] + 1
@@ -58,7 +61,7 @@ class RolloutProgress:
             self.errors.update(call.name for call, result in pairs if result.error)
 
     def clear(self) -> None:
-        """Reset the counts at the end of a step or an evaluation."""
+        """Reset the counts and the newest rollout, at the end of a step or an evaluation."""
         for counts in (self.num_ended_by_purpose, self.calls, self.errors):
             counts.clear()
         self.newest_rollout = None
@@ -78,7 +81,7 @@ class RolloutProgress:
 
     @property
     def slowest_attempt(self) -> tuple[str, float] | None:
-        """Row id and seconds of the attempt that has been in flight longest."""
+        """Row id of the attempt that has been in flight longest, and its seconds in flight; None without an attempt."""
         row, since = next(iter(self._attempts.values()), ("", 0.0))
         return (row, self._clock() - since) if self._attempts else None
 
@@ -87,7 +90,7 @@ class RolloutProgress:
 
 
 class BusyShare:
-    """Share of the time between two readings for which engines were busy, as a mean over engines.
+    """Share of the time between two readings in which the engines were busy, as a mean over the engines.
 
     `clock` returns seconds.
     """
@@ -100,10 +103,10 @@ class BusyShare:
         """Return the busy share since the last call.
 
         Args:
-            busy_s: Seconds for which each engine has been busy since its start, by its actor.
+            busy_s: Seconds for which each engine has been busy since its start, keyed by the engine's actor.
 
         Returns:
-            None if the last call had no readings of these engines.
+            A share from 0 to 1; None if the last call had no readings of these engines.
         """
         now = self._clock()
         before, self._previous = self._previous, {engine: (now, busy) for engine, busy in busy_s.items()}

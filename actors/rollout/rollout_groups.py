@@ -1,7 +1,7 @@
-"""Groups of rollouts: retries failed rollouts, and cancels the stragglers of a group.
+"""Groups of rollouts: runs the rollouts of a group, retries failed rollouts, and cancels stragglers.
 
-While too many rollouts fail, only probes are started (`throttle`). Each attempt starts once and ends once: graded,
-discarded with a reason, or cancelled. `AttemptCounts` counts the attempts, and its counts always balance.
+While too many rollouts fail, `RolloutThrottle` starts only probes. Each attempt starts once and ends once: graded,
+discarded with a reason, or cancelled. `AttemptCounts` counts the attempts.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ RunRollout = Callable[[RolloutRequest], Awaitable[Rollout | DiscardedRollout]]
 
 @dataclass(slots=True)
 class AttemptCounts:
-    """Counts of attempts since the start: started = graded + discarded + cancelled + in_flight, at every moment.
+    """Numbers of attempts since the start of the job; `discarded` is counted by reason.
 
-    `in_flight` is counted separately, not computed from the others, so that `balances` can check the counts.
+    At every moment, started = graded + discarded + cancelled + in_flight. `in_flight` is counted separately instead of
+    being computed from the other counts, so that `is_balanced` can check this equation.
     """
 
     started: int = 0
@@ -51,7 +52,7 @@ class AttemptCounts:
         return self.started == self.graded + self.discarded.total() + self.cancelled + self.in_flight
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts under the names of `agent_rft.metrics`."""
+        """Return the counts, keyed by metric names of `agent_rft.metrics`."""
         return {
             "rollout_attempts/started": float(self.started),
             "rollout_attempts/graded": float(self.graded),
@@ -61,28 +62,31 @@ class AttemptCounts:
         }
 
     def live_metrics(self) -> dict[str, float]:
-        """Return the counts for a Recorder; may be called from another thread."""
+        """Return the counts, with discarded attempts by reason, for a Recorder. Any thread may call this."""
         ended = {"graded": self.graded, "cancelled": self.cancelled, **dict(self.discarded)}
         counts = {f"rollouts/{outcome}": float(count) for outcome, count in ended.items()}
         return counts | {"rollouts_started": float(self.started), "rollouts_in_flight": float(self.in_flight)}
 
 
 class GroupRunner:
-    """Runs groups of rollouts; `run` runs a single rollout."""
+    """Runs groups of rollouts; the argument `run` runs a single rollout."""
 
     def __init__(self, run: RunRollout, limits: RolloutLimits, throttle: RolloutThrottle, emit: Emit) -> None:
         self._run_rollout = run
         self._limits = limits
         self._throttle = throttle
         self._emit = emit
-        self.account = AttemptCounts()
-        self.board = RolloutProgress()
+        self.attempt_counts = AttemptCounts()
+        self.rollout_progress = RolloutProgress()
 
     async def sample(self, request: GroupRequest) -> Group:
-        """Run a group; repeat a training group once if fewer than half of its rollouts (at least 2) were graded."""
+        """Run the rollouts of a group and return the group.
+
+        A training group is repeated once if too few of its rollouts were graded: fewer than half, or fewer than two.
+        """
         started, attempts = time.monotonic(), self._limits.max_rollout_retries + 1
         first = request.attempt * 2 * attempts
-        with self.board.track_group(request):
+        with self.rollout_progress.track_group(request):
             group = await self._sample_once(request, attempt=first)
             if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
                 second = await self._sample_once(request, attempt=first + attempts)
@@ -114,7 +118,7 @@ class GroupRunner:
             rollout = await self._run_with_retries(rollout_request, discard, late_samples)
             if rollout is not None and request.purpose != "train":
                 rollout = rollout.drop_experts()  # large, and only used in training
-            self.board.record_end(request, rollout)
+            self.rollout_progress.record_end(request, rollout)
             return rollout
 
         tasks: list[asyncio.Task[Rollout | None]] = []
@@ -134,9 +138,9 @@ class GroupRunner:
     async def _wait_for_group(
         self, request: GroupRequest, tasks: list[asyncio.Task[Rollout | None]]
     ) -> set[asyncio.Task[Rollout | None]]:
-        """Wait for a group and return its stragglers.
+        """Wait for the rollouts of a group, and return the tasks of its stragglers.
 
-        Validation waits for all rollouts, because slow rows count there too.
+        Only training groups have stragglers. Validation waits for all rollouts, because slow rows count in it, too.
         """
         wait_s = self._limits.straggler_wait_s if request.purpose == "train" else None
         quorum = max(2, math.ceil(STRAGGLER_QUORUM * len(tasks)))
@@ -175,17 +179,17 @@ class GroupRunner:
     async def _run_attempt(
         self, request: RolloutRequest, discard: OnDiscard, late_samples: set[int]
     ) -> Rollout | DiscardedRollout:
-        """Run one attempt and count it in `account`."""
-        account = self.account
+        """Run one attempt and count it in `attempt_counts`."""
+        account = self.attempt_counts
         account.started += 1
         account.in_flight += 1
         try:
-            with self.board.track_attempt(request.task):
+            with self.rollout_progress.track_attempt(request.task):
                 outcome = await self._run_rollout(request)
         except BaseException:  # a cancellation, or an error that ends the job: count these attempts too
             account.in_flight -= 1
             if request.sample in late_samples:
-                why = "the group stopped waiting because most of its other rollouts had ended long before"
+                why = "the group stopped waiting for this rollout, because most of the group's other rollouts had ended"
                 discard(DiscardedRollout("", request.task.row_id, request.sample, STRAGGLER, why))
                 account.discarded[STRAGGLER] += 1
             else:

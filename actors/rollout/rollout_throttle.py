@@ -1,6 +1,7 @@
-"""Throttle of rollouts: starts only probes while too many rollouts fail for reasons outside the model.
+"""Throttle of rollouts: while too many rollouts fail for reasons outside the model, it starts only probes.
 
-A broken endpoint then costs the job time, but no data.
+A probe is a single rollout that finds out whether rollouts succeed again. A broken endpoint therefore delays the job,
+but does not cause it to discard most rollouts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MIN_PROBE_WAIT_S, MAX_PROBE_WAIT_S = 2.0, 60.0
 
 
 class RolloutThrottle:
-    """Throttles the rollouts of one job.
+    """Throttle of one job's rollouts.
 
     Engine failures do not count: failed engines are replaced, and rollouts wait for the replacement.
     """
@@ -42,7 +43,10 @@ class RolloutThrottle:
         return not self._open_event.is_set()
 
     async def wait_for_start(self) -> bool:
-        """Wait until a rollout may start; return whether it is a probe, whose success ends the throttling."""
+        """Wait until a rollout may start; return whether the rollout is a probe.
+
+        If a probe succeeds, the throttling ends.
+        """
         while self.is_throttled:
             wait_s = self._probe_at - self._timing.clock()
             if wait_s <= 0:
@@ -53,7 +57,7 @@ class RolloutThrottle:
         return False
 
     def observe(self, outcome: Rollout | DiscardedRollout, is_probe: bool) -> None:
-        """Record the outcome of a rollout that `enter` admitted."""
+        """Record the outcome of a rollout; `is_probe` is what `wait_for_start` returned for this rollout."""
         if isinstance(outcome, DiscardedRollout) and outcome.reason == EngineFailed.reason:
             return
         failed = outcome if isinstance(outcome, DiscardedRollout) else None
@@ -86,7 +90,7 @@ class RolloutThrottle:
         )
 
     async def _wait_until_open(self, seconds: float) -> None:
-        """Wait until rollouts may start again, for at most `seconds` of `timing`."""
+        """Wait until rollouts may start again, for at most `seconds` on the clock of `timing`."""
         opened = asyncio.create_task(self._open_event.wait())
         sleeping = asyncio.ensure_future(self._timing.sleep(seconds))
         try:

@@ -1,4 +1,4 @@
-"""A Ray actor with one engine and the episodes that run on it: hundreds of coroutines on one event loop."""
+"""The Ray actor of one engine, which runs the engine's rollouts as hundreds of coroutines on one event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.actors.engine.chat.tokenizer import engine_tokenizer
+from agent_rft.actors.engine.chat.tokenizer import load_engine_tokenizer
 from agent_rft.actors.engine.chat.turn_parsers import load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.shared.shared_engine import SharedConfig
@@ -32,17 +32,17 @@ from agent_rft.chat.renderer import Renderer
 from agent_rft.errors import RftError
 from agent_rft.rows.rollout_json import outcome_from_json, outcome_to_json, task_from_json, task_to_json
 from agent_rft.spec.operator.operator_config import TraceSettings
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult
 from agent_rft.types import DiscardedRollout, Rollout
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The configuration of a worker. A worker's replacement has the same one with another `owner`.
+    """Configuration of a worker. A worker that replaces another has the same configuration, except for `owner`.
 
-    `owner` is unique to each worker process; its rollouts open sessions under it (None: the job has no sessions).
-    `name` is the engine's name in the fleet. With `shared` the worker uses that shared engine, and `engine` describes
-    the dedicated engine that it replaces.
+    `owner` is unique to each worker process. Sessions of the worker's rollouts are opened under this name (None: the
+    job has no sessions). `name` is the engine's name in the fleet. With `shared`, the worker uses that shared engine,
+    and `engine` describes the dedicated engine that is replaced by the shared engine.
     """
 
     engine: EngineConfig
@@ -58,7 +58,7 @@ class WorkerConfig:
 
 
 class RolloutWorker(ChannelActor):
-    """Runs rollouts on its engine; methods return expected errors as values."""
+    """Actor that runs rollouts on its engine. Methods return expected errors (RftError) instead of raising them."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -77,7 +77,7 @@ class RolloutWorker(ChannelActor):
     async def _start_engine(self) -> None:
         await self._engine.start()
         lower_priority()  # after the engine's processes have started, so that they do not inherit it
-        tokenizer = engine_tokenizer(Path(self._config.engine.model))
+        tokenizer = load_engine_tokenizer(Path(self._config.engine.model))
         spec, owner = self._config.episode, self._config.owner
         dispatcher = DispatcherClient(*self._config.dispatchers)
         renderer = Renderer(tokenizer, self._config.dialect)
@@ -104,7 +104,7 @@ class RolloutWorker(ChannelActor):
 
     @property
     def _dedicated_engine(self) -> Engine:
-        """The engine, for calls that are not allowed on a shared engine."""
+        """The worker's dedicated engine, for calls that a shared engine does not support."""
         if isinstance(self._engine, EngineClient):
             raise TypeError("a shared engine does not support this call")
         return self._engine
@@ -112,22 +112,22 @@ class RolloutWorker(ChannelActor):
     async def stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout) -> RftError | None:
         return await return_errors(asyncio.to_thread(self._engine.stage_bucket, data, layout))
 
-    async def load_staged(self, version: int) -> LoadedWeights | RftError:
-        """Load the staged buckets as `version`."""
+    async def load_staged(self, version: int) -> WeightLoadResult | RftError:
+        """Load the staged weight buckets into the engine as policy version `version`."""
         return await self._load_weights(self._engine.load_staged(version))
 
-    async def receive_weights(self, version: int, layouts: Sequence[BucketLayout]) -> LoadedWeights | RftError:
-        """Load the buckets that the learner broadcasts as `version`."""
+    async def receive_weights(self, version: int, layouts: Sequence[BucketLayout]) -> WeightLoadResult | RftError:
+        """Receive the weight buckets that the learner broadcasts, and load them as policy version `version`."""
         updates = [{"tensors": [list(tensor) for tensor in layout]} for layout in layouts]
         return await self._load_weights(self._dedicated_engine.load_weights(version, updates))
 
-    async def _load_weights(self, update: Awaitable[LoadedWeights]) -> LoadedWeights | RftError:
+    async def _load_weights(self, update: Awaitable[WeightLoadResult]) -> WeightLoadResult | RftError:
         self._runner.in_flight.enter("", "weight update")
         try:
             loaded = await return_errors(update)
         finally:
             self._runner.in_flight.leave("")
-        if isinstance(loaded, LoadedWeights):
+        if isinstance(loaded, WeightLoadResult):
             self._recorder.record("engine_pause_s", loaded.pause_s)
         return loaded
 
@@ -145,7 +145,7 @@ class RolloutWorker(ChannelActor):
         return await return_errors(self._engine.prompt_logprobs(token_ids))
 
     async def heartbeat(self) -> list[WorkInProgress] | RftError:
-        """Return what the rollouts are doing, provided that the engine's own processes answer."""
+        """Return the longest-running work of each stage, or an error if the engine's processes do not answer."""
         error = await return_errors(self._engine.check_health())
         return error or self._runner.in_flight.list_longest()
 
@@ -162,7 +162,7 @@ class RolloutWorker(ChannelActor):
 
 
 async def run_on_worker(channel: ChannelClient, request: RolloutRequest) -> Rollout | DiscardedRollout:
-    """Run a rollout on the RolloutWorker at the other end of `channel`, as `EpisodeRunner.run` does.
+    """Run a rollout on the RolloutWorker at the other end of `channel`; return the result of `EpisodeRunner.run`.
 
     Raises:
         EngineFailed: The worker's process died or hangs.

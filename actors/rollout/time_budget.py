@@ -1,8 +1,9 @@
-"""Time limits of one rollout: one for model and tool time, another for waiting.
+"""Time limits of one rollout: one limit for model and tool time, another for waiting.
 
-The share of model and tool time is measured only when a turn's completion or results arrive. A stage may therefore use
-the remaining time of both limits, and is split between them afterwards. Each stage also has a tighter deadline: the
-`timeout_s` of the tool or grader, or the watchdog of the engine.
+How much of a stage is model or tool time is known only when the completion or the tool results of the turn arrive.
+While a stage runs, it may therefore use the remaining time of both limits together. Afterwards, the time of the stage
+is divided between the two limits. In addition, each stage has a shorter deadline: the `timeout_s` of the tool or
+grader, or the watchdog of the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agent_rft.spec.job import WAIT_FACTOR, RolloutLimits
 
 
 class TimeBudget:
-    """Time that a rollout has used; `clock` returns seconds."""
+    """Time limits of one rollout, and the time that the rollout has used; `clock` returns seconds."""
 
     def __init__(self, limits: RolloutLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -33,11 +34,12 @@ class TimeBudget:
     async def stage(self, waits_for: str) -> AsyncIterator[None]:
         """Context manager for a stage of the rollout.
 
-        Time in the stage that is not reported to `busy` counts as waiting for `waits_for`, such as an engine.
+        Time in the stage that is not passed to `count_busy` counts as waiting for `waits_for`, the name of an engine or
+        endpoint.
 
         Raises:
-            RolloutTimeout: Model and tool time exceeds its limit.
-            RolloutWaitTimeout: Waiting time exceeds its limit.
+            RolloutTimeout: The rollout's model and tool time exceeds its limit.
+            RolloutWaitTimeout: The rollout's waiting time exceeds its limit.
         """
         started, busy_before = self._clock(), self._busy_s
         left_s = self._limits.rollout_timeout_s + self._limits.wait_timeout_s - busy_before - self._total_wait_s
@@ -52,7 +54,7 @@ class TimeBudget:
         stage_busy_s = self._busy_s - busy_before
         self._waited_s[waits_for] += max(0.0, self._clock() - started - stage_busy_s)
         if (limit_s := self._limits.rollout_timeout_s) < self._busy_s:
-            what = f"took {self._busy_s:.1f} s of model and tool time"
+            what = f"used {self._busy_s:.1f} s of model and tool time"
             raise RolloutTimeout(f"{what}; limits.rollout_timeout_s is {limit_s:g} s")
         if is_late or self._total_wait_s > self._limits.wait_timeout_s:
             raise self._wait_error()
@@ -64,5 +66,5 @@ class TimeBudget:
     def _wait_error(self) -> RolloutWaitTimeout:
         what, longest_s = max(self._waited_s.items(), key=lambda waited: waited[1])
         limit = f"the limit is {self._limits.wait_timeout_s:g} s ({WAIT_FACTOR} x limits.rollout_timeout_s)"
-        waited = f"waited {self._total_wait_s:.0f} s, {longest_s:.0f} s of it for {what}"
+        waited = f"waited {self._total_wait_s:.0f} s in total, including {longest_s:.0f} s for {what}"
         return RolloutWaitTimeout(f"{waited}; {limit}", endpoint=what)

@@ -1,8 +1,8 @@
-"""The state of a running rollout: its turns, its token segments and its messages.
+"""State of a running rollout: its turns, token segments and messages.
 
-Invariant: the newest segment is exactly what the engine has seen, and the next turn is sampled after it. A chat
-template that only appends fills one segment. A template that rewrites earlier text starts another segment with a masked
-prompt.
+Invariant: the newest segment contains exactly the tokens that the engine has seen, and the next turn is sampled after
+these tokens. If the chat template only appends text, the rollout has a single segment. Whenever the template changes
+earlier text, a new segment begins with a masked prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_rft.types import Message, Segment, ToolSchema, Turn
 def parse_turn(
     renderer: Renderer, parse: TurnParser, token_ids: Sequence[int], tools: Sequence[ToolSchema]
 ) -> tuple[ParsedTurn, int]:
-    """Parse the sampled tokens of a turn; also return how many leading tokens are delimited reasoning."""
+    """Parse the sampled tokens of a turn; also return the number of leading tokens that are delimited reasoning."""
     length = renderer.count_reasoning(token_ids)
     parsed = parse(renderer.decode_turn(token_ids[length:]), tools)
     return (replace(parsed, reasoning=renderer.decode_reasoning(token_ids[:length])) if length else parsed), length
@@ -31,9 +31,9 @@ def parse_turn(
 
 @dataclass(slots=True)
 class Trajectory:
-    """A rollout in progress, from its first `prompt` on.
+    """A rollout in progress, which begins with the tokens of its first `prompt`.
 
-    `messages` is the conversation, and `result_tokens` has the tokens of each tool result in it.
+    `messages` is the conversation. `result_tokens` has the tokens of each tool result in the conversation.
     """
 
     prompt: InitVar[list[int]]
@@ -64,7 +64,7 @@ class Trajectory:
         return sum(len(turn.calls) for turn in self.turns)
 
     def add_completion(self, completion: Completion) -> tuple[int, int, int]:
-        """Add the tokens that the engine sampled; return their segment, and their start and stop in it."""
+        """Add the tokens that the engine sampled; return the index of their segment, and their start and stop in it."""
         start = len(self.token_ids)
         self._segments[-1].add_sampled(completion)
         self.num_sampled += len(completion.token_ids)
@@ -73,8 +73,8 @@ class Trajectory:
     def add_turn(self, turn: Turn, parsed: ParsedTurn, result_tokens: Sequence[list[int]]) -> None:
         """Add a parsed turn with its results.
 
-        A turn that could not be parsed stays plain text, and its error becomes a user message. Some templates refuse
-        the result of a call that does not exist.
+        A turn with a malformed call is added as plain text, and the error becomes a user message instead of a tool
+        result: some chat templates refuse a tool result without a call.
         """
         calls = [
             {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
@@ -94,25 +94,26 @@ class Trajectory:
             self.messages.append(result_message)
         self.turns.append(turn)
 
-    def add_environment(self, token_ids: Sequence[int]) -> None:
+    def add_unsampled_tokens(self, token_ids: Sequence[int]) -> None:
         """Add tokens that the engine did not sample, such as tool results."""
         self._segments[-1].add_environment(token_ids)
 
     def continue_with(self, prompt: list[int]) -> None:
-        """Continue with `prompt`, which renders all messages.
+        """Add `prompt`, the rendering of all messages from which the next turn continues.
 
-        It continues the current segment if it starts with that segment's tokens; otherwise it begins a new segment.
+        If `prompt` starts with the tokens of the current segment, its other tokens are added to this segment.
+        Otherwise, a new segment begins with `prompt`.
         """
         num_seen = len(self.token_ids)
         if prompt[:num_seen] == self.token_ids:
-            self.add_environment(prompt[num_seen:])
+            self.add_unsampled_tokens(prompt[num_seen:])
         else:
             self._segments.append(_SegmentBuilder(prompt))
 
 
 @dataclass(slots=True)
 class _SegmentBuilder:
-    """A segment under construction: arrays that always have equal length."""
+    """A segment under construction. All lists except `experts` always have equal length."""
 
     token_ids: list[int]
     loss_mask: list[bool] = field(default_factory=list)

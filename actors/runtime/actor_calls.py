@@ -28,7 +28,7 @@ RESTART_S = 60.0
 IMPORT_FAILED = "failed to import on the worker"
 """Part of Ray's message when the actor's class cannot be imported."""
 LOST, UNREACHABLE = "lost", "unreachable"
-"""Error kinds: the actor died; the actor does not respond because it hangs or restarts."""
+"""Kinds of errors. LOST: the actor died. UNREACHABLE: the actor does not respond, because it hangs or is restarting."""
 
 
 async def return_errors(work: Awaitable[T]) -> T | RftError:
@@ -39,15 +39,17 @@ async def return_errors(work: Awaitable[T]) -> T | RftError:
         return error
 
 
-async def call_actor(ref: Any, what: str, lost: type[DiscardError], timeout_s: float | None = DEADLINE_S) -> Any:
-    """Await the object reference of an actor call in the caller, and return its result.
+async def call_actor(
+    ref: Any, actor_name: str, lost_error: type[DiscardError], timeout_s: float | None = DEADLINE_S
+) -> Any:
+    """Await the result of an actor call, given the call's object reference `ref`, and return it.
 
-    Cancellation and timeout of this call cancel the remote call. `what` names the actor in messages.
+    If this call is cancelled or times out, the remote call is cancelled. `actor_name` is used in messages.
 
     Raises:
         RftError: The actor method returned this error.
         ActorStartFailed: The actor's `__init__` failed, and Ray will not restart it.
-        Discard: An instance of `lost`: the actor died or did not answer within `timeout_s`.
+        DiscardError: The actor died or did not answer within `timeout_s`. The error is an instance of `lost_error`.
     """
     try:
         async with asyncio.timeout(timeout_s) as deadline:
@@ -55,47 +57,51 @@ async def call_actor(ref: Any, what: str, lost: type[DiscardError], timeout_s: f
     except RayTaskError:  # an unexpected error in the actor: a bug
         raise
     except RayError as error:
-        if (never := start_error(error, what)) is not None:
-            raise never from None
-        name = type(error).__name__
-        raise lost(f"the process of {what} was lost during a call ({name})", kind=error_kind(error)) from None
+        if (start_failure := find_start_error(error, actor_name)) is not None:
+            raise start_failure from None
+        error_name = type(error).__name__
+        raise lost_error(
+            f"the process of {actor_name} was lost during a call ({error_name})", kind=classify_ray_error(error)
+        ) from None
     except TimeoutError:
         if not deadline.expired():
             raise
-        raise lost(f"{what} did not answer within {timeout_s:g} s", kind="late") from None
+        raise lost_error(f"{actor_name} did not answer within {timeout_s:g} s", kind="late") from None
     if isinstance(outcome, RftError):
         raise outcome
     return outcome
 
 
-def start_error(error: BaseException, what: str) -> ActorStartFailed | None:
-    """Return the error to raise if the actor's `__init__` failed; None for any other error."""
+def find_start_error(error: BaseException, actor_name: str) -> ActorStartFailed | None:
+    """Return the error to raise if `error` means that the actor's `__init__` failed, else None."""
     if not isinstance(error, RayActorError) or not error.actor_init_failed:
         return None
     fix = ""
     if IMPORT_FAILED in error.error_msg:
-        fix = "; install the driver's version of agent-rft and its dependencies on each node"
+        fix = "; on each node, install the same versions of agent-rft and of its dependencies as on the driver"
     why = error.error_msg.strip().splitlines()[-1]
-    return ActorStartFailed(f"{what} cannot start: {why}{fix}", public_message=f"{what} cannot start{fix}")
+    return ActorStartFailed(f"{actor_name} cannot start: {why}{fix}", public_message=f"{actor_name} cannot start{fix}")
 
 
-def error_kind(error: RayError) -> str:
+def classify_ray_error(error: RayError) -> str:
     return UNREACHABLE if isinstance(error, ActorUnavailableError) else LOST
 
 
 async def call_restartable_actor(
-    actor: Any, ref: Any, what: str, lost: type[DiscardError], timeout_s: float | None = DEADLINE_S
+    actor: Any, ref: Any, actor_name: str, lost_error: type[DiscardError], timeout_s: float | None = DEADLINE_S
 ) -> Any:
-    """Call `ask` for an actor that Ray restarts.
+    """Await an actor call like `call_actor`, for an actor that Ray restarts when it dies.
 
     If the actor dies, the error is raised after the restarted actor answers, so that a retry can succeed.
     """
     try:
-        return await call_actor(ref, what, lost, timeout_s)
+        return await call_actor(ref, actor_name, lost_error, timeout_s)
     except DiscardError as error:
         if error.details.get("kind") in (LOST, UNREACHABLE):
             with suppress(DiscardError):
-                await call_actor(actor.heartbeat.options(max_task_retries=-1).remote(), what, lost, RESTART_S)
+                await call_actor(
+                    actor.heartbeat.options(max_task_retries=-1).remote(), actor_name, lost_error, RESTART_S
+                )
         raise
 
 
@@ -109,8 +115,8 @@ async def await_result(ref: Any) -> Any:
         raise
 
 
-async def flush_actors(actors: Iterable[Any]) -> None:
-    """Let actors with a method `flush_traces` send their last spans, and ignore actors that fail or time out."""
+async def flush_actor_traces(actors: Iterable[Any]) -> None:
+    """Call `flush_traces` of all actors, so that they send their last spans; ignore actors that fail or time out."""
 
     async def flush(actor: Any) -> None:
         with suppress(DiscardError, ActorStartFailed):

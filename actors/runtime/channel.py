@@ -1,17 +1,17 @@
-"""Direct TCP calls to actors, for the calls that each rollout or conversation turn makes.
+"""Direct TCP connections to actors, for the calls that are made in each rollout or conversation turn.
 
-A Ray call costs 2.3 ms of CPU time, caller and callee together; a channel call costs 0.3 ms (`benchmarks.channel`).
-Discovery and failure detection still use Ray. A Ray call returns the actor's address and secret. Another one, the
-lifeline, never returns, and fails as soon as the actor or its node dies, which TCP would detect late. If the connection
-fails (a firewall between nodes), or if Ray uses TLS, all calls are Ray calls.
+A Ray call costs 2.3 ms of CPU time in caller and callee together, and a channel call 0.3 ms (`benchmarks.channel`). Ray
+is still used to find actors and to detect their failure. One Ray call returns the actor's address and secret. Another
+Ray call, the lifeline, never returns. It fails as soon as the actor or its node dies, which TCP would detect late. If
+the connection fails, for example because of a firewall between nodes, or if Ray uses TLS, all calls are Ray calls.
 
-A frame is a four-byte big-endian length, followed by JSON:
+Each message is a frame: a four-byte big-endian length, followed by JSON of this length:
 
 - request: `[number, method, arguments]`
 - response: `[number, value]` or `[number, null, error, message, details]`
 - cancellation of a call: `[number]`
 
-The client must send the secret before the first frame, or the server closes the connection.
+The client must send the secret before its first frame, or the server closes the connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agent_rft.actors.runtime.actor_calls import (
     await_result,
     call_actor,
     call_restartable_actor,
-    error_kind,
+    classify_ray_error,
     return_errors,
 )
 from agent_rft.actors.runtime.keep_alive import set_keep_alive
@@ -52,7 +52,7 @@ CONNECT_S = 5.0
 CONNECT_TRIES = 2
 """Number of connection attempts: the actor may die after it returned its address, and restart on another port."""
 WELCOME = b"."
-"""Reply to the correct secret; another program that now uses the port does not send it."""
+"""Reply of the server to the correct secret. If another program uses the port by now, it does not send this reply."""
 LENGTH_BYTES = 4
 ChannelMethod = Callable[..., Awaitable[Any]]
 """A method that takes and returns JSON values, and raises an RftError for expected failures."""
@@ -68,7 +68,7 @@ class ChannelAddress:
 
 
 def ray_encrypts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether Ray uses TLS; then channels, which do not encrypt, must not be used."""
+    """Whether Ray uses TLS. Channels must not be used then, because they do not encrypt."""
     return environment.get("RAY_USE_TLS") == "1"
 
 
@@ -76,19 +76,19 @@ def ray_encrypts(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class ChannelActor:
-    """Base class of actors that can be called over a channel; their `__init__` calls `_serve_methods`."""
+    """Base class of actors that can be called over a channel. The `__init__` of a subclass calls `_serve_methods`."""
 
     def _serve_methods(self, methods: Mapping[str, ChannelMethod]) -> None:
         self._listener = ChannelServer(methods)
 
     async def get_channel_address(self) -> ChannelAddress | None:
-        """Return the address where this actor listens; None if it cannot listen, or must not because Ray uses TLS."""
+        """Return the address where this actor listens; None if the actor cannot listen, or if Ray uses TLS."""
         if ray_encrypts():
             return None
         try:
             return await self._listener.start(ray.util.get_node_ip_address())
         except OSError as error:
-            LOG.warning("cannot listen on a port; calls go through Ray instead: %r", error)
+            LOG.warning("cannot listen on a port; using Ray calls instead: %r", error)
             return None
 
     async def lifeline(self) -> None:
@@ -96,12 +96,12 @@ class ChannelActor:
         await asyncio.Event().wait()
 
     async def call(self, method: str, arguments: Sequence[Any]) -> Any:
-        """Call one of the methods through Ray, for callers that cannot connect."""
+        """Call one of the channel's methods through Ray, for callers that cannot connect."""
         return await return_errors(self._listener.methods[method](*arguments))
 
 
 class ChannelServer:
-    """TCP server for channel calls; cancels the calls of a connection when it closes."""
+    """TCP server for channel calls. When a connection is closed, the running calls of the connection are cancelled."""
 
     def __init__(self, methods: Mapping[str, ChannelMethod]) -> None:
         self.methods = methods
@@ -159,22 +159,22 @@ class ChannelServer:
 class ChannelClient:
     """Client that calls one actor from one event loop, and connects at the first call.
 
-    `what` names the actor in messages. `lost` is raised when the actor died, or when a call took longer than
-    `deadline_s` (None: no limit, for calls whose method has a deadline). If Ray restarts a dead actor, `lost` is raised
-    after the actor answers again, or after `restart_s`.
+    `actor_name` is used in messages. `lost_error` is the class of the error that is raised if the actor dies, or if a
+    call takes longer than `deadline_s` (None: no limit, for calls whose method has a deadline). If Ray restarts a dead
+    actor, the error is raised after the actor answers again, or after `restart_s`.
     """
 
     def __init__(
         self,
         actor: Any,
-        what: str,
-        lost: type[DiscardError],
+        actor_name: str,
+        lost_error: type[DiscardError],
         deadline_s: float | None = DEADLINE_S,
         restart_s: float = RESTART_S,
     ) -> None:
         self._actor = actor
-        self._what = what
-        self._lost = lost
+        self._actor_name = actor_name
+        self._lost_error = lost_error
         self._deadline_s = deadline_s
         self._restart_s = restart_s
         self._connection: _Connection | None = None
@@ -182,35 +182,39 @@ class ChannelClient:
         self._uses_ray = False
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the actor and return its result. Cancellation and timeout cancel the method.
+        """Call a method of the actor and return its result.
+
+        If this call is cancelled or times out, the method is cancelled in the actor.
 
         Raises:
             RftError: The method raised this error.
-            Discard: An instance of `lost`: the actor died or did not answer in time.
+            DiscardError: The actor died or did not answer in time. The error is an instance of `lost_error`.
         """
         await self.connect()
         connection = self._connection
         if connection is None:
             ref = self._actor.call.remote(method, arguments)
-            return await call_restartable_actor(self._actor, ref, self._what, self._lost, self._deadline_s)
+            return await call_restartable_actor(self._actor, ref, self._actor_name, self._lost_error, self._deadline_s)
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
                 return await connection.call(method, arguments)
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise self._lost(f"{self._what} did not answer within {self._deadline_s:g} s", kind="late") from None
+            raise self._lost_error(
+                f"{self._actor_name} did not answer within {self._deadline_s:g} s", kind="late"
+            ) from None
         except _ConnectionBroken as broken:
             with suppress(DiscardError):
                 await self.connect()
-            why = f"the process of {self._what} was lost during a call ({broken})"
-            raise self._lost(why, kind=broken.kind) from None
+            why = f"the process of {self._actor_name} was lost during a call ({broken})"
+            raise self._lost_error(why, kind=broken.kind) from None
 
     async def connect(self) -> None:
         """Connect unless already connected; if connecting fails, use Ray calls from then on.
 
         Raises:
-            Discard: An instance of `lost`: the actor does not answer.
+            DiscardError: The actor does not answer. The error is an instance of `lost_error`.
         """
         if self._uses_ray or (self._connection is not None and self._connection.broken is None):
             return
@@ -222,14 +226,14 @@ class ChannelClient:
     async def _connect_now(self) -> None:
         for _ in range(CONNECT_TRIES):
             ref = self._actor.get_channel_address.options(max_task_retries=-1).remote()
-            address: ChannelAddress | None = await call_actor(ref, self._what, self._lost, self._restart_s)
+            address: ChannelAddress | None = await call_actor(ref, self._actor_name, self._lost_error, self._restart_s)
             if address is None:
                 break
             try:
                 async with asyncio.timeout(CONNECT_S):
                     reader, writer = await _open_connection(address)
             except (OSError, EOFError) as error:
-                LOG.warning("cannot connect to %s at %s:%d: %r", self._what, address.host, address.port, error)
+                LOG.warning("cannot connect to %s at %s:%d: %r", self._actor_name, address.host, address.port, error)
                 continue
             self._connection = _Connection(reader, writer, self._actor.lifeline.remote())
             return
@@ -241,7 +245,7 @@ async def _open_connection(address: ChannelAddress) -> tuple[asyncio.StreamReade
 
     Raises:
         OSError: The connection failed.
-        EOFError: Another program listens on the port, which did not reply to the secret.
+        EOFError: The program that listens on the port did not reply to the secret, so it is another program.
     """
     reader, writer = await asyncio.open_connection(address.host, address.port)
     set_keep_alive(writer.get_extra_info("socket"))
@@ -312,7 +316,7 @@ class _Connection:
         try:
             await await_result(lifeline)
         except RayError as error:
-            self._break(type(error).__name__, error_kind(error))
+            self._break(type(error).__name__, classify_ray_error(error))
 
     def _break(self, why: str, kind: str) -> None:
         if self.broken is not None:

@@ -1,4 +1,4 @@
-"""CPU core count available to this process."""
+"""Number of CPU cores that this process can use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 def count_usable_cores(cgroups: Path = CGROUPS, own_groups: Path = OWN_GROUPS) -> int:
     """Return the smaller of the container's CPU quota and the number of cores in the process's CPU affinity.
 
-    By default the affinity has all cores of the node. A quota of 1.5 cores counts as 1, as in Ray.
+    By default, the affinity contains all cores of the node. A quota of 1.5 cores counts as 1, as in Ray. The result is
+    at least 1.
     """
     return max(1, math.floor(min([len(os.sched_getaffinity(0)), *_read_quotas(cgroups, own_groups)])))
 

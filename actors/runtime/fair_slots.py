@@ -1,4 +1,4 @@
-"""Fair sharing of slots between keys: a free slot goes to the waiting key that holds the fewest."""
+"""Fair sharing of slots between keys: a free slot goes to the waiting key that holds the fewest slots."""
 
 from __future__ import annotations
 
@@ -19,20 +19,27 @@ class NoFreeSlot(Exception):
 
 
 class FairSlots:
-    """Semaphore with `limit` slots shared fairly between keys.
+    """Semaphore with `limit` slots that are shared fairly between keys.
 
-    A free slot goes to the waiting key that holds the fewest; ties are served round-robin. Within a key, the waiter
-    with the lowest `order` is first, then the earliest. A key gets at most the fraction `share` of the slots and of the
-    queue. `max_waiting` limits the queue, and `wait_s` the time of a waiter; None means no limit.
+    A free slot goes to the waiting key that holds the fewest slots. Among keys with equally many slots, the slots are
+    given round-robin. Among the waiters of one key, the lowest `order` is first; waiters with equal order are served in
+    the order of arrival. A key gets at most the fraction `max_share_per_key` of the slots, and of the places in the
+    queue. `max_waiting` is the maximum length of the queue, and `wait_s` the maximum time of a wait; None means no
+    limit.
     """
 
     def __init__(
-        self, limit: int, *, share: float = 1.0, max_waiting: int | None = None, wait_s: float | None = None
+        self,
+        limit: int,
+        *,
+        max_share_per_key: float = 1.0,
+        max_waiting: int | None = None,
+        wait_s: float | None = None,
     ) -> None:
         self.limit = limit
-        self._max_held_per_key = math.ceil(limit * share)
+        self._max_held_per_key = math.ceil(limit * max_share_per_key)
         self._max_waiting = math.inf if max_waiting is None else max_waiting
-        self._max_waiting_per_key = math.inf if max_waiting is None else math.ceil(max_waiting * share)
+        self._max_waiting_per_key = math.inf if max_waiting is None else math.ceil(max_waiting * max_share_per_key)
         self._wait_s = wait_s
         self._held: Counter[str] = Counter()
         self._arrivals = count()
@@ -68,20 +75,20 @@ class FairSlots:
         queue = self._waiting.get(key, ())
         if self.num_waiting >= self._max_waiting or len(queue) >= self._max_waiting_per_key:
             raise NoFreeSlot("the queue is full")
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = order, next(self._arrivals), mine
+        granted_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = order, next(self._arrivals), granted_future
         heapq.heappush(self._waiting.setdefault(key, []), waiter)
         self._grant()
         granted = False
         try:
             async with asyncio.timeout(self._wait_s):
-                await mine
+                await granted_future
             granted = True
         except TimeoutError:
             raise NoFreeSlot(f"no slot became free within {self._wait_s:g} s") from None
         finally:
-            if not granted and mine.cancelled():
-                self._leave(key, waiter)
+            if not granted and granted_future.cancelled():
+                self._remove_waiter(key, waiter)
             elif not granted:  # granted and cancelled or timed out at the same time
                 self._release(key)
 
@@ -104,7 +111,7 @@ class FairSlots:
             if queue:
                 self._waiting[key] = queue  # move the key to the end
 
-    def _leave(self, key: str, waiter: Waiter) -> None:
+    def _remove_waiter(self, key: str, waiter: Waiter) -> None:
         queue = self._waiting.get(key, [])
         if waiter in queue:  # unless `_grant` has removed it
             queue.remove(waiter)

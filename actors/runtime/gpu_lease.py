@@ -1,7 +1,7 @@
 """Time-sharing of devices between engines and a learner: one of them computes while the other is offloaded.
 
 Offloading frees device memory and keeps the required state in host memory. The learner acquires the devices
-automatically when it computes, and releases them to the engines when `release_devices` is called.
+automatically when it computes. `Learner.release_devices` returns them to the engines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Offloadable(Protocol):
-    """Protocol of engines or learner ranks that can be offloaded; they start loaded."""
+    """Protocol of engines or learner ranks that can be offloaded. They are loaded when they start."""
 
     async def offload(self) -> None:
         """Offload to host memory; return when the device memory is free."""
@@ -21,7 +21,7 @@ class Offloadable(Protocol):
 
 
 class GpuLease:
-    """Ownership of the shared devices, initially the learner's. If a reload fails, nobody owns them."""
+    """Ownership of the shared devices. The learner owns them at first. After a failed reload, nobody owns them."""
 
     def __init__(self, engines: Offloadable, learner: Offloadable) -> None:
         self._engines = engines
@@ -30,15 +30,18 @@ class GpuLease:
         self._lock = asyncio.Lock()
 
     async def give_to_learner(self) -> None:
-        """Give the devices to the learner; do nothing if it already has them."""
+        """Give the devices to the learner; do nothing if the learner already has them."""
         await self._switch(self._engines, self._learner)
 
     async def give_to_engines(self) -> None:
-        """Give the devices to the engines; do nothing if they already have them."""
+        """Give the devices to the engines; do nothing if the engines already have them."""
         await self._switch(self._learner, self._engines)
 
     async def give_to_restarted_learner(self) -> None:
-        """Give the devices to a learner whose processes died; its new processes start loaded."""
+        """Give the devices to a learner that was restarted after its processes died.
+
+        The new processes are already loaded, so only the engines are offloaded.
+        """
         async with self._lock:
             if self._owner is self._engines:
                 await self._engines.offload()

@@ -1,7 +1,8 @@
 """Ray resource and label of the nodes that run only python graders (the operator's `python_grader_nodes`).
 
-These nodes have the resource PYTHON_GRADER and no CPUs. Actors that need no CPUs must avoid them with ELSEWHERE: Ray
-may place such actors on any node, and their arguments contain secrets.
+These nodes have the Ray resource PYTHON_GRADER and no CPUs. Ray may place an actor that needs no CPUs on any node. Such
+actors must therefore use the label selector AVOID_PYTHON_GRADERS: their arguments contain secrets, which must not reach
+these nodes.
 """
 
 PYTHON_GRADER = "python_grader"

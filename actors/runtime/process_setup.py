@@ -1,4 +1,7 @@
-"""Process setup: fast import and exit with torch or vLLM, standard streams, resource limits and priority."""
+"""Setup of a process: standard streams, resource limits and CPU priority.
+
+It also makes import and exit faster in processes that load torch or vLLM.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ NICE_INCREMENT = 10
 
 @contextmanager
 def fast_imports() -> Iterator[None]:
-    """Context manager that disables garbage collection during slow imports, where it wastes a fifth of the time.
+    """Context manager that disables garbage collection, which wastes a fifth of the time of slow imports.
 
-    At its end all objects are frozen, so that later full collections, which stop the process, skip them.
+    At the end, all objects are frozen (`gc.freeze`), so that later full collections skip them. Full collections pause
+    the process.
     """
     gc.disable()
     try:
@@ -36,7 +40,7 @@ def fast_imports() -> Iterator[None]:
 def lower_priority() -> None:
     """Lower this process's CPU priority below that of engines and learners; child processes inherit it.
 
-    For processes that constantly do a little work, and would otherwise interrupt engines and learners.
+    Call this in processes that constantly do a little work, and would otherwise interrupt engines and learners.
     """
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):  # it has just ended
@@ -44,7 +48,10 @@ def lower_priority() -> None:
 
 
 def limit_process(cpu_s: int, memory_bytes: int) -> None:
-    """Limit CPU time and memory of this process, which then gets SIGXCPU or raises MemoryError."""
+    """Limit the CPU time and memory of this process, and disable core dumps.
+
+    Above the limits, the process gets SIGXCPU or raises MemoryError.
+    """
     for kind, limit in (
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_DATA, memory_bytes),  # not RLIMIT_AS: Ray maps far more than it uses
@@ -71,8 +78,8 @@ def end_process(code: int) -> NoReturn:
 def open_standard_files() -> None:
     """Open /dev/null for each of standard input, output and error that was closed when this process started.
 
-    Otherwise the next open file, such as a socket or a checkpoint, gets the free file descriptor, and libraries and
-    child processes print into it.
+    Otherwise, a closed stream's file descriptor is given to the next file that is opened, such as a socket or a
+    checkpoint. Libraries and child processes would then print into that file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -80,9 +87,9 @@ def open_standard_files() -> None:
 
 
 def drop_lost_output(name: Literal["stdout", "stderr"]) -> None:
-    """Replace a standard stream so that writes never fail.
+    """Replace a standard stream of this process by a stream whose writes never fail.
 
-    Output is dropped if the reader or the terminal is closed, or the disk is full.
+    Output is dropped if the reader or the terminal was closed, or if the disk is full.
     """
     stream, number = getattr(sys, name), {"stdout": 1, "stderr": 2}[name]
     if stream is not getattr(sys, f"__{name}__"):

@@ -1,4 +1,4 @@
-"""Current stage of each rollout of a process and its duration, to explain stalls."""
+"""Current stage of each rollout in a process, and the time in this stage, to explain stalls."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Stage = Literal["session start", "sampling", "tool calls", "grading", "weight up
 
 @dataclass(frozen=True, slots=True)
 class WorkInProgress:
-    """A piece of work in progress.
+    """Work that an actor is doing, and its duration so far.
 
-    `trace_id` is empty if the work belongs to no rollout. `stage` is a `Stage` or a method of the learner. `duration_s`
-    is the duration so far instead of a start time, because the clocks of nodes differ.
+    `trace_id` is empty if the work belongs to no rollout. `stage` is a `Stage`, or the name of a learner method.
+    `duration_s` is used instead of a start time, because the clocks of nodes differ.
     """
 
     trace_id: str
@@ -37,7 +37,7 @@ class RolloutStages:
         self._since: dict[str, tuple[str, float]] = {}
 
     def enter(self, trace_id: str, stage: Stage) -> None:
-        """Record that a rollout enters `stage` and leaves its previous one."""
+        """Record that a rollout enters `stage` and leaves its previous stage."""
         self._since[trace_id] = stage, self._clock()
 
     def leave(self, trace_id: str) -> None:
@@ -45,7 +45,7 @@ class RolloutStages:
         self._since.pop(trace_id, None)
 
     def list_longest(self) -> list[WorkInProgress]:
-        """Return, for each stage, the OF_EACH_STAGE rollouts that have been in it longest."""
+        """Return the MAX_PER_STAGE rollouts of each stage that have been in their stage longest."""
         now = self._clock()
         stages: dict[str, list[WorkInProgress]] = defaultdict(list)
         for trace_id, (stage, since) in self._since.items():

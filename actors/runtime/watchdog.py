@@ -1,12 +1,13 @@
-"""Watchdog that detects hung actors of a job: every few seconds it asks each actor what it is doing.
+"""Watchdog that detects hung actors of a job. Every few seconds, it asks each actor for the work in progress.
 
 - An actor that does not answer for half a minute is reported, with the rollouts that wait for it.
-- After three minutes the watchdog gives it up: an engine is replaced, a dispatcher or grader pool is restarted, and a
-  learner rank is killed, so that the learner restarts.
-- An actor that answers but makes no progress for minutes is only reported, since the deadlines of its work apply.
-- Calls of tools and graders that are still within a deadline of hours are not reported.
+- An actor that does not answer for three minutes is given up: an engine is replaced, a dispatcher or grader pool is
+  restarted, and a learner rank is killed, so that the learner restarts.
+- An actor that answers but makes no progress for minutes is only reported, because its work has deadlines.
+- Calls of tools and graders may have deadlines of hours. They are not reported before their deadline.
 
-Silence is counted in checks, not in clock seconds, so a pause of the driver itself raises no alarm.
+Silence is measured as a number of checks, not by a clock. A pause of the driver itself therefore does not count as
+silence of the actors.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ SESSION_START: Stage = "session start"
 
 @dataclass(frozen=True, slots=True)
 class WatchedActor:
-    """An actor to watch.
+    """An actor that the watchdog checks.
 
-    `heartbeat` asks the actor for its work in progress. `waits_here` returns whether a piece of engine work waits for
-    this actor (None: report the actor's work instead). `give_up` receives the reason. `incarnation` is a different
-    object for each new process.
+    `heartbeat` asks the actor for its work in progress. `give_up` replaces or restarts the actor, and receives the
+    reason. `incarnation` is a different object for each new process of the actor. `waits_here` returns whether work on
+    an engine waits for this actor. This waiting work is reported when the actor is silent; if `waits_here` is None, the
+    actor's own work is reported instead.
     """
 
     name: str
@@ -59,26 +61,26 @@ class _ActorHealth:
     incarnation: object
     pending: asyncio.Future[list[WorkInProgress]] | None = None
     silent_checks: int = 0
-    doing: list[WorkInProgress] = field(default_factory=list)
+    work: list[WorkInProgress] = field(default_factory=list)
     is_reported: bool = False
     is_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ActorSnapshot:
-    """Last answer of an actor, and how long the actor has been silent since."""
+    """Last answer of an actor, and the seconds of silence since this answer."""
 
     name: str
-    doing: tuple[WorkInProgress, ...]
+    work: tuple[WorkInProgress, ...]
     silent_s: float
 
 
 class Watchdog:
     """Watchdog for the actors of one job.
 
-    `watched` returns the current actors. `rollouts` returns the numbers of ended rollouts and of rollouts in flight
-    (None: the job has no rollouts). `stage_deadlines_s` has the deadlines of rollout stages in seconds; stages without
-    an entry have no deadline.
+    `watched` returns the current actors. `rollouts` returns the number of ended rollouts and the number of rollouts in
+    flight (None: the job has no rollouts). `stage_deadlines_s` has the deadlines of rollout stages in seconds; stages
+    without an entry have no deadline.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Watchdog:
         self._next_report_s: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Check the actors every LOOK_EVERY_S seconds until cancelled."""
+        """Check the actors every CHECK_INTERVAL_S seconds until cancelled."""
         try:
             while True:
                 await self.check()
@@ -113,9 +115,9 @@ class Watchdog:
 
     @property
     def last_answers(self) -> list[ActorSnapshot]:
-        """All watched actors, as of the last check."""
+        """Last answers of all watched actors, as of the last check."""
         return [
-            ActorSnapshot(name, tuple(health.doing), health.silent_checks * CHECK_INTERVAL_S)
+            ActorSnapshot(name, tuple(health.work), health.silent_checks * CHECK_INTERVAL_S)
             for name, health in self._health.items()
         ]
 
@@ -153,12 +155,12 @@ class Watchdog:
         if not health.pending.done():
             return False
         try:
-            health.doing = health.pending.result()
+            health.work = health.pending.result()
         except RftError as error:
             if error.details.get("kind") == UNREACHABLE:
                 health.pending = None
                 return False
-            health.doing = []
+            health.work = []
         else:
             if health.is_reported:
                 self._emit(ActorRecovered(actor=name, silent_s=health.silent_checks * CHECK_INTERVAL_S))
@@ -169,25 +171,25 @@ class Watchdog:
         silent_s = health.silent_checks * CHECK_INTERVAL_S
         if silent_s >= SILENT_S and not health.is_reported:
             health.is_reported = True
-            waiting = entry.waits_here is not None
-            work = self._affected(entry, health)
-            self._emit(ActorSilent(actor=entry.name, silent_s=silent_s, work=work, waiting=waiting))
+            is_waited_for = entry.waits_here is not None
+            work = self._affected_work(entry, health)
+            self._emit(ActorSilent(actor=entry.name, silent_s=silent_s, work=work, is_waited_for=is_waited_for))
         if silent_s >= self._give_up_s and not health.is_given_up:
             health.is_given_up = True
-            await entry.give_up(f"it has not answered for {silent_s:.0f} s")
+            await entry.give_up(f"the process has not answered for {silent_s:.0f} s")
 
-    def _affected(self, entry: WatchedActor, health: _ActorHealth) -> tuple[str, ...]:
+    def _affected_work(self, entry: WatchedActor, health: _ActorHealth) -> tuple[str, ...]:
         """Return the work that waits for a silent actor, or the work that the actor was doing."""
         if entry.waits_here is None:
-            return _select_longest(health.doing)
-        everywhere = [doing for other in self._health.values() for doing in other.doing]
-        return _select_longest([doing for doing in everywhere if entry.waits_here(doing)])
+            return _select_longest(health.work)
+        everywhere = [work for other in self._health.values() for work in other.work]
+        return _select_longest([work for work in everywhere if entry.waits_here(work)])
 
     def _report_stalls(self, watched: dict[str, WatchedActor]) -> None:
         """Report work that takes too long on actors that answer."""
-        work = [(name, doing) for name in watched for doing in self._health[name].doing]
+        work = [(name, doing) for name in watched for doing in self._health[name].work]
         for name, doing in work:
-            if not doing.trace_id and self._is_due(doing.stage, doing.duration_s):
+            if not doing.trace_id and self._is_report_due(doing.stage, doing.duration_s):
                 self._emit(WorkStalled(actor=name, stage=doing.stage, duration_s=doing.duration_s))
         if self._rollouts is None:
             return
@@ -198,10 +200,10 @@ class Watchdog:
         rollouts = [(name, doing) for name, doing in work if doing.trace_id]
         if self._only_waits_for_long_calls([doing for _, doing in rollouts]):
             return
-        if self._is_due("rollouts", idle_s):
+        if self._is_report_due("rollouts", idle_s):
             longest = sorted(rollouts, key=lambda p: -p[1].duration_s)[:TRACES_NAMED]
             shown = tuple(f"{doing} on {name}" for name, doing in longest)
-            self._emit(RolloutsStalled(idle_s=idle_s, num_in_flight=in_flight, longest=shown))
+            self._emit(RolloutsStalled(idle_s=idle_s, num_in_flight=in_flight, longest_rollouts=shown))
 
     def _only_waits_for_long_calls(self, rollouts: Sequence[WorkInProgress]) -> bool:
         """Whether a call that may take longer than STALLED_S is in progress, and no other rollout is stuck."""
@@ -214,32 +216,37 @@ class Watchdog:
                 return False
         return is_long_call
 
-    def _is_due(self, what: str, duration_s: float) -> bool:
+    def _is_report_due(self, what: str, duration_s: float) -> bool:
         if duration_s < self._next_report_s.get(what, STALLED_S):
             return False
         self._next_report_s[what] = 2 * duration_s
         return True
 
 
-def heartbeat_caller(actor: Any, name: str, lost: type[DiscardError]) -> Callable[[], Awaitable[list[WorkInProgress]]]:
+def make_heartbeat(
+    actor: Any, name: str, lost_error: type[DiscardError]
+) -> Callable[[], Awaitable[list[WorkInProgress]]]:
     """Return a function that calls the actor's method `heartbeat`."""
 
     async def heartbeat() -> list[WorkInProgress]:
-        doing: list[WorkInProgress] = await call_actor(actor.heartbeat.remote(), name, lost)
+        doing: list[WorkInProgress] = await call_actor(actor.heartbeat.remote(), name, lost_error)
         return doing
 
     return heartbeat
 
 
 def watch_restartable_actor(
-    name: str, actor: Any, lost: type[DiscardError], waits_here: Callable[[WorkInProgress], bool]
+    name: str, actor: Any, lost_error: type[DiscardError], waits_here: Callable[[WorkInProgress], bool]
 ) -> WatchedActor:
-    """Return the watchdog entry of a stateless actor; giving it up kills its process, which Ray restarts."""
+    """Return the watchdog's entry for a stateless actor that Ray restarts.
+
+    To give up the actor, the watchdog kills the actor's process.
+    """
 
     async def restart(why: str) -> None:
         ray.kill(actor, no_restart=False)
 
-    return WatchedActor(name, heartbeat_caller(actor, name, lost), restart, actor, waits_here)
+    return WatchedActor(name, make_heartbeat(actor, name, lost_error), restart, actor, waits_here)
 
 
 def _select_longest(doing: Sequence[WorkInProgress]) -> tuple[str, ...]:

@@ -17,17 +17,17 @@ CONTROLLERS = {"memory", "pids"}
 
 
 class SandboxCgroup(NamedTuple):
-    """The cgroup of one sandbox. `joins` is its open `cgroup.procs`, so that a process of another user can join."""
+    """The cgroup of one sandbox. `procs_fd` is its open `cgroup.procs`, so that a process of another user can join."""
 
     folder: Path
-    joins: int
+    procs_fd: int
 
     def join(self) -> None:
         """Move this process into the cgroup, if permitted."""
         with suppress(OSError):
-            os.write(self.joins, b"0")
+            os.write(self.procs_fd, b"0")
 
-    def ran_out_of_memory(self) -> bool:
+    def has_run_out_of_memory(self) -> bool:
         """Whether the kernel killed a process because the cgroup exceeded its memory limit."""
         with suppress(OSError):
             events = dict(line.split() for line in (self.folder / "memory.events").read_text().splitlines())
@@ -41,14 +41,17 @@ class SandboxCgroup(NamedTuple):
 
     def remove(self) -> None:
         """Remove the cgroup; all its processes must have ended."""
-        os.close(self.joins)
+        os.close(self.procs_fd)
         with suppress(OSError):
             self.folder.rmdir()
 
 
-def make(memory_bytes: int, num_processes: int, parents: list[Path] | None = None) -> SandboxCgroup | None:
-    """Create a cgroup below the first of `parents` (default: `delegated()`) that permits it, else return None."""
-    for parent in delegated() if parents is None else parents:
+def create_cgroup(memory_bytes: int, num_processes: int, parents: list[Path] | None = None) -> SandboxCgroup | None:
+    """Create a cgroup in the first of `parents` that permits it, and return it; None: no parent permits it.
+
+    `parents` defaults to `find_delegated_cgroups()`.
+    """
+    for parent in find_delegated_cgroups() if parents is None else parents:
         folder = parent / f"{PREFIX}{os.getpid()}"
         try:
             _enable(parent)
@@ -66,7 +69,7 @@ def make(memory_bytes: int, num_processes: int, parents: list[Path] | None = Non
     return None
 
 
-def delegated() -> list[Path]:
+def find_delegated_cgroups() -> list[Path]:
     """Return the cgroups that may be delegated to this user: the cgroup of this process, and its parent.
 
     root may write to all cgroups. For root, they must therefore have systemd's delegation mark, or be the top of a

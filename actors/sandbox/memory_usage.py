@@ -15,7 +15,7 @@ BUFFER_FILE = "/proc/sys/net/core/wmem_default"
 USUAL_BUFFER_BYTES = 212_992
 
 
-class Usage(NamedTuple):
+class SandboxMemory(NamedTuple):
     """Memory measurement of the sandbox whose first process is `pid`.
 
     `socket_bytes` is the capacity of one socket; 0: sockets are not counted. `scratch` is the scratch folder; None: its
@@ -28,7 +28,7 @@ class Usage(NamedTuple):
 
     def exceeds(self, limit_bytes: int) -> bool:
         """Whether the sandbox exceeds `limit_bytes`. Computes the slow exact sum only if a fast upper bound does."""
-        pids = tree(self.pid)
+        pids = list_process_tree(self.pid)
         shared = self._socket_bytes() + self._scratch_bytes()
         return shared + resident_bytes(pids) > limit_bytes and shared + memory_bytes(pids, self.scratch) > limit_bytes
 
@@ -52,7 +52,7 @@ class Usage(NamedTuple):
         return 0
 
 
-def socket_bytes() -> int:
+def read_socket_capacity() -> int:
     """Return the capacity of one socket of a pair: its buffer, plus one message of the same size."""
     try:
         with open(BUFFER_FILE) as file:
@@ -61,7 +61,7 @@ def socket_bytes() -> int:
         return 2 * USUAL_BUFFER_BYTES
 
 
-def tree(pid: int) -> list[int]:
+def list_process_tree(pid: int) -> list[int]:
     """Return `pid` and its descendants: all processes of its namespace, whose first process adopts orphans."""
     pids = [pid]
     for parent in pids:

@@ -24,7 +24,7 @@ CPU_S = 600
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 CAPABILITY_VERSION_3 = 0x20080522
 LIBRARY = os.path.dirname(os.__file__)
-InsideConfig = dict[str, Any]
+Pid1Config = dict[str, Any]
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,7 +45,7 @@ def drop_user(uid: int) -> None:
     libc.capset(header, nothing)  # bubblewrap leaves inheritable capabilities
 
 
-def limit(name: str, value: int) -> None:
+def set_limit(name: str, value: int) -> None:
     """Set a resource limit, but never above the current hard limit."""
     kind = getattr(resource, f"RLIMIT_{name}")
     hard = resource.getrlimit(kind)[1]
@@ -53,7 +53,7 @@ def limit(name: str, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def filter_calls(program: bytes) -> None:
+def install_seccomp_filter(program: bytes) -> None:
     class Program(ctypes.Structure):
         _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
@@ -61,7 +61,7 @@ def filter_calls(program: bytes) -> None:
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(code), 0, 0)
 
 
-def give_up(config: InsideConfig) -> dict[str, bool]:
+def drop_privileges(config: Pid1Config) -> dict[str, bool]:
     """Drop all privileges of this process and its future children; return which protections are effective."""
     sandboxed = config["sandboxed"]
     network = not sandboxed or [name for _, name in socket.if_nameindex()] in ([], ["lo"])
@@ -72,33 +72,36 @@ def give_up(config: InsideConfig) -> dict[str, bool]:
     os.sched_setaffinity(0, config["cores"])
     limits = config["limits"]
     for name in limits:
-        limit(name, limits[name])
-    limit("CPU", CPU_S)
+        set_limit(name, limits[name])
+    set_limit("CPU", CPU_S)
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if sandboxed:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # last, because a change of user resets it
-        filter_calls(bytes.fromhex(config["seccomp"]))
+        install_seccomp_filter(bytes.fromhex(config["seccomp"]))
     return {
-        "network": sandboxed and network and not can(lambda: socket.socket(socket.AF_INET)),
-        "files": sandboxed and not can(lambda: os.mkdir("/x")) and not os.path.exists("/proc/self"),
+        "network": sandboxed and network and not succeeds(lambda: socket.socket(socket.AF_INET)),
+        "files": sandboxed and not succeeds(lambda: os.mkdir("/x")) and not os.path.exists("/proc/self"),
         "processes": sandboxed and os.getpid() == 1,
-        "privileges": os.getuid() != 0 and no_capabilities() and not can(lambda: os.setuid(0)),
-        "system_calls": sandboxed and not can(lambda: os.chroot("/")) and not can(ptrace_me) and not can(share_memory),
-        "number_of_processes": sandboxed and processes_are_counted(),
+        "privileges": os.getuid() != 0 and has_no_capabilities() and not succeeds(lambda: os.setuid(0)),
+        "system_calls": sandboxed
+        and not succeeds(lambda: os.chroot("/"))
+        and not succeeds(try_ptrace)
+        and not succeeds(try_shared_memory),
+        "number_of_processes": sandboxed and has_process_limit(),
         "memory": resource.getrlimit(resource.RLIMIT_AS)[1] != resource.RLIM_INFINITY,
         "readable_python": all(os.access(path, os.R_OK | os.X_OK) for path in [LIBRARY, *config["packages"]]),
     }
 
 
-def can(what: Callable[[], object]) -> bool:
+def succeeds(action: Callable[[], object]) -> bool:
     try:
-        what()
+        action()
     except OSError:
         return False
     return True
 
 
-def processes_are_counted() -> bool:
+def has_process_limit() -> bool:
     """Whether the process limit applies to this user. It does not if the user is root outside the namespace."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
@@ -114,29 +117,29 @@ def processes_are_counted() -> bool:
     return False
 
 
-def ptrace_me() -> None:
+def try_ptrace() -> None:
     if libc.ptrace(0, 0, None, None) < 0:
         raise OSError
 
 
-def share_memory() -> None:
+def try_shared_memory() -> None:
     mmap.mmap(-1, mmap.PAGESIZE).close()
 
 
-def no_capabilities() -> bool:
+def has_no_capabilities() -> bool:
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)()
     return libc.capget(header, sets) == 0 and not any(sets)
 
 
-def start(channel: socket.socket, config: InsideConfig) -> None:
+def confine(channel: socket.socket, config: Pid1Config) -> None:
     """Drop all privileges, replace the standard descriptors by /dev/null, and report the effective protections."""
     null = os.open("/dev/null", os.O_RDWR)
-    holds = give_up(config)
+    protections = drop_privileges(config)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.close(null)
-    send(channel, {"holds": holds})
+    send(channel, {"protections": protections})
 
 
 # -- messages and processes --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import agent_rft
 from agent_rft.actors.sandbox import seccomp
 from agent_rft.actors.sandbox.untrusted_runner import unused_id
 
-Way = Literal["bubblewrap", "namespaces", "none"]
+SandboxMethod = Literal["bubblewrap", "namespaces", "none"]
 PROTECTIONS = (
     "network",
     "files",
@@ -39,7 +39,7 @@ PACKAGE = Path(agent_rft.__path__[0])
 HERE = PACKAGE / "actors" / "sandbox"
 FIRST_PROCESS_FILES = ("pid1.py",)
 """Files of this folder that the first process of every sandbox imports."""
-SHARED = ("__init__.py", "untrusted.py")
+PACKAGE_FILES = ("__init__.py", "untrusted.py")
 """Files at the top of the package that every sandbox contains."""
 
 
@@ -74,38 +74,38 @@ def _packages() -> list[str]:
     return sorted(path for path in found if os.path.isdir(path))
 
 
-def _path_inside(path: str, way: Way) -> str:
+def _path_inside(path: str, method: SandboxMethod) -> str:
     """Return a path as seen inside the sandbox. Paths below the scratch folder move, because it would hide them."""
-    return f"/.outside{path}" if way != "none" and path.startswith(f"{SCRATCH}/") else path
+    return f"/.outside{path}" if method != "none" and path.startswith(f"{SCRATCH}/") else path
 
 
-def _environment(way: Way) -> dict[str, str]:
+def _environment(method: SandboxMethod) -> dict[str, str]:
     """Return a clean environment. numpy gets one thread, because other grades use the remaining cores."""
     return {
-        "PATH": f"{os.path.dirname(_path_inside(python_path(), way))}:/usr/bin:/bin",
+        "PATH": f"{os.path.dirname(_path_inside(python_path(), method))}:/usr/bin:/bin",
         "HOME": SCRATCH,
         "TMPDIR": SCRATCH,
         "LANG": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join(_path_inside(path, way) for path in _packages()),  # for child processes
+        "PYTHONPATH": os.pathsep.join(_path_inside(path, method) for path in _packages()),  # for child processes
         "PYTHONDONTWRITEBYTECODE": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
 
 
-def launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, Any]:
+def launch_config(method: SandboxMethod, limits: SandboxLimits, script: str) -> dict[str, Any]:
     """Return the configuration of a launcher that runs `script`, a file of this folder, in a sandbox."""
-    top = str(PACKAGE.parent) if way == "none" else "/.own"
-    binds, links = _binds(way)
-    binds += [(str(PACKAGE / name), f"{top}/agent_rft/{name}") for name in SHARED]
+    top = str(PACKAGE.parent) if method == "none" else "/.own"
+    binds, links = _binds(method)
+    binds += [(str(PACKAGE / name), f"{top}/agent_rft/{name}") for name in PACKAGE_FILES]
     binds += [(str(HERE / name), f"{top}/agent_rft/actors/sandbox/{name}") for name in (script, *FIRST_PROCESS_FILES)]
     if script == "sandbox_worker.py":
         binds += [(str(HERE / "scratch.py"), f"{top}/agent_rft/actors/sandbox/scratch.py")]
     devices = ["/dev/null", "/dev/random", "/dev/urandom"]  # mappings of /dev/zero are memory that no limit counts
     return {
-        "way": way,
+        "method": method,
         "user_namespace": not _becomes_other_user(),
-        "become": unused_id(*_unused_ids()) if way != "none" and _leaves_root_first() else None,
+        "launcher_uid": unused_id(*_unused_ids()) if method != "none" and _leaves_root_first() else None,
         "inside_id": NOBODY,
         "binds": binds,
         "links": links,
@@ -114,29 +114,29 @@ def launch_config(way: Way, limits: SandboxLimits, script: str) -> dict[str, Any
         "scratch_bytes": limits.scratch_bytes,
         "memory_bytes": limits.memory_bytes,
         "num_processes": limits.num_processes,
-        "environment": _environment(way),
-        "command": [_path_inside(python_path(), way), "-I", "-S", "-B", f"{top}/agent_rft/actors/sandbox/{script}"],
+        "environment": _environment(method),
+        "command": [_path_inside(python_path(), method), "-I", "-S", "-B", f"{top}/agent_rft/actors/sandbox/{script}"],
         "runs": None,
-        "given": [],
-        "bubblewrap": _bubblewrap(binds, links, devices, limits) if way == "bubblewrap" else [],
+        "inherited": [],
+        "bubblewrap": _bubblewrap(binds, links, devices, limits) if method == "bubblewrap" else [],
     }
 
 
-def runs_config(way: Way, limits: SandboxLimits) -> dict[str, Any] | None:
+def runs_config(method: SandboxMethod, limits: SandboxLimits) -> dict[str, Any] | None:
     """Return the runner's configuration; None without a sandbox, where untrusted code cannot run."""
-    if way == "none":
+    if method == "none":
         return None
     run_limits = replace(limits, scratch_bytes=RUN_LIMITS.scratch_bytes, num_processes=RUN_LIMITS.num_processes)
-    filtered = {"seccomp": seccomp.program(children_count=True).hex()}
+    filtered = {"seccomp": seccomp.build_filter(keeps_sigchld=True).hex()}
     return {
-        "launch": launch_config(way, run_limits, "untrusted_process.py"),
-        "worker": worker_config(way, run_limits) | filtered,
+        "launch": launch_config(method, run_limits, "untrusted_process.py"),
+        "worker": worker_config(method, run_limits) | filtered,
         "protections": PROTECTIONS,
         "ids": _unused_ids(),
     }
 
 
-def _binds(way: Way) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def _binds(method: SandboxMethod) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Return the visible paths as pairs (source, path), and links as pairs (target, path)."""
     base = os.path.realpath(sys.base_prefix)
     visible = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
@@ -144,7 +144,7 @@ def _binds(way: Way) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     links = [(os.readlink(path), path) for path in visible[:4] if os.path.islink(path)]
     found = [path for path in dict.fromkeys(visible) if os.path.exists(path) and not os.path.islink(path)]
     outermost = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
-    return [(path, _path_inside(path, way)) for path in outermost], links
+    return [(path, _path_inside(path, method)) for path in outermost], links
 
 
 def _bubblewrap(
@@ -171,9 +171,9 @@ def _bubblewrap(
     return [*words, "--remount-ro", "/", "--chdir", SCRATCH]
 
 
-def worker_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
+def worker_config(method: SandboxMethod, limits: SandboxLimits) -> dict[str, Any]:
     """Return the configuration that a sandbox's first process gets as its first message."""
-    sandboxed = way != "none"
+    sandboxed = method != "none"
     rlimits = {
         "AS": limits.memory_bytes,
         "FSIZE": limits.scratch_bytes,
@@ -190,10 +190,10 @@ def worker_config(way: Way, limits: SandboxLimits) -> dict[str, Any]:
     return {
         "sandboxed": sandboxed,
         "uid": unused_id(*_unused_ids()) if sandboxed and _becomes_other_user() else None,
-        "packages": [_path_inside(path, way) for path in _packages()],
+        "packages": [_path_inside(path, method) for path in _packages()],
         "limits": rlimits,
         "cores": random.sample(cores, min(limits.num_cores, len(cores))),
-        "seccomp": seccomp.program().hex() if sandboxed else "",
+        "seccomp": seccomp.build_filter().hex() if sandboxed else "",
     }
 
 

@@ -27,7 +27,7 @@ from typing import Any
 sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
 from agent_rft.actors.sandbox import cgroup, scratch, untrusted_runner
-from agent_rft.actors.sandbox.memory_usage import Usage, socket_bytes, tree
+from agent_rft.actors.sandbox.memory_usage import SandboxMemory, list_process_tree, read_socket_capacity
 from agent_rft.actors.sandbox.untrusted_runner import MEMORY_EXIT
 
 OWN_PROCESSES = 2
@@ -70,8 +70,8 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
     check(libc.mount(*names, ctypes.c_ulong(flags), data and data.encode()), f"mount {target}")
 
 
-def become(user: int) -> None:
-    """Become another user that can still read the /proc entries of its own processes."""
+def switch_user(user: int) -> None:
+    """Switch to another user that can still read the /proc entries of its own processes."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
@@ -172,7 +172,7 @@ def start_bubblewrap(config: SandboxConfig, group: cgroup.SandboxCgroup | None) 
 
 def start_unsandboxed(config: SandboxConfig, group: cgroup.SandboxCgroup | None) -> int:
     """Start the worker in a new session, with an ordinary scratch folder; return its process id."""
-    import tempfile  # slow to import, and the other ways do not need it
+    import tempfile  # slow to import, and the other methods do not need it
 
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
     config["folder"] = tempfile.mkdtemp(prefix="grader-")
@@ -189,39 +189,39 @@ def start_unsandboxed(config: SandboxConfig, group: cgroup.SandboxCgroup | None)
     return pid
 
 
-def remove(folder: str, known: tuple[int, int]) -> None:
+def remove_scratch_folder(folder: str, identity: tuple[int, int]) -> None:
     """Remove the scratch folder that this process created, unless it has been replaced."""
     with suppress(OSError):
-        scratch.empty(folder, known)
+        scratch.empty_folder(folder, identity)
         os.rmdir(folder)
 
 
 STARTS = {"bubblewrap": start_bubblewrap, "namespaces": start_in_namespaces, "none": start_unsandboxed}
 
 
-# -- watch -------------------------------------------------------------------------------------------------------------
+# -- end ---------------------------------------------------------------------------------------------------------------
 
 
-def watch(usage: Usage, ended: int, limit_bytes: int) -> bool:
+def wait_for_end(memory: SandboxMemory, pidfd: int, limit_bytes: int) -> bool:
     """Wait until the worker ends, the owner is gone, or memory exceeds the limit; return True in the last case."""
     poll = select.poll()
     poll.register(0, 0)  # hang-up only: incoming data is for the worker
-    poll.register(ended, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     while not poll.poll(POLL_S * 1000):
-        if usage.exceeds(limit_bytes):
+        if memory.exceeds(limit_bytes):
             return True
     return False
 
 
-def end(ended: int, alone: bool, group: cgroup.SandboxCgroup | None) -> None:
+def kill_all_processes(pidfd: int, has_pid_namespace: bool, group: cgroup.SandboxCgroup | None) -> None:
     """Kill all processes. In a PID namespace, the kernel does this when the first process ends."""
-    give_up = time.monotonic() + GONE_WITHIN_S
+    deadline = time.monotonic() + GONE_WITHIN_S
     if group is not None:
         group.kill()
     with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(ended, signal.SIGKILL)
-    while time.monotonic() < give_up:
-        for other in [] if alone else tree(os.getpid())[1:]:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    while time.monotonic() < deadline:
+        for other in [] if has_pid_namespace else list_process_tree(os.getpid())[1:]:
             with suppress(ProcessLookupError):
                 os.kill(other, signal.SIGKILL)
         try:
@@ -230,25 +230,25 @@ def end(ended: int, alone: bool, group: cgroup.SandboxCgroup | None) -> None:
             return
 
 
-def hold(config: SandboxConfig) -> bool:
+def hold_sandbox(config: SandboxConfig) -> bool:
     """Hold one sandbox until its first process ends or descriptor 0 closes; return whether it exceeded its memory."""
-    buffer_bytes = socket_bytes()  # read now, because not every network namespace has the file
-    group = cgroup.make(config["memory_bytes"], config["num_processes"] + OWN_PROCESSES)
-    if config["become"] is not None:
-        become(config["become"])
-    pid = STARTS[config["way"]](config, group)
-    for descriptor in config["given"]:
+    buffer_bytes = read_socket_capacity()  # read now, because not every network namespace has the file
+    group = cgroup.create_cgroup(config["memory_bytes"], config["num_processes"] + OWN_PROCESSES)
+    if config["launcher_uid"] is not None:
+        switch_user(config["launcher_uid"])
+    pid = STARTS[config["method"]](config, group)
+    for descriptor in config["inherited"]:
         os.close(descriptor)
-    ended = os.pidfd_open(pid)
-    sandboxed = config["way"] != "none"
-    usage = Usage(pid, config["scratch"] if sandboxed else None, buffer_bytes if sandboxed else 0)
-    too_much = watch(usage, ended, config["memory_bytes"])
-    end(ended, sandboxed, group)
+    pidfd = os.pidfd_open(pid)
+    sandboxed = config["method"] != "none"
+    memory = SandboxMemory(pid, config["scratch"] if sandboxed else None, buffer_bytes if sandboxed else 0)
+    too_much = wait_for_end(memory, pidfd, config["memory_bytes"])
+    kill_all_processes(pidfd, sandboxed, group)
     if group is not None:
-        too_much = too_much or group.ran_out_of_memory()
+        too_much = too_much or group.has_run_out_of_memory()
         group.remove()
     if "folder" in config:
-        remove(config["folder"], config["folder_identity"])
+        remove_scratch_folder(config["folder"], config["folder_identity"])
     return too_much
 
 
@@ -258,9 +258,9 @@ def main() -> None:
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # the kernel kills this process first when memory runs out
     if config["runs"] is not None:
-        config["given"] = untrusted_runner.start(config["runs"], hold)
-        config["command"] += map(str, config["given"])
-    sys.exit(MEMORY_EXIT if hold(config) else 0)
+        config["inherited"] = untrusted_runner.fork_runner(config["runs"], hold_sandbox)
+        config["command"] += map(str, config["inherited"])
+    sys.exit(MEMORY_EXIT if hold_sandbox(config) else 0)
 
 
 if __name__ == "__main__":

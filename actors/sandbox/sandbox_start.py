@@ -4,7 +4,7 @@ bubblewrap is for ordinary users on systems that allow user namespaces only to l
 and later). A missing protection is an error, never a weaker sandbox. After the worker has dropped its privileges, it
 checks which protections are effective. It receives the grader's source only if all of PROTECTIONS are. Without a
 sandbox (`unsandboxed_python`), only the deadline and the limits of each process apply. docs/security.md has a table of
-the protections of each way.
+the protections of each method.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent_rft.actors.sandbox.sandbox_config import (
     HERE,
     PROTECTIONS,
     SandboxLimits,
-    Way,
+    SandboxMethod,
     launch_config,
     python_path,
     runs_config,
@@ -40,7 +40,7 @@ START_S = 60.0
 NEEDED_LINUX = (5, 14)
 """First version that counts processes per user namespace (mount_setattr requires 5.12)."""
 MAX_STDERR_CHARS = 500
-FIX = (
+SANDBOX_FIX = (
     "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1; in a container, a "
     "seccomp profile that allows unshare and mount), or, where AppArmor allows them only to listed programs (Ubuntu "
     "24.04 and later), install bubblewrap (apt-get install bubblewrap), or set unsandboxed_python: true in the "
@@ -54,24 +54,24 @@ class SandboxReport:
     """Report on how sandboxes can be created on this machine.
 
     Attributes:
-        way: The way that works; None: this machine cannot create sandboxes.
-        holds: Whether each protection is effective.
-        missing: Why each of the other ways does not work.
-        late: Whether a sandbox was not ready in time, so that the next try may succeed.
+        method: The method that works; None: this machine cannot create sandboxes.
+        protections: Whether each protection is effective.
+        failures: Error of each method that does not work.
+        is_late: Whether a sandbox was not ready in time, so that the next try may succeed.
     """
 
-    way: Way | None
-    holds: dict[str, bool] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    late: bool = False
+    method: SandboxMethod | None
+    protections: dict[str, bool] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    is_late: bool = False
 
 
 class SandboxFailed(RftError):
-    """A sandbox did not start, or lacks a protection. `late`: it was not ready in time."""
+    """A sandbox did not start, or lacks a protection. `is_late`: it was not ready in time."""
 
-    def __init__(self, message: str, late: bool = False) -> None:
-        super().__init__(message, late=late)
-        self.late = late
+    def __init__(self, message: str, is_late: bool = False) -> None:
+        super().__init__(message, is_late=is_late)
+        self.is_late = is_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Sandbox:
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
-    holds: dict[str, bool]
+    protections: dict[str, bool]
 
     def end(self) -> int:
         """Kill the sandbox and wait for its end; return the launcher's exit status."""
@@ -88,27 +88,29 @@ class Sandbox:
         return _end(self.process)
 
 
-def choose_way(report: SandboxReport, unsandboxed: bool) -> Way:
+def choose_sandbox_method(report: SandboxReport, unsandboxed: bool) -> SandboxMethod:
     """Choose how graders are sandboxed; "none" only if no sandbox can be created and the operator allows that.
 
     Raises:
         SandboxFailed: A sandbox was not ready in time, so another try may succeed.
         UserError: No sandbox can be created; the message names the reasons and the fix.
     """
-    if report.way is not None:
-        return report.way
-    why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
-    if report.late:
-        raise SandboxFailed(f"no sandbox was ready in time ({why})", late=True)
+    if report.method is not None:
+        return report.method
+    why = "; ".join(f"{method}: {reason}" for method, reason in report.failures.items())
+    if report.is_late:
+        raise SandboxFailed(f"no sandbox was ready in time ({why})", is_late=True)
     if unsandboxed:
         return "none"
     needed = "python graders need a sandbox, which cannot be created here"
-    problem, public = f"{needed} ({why})", f"{needed}: {FIX}"
-    raise UserError(f"{problem}: {FIX}", code="no_sandbox", problem=problem, fix=FIX, public_message=public)
+    problem, public = f"{needed} ({why})", f"{needed}: {SANDBOX_FIX}"
+    raise UserError(
+        f"{problem}: {SANDBOX_FIX}", code="no_sandbox", problem=problem, fix=SANDBOX_FIX, public_message=public
+    )
 
 
-class Reports:
-    """Cache of this machine's report. A report without a way is not cached, since the failure may be temporary."""
+class SandboxReportCache:
+    """Cache of this machine's report. A report without a method is not cached, since the failure may be temporary."""
 
     def __init__(self, make: Callable[[], SandboxReport]) -> None:
         self._make = make
@@ -118,68 +120,72 @@ class Reports:
         if self._cached is not None:
             return self._cached
         report = self._make()
-        if report.way is not None:
+        if report.method is not None:
             self._cached = report
         return report
 
 
 def sandbox_report() -> SandboxReport:
-    """Return the cached report of this machine; calls `try_ways` until a way works."""
+    """Return the cached report of this machine; calls `probe_sandbox_methods` until a method works."""
     return _REPORTS.get()
 
 
-def try_ways(start: Callable[..., Sandbox]) -> SandboxReport:
-    """Try the ways in order by starting a sandbox; takes a fraction of a second."""
-    missing: dict[str, str] = {}
-    late = False
-    ways: tuple[Way, ...] = ("namespaces", "bubblewrap")
-    for way in ways:
+def probe_sandbox_methods(start: Callable[..., Sandbox]) -> SandboxReport:
+    """Try the methods in order by starting a sandbox; takes a fraction of a second."""
+    failures: dict[str, str] = {}
+    is_late = False
+    methods: tuple[SandboxMethod, ...] = ("namespaces", "bubblewrap")
+    for method in methods:
         try:
-            sandbox = start("def grade(sample, item): return 0", way, SandboxLimits(), timeout_s=START_S, cpu_s=1)
+            sandbox = start("def grade(sample, item): return 0", method, SandboxLimits(), timeout_s=START_S, cpu_s=1)
         except SandboxFailed as error:
-            missing[way] = error.message
-            late = late or error.late
+            failures[method] = error.message
+            is_late = is_late or error.is_late
         else:
             sandbox.end()
-            return SandboxReport(way, sandbox.holds, missing)
-    return SandboxReport(None, {}, missing, late)
+            return SandboxReport(method, sandbox.protections, failures)
+    return SandboxReport(None, {}, failures, is_late)
 
 
-def start(source: str, way: Way, limits: SandboxLimits, *, timeout_s: float, cpu_s: int) -> Sandbox:
+def start_sandbox(
+    source: str, method: SandboxMethod, limits: SandboxLimits, *, timeout_s: float, cpu_s: int
+) -> Sandbox:
     """Start a sandbox and run the module `source` in it; blocks. `cpu_s` limits each process of a grade.
 
     Raises:
         SandboxFailed: The sandbox was not ready within `timeout_s`, or it lacks a protection.
     """
-    _check_needs(way)
-    process, ours = launch({**launch_config(way, limits, "sandbox_worker.py"), "runs": runs_config(way, limits)})
+    _check_needs(method)
+    process, ours = start_launcher(
+        {**launch_config(method, limits, "sandbox_worker.py"), "runs": runs_config(method, limits)}
+    )
     try:
         deadline = time.monotonic() + timeout_s
         ours.settimeout(timeout_s)
-        untrusted.send(ours, json.dumps({**worker_config(way, limits), "cpu_s": cpu_s}).encode())
-        holds = untrusted.receive(ours, deadline)["holds"]
-        failed = [name for name in PROTECTIONS if way != "none" and not holds.get(name)]
+        untrusted.send(ours, json.dumps({**worker_config(method, limits), "cpu_s": cpu_s}).encode())
+        protections = untrusted.receive(ours, deadline)["protections"]
+        failed = [name for name in PROTECTIONS if method != "none" and not protections.get(name)]
         if failed:
             raise SandboxFailed(f"the sandbox lacks protections: {', '.join(failed)}")
         untrusted.send(ours, source.encode())
         untrusted.receive(ours, deadline)
     except BaseException as error:  # on any error, so that no sandbox is left behind
         ours.close()
-        output = last_output(process)
+        output = read_last_output(process)
         if isinstance(error, TimeoutError):
-            raise SandboxFailed(f"the grader's module was not loaded within {timeout_s:g} s", late=True) from None
+            raise SandboxFailed(f"the grader's module was not loaded within {timeout_s:g} s", is_late=True) from None
         if isinstance(error, (OSError, EOFError, ValueError, KeyError)):
             memory = f"perhaps out of memory ({limits.memory_bytes >> 20} MiB)"
             raise SandboxFailed(output or f"the worker ended while the grader's module was loaded, {memory}") from None
         raise
     ours.settimeout(None)
-    return Sandbox(process, ours, holds)
+    return Sandbox(process, ours, protections)
 
 
-_REPORTS = Reports(lambda: try_ways(start))
+_REPORTS = SandboxReportCache(lambda: probe_sandbox_methods(start_sandbox))
 
 
-def launch(config: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_launcher(config: dict[str, Any]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the launcher; return its process and the socket to the first process of its sandbox."""
     ours, theirs = socket.socketpair()
     command = [python_path(), "-I", "-S", "-B", str(HERE / "sandbox_launcher.py"), json.dumps(config)]
@@ -206,7 +212,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def last_output(process: subprocess.Popen[bytes]) -> str:
+def read_last_output(process: subprocess.Popen[bytes]) -> str:
     """Return the last lines that the launcher, bubblewrap or Python wrote to stderr."""
     assert process.stderr is not None
     try:
@@ -219,14 +225,14 @@ def last_output(process: subprocess.Popen[bytes]) -> str:
     return "; ".join(lines[-2:])[:MAX_STDERR_CHARS] if lines else status
 
 
-def _check_needs(way: Way) -> None:
+def _check_needs(method: SandboxMethod) -> None:
     if sys.platform != "linux":
         raise SandboxFailed("sandboxes require Linux")
-    if way == "none":
+    if method == "none":
         return
-    if not seccomp.machine_is_known():
+    if not seccomp.is_architecture_supported():
         raise SandboxFailed(f"sandboxes do not support the architecture {platform.machine()}")
-    if way == "bubblewrap" and shutil.which("bwrap") is None:
+    if method == "bubblewrap" and shutil.which("bwrap") is None:
         raise SandboxFailed("bwrap is not installed")
     if tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2]) < NEEDED_LINUX:
         raise SandboxFailed(f"Linux {platform.release()} is older than {'.'.join(map(str, NEEDED_LINUX))}")

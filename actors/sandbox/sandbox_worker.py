@@ -1,17 +1,16 @@
 """Inner process of one sandbox: drops its privileges, runs the grader's module once, and forks for each grade.
 
 Each grade runs in a separate fork, with the module as its body left it. The fork and all its descendants are killed
-before the next grade starts. The fork writes its answer to a separate pipe, after a random word that no other grade
-receives.
+before the next grade starts. The fork writes its answer to a separate pipe, after a nonce that no other grade receives.
 
 The worker is the first process of its namespace, so no process inside can kill or stop it. It is run by path, as
-`python -I -S worker.py`, next to the few of our files that the sandbox contains. It exchanges messages over the socket
-on descriptor 0. A message is its length (four bytes) and JSON. The first message is the configuration (`worker_config`
-in `agent_rft.actors.sandbox.sandbox_config`), and the worker answers with the effective protections. Only then does the
-owner send the grader's source, so no untrusted code runs if a protection is missing.
+`python -I -S sandbox_worker.py`, next to the few of our files that the sandbox contains. It exchanges messages over the
+socket on descriptor 0. A message is its length (four bytes) and JSON. The first message is the configuration
+(`worker_config` in `agent_rft.actors.sandbox.sandbox_config`), and the worker answers with the effective protections.
+Only then does the owner send the grader's source, so no untrusted code runs if a protection is missing.
 
 If there is a runner (`agent_rft.actors.sandbox.untrusted_runner`), the arguments are the descriptors of two more
-sockets. Grades request runs on the first one. On the second one, the worker signals that the turn of a grade begins.
+sockets. Grades request runs on the first one. On the second one, the worker sends the id of each grade that begins.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ FILE = "grader.py"
 MAX_ANSWER_BYTES = 64_000
 MAX_DETAILS_CHARS = 4_000
 MAX_FRAMES = 20
-NOTHING = "the grader's process ended without a grade: "
+NO_GRADE = "the grader's process ended without a grade: "
 WorkerMessage = dict[str, Any]
 
 
 # -- the grader --------------------------------------------------------------------------------------------------------
 
 
-def load(source: str, packages: list[str]) -> tuple[Any, str | None]:
+def load_grader(source: str, packages: list[str]) -> tuple[Any, str | None]:
     """Run the grader's module; return its function `grade`, or the module's error as text."""
     sys.path += packages
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
@@ -62,7 +61,7 @@ def load(source: str, packages: list[str]) -> tuple[Any, str | None]:
         exec(code, module.__dict__)
         return module.grade, None
     except BaseException as error:  # noqa: BLE001 - any error of the grader is its answer
-        return None, describe(error)
+        return None, format_error(error)
 
 
 def import_ahead(source: str) -> None:
@@ -78,7 +77,7 @@ def import_ahead(source: str) -> None:
                 importlib.import_module(name)
 
 
-def describe(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return the error's traceback from the grader's code on. A long traceback is truncated at its start."""
     try:
         trace = error.__traceback__
@@ -90,7 +89,7 @@ def describe(error: BaseException) -> str:
     return text.strip()[-MAX_DETAILS_CHARS:]
 
 
-def number_of(value: Any) -> WorkerMessage:
+def make_value_message(value: Any) -> WorkerMessage:
     """Return the message for the value that a grader returned."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.floating, numpy.integer)):
@@ -107,48 +106,48 @@ def number_of(value: Any) -> WorkerMessage:
     return {"value": number}
 
 
-def run(grade: Any, request: bytes) -> WorkerMessage:
+def run_grade(grade: Any, request: bytes) -> WorkerMessage:
     """Run one grade; return its message."""
     try:
         body = json.loads(request)
-        answer = number_of(grade(body["sample"], body["item"]))
-    except BaseException as error:  # noqa: BLE001 - as in `load`
-        answer = {"error": describe(error)}
-    if untrusted.failure is not None:  # even if the grader caught the error
-        return {"lost": "no_sandbox", "error": untrusted.failure}
+        answer = make_value_message(grade(body["sample"], body["item"]))
+    except BaseException as error:  # noqa: BLE001 - as in `load_grader`
+        answer = {"error": format_error(error)}
+    if untrusted.sandbox_failure is not None:  # even if the grader caught the error
+        return {"lost": "no_sandbox", "error": untrusted.sandbox_failure}
     return answer
 
 
 # -- runs of untrusted code --------------------------------------------------------------------------------------------
 
 
-class Runs:
+class RunnerSockets:
     """Sockets to the runner, given by their descriptors. Without them, grades cannot run untrusted code."""
 
     def __init__(self, descriptors: list[int]) -> None:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         self._sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-        self._turn = b""
+        self._grade_id = b""
 
-    def begin_turn(self) -> None:
+    def begin_grade(self) -> None:
         """Let the runner kill the last grade's runs, and serve only the next grade."""
-        self._turn = os.urandom(untrusted.TURN_BYTES)
-        for begins in self._sockets[1:]:
-            begins.send(self._turn)
+        self._grade_id = os.urandom(untrusted.GRADE_ID_BYTES)
+        for grade_ids in self._sockets[1:]:
+            grade_ids.send(self._grade_id)
 
-    def use(self) -> None:
+    def connect(self) -> None:
         """Let this process, which runs a grade, request runs. Closes the other socket, which only the worker uses."""
-        for begins in self._sockets[1:]:
-            begins.close()
-        untrusted.connect(self._sockets[0] if self._sockets else None, self._turn)
+        for grade_ids in self._sockets[1:]:
+            grade_ids.close()
+        untrusted.connect_grader(self._sockets[0] if self._sockets else None, self._grade_id)
 
 
 # -- a grade in a fork -------------------------------------------------------------------------------------------------
 
 
 def fork_grade(
-    grade: Any, request: bytes, word: bytes, channel: socket.socket, runs: Runs, cpu_s: int
+    grade: Any, request: bytes, nonce: bytes, channel: socket.socket, runner: RunnerSockets, cpu_s: int
 ) -> WorkerMessage:
     """Run one grade in a fork; return its message after the fork and all its descendants have ended."""
     read, write = os.pipe()
@@ -157,17 +156,17 @@ def fork_grade(
         try:
             channel.close()
             os.close(read)
-            runs.use()
-            pid1.limit("CPU", cpu_s)
-            os.write(write, word + json.dumps(run(grade, request)).encode() + b"\n")
+            runner.connect()
+            pid1.set_limit("CPU", cpu_s)
+            os.write(write, nonce + json.dumps(run_grade(grade, request)).encode() + b"\n")
         finally:
             os._exit(0)
     os.close(write)
-    output, status = listen(read, pid)
+    output, status = read_grade(read, pid)
     os.close(read)
-    if output.startswith(word) and output.endswith(b"\n"):
+    if output.startswith(nonce) and output.endswith(b"\n"):
         with contextlib.suppress(ValueError, RecursionError):
-            answer = json.loads(output[len(word) :])
+            answer = json.loads(output[len(nonce) :])
             if isinstance(answer, dict):  # the owner checks its values
                 return {key: answer[key] for key in ("value", "error", "lost") if key in answer}
     if output:
@@ -175,21 +174,21 @@ def fork_grade(
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGKILL:
-            return {"lost": "killed", "error": NOTHING + "it was killed by its CPU time limit or for lack of memory"}
-        return {"error": NOTHING + f"it was ended by signal {signal.Signals(number).name}"}
-    return {"error": NOTHING + f"it ended with exit status {os.WEXITSTATUS(status)}"}
+            return {"lost": "killed", "error": NO_GRADE + "it was killed by its CPU time limit or for lack of memory"}
+        return {"error": NO_GRADE + f"it was ended by signal {signal.Signals(number).name}"}
+    return {"error": NO_GRADE + f"it ended with exit status {os.WEXITSTATUS(status)}"}
 
 
-def listen(read: int, pid: int) -> tuple[bytes, int]:
+def read_grade(read: int, pid: int) -> tuple[bytes, int]:
     """Read the fork's output up to a line break or its end; return the output and the fork's exit status.
 
     Kills the remaining processes of the grade.
     """
     os.set_blocking(read, False)
-    ended = os.pidfd_open(pid)
+    pidfd = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(read, select.POLLIN)
-    poll.register(ended, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     output = b""
     while len(output) < MAX_ANSWER_BYTES:
         ready = dict(poll.poll())
@@ -197,45 +196,45 @@ def listen(read: int, pid: int) -> tuple[bytes, int]:
         with contextlib.suppress(BlockingIOError):
             chunk = os.read(read, MAX_ANSWER_BYTES) if read in ready else b""
         output += chunk
-        if output.endswith(b"\n") or (ended in ready and not chunk):
+        if output.endswith(b"\n") or (pidfd in ready and not chunk):
             break
         if read in ready and not chunk:
             poll.unregister(read)  # the pipe is closed: wait until the process ends or the owner kills it
     status = pid1.reap(pid)
-    os.close(ended)
+    os.close(pidfd)
     return output, status
 
 
 def main() -> None:
     channel = socket.socket(fileno=os.dup(0))
-    runs = Runs([int(text) for text in sys.argv[1:]])
-    untrusted.connect(None, b"")  # the grader's module, loaded next, cannot run untrusted code
+    runner = RunnerSockets([int(text) for text in sys.argv[1:]])
+    untrusted.connect_grader(None, b"")  # the grader's module, loaded next, cannot run untrusted code
     config = json.loads(pid1.receive(channel) or b"null")
-    folder, known = scratch.scratch_folder()
-    pid1.start(channel, config)
+    folder, identity = scratch.scratch_folder()
+    pid1.confine(channel, config)
     source = pid1.receive(channel)
     if source is None:
         return
     me = os.getpid()
-    grade, error = load(source.decode(), config["packages"])
+    grade, error = load_grader(source.decode(), config["packages"])
     if os.getpid() != me:  # the module forked, and this is the fork
         os._exit(1)
     pid1.reap(0)
-    runs.begin_turn()
+    runner.begin_grade()
     gc.collect()
     gc.freeze()
     pid1.send(channel, {"ready": True})
-    while (word := pid1.receive(channel)) and (request := pid1.receive(channel)):
+    while (nonce := pid1.receive(channel)) and (request := pid1.receive(channel)):
         answer: WorkerMessage = {"error": error}
         if error is None:
-            answer = fork_grade(grade, request, word, channel, runs, config["cpu_s"])
-        runs.begin_turn()
+            answer = fork_grade(grade, request, nonce, channel, runner, config["cpu_s"])
+        runner.begin_grade()
         answer |= {"last": True} if "lost" in answer else {}  # the runner may be gone
         try:
-            scratch.empty(folder, known)
+            scratch.empty_folder(folder, identity)
         except OSError:
             answer["last"] = True  # the owner then replaces this worker and its folder
-        pid1.send(channel, {**answer, "word": word.decode()})
+        pid1.send(channel, {**answer, "nonce": nonce.decode()})
         del request
 
 

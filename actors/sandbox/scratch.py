@@ -6,7 +6,7 @@ import os
 import stat
 
 
-def empty(folder: str, known: tuple[int, int]) -> None:
+def empty_folder(folder: str, expected_identity: tuple[int, int]) -> None:
     """Empty the scratch folder, to any depth, without following links and without leaving its file system.
 
     Raises:
@@ -14,17 +14,17 @@ def empty(folder: str, known: tuple[int, int]) -> None:
     """
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        if identity(top) != known:
+        if read_identity(top) != expected_identity:
             raise OSError(f"{folder} has been replaced by another folder")
         while names := remove_files(top):
             for name in names:
-                empty_into(top, name)
+                flatten_folder(top, name)
                 os.rmdir(name, dir_fd=top)
     finally:
         os.close(top)
 
 
-def empty_into(top: int, name: str) -> None:
+def flatten_folder(top: int, name: str) -> None:
     """Remove the files of the folder `name` in `top`, and move its subfolders to `top`, so that paths stay short."""
     os.chmod(name, stat.S_IRWXU, dir_fd=top)
     inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
@@ -50,7 +50,7 @@ def remove_files(folder: int) -> list[str]:
     return folders
 
 
-def identity(folder: int) -> tuple[int, int]:
+def read_identity(folder: int) -> tuple[int, int]:
     status = os.fstat(folder)
     return status.st_dev, status.st_ino
 
@@ -59,6 +59,6 @@ def scratch_folder() -> tuple[str, tuple[int, int]]:
     """Return path and identity of the current folder. Called before untrusted code can change to another folder."""
     folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return os.getcwd(), identity(folder)
+        return os.getcwd(), read_identity(folder)
     finally:
         os.close(folder)

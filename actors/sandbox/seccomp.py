@@ -115,44 +115,44 @@ Step = tuple[int, int, int, int]
 """Code, steps to skip if true, steps to skip if false, value."""
 
 
-def machine_is_known() -> bool:
+def is_architecture_supported() -> bool:
     return platform.machine() in MACHINES
 
 
-def allowed(machine: str) -> dict[str, int]:
+def allowed_calls(machine: str) -> dict[str, int]:
     """Return the numbers of the calls that are allowed with any arguments."""
     column = MACHINES.index(machine)
     legacy = ALLOWED_X86 if machine == "x86_64" else {}
     return {name: numbers[column] for name, numbers in ALLOWED.items()} | legacy
 
 
-def checked(machine: str) -> dict[str, int]:
+def checked_calls(machine: str) -> dict[str, int]:
     """Return the numbers of the calls that are allowed only with certain arguments."""
     column = MACHINES.index(machine)
     return {name: numbers[column] for name, numbers in CHECKED.items()}
 
 
-def program(machine: str | None = None, *, children_count: bool = False) -> bytes:
+def build_filter(machine: str | None = None, *, keeps_sigchld: bool = False) -> bytes:
     """Return the filter as an array of struct sock_filter, for prctl(PR_SET_SECCOMP).
 
     A denied call fails with EPERM. clone3 fails with ENOSYS, since a filter cannot read its flags behind a pointer, and
     the C library then uses clone. A call with another architecture's numbers (32 bit, x32) kills the process.
-    With `children_count`, the action of SIGCHLD cannot be changed, because CPU times of ignored children are lost.
+    With `keeps_sigchld`, the action of SIGCHLD cannot be changed, because CPU times of ignored children are lost.
     """
     machine = machine or platform.machine()
     steps = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, AUDIT_ARCH[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     if machine == "x86_64":
         steps += [(GREATER_OR_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
-    numbers, checks = checked(machine), _checks(children_count)
+    numbers, checks = checked_calls(machine), _checks(keeps_sigchld)
     for name, number in numbers.items():
         steps += [(EQUAL, 0, len(checks[name]), number), *checks[name]]
-    for first, last in _ranges(sorted(allowed(machine).values())):
+    for first, last in _ranges(sorted(allowed_calls(machine).values())):
         steps += [(GREATER_OR_EQUAL, 0, 2, first), (GREATER_OR_EQUAL, 1, 0, last + 1), (RETURN, 0, 0, ALLOW)]
     steps += [(GREATER_OR_EQUAL, 0, 1, LAST_KNOWN + 1), (RETURN, 0, 0, ERRNO | errno.ENOSYS), (RETURN, 0, 0, DENY)]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
-def _checks(children_count: bool) -> dict[str, list[Step]]:
+def _checks(keeps_sigchld: bool) -> dict[str, list[Step]]:
     """Return the steps for each call in `CHECKED`. The kernel reads only the lower half of these arguments."""
     shared = MAP_SHARED | MAP_ANONYMOUS  # like a huge page, this memory belongs to no process and no file
     mapping = [_load(3), (ANY_BIT, 2, 0, MAP_HUGETLB), (AND, 0, 0, shared), (EQUAL, 0, 1, shared), _DENY, _ALLOW]
@@ -161,7 +161,7 @@ def _checks(children_count: bool) -> dict[str, list[Step]]:
         "clone3": [(RETURN, 0, 0, ERRNO | errno.ENOSYS)],
         "prctl": _if_one_of(0, PRCTL),
         "prlimit64": _if_one_of(0, (0,)),  # only for the process itself
-        "rt_sigaction": _KEEP_SIGCHLD if children_count else [_ALLOW],
+        "rt_sigaction": _KEEP_SIGCHLD if keeps_sigchld else [_ALLOW],
         "mmap": mapping,
         "socketpair": _if_one_of(0, (AF_UNIX,)),
         "fcntl": [_load(1), *_returns(FCNTL_IGNORED, ERRNO), *_if_one_of(1, FCNTL)],

@@ -14,48 +14,56 @@ import time
 from agent_rft import untrusted
 from agent_rft.actors.sandbox import untrusted_runner
 from agent_rft.actors.sandbox.sandbox_config import RUN_LIMITS, runs_config
-from agent_rft.actors.sandbox.sandbox_start import TRY_AGAIN, SandboxReport, last_output, launch, sandbox_report
+from agent_rft.actors.sandbox.sandbox_start import (
+    TRY_AGAIN,
+    SandboxReport,
+    read_last_output,
+    sandbox_report,
+    start_launcher,
+)
 
 
-def run_alone(request: bytes) -> bytes:
+def run_standalone(request: bytes) -> bytes:
     """Run a request of `agent_rft.untrusted`; return its outcome, or why it did not run. Blocks."""
     try:
-        limits = untrusted_runner.checked(request, RUN_LIMITS.memory_bytes)
+        limits = untrusted_runner.check_request(request, RUN_LIMITS.memory_bytes)
     except ValueError as error:
         return untrusted.pack({"refused": str(error)})
     try:
-        return run_in(config_of(sandbox_report()), request, limits)
+        return run_in_sandbox(make_runner_config(sandbox_report()), request, limits)
     except untrusted_runner.NotStarted as error:
         return untrusted.pack({"no_sandbox": str(error)})
 
 
-def config_of(report: SandboxReport) -> untrusted_runner.RunnerConfig:
+def make_runner_config(report: SandboxReport) -> untrusted_runner.RunnerConfig:
     """Return the configuration of runs on this machine.
 
     Raises:
         NotStarted: This machine cannot create a sandbox.
     """
-    config = runs_config(report.way, RUN_LIMITS) if report.way else None
+    config = runs_config(report.method, RUN_LIMITS) if report.method else None
     if config is None:
-        why = "; ".join(f"{way}: {reason}" for way, reason in report.missing.items())
-        fix = TRY_AGAIN if report.late else "allow user namespaces, or install bubblewrap"
+        why = "; ".join(f"{method}: {reason}" for method, reason in report.failures.items())
+        fix = TRY_AGAIN if report.is_late else "allow user namespaces, or install bubblewrap"
         raise untrusted_runner.NotStarted(f"{why}: {fix}")
     return config
 
 
-def run_in(config: untrusted_runner.RunnerConfig, request: bytes, limits: dict[str, float]) -> bytes:
+def run_in_sandbox(config: untrusted_runner.RunnerConfig, request: bytes, limits: dict[str, float]) -> bytes:
     """Run a request in a new sandbox and return its outcome.
 
     Raises:
         NotStarted: The sandbox did not start, or it lacks a protection.
     """
-    launcher, worker = untrusted_runner.of_one_run(config, limits)
-    process, channel = launch(launcher)
+    launcher, worker = untrusted_runner.make_run_configs(config, limits)
+    process, channel = start_launcher(launcher)
     began: float | None = None
     message: bytes | None = None
     try:
         untrusted.send(channel, json.dumps(worker).encode())
-        untrusted_runner.check_holds(config, untrusted.receive(channel, time.monotonic() + untrusted_runner.START_S))
+        untrusted_runner.check_protections(
+            config, untrusted.receive(channel, time.monotonic() + untrusted_runner.START_S)
+        )
         began = time.monotonic()
         untrusted.send(channel, request)
         deadline = began + limits["wall_s"] + untrusted_runner.GRACE_S
@@ -65,10 +73,10 @@ def run_in(config: untrusted_runner.RunnerConfig, request: bytes, limits: dict[s
     finally:
         channel.close()  # ends the launcher
         status, usage = _wait(process)
-        output = last_output(process)
+        output = read_last_output(process)
     if began is None:
         raise untrusted_runner.NotStarted(output or "the sandbox ended before the code was run")
-    return untrusted_runner.answer(message, status == untrusted_runner.MEMORY_EXIT, limits, usage, began)
+    return untrusted_runner.build_answer(message, status == untrusted_runner.MEMORY_EXIT, limits, usage, began)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> tuple[int | None, resource.struct_rusage]:

@@ -27,18 +27,18 @@ from agent_rft.actors.sandbox import pid1
 READ_BYTES = 1 << 16
 
 
-class Output:
+class CapturedOutput:
     """Output of the code on one descriptor. Keeps the first `limit_bytes`; reads and drops the rest."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.read, self.write = os.pipe()
-        self.kept = bytearray()
+        self.data = bytearray()
         self._limit_bytes = limit_bytes
 
-    def take(self) -> bool:
+    def read_available(self) -> bool:
         """Read the available output; return whether more may come."""
         chunk = os.read(self.read, READ_BYTES)
-        self.kept += chunk[: self._limit_bytes - len(self.kept)]
+        self.data += chunk[: self._limit_bytes - len(self.data)]
         return bool(chunk)
 
 
@@ -55,19 +55,19 @@ def run(main: str, stdin: bytes, limits: dict[str, Any]) -> bytes:
     stdin_file = os.open(".", os.O_TMPFILE | os.O_RDWR)
     os.write(stdin_file, stdin)
     os.lseek(stdin_file, 0, os.SEEK_SET)
-    outputs = [Output(limits["output_bytes"]) for _ in range(2)]
+    outputs = [CapturedOutput(limits["output_bytes"]) for _ in range(2)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        execute(main, [stdin_file, *(output.write for output in outputs)], limits["cpu_s"])
+        exec_code(main, [stdin_file, *(output.write for output in outputs)], limits["cpu_s"])
     for descriptor in (stdin_file, *(output.write for output in outputs)):
         os.close(descriptor)
-    late = listen(pid, outputs, began + limits["wall_s"])
+    late = read_output(pid, outputs, began + limits["wall_s"])
     wall_s = time.monotonic() - began
     status = pid1.reap(pid)
     for output in outputs:
-        while output.take():
+        while output.read_available():
             pass
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -77,34 +77,34 @@ def run(main: str, stdin: bytes, limits: dict[str, Any]) -> bytes:
         "cpu_s": cpu_s,
         "timed_out": late or cpu_s >= limits["cpu_s"],
     }
-    return untrusted.pack(header, [bytes(output.kept) for output in outputs])
+    return untrusted.pack(header, [bytes(output.data) for output in outputs])
 
 
-def execute(main: str, descriptors: list[int], cpu_s: float) -> None:
+def exec_code(main: str, descriptors: list[int], cpu_s: float) -> None:
     """Replace this process by the code."""
     try:
         os.setsid()
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
-        pid1.limit("CPU", math.ceil(cpu_s) + 1)  # a margin: `run` compares the exact sum, the kernel counts ticks
+        pid1.set_limit("CPU", math.ceil(cpu_s) + 1)  # a margin: `run` compares the exact sum, the kernel counts ticks
         os.execve(sys.executable, [sys.executable, "-s", "-S", "-B", main], os.environ)
     finally:
         os._exit(127)
 
 
-def listen(pid: int, outputs: list[Output], deadline: float) -> bool:
+def read_output(pid: int, outputs: list[CapturedOutput], deadline: float) -> bool:
     """Read the code's output until its process ends or the deadline passes; return whether the deadline passed."""
-    ended = os.pidfd_open(pid)
+    pidfd = os.pidfd_open(pid)
     poll = select.poll()
-    poll.register(ended, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     for output in outputs:
         poll.register(output.read, select.POLLIN)
     while (left_s := deadline - time.monotonic()) > 0:
         ready = dict(poll.poll(left_s * 1000))
-        if ended in ready:
+        if pidfd in ready:
             return False
         for output in outputs:
-            if output.read in ready and not output.take():
+            if output.read in ready and not output.read_available():
                 poll.unregister(output.read)
     return True
 
@@ -112,7 +112,7 @@ def listen(pid: int, outputs: list[Output], deadline: float) -> bool:
 def main() -> None:
     channel = socket.socket(fileno=os.dup(0))
     config = json.loads(pid1.receive(channel) or b"null")
-    pid1.start(channel, config)
+    pid1.confine(channel, config)
     request = pid1.receive(channel)
     if request is None:
         return

@@ -3,7 +3,7 @@
 The launcher forks the runner before it creates the worker's namespaces. The runner is therefore outside the worker's
 sandbox and has no seccomp filter. A grade requests a run and receives its outcome over a socket that keeps message
 boundaries. The runner accepts no other request and does not trust any part of a message. On a second socket, the worker
-signals that the turn of a grade begins. The runner then kills the run of the previous grade; it does the same when the
+sends the id of each grade that begins. The runner then kills the run of the previous grade; it does the same when the
 worker ends.
 """
 
@@ -34,12 +34,12 @@ MAIN = "main.py"
 DEFAULTS: dict[str, float] = {"wall_s": 10.0, "cpu_s": 10.0, "memory_bytes": 512 << 20, "output_bytes": 64 << 10}
 MIN_LIMITS: dict[str, float] = {"wall_s": 0.1, "cpu_s": 0.1, "memory_bytes": 64 << 20, "output_bytes": 0}
 MAX_LIMITS: dict[str, float] = {"wall_s": 120.0, "cpu_s": 240.0, "memory_bytes": 2 << 30, "output_bytes": 1 << 20}
-MAX_OUTCOME_BYTES = 2 * int(MAX_LIMITS["output_bytes"]) + untrusted.MAX_FRAME_BYTES
+MAX_OUTCOME_BYTES = 2 * int(MAX_LIMITS["output_bytes"]) + untrusted.MAX_MESSAGE_BYTES
 RunnerConfig = dict[str, Any]
 Hold = Callable[[RunnerConfig], bool]
 
 
-class TurnEnded(Exception):
+class GradeEnded(Exception):
     """The grade that requested the run has ended, or the worker has."""
 
 
@@ -47,57 +47,57 @@ class NotStarted(Exception):
     """The sandbox of a run could not be created, or lacks a protection."""
 
 
-def start(config: RunnerConfig, hold: Hold) -> list[int]:
+def fork_runner(config: RunnerConfig, hold: Hold) -> list[int]:
     """Fork the runner; return the descriptors of the worker's two sockets, which the worker's program inherits."""
-    requests, asks = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    turns, begins = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    requests, worker_requests = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    grade_ids, worker_grade_ids = socket.socketpair(type=socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         try:
-            asks.close()
-            begins.close()
+            worker_requests.close()
+            worker_grade_ids.close()
             null = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):  # the owner waits until these are closed
                 os.dup2(null, descriptor)
-            Runner(config, hold, requests, turns).serve()
+            UntrustedRunner(config, hold, requests, grade_ids).serve()
         finally:
             os._exit(0)
-    inherited = [asks.detach(), begins.detach()]
+    inherited = [worker_requests.detach(), worker_grade_ids.detach()]
     for descriptor in inherited:
         os.set_inheritable(descriptor, True)
     return inherited
 
 
-class Runner:
+class UntrustedRunner:
     """Server of the grades of one worker. `hold` holds the sandbox of a run, in a separate process."""
 
-    def __init__(self, config: RunnerConfig, hold: Hold, requests: socket.socket, turns: socket.socket) -> None:
+    def __init__(self, config: RunnerConfig, hold: Hold, requests: socket.socket, grade_ids: socket.socket) -> None:
         self._config = config
         self._hold = hold
         self._requests = requests
-        self._turns = turns
+        self._grade_ids = grade_ids
 
     def serve(self) -> None:
         """Serve until the worker has ended."""
-        while turn := self._turns.recv(untrusted.TURN_BYTES):
-            with suppress(TurnEnded):
+        while grade_id := self._grade_ids.recv(untrusted.GRADE_ID_BYTES):
+            with suppress(GradeEnded):
                 for _ in range(MAX_RUNS):
-                    self._serve(turn, self._run)
+                    self._serve(grade_id, self._run)
                 while True:
-                    self._serve(turn, refuse)
+                    self._serve(grade_id, refuse_run)
 
-    def _serve(self, turn: bytes, run: Callable[[bytes], bytes]) -> None:
-        head, request = self._receive(turn)
-        for packet in untrusted.chunks(head, run(request)):
+    def _serve(self, grade_id: bytes, run: Callable[[bytes], bytes]) -> None:
+        head, request = self._receive(grade_id)
+        for packet in untrusted.split_chunks(head, run(request)):
             self._wait(self._requests, select.POLLOUT, math.inf)
             self._requests.send(packet)
 
-    def _receive(self, turn: bytes) -> tuple[bytes, bytes]:
-        """Return the head and body of this turn's next complete request; drop requests that were left unfinished."""
+    def _receive(self, grade_id: bytes) -> tuple[bytes, bytes]:
+        """Return the head and body of this grade's next complete request; drop unfinished requests."""
         head, request = b"", bytearray()
         while True:
             self._wait(self._requests, select.POLLIN, math.inf)
             packet = self._requests.recv(untrusted.HEAD_BYTES + 1 + untrusted.CHUNK_BYTES)
-            if not packet.startswith(turn) or len(packet) <= untrusted.HEAD_BYTES:
+            if not packet.startswith(grade_id) or len(packet) <= untrusted.HEAD_BYTES:
                 continue
             if packet[: untrusted.HEAD_BYTES] != head:
                 head, request = packet[: untrusted.HEAD_BYTES], bytearray()
@@ -109,10 +109,10 @@ class Runner:
     def _run(self, request: bytes) -> bytes:
         """Run a request; return its outcome, or why it did not run."""
         try:
-            limits = checked(request, self._config["launch"]["memory_bytes"])
+            limits = check_request(request, self._config["launch"]["memory_bytes"])
         except ValueError as error:
             return untrusted.pack({"refused": str(error)})
-        launch, worker = of_one_run(self._config, limits)
+        launch, worker = make_run_configs(self._config, limits)
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
@@ -128,32 +128,32 @@ class Runner:
         finally:
             ours.close()  # kills the sandbox
             _, status, usage = os.wait4(pid, 0)
-        return answer(message, os.waitstatus_to_exitcode(status) == MEMORY_EXIT, limits, usage, began)
+        return build_answer(message, os.waitstatus_to_exitcode(status) == MEMORY_EXIT, limits, usage, began)
 
     def _start(self, channel: socket.socket, worker: RunnerConfig) -> None:
         """Let the sandbox drop its privileges, and check its protections."""
         deadline = time.monotonic() + START_S
         try:
             untrusted.send(channel, json.dumps(worker).encode())
-            report = untrusted.decode(self._frame(channel, deadline))
+            report = untrusted.decode(self._receive_frame(channel, deadline))
         except (OSError, EOFError, ValueError):
             raise NotStarted("the sandbox ended before the code was run") from None
-        check_holds(self._config, report)
+        check_protections(self._config, report)
 
     def _outcome(self, channel: socket.socket, request: bytes, wall_s: float) -> bytes | None:
         """Send the request to the sandbox and return its outcome; None if the sandbox was killed."""
         with suppress(OSError, EOFError, ValueError):
             untrusted.send(channel, request)
-            return self._frame(channel, time.monotonic() + wall_s + GRACE_S)
+            return self._receive_frame(channel, time.monotonic() + wall_s + GRACE_S)
         return None
 
-    def _frame(self, channel: socket.socket, deadline: float) -> bytes:
-        length = int.from_bytes(self._exactly(channel, 4, deadline), "big")
+    def _receive_frame(self, channel: socket.socket, deadline: float) -> bytes:
+        length = int.from_bytes(self._receive_exactly(channel, 4, deadline), "big")
         if length > MAX_OUTCOME_BYTES:
             raise ValueError(f"the message has {length} bytes, more than {MAX_OUTCOME_BYTES}")
-        return self._exactly(channel, length, deadline)
+        return self._receive_exactly(channel, length, deadline)
 
-    def _exactly(self, channel: socket.socket, size: int, deadline: float) -> bytes:
+    def _receive_exactly(self, channel: socket.socket, size: int, deadline: float) -> bytes:
         data = b""
         while len(data) < size:
             self._wait(channel, select.POLLIN, deadline)
@@ -167,16 +167,16 @@ class Runner:
         """Wait until a channel is ready.
 
         Raises:
-            TurnEnded: The turn ended first.
+            GradeEnded: The grade ended first.
             TimeoutError: The channel was not ready by the deadline.
         """
         poll = select.poll()
-        poll.register(self._turns, select.POLLIN)
+        poll.register(self._grade_ids, select.POLLIN)
         poll.register(channel, event)
         left_s = deadline - time.monotonic()
         ready = dict(poll.poll(None if left_s == math.inf else max(left_s, 0) * 1000))
-        if self._turns.fileno() in ready:
-            raise TurnEnded
+        if self._grade_ids.fileno() in ready:
+            raise GradeEnded
         if not ready:
             raise TimeoutError
 
@@ -195,26 +195,26 @@ def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socke
         os._exit(status)
 
 
-def of_one_run(config: RunnerConfig, limits: dict[str, float]) -> tuple[RunnerConfig, RunnerConfig]:
+def make_run_configs(config: RunnerConfig, limits: dict[str, float]) -> tuple[RunnerConfig, RunnerConfig]:
     """Return the configurations of the process that holds the sandbox of one run, and of its first process."""
     launch = {**config["launch"], "memory_bytes": limits["memory_bytes"]}
     worker = {**config["worker"], "run": limits, "main": MAIN}
     worker["limits"] = {**worker["limits"], "AS": limits["memory_bytes"]}
-    for target, name in ((launch, "become"), (worker, "uid")):
+    for target, name in ((launch, "launcher_uid"), (worker, "uid")):
         if target[name] is not None:
             target[name] = unused_id(*config["ids"])
     return launch, worker
 
 
-def check_holds(config: RunnerConfig, said: dict[str, Any]) -> None:
+def check_protections(config: RunnerConfig, report: dict[str, Any]) -> None:
     """Check the protections that the first process of a sandbox reports.
 
     Raises:
         NotStarted: A protection is missing.
     """
-    failed = [name for name in config["protections"] if not said.get("holds", {}).get(name)]
+    failed = [name for name in config["protections"] if not report.get("protections", {}).get(name)]
     if failed:
-        raise NotStarted(said.get("error") or f"the sandbox lacks protections: {', '.join(failed)}")
+        raise NotStarted(report.get("error") or f"the sandbox lacks protections: {', '.join(failed)}")
 
 
 def unused_id(first: int, last: int) -> int:
@@ -225,11 +225,11 @@ def unused_id(first: int, last: int) -> int:
 # -- requests and answers ----------------------------------------------------------------------------------------------
 
 
-def refuse(request: bytes) -> bytes:
+def refuse_run(request: bytes) -> bytes:
     return untrusted.pack({"refused": f"a grade may run untrusted code at most {MAX_RUNS} times"})
 
 
-def checked(request: bytes, max_memory_bytes: int) -> dict[str, float]:
+def check_request(request: bytes, max_memory_bytes: int) -> dict[str, float]:
     """Check a request and return its limits, including defaults.
 
     Raises:
@@ -269,7 +269,7 @@ def check_name(name: object) -> None:
         raise ValueError(f"files: the name {MAIN} is reserved for the code")
 
 
-def answer(message: bytes | None, over_memory: bool, limits: dict[str, float], usage: Any, began: float) -> bytes:
+def build_answer(message: bytes | None, over_memory: bool, limits: dict[str, float], usage: Any, began: float) -> bytes:
     """Build the answer for a run from the report of its sandbox, or from outside measurements if the sandbox died."""
     wall_s, cpu_s = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     outcome = {"exit": -9, "timed_out": wall_s >= limits["wall_s"], "wall_s": wall_s, "cpu_s": cpu_s}

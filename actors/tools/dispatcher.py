@@ -1,4 +1,4 @@
-"""Tool calls of a conversation turn, made concurrently; all of them return results, or the turn fails.
+"""Concurrent tool calls of a conversation turn: either all calls return results, or the turn fails.
 
 An answer from the tool, even a 4xx, is a result for the model. An infrastructure failure raises ToolFailed, which
 cancels the turn's other calls and discards the rollout.
@@ -164,7 +164,7 @@ def _has_tool(item: Mapping[str, Any], name: str) -> bool:
 
 def _make_no_server_error(name: str) -> ToolFailed:
     """Return the error for a call to a tool that the row offers but the job does not have."""
-    problem, fix = f"the row's tool {name!r} has no server", "add its server_url to the job's tools"
+    problem, fix = f"the row's tool {name!r} has no server", "add the tool, with its server_url, to the job's tools"
     return ToolFailed(f"{problem}: {fix}", problem=problem, fix=fix, kind="tool_without_server")
 
 
@@ -185,7 +185,7 @@ def _to_result(client: EndpointClient, max_output_bytes: int, call: ToolCall, an
     result = partial(ToolResult, call.call_id, latency_s=answer.latency_s, retries=answer.retries)
     output = None if answer.truncated else _parse_output(answer)
     if output is None and (answer.status in TOO_LARGE_STATUSES or answer.has_no_credit):
-        raise client.bad_answer(answer, "the model cannot change that")
+        raise client.make_bad_answer_error(answer, "the model cannot change that")
     if output is None and not answer.ok:
         text = client.scrub(answer.text).strip()
         error_text = f"Error: {format_status(answer.status)}. {truncate(text, MAX_ERROR_CHARS)}".rstrip()
@@ -193,7 +193,7 @@ def _to_result(client: EndpointClient, max_output_bytes: int, call: ToolCall, an
     if answer.truncated or (output is not None and _count_bytes(output) > max_output_bytes):
         return result(TOO_LARGE.format(max_output_bytes), error="tool_error", truncated=True)
     if output is None:
-        raise client.bad_answer(answer, 'the body is not a JSON object such as {"output": "..."}')
+        raise client.make_bad_answer_error(answer, 'the body is not a JSON object such as {"output": "..."}')
     return result(output, error=None if answer.ok else "tool_error")
 
 

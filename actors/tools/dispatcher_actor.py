@@ -1,7 +1,7 @@
-"""Dispatcher actors for tool calls and tool sessions, their client, and their share of the endpoint limits.
+"""Dispatcher actors, which make tool calls and manage tool sessions, and the client of these actors.
 
-Rollouts are sharded over the actors. One shard makes all tool calls of a rollout and holds its session. All shards
-together respect the limits of each endpoint.
+Rollouts are sharded over the actors: one shard makes all tool calls of a rollout and manages its session. Each shard
+gets a share of the limits of every endpoint, so that all shards together respect the limits.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ MAX_SESSION_MESSAGES = 100
 
 @ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, label_selector=AVOID_PYTHON_GRADERS)
 class DispatcherActor(ChannelActor):
-    """Dispatcher in a separate process, which receives one message per conversation turn.
+    """Actor that runs a Dispatcher in a separate process, and receives one message per conversation turn.
 
-    It has no state except counters, so Ray may restart it at any time. If the job has a `session`, it also manages the
-    tool sessions. After a restart it ends the sessions that are open in `journal`, a file on this node.
+    If the job has a `session`, the actor also manages the tool sessions. Ray may restart the actor at any time: it then
+    loses its counters, and ends the tool sessions that are open in `journal`, a file on this node.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class DispatcherActor(ChannelActor):
         return 0 if self._sessions is None else await self._sessions.close(reason)
 
     async def flush_traces(self) -> None:
-        """Send the last spans; see `Tracer.flush`."""
+        """Send the remaining spans; see `Tracer.flush`."""
         await asyncio.to_thread(self._tracer.flush)
 
     async def take_session_messages(self) -> list[str]:
@@ -131,8 +131,8 @@ def start_dispatchers(
     """Start dispatcher actors that split the limits of each endpoint.
 
     Starts `count` actors, or fewer if a limit is below `count`, so that each actor can make a call. `get_options`
-    returns the Ray options for a name and an index. With sessions, the actors always run on the caller's node, which
-    has the folder `journals`.
+    returns the Ray options of an actor from its name and index. With sessions, the actors always run on the caller's
+    node, because the folder `journals` is there.
     """
     actor, on_this_node = cast(Any, DispatcherActor), {}
     limits = [tool.max_concurrency for tool in tools]
@@ -157,7 +157,10 @@ def start_dispatchers(
 
 
 def watch_dispatchers(actors: Sequence[Any]) -> list[WatchedActor]:
-    """Return the dispatchers for the watchdog. A restart of a dispatcher loses calls; their rollouts are retried."""
+    """Return the dispatchers as targets of the watchdog.
+
+    If a dispatcher is restarted, its calls in progress are lost, and their rollouts are retried.
+    """
 
     def watch(index: int, actor: Any) -> WatchedActor:
         name = ACTOR_NAME if len(actors) == 1 else f"{ACTOR_NAME} ({index + 1} of {len(actors)})"
@@ -191,9 +194,9 @@ def split_limits(endpoint: E, index: int, count: int) -> E:
 
 
 def prepare_journals(folder: Path, count: int) -> list[Path]:
-    """Return the journal paths of `count` shards.
+    """Return the paths of the journals of `count` shards.
 
-    If an earlier run had more shards, their journals are appended to the first one.
+    If the job had more shards earlier, the journals of the additional shards are appended to the first journal.
     """
     paths = [folder.resolve() / f"sessions-{index}.jsonl" for index in range(count)]
     for orphan in sorted(set(folder.resolve().glob("sessions-*.jsonl")) - set(paths)):
@@ -204,7 +207,7 @@ def prepare_journals(folder: Path, count: int) -> list[Path]:
 
 
 class DispatcherClient:
-    """Client of the dispatcher actors for engines and the driver, with the methods of Dispatcher and ToolSessions."""
+    """Client of all dispatcher actors, for engines and the driver. Has the methods of Dispatcher and ToolSessions."""
 
     def __init__(self, *actors: Any) -> None:
         self._actors = actors
@@ -212,21 +215,21 @@ class DispatcherClient:
         self._channels = [ChannelClient(actor, ACTOR_NAME, ToolFailed, deadline_s=None) for actor in actors]
 
     async def call_turn(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Call Dispatcher.call_turn; also raises ToolFailed if the dispatcher process dies."""
+        """Call Dispatcher.call_turn in the rollout's shard; also raises ToolFailed if the shard's process dies."""
         channel = self._channels[self._find_shard(trace_id)]
         results = await channel.call("call_turn", trace_id, item, [astuple(call) for call in calls])
         return [ToolResult(*result) for result in results]
 
     async def endpoint_stats(self) -> dict[str, dict[str, Any]]:
-        """Return EndpointClient.stats of each tool and session server, by name ("tool 'search'")."""
+        """Return EndpointClient.stats of each tool and session server, by client name, such as "tool 'search'"."""
         return merge_stats(await asyncio.gather(*(self._ask(actor.endpoint_stats.remote()) for actor in self._actors)))
 
     async def open_session(self, trace_id: str, item: dict[str, Any], owner: str) -> None:
-        """Call ToolSessions.start; also raises ToolFailed if the dispatcher process dies."""
+        """Call ToolSessions.start in the rollout's shard; also raises ToolFailed if the shard's process dies."""
         await self._channels[self._find_shard(trace_id)].call("open_session", trace_id, item, owner)
 
     def close_session(self, trace_id: str, reason: str) -> None:
-        """Call ToolSessions.end; a dispatcher that died ends the session after its restart."""
+        """Call ToolSessions.end in the rollout's shard. A shard that has died ends the session after its restart."""
         self._actors[self._find_shard(trace_id)].close_session.remote(trace_id, reason)
 
     def end_owner_sessions(self, owner: str, reason: str) -> None:
@@ -235,7 +238,7 @@ class DispatcherClient:
             actor.end_owner_sessions.remote(owner, reason)
 
     async def close_sessions(self, reason: str) -> int:
-        """Call ToolSessions.close in all dispatchers; return the total number of unconfirmed ends."""
+        """Call ToolSessions.close in all dispatchers; return the total number of sessions whose end is unconfirmed."""
         unconfirmed: list[int] = await asyncio.gather(
             *(self._ask(actor.close_sessions.remote(reason), CLOSE_S + READ_TIMEOUT_S) for actor in self._actors)
         )
@@ -254,7 +257,7 @@ class DispatcherClient:
 
 
 class WorkerSessions:
-    """Tool sessions of one engine worker, for its episodes; `owner` identifies one incarnation of the worker."""
+    """Tool sessions of one engine worker's episodes. `owner` identifies the worker, and changes when it restarts."""
 
     def __init__(self, dispatcher: DispatcherClient, owner: str) -> None:
         self._dispatcher = dispatcher

@@ -1,8 +1,8 @@
 """Journal file of the tool sessions that may be open at the user's server, so that a new process can end them.
 
-A line is written before a session is requested, and after the server has confirmed its end. A session that is open in
-the journal may be open at the server; no other session is. Lines are written without buffering, so they survive a
-killed process, but not a crash of the node.
+A line is written before a session is requested, and another line after the server has confirmed the session's end. Only
+sessions that are open in the journal can be open at the server. Lines are written without buffering: they survive if
+the process is killed, but not if the node crashes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COMPACT_AFTER = 10_000
 class ToolSessionJournal:
     """Append-only journal file of one process.
 
-    Invalid lines are ignored: the process was killed while it wrote them, before it acted on them.
+    Invalid lines are ignored: the process was killed while it wrote such a line, so no request followed the line.
     """
 
     def __init__(self, path: Path) -> None:

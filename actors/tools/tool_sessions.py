@@ -1,7 +1,7 @@
-"""Tool sessions of rollouts at the user's server: each is started once, and always ended.
+"""Tool sessions of rollouts at the user's server: each session is started once, and always ended.
 
-Once a start request may have been sent, end requests are repeated until the server answers one, even if the rollout,
-its engine or this process dies (see `session_journal`). Each session has a separate asyncio task, so a cancelled
+Once a start request may have been sent, end requests are repeated until the server answers, even if the rollout, its
+engine or this process dies (see `session_journal`). Each session has a separate asyncio task, so a cancelled
 rollout cannot leave its session open, and an end request never overtakes the start request. The server may get an end
 request for an unknown session; any answer, such as a 404, confirms the end.
 """
@@ -49,9 +49,9 @@ MAX_ENDED_EARLY = 10_000
 class ToolSessionStats:
     """Session counters of one process.
 
-    `ended` counts ends that the server confirmed, and `end_failures` failed attempts to end a session. `recovered`
-    counts sessions that an earlier process left open. `errors` counts failed starts (`start_...`) and ends (`end_...`)
-    by kind.
+    `ended` counts ends that the server confirmed, and `end_failures` counts failed attempts to end a session.
+    `recovered` counts sessions that an earlier process left open. `errors` counts failed requests by kind: `start_...`
+    for start requests, and `end_...` for end requests.
     """
 
     started: int = 0
@@ -79,7 +79,7 @@ class _Session:
     requested: bool = False
     refused: bool = False
     task: asyncio.Task[None] | None = None
-    starting: asyncio.Timeout | None = None
+    start_timeout: asyncio.Timeout | None = None
     pause: asyncio.Future[None] | None = None
 
     def fail(self, error: Exception) -> None:
@@ -132,7 +132,7 @@ class ToolSessions:
         self._ends = None if spec.end_url is None else client("session end", spec.end_url, without_rate_limit)
         self._journal = None if journal is None else ToolSessionJournal(journal)
         self._left_open = [] if self._journal is None else self._journal.open_sessions
-        self._tell = on_message
+        self._on_message = on_message
         self._tracer = tracer
         self._timing = timing
         self._sessions: dict[str, _Session] = {}
@@ -168,7 +168,7 @@ class ToolSessions:
             raise ToolFailed(f"cannot open a session for {trace_id}: the rollout has ended", kind="session_over")
         if trace_id in self._sessions:
             raise ValueError(f"{trace_id} already has a session")
-        session = self._new(trace_id, item, owner)
+        session = self._create_session(trace_id, item, owner)
         try:
             await asyncio.shield(session.opened)
         except asyncio.CancelledError:
@@ -203,7 +203,7 @@ class ToolSessions:
         return session.opened.exception() is None
 
     def stats(self) -> dict[str, Any]:
-        """Return ToolSessionStats as plain values, and the current numbers of `open` and `waiting` sessions.
+        """Return the counters of ToolSessionStats, and the current numbers of `open` and `waiting` sessions.
 
         A session is open from its start request until the server has confirmed its end.
         """
@@ -214,8 +214,8 @@ class ToolSessions:
     async def close(self, reason: str, deadline_s: float = CLOSE_S) -> int:
         """End all sessions within `deadline_s`, and open no more.
 
-        Returns the number of ends that the server did not confirm; these sessions stay in the journal. Start requests
-        in flight get half of the time to finish, so that no end request overtakes them.
+        Returns the number of sessions whose end the server did not confirm; these sessions stay in the journal. Start
+        requests in flight get half of the time to finish, so that no end request overtakes a start request.
         """
         self._recover()
         self._closed = True
@@ -227,8 +227,8 @@ class ToolSessions:
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=deadline_s / 2)
             for session in self._sessions.values():
-                if session.starting is not None:
-                    session.starting.reschedule(asyncio.get_running_loop().time())
+                if session.start_timeout is not None:
+                    session.start_timeout.reschedule(asyncio.get_running_loop().time())
             if late:
                 await asyncio.wait(late, timeout=deadline_s / 2)
         for task in tasks:
@@ -244,19 +244,19 @@ class ToolSessions:
 
     # -- the task of a session -----------------------------------------------------------------------------------------
 
-    def _new(self, trace_id: str, item: dict[str, Any], owner: str) -> _Session:
+    def _create_session(self, trace_id: str, item: dict[str, Any], owner: str) -> _Session:
         loop = asyncio.get_running_loop()
         session = _Session(trace_id, item, owner, loop.create_future(), loop.create_future())
         self._sessions[trace_id] = session
         session.task = loop.create_task(self._run(session))
-        session.task.add_done_callback(lambda _: self._task_done(session))
+        session.task.add_done_callback(lambda _: self._on_task_done(session))
         return session
 
     def _recover(self) -> None:
         """End the sessions that an earlier process left open."""
         left, self._left_open = self._left_open, []
         for trace_id in left:
-            session = self._new(trace_id, {}, "")
+            session = self._create_session(trace_id, {}, "")
             session.requested = True
             session.fail(ToolFailed("the session was opened by an earlier process"))
             session.request_end(RESTART_REASON)
@@ -274,7 +274,7 @@ class ToolSessions:
                 self._journal_end(session.trace_id)
                 del self._sessions[session.trace_id]
 
-    def _task_done(self, session: _Session) -> None:
+    def _on_task_done(self, session: _Session) -> None:
         if not session.requested:
             self._sessions.pop(session.trace_id, None)
         why = f"the session of {session.trace_id} was ended before it was open"
@@ -293,16 +293,18 @@ class ToolSessions:
         session.requested = True
         try:
             self._journal_start(session)
-            async with asyncio.timeout(None) as session.starting:
+            async with asyncio.timeout(None) as session.start_timeout:
                 body = {"type": "session_start", "trace_id": session.trace_id, "item": session.item}
                 answer = await self._post(self._starts, body, "start")
             if self._starts is not None and answer is not None and not answer.ok:
-                raise self._starts.bad_answer(answer, "the server must answer 200 once the session is ready")
+                raise self._starts.make_bad_answer_error(answer, "the server must answer 200 once the session is ready")
         except TimeoutError:
-            self._start_failed(session, ToolFailed("session start: the run ends all sessions", kind="session_over"))
+            self._record_start_failure(
+                session, ToolFailed("the session was not started: the run is ending all sessions", kind="session_over")
+            )
         except RftError as error:
             session.refused = session.refused or isinstance(error, EndpointRefused)
-            self._start_failed(session, error)
+            self._record_start_failure(session, error)
         else:
             self._stats.started += 1
             if not session.opened.done():
@@ -311,10 +313,10 @@ class ToolSessions:
                 self._start_limit += 1
                 self._starting.release()
         finally:
-            session.starting = None
+            session.start_timeout = None
             session.item = {}  # free the row, which may be large
 
-    def _start_failed(self, session: _Session, error: RftError) -> None:
+    def _record_start_failure(self, session: _Session, error: RftError) -> None:
         self._stats.start_failures += 1
         self._stats.errors[f"start_{error.details.get('kind', 'other')}"] += 1
         session.fail(error)
@@ -350,7 +352,9 @@ class ToolSessions:
             now = self._timing.clock()
             if now >= self._next_message_at:
                 self._next_message_at = now + MIN_MESSAGE_INTERVAL_S
-                self._tell(f"session end requests fail, and are retried until one is answered: {error.message}")
+                self._on_message(
+                    f"session end requests fail and are repeated until the server answers: {error.message}"
+                )
             return False
         if self._ends is not None and answer is not None and not answer.ok:
             self._stats.errors[f"end_{answer.status}"] += 1
@@ -390,4 +394,4 @@ class ToolSessions:
         try:
             self._journal.record_end(trace_id)
         except OSError as error:
-            self._tell(f"the session journal cannot be written ({error.strerror})")
+            self._on_message(f"the session journal cannot be written ({error.strerror})")

@@ -1,4 +1,4 @@
 """Weight sync from the learner to the engines: transports and versions.
 
-Does not depend on rollouts, tools, graders or on how an engine samples.
+This package does not depend on rollouts, tools or graders, or on how an engine samples.
 """

@@ -1,6 +1,6 @@
-"""Check that an adapter fits its base model, from the headers of both files.
+"""Check that an adapter fits its base model, by the tensor sizes in the headers of the weight files.
 
-vLLM itself accepts tensors that are too small.
+The check is needed because vLLM accepts tensors that are too small.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ PREFIX = "base_model.model."
 def find_adapter_problem(adapter: Path, base: Path) -> str | None:
     """Return why the adapter in a folder does not fit the base model; None if the headers show no problem.
 
-    A base model whose tensors have other names than the adapter's modules, such as fused experts, is not compared.
+    Tensors of the base model are not compared if their names differ from the adapter's module names, as those of fused
+    experts do.
     """
     try:
         adapted, shapes = _read_shapes([adapter / WEIGHTS_FILE]), _read_shapes(sorted(base.glob("*.safetensors")))
@@ -28,7 +29,7 @@ def find_adapter_problem(adapter: Path, base: Path) -> str | None:
         weight = shapes.get(f"{module}.weight", [])
         axis = {"lora_A": 1, "lora_B": 0}.get(kind)
         if axis is not None and len(weight) == 2 and shape[axis] != weight[axis]:
-            return f"{module} has size {shape[axis]}, but {weight[axis]} in the base model"
+            return f"{module} has size {shape[axis]} in the adapter, but {weight[axis]} in the base model"
     return None
 
 

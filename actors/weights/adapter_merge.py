@@ -28,9 +28,10 @@ TRAINING_FILES = (CONFIG_FILE, "learner.json", LOOP_STATE_FILE)
 
 
 def merge_adapter(adapter: AdapterFolder, base: Path, out: Path) -> None:
-    """Write the folder `out`: each adapted weight W of `base` becomes W + alpha / rank x B A, computed in float32.
+    """Merge `adapter` into the model `base`, and write the merged model to a new folder `out`.
 
-    Tokenizer, chat template and card come from the adapter. `out` appears only when it is complete.
+    Each adapted weight W becomes W + (alpha / rank) B A, computed in float32. Tokenizer, chat template and model card
+    are copied from the adapter. `out` appears only when it is complete.
 
     Raises:
         UserError: `out` exists, or the files of `base` lack a weight that the adapter changes.
@@ -44,7 +45,7 @@ def merge_adapter(adapter: AdapterFolder, base: Path, out: Path) -> None:
     if missing := sorted(changes.keys() - names):
         what = f"the adapter changes {missing[0]}, which the files of {base} do not contain"
         raise UserError(
-            f"{what}. Merge with PEFT instead, with merge_and_unload() of a PeftModel and save_pretrained()."
+            f"{what}. Merge with PEFT instead: call merge_and_unload() of a PeftModel, then save_pretrained()."
         )
     work = out.with_name(out.name + ".tmp")
     shutil.rmtree(work, ignore_errors=True)

@@ -1,15 +1,15 @@
 """Weight sync by broadcast: learner rank 0 sends each bucket to all engines in one transfer.
 
-As in WeightSync, each bucket is first gathered into host memory and stored in Ray's object store. Rank 0 reads it back,
-copies it to its device and broadcasts it. The engines receive it on their devices, without object store or shared
-memory. Generation pauses for the entire transfer, because buckets are not staged.
+As in WeightSync, each bucket is first gathered into host memory and stored in Ray's object store. Rank 0 then reads the
+bucket, copies it to its device and broadcasts it. The engines receive the bucket on their devices, without object store
+or shared memory. Generation pauses for the entire transfer, because buckets are not staged.
 
-Engines that join late load the version from the object store, as do all engines while no group can be formed. The group
+Engines that join late load the weights from the object store. If no group can be formed, all engines do so. The group
 is formed again whenever the set of engines has changed, and after each failure.
 
-**Between GPUs, over NCCL, this has never been run.** If a member dies during a transfer, NCCL ends the processes of all
-other members after a timeout. This includes the learner, which then restarts. With gloo, between CPUs, only engines are
-lost, and they are replaced.
+**This has never been run between GPUs, over NCCL.** If a member of the group dies during a transfer, NCCL ends the
+processes of all other members after a timeout. This includes the learner, which then restarts. Between CPUs, with gloo,
+only engines are lost, and they are replaced.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES
 
 
 class BroadcastSource(WeightSource, Protocol):
-    """Methods of the learner group that a broadcast uses."""
+    """Methods of the learner group that BroadcastSync uses."""
 
     async def choose_address(self) -> str:
-        """Return a free host:port at rank 0, where a group can be formed."""
+        """Return a free address (host:port) on rank 0's node, at which a group can be formed."""
 
     async def open_broadcast(self, address: str, size: int) -> None:
         """Let rank 0 join a group of `size` processes; return when all members have joined."""
 
     async def broadcast_bucket(self, bucket: Any) -> None:
-        """Let rank 0 broadcast `bucket`, a reference from `gather_bucket` to bytes in the object store.
+        """Let rank 0 broadcast `bucket`, a reference from `publish_bucket` to bytes in the object store.
 
         Raises:
             EngineFailed: A member of the group is lost.
@@ -66,7 +66,7 @@ class BroadcastSync(WeightSync):
         self._members = []
 
     async def deliver(self, published: PublishedWeights, workers: Sequence[Any]) -> list[float | EngineFailed]:
-        """Broadcast `published` to each worker; if no group can be formed, use the object store as WeightSync does."""
+        """Broadcast `published` to all workers. If no group can be formed, use the object store, as WeightSync does."""
         if not workers or not await self._form_group(workers):
             return await super().deliver(published, workers)
         layouts = [layout for _, layout in published.buckets]
@@ -78,10 +78,12 @@ class BroadcastSync(WeightSync):
         failure, *loaded = await asyncio.gather(_catch_failure(self._send_buckets(published)), *receiving)
         if failure is not None or any(isinstance(outcome, EngineFailed) for outcome in loaded):
             self._members = []
-        return [each if isinstance(each, EngineFailed) else self.compare(published, each) for each in loaded]
+        return [
+            each if isinstance(each, EngineFailed) else self.check_loaded_weights(published, each) for each in loaded
+        ]
 
     async def _form_group(self, workers: Sequence[Any]) -> bool:
-        """Form the group of the learner and these engines if needed; return whether it exists."""
+        """Form the group of the learner and these engines if needed; return whether the group exists."""
         if self._members == list(workers):
             return True
         self._members = []

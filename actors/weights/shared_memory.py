@@ -22,9 +22,10 @@ _SEGMENT = re.compile(rf"{SHM}/psm_\S+")
 
 
 class SharedFile:
-    """An array's bytes in a file that other processes open by `path`, until `remove`.
+    """File with the bytes of an array. Other processes can open the file by `path` until `remove` is called.
 
-    This process locks the file while it lives: a file without a lock is a leftover of a dead process.
+    The process that creates the file holds a lock on it until it ends. A file without a lock is therefore a leftover of
+    a dead process.
     """
 
     def __init__(self, folder: Path, data: NDArray[np.uint8]) -> None:
@@ -49,7 +50,7 @@ class SharedFile:
 
 @contextmanager
 def create_shared_folder(folder: Path) -> Iterator[Path]:
-    """Context manager for a new folder in `folder`, locked like a SharedFile and removed at the end.
+    """Context manager that creates a folder in `folder`, locks it like a SharedFile, and removes it on exit.
 
     Raises:
         OSError: `folder` is full or missing.
@@ -66,9 +67,9 @@ def create_shared_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_all(file: RawIOBase, data: memoryview) -> None:
-    """Write all bytes, even more than the 2 GiB limit of one call on Linux.
+    """Write all bytes of `data`, even more than the 2 GiB that one call can write on Linux.
 
-    A large model's embedding alone can be a bucket of that size.
+    A bucket can be that large: it may contain the embedding of a large model.
 
     Raises:
         OSError: The disk or memory is full.
@@ -82,7 +83,7 @@ def write_all(file: RawIOBase, data: memoryview) -> None:
 
 
 def remove_leftovers(folder: Path = SHM) -> None:
-    """Remove the files and folders of processes that were killed."""
+    """Remove the files and folders that killed processes have left in `folder`."""
     for path in folder.glob(f"{PREFIX}*"):
         with suppress(OSError):  # locked, already gone, or another user's
             lock = os.open(path, os.O_RDONLY)
@@ -94,10 +95,11 @@ def remove_leftovers(folder: Path = SHM) -> None:
 
 
 def unlink_shared_memory() -> None:
-    """Unlink multiprocessing's shared memory of this process and its children from /dev/shm.
+    """Unlink from /dev/shm the shared memory that `multiprocessing` created for this process and its children.
 
-    Existing mappings stay valid until the last process ends, so call this once all processes have mapped it. A killed
-    process cannot unlink it, and Ray kills multiprocessing's resource tracker together with the other processes.
+    Existing mappings stay valid until the last process ends, so call this once all processes have mapped the memory.
+    This frees the memory even if all processes are killed: they then cannot unlink it themselves, and Ray also kills
+    multiprocessing's resource tracker.
     """
     for process in (me := psutil.Process(), *me.children(recursive=True)):
         with suppress(OSError):  # it has already ended

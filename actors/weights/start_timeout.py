@@ -13,9 +13,9 @@ READ_BYTES_PER_S = 50e6
 
 
 def start_timeout_s(model: Path) -> float:
-    """Return the seconds within which a process must load the model in a folder and be ready.
+    """Return the time limit, in seconds, for a process to load the model in the folder `model` and be ready.
 
-    For an adapter, the weights of its base model count as well.
+    If the folder contains an adapter, the size of its base model counts as well.
     """
     adapter = AdapterFolder.read(model)
     folders = [model] if adapter is None else [model, adapter.base]

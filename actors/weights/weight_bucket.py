@@ -22,8 +22,8 @@ _ROW_FACTOR = 0x9E3779B97F4A7C15
 def compute_checksum(data: Tensor) -> int:
     """Return a 64-bit checksum of bytes (uint8, on any device).
 
-    It sums all words of 8 bytes times pseudo-random odd numbers; integers wrap. As in multilinear hashing, one changed
-    word always changes the sum, and several changes cancel only by chance.
+    The checksum is the sum, modulo 2^64, of all 8-byte words, each multiplied by a pseudo-random odd number. As in
+    multilinear hashing, one changed word always changes the sum, and several changes cancel out only by chance.
     """
     tail = data.numel() % (8 * _WORDS_PER_ROW)
     padded = torch.nn.functional.pad(data[data.numel() - tail :], (0, -tail % (8 * _WORDS_PER_ROW)))
@@ -44,14 +44,14 @@ def _make_word_factors(device: torch.device) -> Tensor:
 
 
 def map_bytes(path: Path, num_bytes: int) -> Tensor:
-    """Return a file's bytes as a memory-mapped tensor."""
+    """Return the first `num_bytes` bytes of a file as a memory-mapped uint8 tensor."""
     return torch.from_file(str(path), size=num_bytes, dtype=torch.uint8)
 
 
 def split_tensors(data: Tensor, layout: Iterable[Sequence[Any]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a bucket as views of its memory, which they keep alive.
+    """Yield (name, tensor) for each tensor of a bucket. The tensors are views of the bucket's memory and keep it alive.
 
-    Layer-wise reloading holds the tensors until their layer is complete. The bucket's file may be deleted by then.
+    Layer-wise reloading in vLLM holds tensors until their layer is complete, when the bucket's file may be deleted.
     """
     offset = 0
     for name, dtype, shape in layout:

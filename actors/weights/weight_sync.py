@@ -1,7 +1,7 @@
-"""Weight sync from learner to engines: publishes numbered versions and pauses generation only for the load.
+"""Weight sync from learner to engines: publishes numbered versions, and pauses generation only while engines load.
 
-The last version's buckets stay in the object store. A replaced engine can therefore load them at any time without the
-learner, whose own weights may be newer by then.
+The buckets of the last version stay in the object store. An engine that replaces another can therefore load them at any
+time without the learner, whose own weights may already be newer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ray.exceptions import ObjectLostError
 from agent_rft.actors.runtime.actor_calls import call_actor
 from agent_rft.actors.weights.weight_bucket import MASK
 from agent_rft.errors import EngineFailed, LearnerFailed
-from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES, BucketLayout, LoadedWeights, num_bytes
+from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES, BucketLayout, WeightLoadResult, num_bytes
 
 MIN_SYNC_TIMEOUT_S = 600.0
 MIN_SYNC_BYTES_PER_S = 50e6
@@ -24,12 +24,12 @@ MIN_SYNC_BYTES_PER_S = 50e6
 
 
 def sync_timeout_s(num_bytes: int, num_engines: int) -> float:
-    """Return the time limit for loading `num_bytes` of weights while `num_engines` engines load them."""
+    """Return the time limit in seconds for `num_engines` engines to load `num_bytes` of weights each, concurrently."""
     return max(MIN_SYNC_TIMEOUT_S, num_bytes * num_engines / MIN_SYNC_BYTES_PER_S)
 
 
 class WeightsLost(LearnerFailed):
-    """The published weights were in the memory of a learner rank that is gone."""
+    """The published weights are lost: they were in the memory of a learner rank that is gone."""
 
 
 class WeightSource(Protocol):
@@ -37,20 +37,20 @@ class WeightSource(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """A number that changes with each restart, which loses all gathered buckets."""
+        """Number that changes with each restart of the learner. A restart loses all published buckets."""
 
     async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
         """Return the layout of each bucket; a bucket holds at most `max_bytes`, or a single larger tensor."""
         ...
 
     async def publish_bucket(self, index: int) -> tuple[Any, int]:
-        """Return a reference to the bucket's tensors, back to back in a uint8 array, and their checksum."""
+        """Publish a bucket. Return a reference to its tensors, concatenated in a uint8 array, and their checksum."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedWeights:
-    """References to the buckets of one version; `checksum` is the sum of their checksums at the learner."""
+    """Weights of one version: references to the buckets, and the sum of the checksums that the learner computed."""
 
     version: int
     buckets: tuple[tuple[Any, BucketLayout], ...]
@@ -67,13 +67,13 @@ class WeightSync:
     One update to version 8, with weights that fit in two buckets:
 
     1. `collect(8)` frees version 7, and the learner gathers bucket 0, then bucket 1, into the object store.
-    2. `deliver` sends both to each engine's actor (`stage_bucket`), which copies them to shared memory. Engines still
-       sample, and label new tokens with version 7.
+    2. `deliver` sends both buckets to each engine's actor (`stage_bucket`), which copies them to shared memory. Engines
+       still sample, and label new tokens with version 7.
     3. `load_staged(8)` pauses each engine, loads both buckets and resumes. Requests in flight continue, and their next
        tokens are labeled 8.
-    4. `deliver` returns each engine's pause in seconds, or its failure. Loading other bytes than the learner gathered
-       is a failure, and so are tensors that no parameter took.
-    5. An engine that starts later loads version 8 from the same buckets (`catch_up`).
+    4. `deliver` returns each engine's pause in seconds, or its failure. An engine fails if it loaded other bytes than
+       the learner gathered, or if its model has no parameter for some tensors.
+    5. An engine that starts later loads version 8 from the same buckets (`load_into`).
     """
 
     unloaded_tensors: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class WeightSync:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the published weights were lost with the learner; new engines wait until it publishes again."""
+        """Whether the published weights were lost with the learner. New engines then wait until it publishes again."""
         return self._has_collected and self.last_published is None
 
     def _on_learner_restart(self) -> None:
@@ -116,11 +116,13 @@ class WeightSync:
         return self.last_published
 
     async def deliver(self, published: PublishedWeights, workers: Sequence[Any]) -> list[float | EngineFailed]:
-        """Load `published` into each worker; return each worker's pause in seconds, or its failure."""
+        """Load `published` into each engine's worker; return each engine's pause in seconds, or its failure."""
         return await asyncio.gather(*(self.load_into(published, worker, len(workers)) for worker in workers))
 
     async def load_into(self, published: PublishedWeights, worker: Any, num_engines: int = 1) -> float | EngineFailed:
-        """Load `published` into one worker at any time; `num_engines` engines load it concurrently.
+        """Load `published` into one engine's worker; return the engine's pause in seconds, or its failure.
+
+        May be called at any time. `num_engines` is the number of engines that load the weights concurrently.
 
         Raises:
             WeightsLost: The buckets were lost with the learner process that gathered them.
@@ -131,7 +133,7 @@ class WeightSync:
                 for ref, layout in published.buckets:
                     await call_actor(worker.stage_bucket.remote(ref, layout), "an engine", EngineFailed, timeout_s)
                 swap = worker.load_staged.remote(published.version)
-                loaded: LoadedWeights = await call_actor(swap, "an engine", EngineFailed, timeout_s)
+                loaded: WeightLoadResult = await call_actor(swap, "an engine", EngineFailed, timeout_s)
         except ObjectLostError as error:
             if self.last_published is published:
                 self.last_published = None
@@ -141,21 +143,23 @@ class WeightSync:
             return error
         except TimeoutError:
             return EngineFailed(f"an engine did not load version {published.version} within {timeout_s:.0f} s")
-        return self.compare(published, loaded)
+        return self.check_loaded_weights(published, loaded)
 
-    def compare(self, published: PublishedWeights, loaded: LoadedWeights) -> float | EngineFailed:
-        """Return the pause of an engine that loaded all of the learner's weights, else its failure.
+    def check_loaded_weights(self, published: PublishedWeights, loaded: WeightLoadResult) -> float | EngineFailed:
+        """Return the engine's pause in seconds if it loaded all of the learner's weights, else its failure.
 
-        Missed tensors are ignored until some engine has loaded all tensors: vLLM's model may transform or ignore them
-        in every engine.
+        Missed tensors are a failure only once some engine has loaded all tensors. Until then, it is possible that
+        vLLM's model transforms or ignores these tensors in every engine.
         """
         if any(checksum != published.checksum for checksum in loaded.checksums):
-            return EngineFailed(f"its weights differ from the learner's version {published.version} (checksum)")
-        if not loaded.missed:
+            return EngineFailed(f"its weights have another checksum than the learner's version {published.version}")
+        if not loaded.unmatched_tensors:
             self._has_loaded_all = True
         elif self._has_loaded_all:
-            names = ", ".join(loaded.missed[:3])
-            return EngineFailed(f"it did not load {len(loaded.missed)} tensors of version {published.version}: {names}")
+            names = ", ".join(loaded.unmatched_tensors[:3])
+            return EngineFailed(
+                f"it did not load {len(loaded.unmatched_tensors)} tensors of version {published.version}: {names}"
+            )
         else:
-            self.unloaded_tensors = loaded.missed
+            self.unloaded_tensors = loaded.unmatched_tensors
         return loaded.pause_s

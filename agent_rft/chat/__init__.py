@@ -1,4 +1,4 @@
 """Rendering of messages and tools to token ids: chat templates, model families, conversation histories.
 
-It has no torch and no training code, because engines, checks and servers use it as well.
+Does not import torch or training code, because engines, job checks and servers use this package too.
 """

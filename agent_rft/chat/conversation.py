@@ -1,4 +1,4 @@
-"""Conversations as samples of supervised training: token ids, and a mask of the assistant's tokens."""
+"""Conversion of conversations to samples for supervised training: token ids, and a mask of trained tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_rft.types import Message, ToolSchema
 
 @dataclass(frozen=True, slots=True)
 class SupervisedSample:
-    """Token ids [T], and a mask [T] that is True for trained tokens."""
+    """One training sequence: token ids [T], and a mask [T] that is True for tokens to train on."""
 
     token_ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
@@ -28,10 +28,14 @@ ConversationSampler = Callable[[Sequence[Message], Sequence[ToolSchema]], list[S
 def split_conversation(
     renderer: Renderer, messages: Sequence[Message], tools: Sequence[ToolSchema]
 ) -> list[SupervisedSample]:
-    """Convert a conversation to samples: one while the template only appends, another after each rewrite of the past.
+    """Convert a conversation to training samples.
+
+    There is one sample as long as the template only appends to the rendered text. Another sample starts wherever the
+    template renders earlier turns differently than before.
 
     The mask covers the text that the model would sample: everything after the generation prompt, up to and including
-    the stop token. Turns whose message has `weight` 0, and messages after the last trained turn, are left out.
+    the stop token. An assistant's message with `weight` 0 is not covered. Messages after the last trained turn are
+    omitted.
 
     Raises:
         ValueError: The template does not render an assistant's turn after the generation prompt.
@@ -42,7 +46,7 @@ def split_conversation(
         if message["role"] != "assistant" or message.get("weight") == 0:
             continue
         before = renderer.render_text(messages[:i], tools, add_generation_prompt=True)
-        prompt, turn = _turn(
+        prompt, turn = _split_prompt_and_turn(
             renderer, before, renderer.render_text(messages[: i + 1], tools, add_generation_prompt=False), message
         )
         if not samples or not prompt.startswith(done):
@@ -54,16 +58,18 @@ def split_conversation(
     return samples
 
 
-def _turn(renderer: Renderer, before: str, after: str, message: Message) -> tuple[str, str]:
+def _split_prompt_and_turn(renderer: Renderer, before: str, after: str, message: Message) -> tuple[str, str]:
     """Return the prompt, which ends with the generation prompt, and the turn that follows it, up to its stop token.
 
-    If the generation prompt opens reasoning and the template renders the turn without it, the turn closes it.
+    If the generation prompt opens reasoning but the template renders the turn without reasoning, the turn closes it.
     """
     opened, marks = "", renderer.reasoning_delimiters
     if not after.startswith(before):
         opened = before[before.rfind(marks[0]) :] if marks[0] in before else ""
         if not opened or marks[1] in opened or not after.startswith(before.removesuffix(opened)):
-            raise ValueError("the chat template does not start an assistant's turn with its generation prompt")
+            raise ValueError(
+                "the chat template renders an assistant's turn that does not start with the generation prompt"
+            )
     turn_text = after[len(before) - len(opened) :]
     ends = tuple(renderer.stop_tokens.values())
     stops = [turn_text.rfind(end) + len(end) for end in ends if end in turn_text]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 DEFAULT_PARSER = "hermes"
-"""Tool parser of runs and models from versions that did not detect one."""
+"""Tool parser of runs and models from versions of agent-rft that did not detect a parser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +16,12 @@ class Dialect:
 
     Attributes:
         family: Name of the model's family.
-        tool_parser: Name of the vLLM tool parser that parses its calls; None: the model works only without tools, and
-            each turn is an answer.
+        tool_parser: Name of the vLLM tool parser that parses the model's calls; None: the model works only without
+            tools, and each turn is an answer.
         stop_tokens: Tokens that end a turn, in addition to the tokenizer's EOS token.
         reasoning_delimiters: Tokens that open and close reasoning; None: the model has no reasoning.
         template_arguments: Arguments passed to the chat template in each render.
-        chat_template: Template used in place of the tokenizer's; None: the tokenizer's.
+        chat_template: Chat template that replaces the tokenizer's template; None: the tokenizer's template is used.
     """
 
     family: str
@@ -33,7 +33,7 @@ class Dialect:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Dialect:
-        """Load a dialect whose `asdict` was stored as JSON; unknown keys from other versions are ignored."""
+        """Create a dialect from the stored result of `asdict`; unknown keys from other versions are ignored."""
         marks = values.get("reasoning_delimiters")
         known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
         return cls(

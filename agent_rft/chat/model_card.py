@@ -1,6 +1,7 @@
-"""The file agent_rft.json in the folder of a trained model: its conversation format, for serving and further training.
+"""The model card agent_rft.json of a trained model: the model's format, for serving and further training.
 
-The chat template and the stop tokens are also in the files that every library reads.
+The file is in the model's folder. The chat template and the stop tokens are also stored in the usual Hugging Face
+files, which other libraries read.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from agent_rft.spec.model_options import LoraSpec, ModelOptions, Parser, StopTok
 
 FILE = "agent_rft.json"
 FORMAT = 1
-CARD_HINT = "use the version of agent-rft that wrote it, or delete the file and set model_options"
+CARD_HINT = "use the version of agent-rft that wrote the file, or delete the file and set model_options"
 
 
 class ModelCard(BaseModel):
-    """Content of agent_rft.json; unknown keys are ignored."""
+    """Content of agent_rft.json. Unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -34,15 +35,16 @@ class ModelCard(BaseModel):
     tools_in_prompt: bool = True
     template_digest: str = Field(default="", max_length=64)
     lora: LoraSpec | None = None
-    """Adapter that was trained, whether the job or `auto` selected it; None: all weights."""
+    """Settings of the adapter that was trained, selected by the job or by `auto`; None: all weights were trained."""
 
     @classmethod
     def from_job(
         cls, dialect: Dialect, options: ModelOptions, template: str, lora: LoraSpec | None = None
     ) -> ModelCard:
-        """Create the card of a model trained with these `options` and this `dialect` of its `template`.
+        """Create the card of a model from the job that trained it.
 
-        `lora` is the trained adapter; None: all weights.
+        `options` are the job's model options, `dialect` is the dialect that the check detected, and `template` is the
+        text of the chat template. `lora` are the settings of the trained adapter; None: all weights were trained.
         """
         return cls(
             family=dialect.family,
@@ -54,8 +56,11 @@ class ModelCard(BaseModel):
             lora=lora,
         )
 
-    def fill_in(self, options: ModelOptions) -> ModelOptions:
-        """Return the options of a job that trains this model, with the card's values for options that are not set."""
+    def complete_options(self, options: ModelOptions) -> ModelOptions:
+        """Return `options` with the card's values for all options that are not set.
+
+        This is used for a job that trains the model further.
+        """
         names = type(self).model_fields.keys() & type(options).model_fields.keys() - options.model_fields_set
         values = {name: getattr(self, name) for name in names}
         return options.model_copy(update={name: value for name, value in values.items() if value is not None})
@@ -71,7 +76,10 @@ class ModelCard(BaseModel):
 
 
 def hash_template(template: str) -> str:
-    """Return the digest of a chat template, which identifies the template for which a card's parser was selected."""
+    """Return the digest of a chat template.
+
+    A card contains the digest of the template for which the card's parser was selected.
+    """
     return hashlib.blake2b(template.encode(), digest_size=8).hexdigest()
 
 
@@ -86,13 +94,13 @@ def read_card(folder: Path) -> ModelCard | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unreadable(f"cannot be read: {error.strerror}") from None
+        raise _unreadable_card_error(f"cannot be read: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise _unreadable(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        raise _unreadable_card_error(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
-def _unreadable(why: str) -> UserError:
+def _unreadable_card_error(why: str) -> UserError:
     problem = f"its {FILE}: {why}"
     return UserError(f"{problem}; {CARD_HINT}", problem=problem, fix=CARD_HINT)

@@ -1,9 +1,9 @@
-"""Conversion of messages and tools to tokens; if the template allows it, sampled tokens are never rendered again.
+"""Conversion of messages and tools to tokens. If the template allows it, sampled tokens are never rendered again.
 
-The chat template renders a row's messages once. After each sampled turn, only tool results and *bridge* tokens are
-appended: the template's text between the end of a turn and the next generation prompt. If a template renders earlier
-turns differently than they were sampled, `resume` renders the full history, as serving does. Tool results are tokenized
-without special tokens, so no tool can end a turn or open another role.
+The chat template renders the messages of a row once. After each sampled turn, only tool results and *bridge* tokens are
+appended. Bridge tokens are the template's text between the end of a turn and the next generation prompt. If a template
+renders earlier turns differently than they were sampled, `render_history` renders the full history, as serving does.
+Tool results are tokenized without special tokens, so no tool can end a turn or start a message of another role.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
 
 
 class Renderer:
-    """Renderer of one model's conversations, in its dialect.
+    """Renders the conversations of one model in the model's dialect.
 
     Every method that renders raises RenderFailed if the template rejects the messages or exceeds its limits.
     """
@@ -47,8 +47,8 @@ class Renderer:
         self.tokenizer = tokenizer
         self._template = load_chat_template(tokenizer, dialect.chat_template)
         self.dialect = dialect
-        self._marked_up = tokenizer.backend_tokenizer
-        added = self._marked_up.get_added_tokens_decoder()
+        self._markup_tokenizer = tokenizer.backend_tokenizer
+        added = self._markup_tokenizer.get_added_tokens_decoder()
         self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         self._bridges: dict[tuple[str, ...], tuple[int, list[list[int]]]] = {}
         parser = dialect.tool_parser
@@ -58,7 +58,7 @@ class Renderer:
         self.reasoning_delimiters = dialect.reasoning_delimiters or self.family.reasoning_delimiters
         marked = self.family.reasoning_parser is None
         self.reasoning_token_ids = tuple(
-            self._marked_up.token_to_id(mark) if marked else None for mark in self.reasoning_delimiters
+            self._markup_tokenizer.token_to_id(mark) if marked else None for mark in self.reasoning_delimiters
         )
         self.reasoning_end_id: int | None = self.reasoning_token_ids[1]
 
@@ -68,27 +68,28 @@ class Renderer:
         return self._template.text
 
     @cached_property
-    def _plain(self) -> Any:
+    def _untrusted_tokenizer(self) -> Any:
         """Tokenizer for untrusted text, copied on first use, since the copy is slow and not always needed."""
-        plain = copy.deepcopy(self._marked_up)
+        plain = copy.deepcopy(self._markup_tokenizer)
         plain.encode_special_tokens = True
         return plain
 
     def warm_up(self) -> None:
         """Copy the tokenizer now, so that the first tool result does not wait for the copy."""
-        _ = self._plain
+        _ = self._untrusted_tokenizer
 
     @cached_property
     def stop_tokens(self) -> dict[int, str]:
         """Tokens that end a turn: id -> text."""
-        found = {self._marked_up.token_to_id(text): text for text in self.template_format.stop_strings}
+        found = {self._markup_tokenizer.token_to_id(text): text for text in self.template_format.stop_strings}
         return {token: text for token, text in found.items() if token is not None}
 
     @cached_property
     def reasoning_mode(self) -> Literal["none", "optional", "opened"]:
-        """Reasoning of a turn: impossible, optional, or already opened by the generation prompt.
+        """Use of reasoning in a turn: `none`, `optional` or `opened`.
 
-        It is impossible if the generation prompt also closes it, or if the vocabulary lacks a delimiter.
+        `opened`: the generation prompt opens reasoning. `none`: the generation prompt also closes reasoning, or the
+        vocabulary lacks a delimiter.
         """
         question: list[Message] = [{"role": "user", "content": "question"}]
         asked = self._render(question, (), generate=False)
@@ -105,7 +106,10 @@ class Renderer:
     def render_text(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, add_generation_prompt: bool
     ) -> str:
-        """Return the text of OpenAI's messages; with `add_generation_prompt`, the prompt for the next turn."""
+        """Return the rendered text of messages in OpenAI's format.
+
+        With `add_generation_prompt`, the text ends with the generation prompt of the next turn.
+        """
         thinks = self.reasoning_end_id is not None or self.family.reasoning_parser is not None
         return self._render(
             to_template_messages(messages, self.template_format, self.family, has_reasoning=thinks),
@@ -116,10 +120,10 @@ class Renderer:
     def render_history(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Return the prompt of a conversation with assistant turns, with the same tokens that a rollout would have.
+        """Return the prompt of a conversation with earlier turns, with the same tokens as in a rollout.
 
-        `results[i]` are the token ids of the i-th tool message's content. Tool calls keep their sampled text if the
-        template takes it.
+        `results[i]` are the token ids of the content of the i-th tool message. Tool calls keep their sampled text if
+        the template accepts arguments as text.
 
         Raises:
             ValueError: The chat template omits or repeats tool messages.
@@ -129,16 +133,16 @@ class Renderer:
             if message["role"] == "tool":
                 message = {**message, "content": SLOT.format(sum(m["role"] == "tool" for m in marked))}
             elif message["role"] == "assistant":
-                message = self._without_special(message)
+                message = self._break_up_special_tokens(message)
             marked.append(message)
         text = self.render_text(marked, tools, add_generation_prompt=True)
         return self._fill_slots(text, results)
 
     def can_append(self, end: int, num_calls: int, *, has_text: bool, has_reasoning: bool) -> bool:
-        """Whether the next prompt is the current tokens followed by a bridge with the results; if not, use `resume`.
+        """Whether the next prompt is the current tokens followed by `bridge_tokens`; if not, use `render_history`.
 
-        `end` is the token that ended the turn. `has_text` and `has_reasoning`: whether the turn has text and reasoning
-        in addition to its calls.
+        `end` is the token that ended the turn, and `num_calls` is the number of calls in the turn. `has_text` and
+        `has_reasoning` are whether the turn has text and reasoning in addition to the calls.
         """
         try:
             return (
@@ -149,9 +153,10 @@ class Renderer:
             return False
 
     def bridge_tokens(self, names: Sequence[str], results: Sequence[Sequence[int]]) -> list[int]:
-        """Return the token ids from a sampled stop token to the next generation prompt.
+        """Return the token ids that follow a sampled stop token, up to the end of the next generation prompt.
 
-        `results[i]` are the token ids of the result of a call to the tool `names[i]`.
+        The tool results are part of the returned tokens. `results[i]` are the token ids of the result of a call to the
+        tool `names[i]`.
 
         Raises:
             ValueError: The chat template omits or repeats tool messages.
@@ -164,25 +169,31 @@ class Renderer:
         return tokens
 
     def encode_result(self, text: str) -> list[int]:
-        """Return the token ids of a tool result in the template's syntax."""
+        """Return the token ids of a tool result, which is escaped if the template writes results as JSON strings."""
         return self.encode_untrusted(
             json.dumps(text, ensure_ascii=False)[1:-1] if self.template_format.escapes_results else text
         )
 
     def encode_truncated_result(self, text: str, limit: int) -> tuple[list[int], bool]:
-        """Return the token ids of a tool result, truncated with a note at `limit`, and whether it was truncated."""
+        """Return the token ids of a tool result, and whether the result was truncated.
+
+        A result with more than `limit` tokens is truncated to `limit` tokens, followed by a note.
+        """
         ids = self.encode_result(text)
         if len(ids) <= limit:
             return ids, False
         return ids[:limit] + self.encode_untrusted(f"\n[... {len(ids) - limit} tokens cut ...]"), True
 
     def encode_untrusted(self, text: str) -> list[int]:
-        """Return the token ids of untrusted text, never special tokens: a literal `<|im_end|>` ends no turn."""
-        token_ids = list(self._plain.encode(text, add_special_tokens=False).ids)
+        """Return the token ids of untrusted text, without special tokens.
+
+        A literal `<|im_end|>` in the text therefore does not end a turn.
+        """
+        token_ids = list(self._untrusted_tokenizer.encode(text, add_special_tokens=False).ids)
         if self._special.keys().isdisjoint(token_ids):
             return token_ids
         # In small vocabularies, ordinary text may also contain special tokens.
-        return list(self._plain.encode(self._break_up(text), add_special_tokens=False).ids)
+        return list(self._untrusted_tokenizer.encode(self._break_up(text), add_special_tokens=False).ids)
 
     def _break_up(self, text: str, keep: Sequence[str] = ()) -> str:
         """Return the text with a space inside each special token's text."""
@@ -191,46 +202,49 @@ class Renderer:
                 text = text.replace(content, f"{content[0]} {content[1:]}")
         return text
 
-    def _without_special(self, turn: Message) -> Message:
-        """Return a sampled turn with the text of special tokens broken up; it may come from a tool result.
+    def _break_up_special_tokens(self, turn: Message) -> Message:
+        """Return a sampled turn, in which the texts of special tokens are broken up.
 
-        Reasoning delimiters stay.
+        Texts of special tokens may come from tool results. Reasoning delimiters are not changed.
         """
         turn = dict(turn)
         if isinstance(content := turn.get("content"), str):
             turn["content"] = self._break_up(content, self.reasoning_delimiters)
         if calls := turn.get("tool_calls"):
-            turn["tool_calls"] = [{**call, "function": self._arguments_as_text(call["function"])} for call in calls]
+            turn["tool_calls"] = [{**call, "function": self._break_up_arguments(call["function"])} for call in calls]
         return turn
 
-    def _arguments_as_text(self, function: dict[str, Any]) -> dict[str, Any]:
+    def _break_up_arguments(self, function: dict[str, Any]) -> dict[str, Any]:
         return {**function, "arguments": self._break_up(format_arguments(function.get("arguments")))}
 
     def decode_turn(self, token_ids: Sequence[int]) -> str:
-        """Return the text of sampled tokens without the stop token. Other special tokens stay for the parsers."""
+        """Return the text of sampled tokens without the stop token. Other special tokens are kept for the parsers."""
         ended = len(token_ids) > 0 and token_ids[-1] in self.stop_tokens
         return self.tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
 
     def count_reasoning(self, token_ids: Sequence[int]) -> int:
-        """Return the number of reasoning tokens of a turn, closing delimiter included; 0 if there is no delimiter."""
+        """Return the number of reasoning tokens in a turn, including the closing delimiter.
+
+        The number is 0 if the turn has no closing delimiter.
+        """
         end = self.reasoning_end_id
         return list(token_ids).index(end) + 1 if end is not None and end in token_ids else 0
 
     def decode_reasoning(self, token_ids: Sequence[int]) -> str:
-        """Return the text of reasoning from its tokens, which include the delimiters."""
+        """Return the text of reasoning, without delimiters, from reasoning tokens with delimiters."""
         text = self.tokenizer.decode(token_ids[:-1], skip_special_tokens=False)
         return text.lstrip().removeprefix(self.reasoning_delimiters[0]).removeprefix(self.family.reasoning_prefix)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of rendered text, including special tokens."""
-        return list(self._marked_up.encode(text, add_special_tokens=False).ids)
+        """Return the token ids of text that the template rendered. Special tokens in the text become special tokens."""
+        return list(self._markup_tokenizer.encode(text, add_special_tokens=False).ids)
 
     def has_token(self, text: str | None) -> bool:
-        """Whether a text is one token of the vocabulary."""
-        return text is not None and self._marked_up.token_to_id(text) is not None
+        """Whether the vocabulary has a token with exactly this text."""
+        return text is not None and self._markup_tokenizer.token_to_id(text) is not None
 
     def stop_token_after(self, message: Message) -> str:
-        """Return the text of the token that the template writes after an assistant's turn."""
+        """Return the text of the stop token that the template writes after this assistant's message."""
         calls = message.get("tool_calls")
         if calls:
             return self.template_format.stop_and_bridge([call["function"]["name"] for call in calls])[0]
@@ -258,7 +272,7 @@ class Renderer:
             if [int(number) for number in rest[::2]] != list(range(len(names))):
                 raise ValueError("the chat template omits tool messages or changes their order")
             self._bridges[names] = (
-                self._marked_up.token_to_id(end),
+                self._markup_tokenizer.token_to_id(end),
                 [self.encode(piece) for piece in (head, *rest[1::2])],
             )
         return self._bridges[names]

@@ -1,7 +1,7 @@
-"""Rendering of chat templates, which are untrusted programs, in a separate process with limits for each template.
+"""Rendering of chat templates in separate processes with limits, because templates are untrusted programs.
 
-The process has an empty environment and cannot open files. Its CPU time, memory and output size are limited. Wall time
-is not, so that no template fails because its node is busy.
+Each template has its own process, with an empty environment and without access to files. CPU time, memory and output
+size are limited. Wall time is not limited, so that no template fails because a node is busy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RenderErrorKind = Literal["syntax", "raised", "failed", "too_slow", "too_large",
 EXIT_TIMEOUT_S = 5.0
 _FIXES: dict[RenderErrorKind, str] = {
     "syntax": "correct the syntax; it is Jinja with trim_blocks and lstrip_blocks, as in transformers",
-    "raised": "change the messages, tools or template arguments accordingly, or use another template",
+    "raised": "change the messages, tools or template arguments that the template rejects, or use another template",
     "failed": "make the template check that a value exists and has the right type before it uses the value",
     "too_slow": "remove nested loops and recursion: a render should take milliseconds",
     "too_large": "render each message only once",
@@ -51,15 +51,15 @@ CODES = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """Limits of one template."""
+    """Resource limits of one chat template."""
 
     time_s: float = 2.0
-    """CPU time of one render, and of compiling the template."""
+    """Maximum CPU seconds of one render, and of compiling the template."""
     memory_bytes: int = 1 << 30
-    """Address space of the process, of which Python takes about 30 MiB."""
+    """Maximum address space of the process. Python takes about 30 MiB."""
     text_bytes: int = 16 << 20
     template_bytes: int = MAX_TEMPLATE_BYTES
-    silent_s: float = 60.0
+    answer_timeout_s: float = 60.0
     """Maximum wait for a process that neither answers nor exits, for example because it was stopped."""
 
 
@@ -70,31 +70,31 @@ MODEL_TEMPLATE_LIMITS = TemplateLimits(template_bytes=1 << 20)
 
 
 class RenderFailed(UserError):
-    """Error of a chat template that could not render. `message` is one line that ends with the fix for its `kind`.
+    """Error: a chat template could not be rendered. `message` is one line that ends with the fix.
 
-    Kind `raised`: the template rejected the messages with `raise_exception`. Kind `failed`: any other error while it
-    rendered.
+    The kind `raised` means that the template rejected the messages with `raise_exception`. The kind `failed` means any
+    other error while the template was rendered.
     """
 
     @property
     def kind(self) -> RenderErrorKind:
-        """Kind of the error."""
+        """Kind of the error, such as `syntax` or `too_slow`."""
         kind: RenderErrorKind = self.details["kind"]
         return kind
 
     @property
     def code(self) -> str:
-        """Problem code of this kind."""
+        """Problem code for the kind of the error."""
         return CODES[self.kind]
 
     @property
     def line(self) -> int | None:
-        """Line in the template, counted from 1; None: unknown."""
+        """Line of the template in which the error occurred, counted from 1; None: unknown."""
         line: int | None = self.details["line"]
         return line
 
 
-def _failed(kind: RenderErrorKind, problem: str, line: int | None = None) -> RenderFailed:
+def _render_error(kind: RenderErrorKind, problem: str, line: int | None = None) -> RenderFailed:
     message, details = f"{problem}: {_FIXES[kind]}", {"problem": problem, "fix": _FIXES[kind]}
     return RenderFailed(message, kind=kind, line=line, code=CODES[kind], **details)
 
@@ -102,12 +102,12 @@ def _failed(kind: RenderErrorKind, problem: str, line: int | None = None) -> Ren
 class ChatTemplate:
     """Chat template with the variables and filters of `apply_chat_template` in transformers.
 
-    The first render starts its process, which takes about 20 MiB and a tenth of a second. The process ends with
-    `close`, with this object and with the parent process. If a render exceeds a limit, the next one starts a new
-    process. Threads may share a template; renders run one at a time.
+    The first render starts the template's process, which takes about 20 MiB and a tenth of a second. The process ends
+    when `close` is called, when this object is deleted, and when the parent process ends. After a render that exceeds a
+    limit, the next render starts a new process. Several threads may use a template; renders run one at a time.
 
-    `strftime_now` returns the time at which this object was created, so that the tokens of a history do not change at
-    midnight.
+    In the template, the current time is always the time at which this object was created. The tokens of a conversation
+    therefore do not change at midnight.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ChatTemplate:
         size = len(text.encode(errors="surrogatepass"))
         if size > limits.template_bytes:
             allowed = f"at most {limits.template_bytes:,} are allowed"
-            raise _failed("too_large", f"the chat template has {size:,} bytes, {allowed}")
+            raise _render_error("too_large", f"the chat template has {size:,} bytes; {allowed}")
         self.text = text
         self._special_tokens = dict(special_tokens or {})
         self._limits = limits
@@ -132,10 +132,10 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], /, *, generate: bool, **arguments: Any
     ) -> str:
-        """Return the text of the messages and tools; with `generate`, followed by the start of an assistant turn.
+        """Return the text of the messages and tools; with `generate`, up to the start of an assistant turn.
 
-        `arguments` are further variables, such as a switch for reasoning; they override special tokens of the same
-        name. All values must be JSON.
+        `arguments` are additional variables of the template, such as a switch for reasoning. They override special
+        tokens of the same name. All values must be JSON values.
 
         Raises:
             RenderFailed: The template is invalid, rejects the messages, or exceeds its limits.
@@ -145,25 +145,27 @@ class ChatTemplate:
         try:
             request = json.dumps(values).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise _failed("failed", f"a message, tool or argument for the chat template is not JSON: {error}") from None
+            raise _render_error(
+                "failed", f"a message, tool or argument for the chat template is not JSON: {error}"
+            ) from None
         with self._lock:
             try:
-                return self._answer(request)
+                return self._request_text(request)
             except _ProcessLost:  # it may have been killed, for example by the kernel when memory ran out
                 pass
             try:
-                return self._answer(request)
+                return self._request_text(request)
             except _ProcessLost as lost:
-                raise _failed("failed", f"the chat template's process failed twice: {lost}") from None
+                raise _render_error("failed", f"the chat template's process failed twice: {lost}") from None
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None: it is not running."""
+        """Id of the template's process; None: the process is not running."""
         process = self._process
         return process.pid if process is not None and process.alive else None
 
     def close(self) -> None:
-        """End the process. A later render starts another."""
+        """End the process. A later render starts another process."""
         with self._lock:
             if self._process is not None:
                 self._process.end()
@@ -174,7 +176,7 @@ class ChatTemplate:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, request: bytes) -> str:
+    def _request_text(self, request: bytes) -> str:
         if self._process is None or not self._process.alive:
             self._process = _Process(self._limits, self._now)
             try:
@@ -186,7 +188,7 @@ class ChatTemplate:
 
 
 class _ProcessLost(Exception):
-    """The process ended, did not answer in time or sent an invalid answer, and no limit explains it."""
+    """Error: the process ended, did not answer in time or sent an invalid answer, without exceeding a limit."""
 
 
 class _Process:
@@ -196,7 +198,7 @@ class _Process:
         self._limits = limits
         self._max_bytes = 6 * limits.text_bytes + 10_000  # JSON of the text, or of an error
         self._channel, theirs = socket.socketpair()
-        self._channel.settimeout(limits.silent_s)
+        self._channel.settimeout(limits.answer_timeout_s)
         config = json.dumps({**asdict(limits), "now": now.isoformat()})
         with theirs:
             self._popen = subprocess.Popen(
@@ -210,15 +212,15 @@ class _Process:
         self.pid = self._popen.pid
         self._answers = self._channel.makefile("rb")
         self._owner = os.getpid()
-        self.end = weakref.finalize(self, _end, self._owner, self._popen, self._channel, self._answers)
+        self.end = weakref.finalize(self, _end_process, self._owner, self._popen, self._channel, self._answers)
 
     @property
     def alive(self) -> bool:
-        """Whether the process can be used: its owner has not ended it, and this is not a fork of the owner."""
+        """Whether the process can be used: it was not ended, and the current process is the parent and not its fork."""
         return self.end.alive and self._owner == os.getpid()
 
     def ask(self, request: bytes) -> str:
-        """Return the text for a request. If there is no answer for any reason, end the process.
+        """Send a request, and return the text in the answer. End the process if it sends no valid answer.
 
         Raises:
             RenderFailed: The answer is an error, or the process exceeded a limit.
@@ -229,7 +231,7 @@ class _Process:
             self._channel.sendall(len(request).to_bytes(template_process.LENGTH_BYTES, "big") + request)
             answer = json.loads(self._receive(int.from_bytes(self._receive(template_process.LENGTH_BYTES), "big")))
         except TimeoutError:
-            raise _ProcessLost(f"it did not answer for {self._limits.silent_s:g} s") from None
+            raise _ProcessLost(f"no answer for {self._limits.answer_timeout_s:g} s") from None
         except (OSError, EOFError, ValueError):
             raise self._explain_end() from None
         finally:
@@ -237,7 +239,7 @@ class _Process:
                 self.end()
         if "kind" in answer:
             where = "" if answer["line"] is None else f"line {answer['line']} of "
-            raise _failed(answer["kind"], f"{where}the chat template: {answer['problem']}", answer["line"])
+            raise _render_error(answer["kind"], f"{where}the chat template: {answer['problem']}", answer["line"])
         return str(answer["text"])
 
     def _receive(self, size: int) -> bytes:
@@ -249,17 +251,17 @@ class _Process:
         try:
             status = self._popen.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return _ProcessLost("it sent no valid answer")
+            return _ProcessLost("no valid answer")
         if status == -signal.SIGPROF:
-            return _failed("too_slow", f"the chat template used more than {self._limits.time_s:g} s of CPU time")
+            return _render_error("too_slow", f"the chat template used more than {self._limits.time_s:g} s of CPU time")
         if status == template_process.MEMORY_EXIT:
-            return _failed(
+            return _render_error(
                 "memory", f"the chat template needed more than {self._limits.memory_bytes >> 20} MiB of memory"
             )
-        return _ProcessLost(f"it exited with status {status}")
+        return _ProcessLost(f"exit status {status}")
 
 
-def _end(owner: int, popen: subprocess.Popen[bytes], channel: socket.socket, answers: BinaryIO) -> None:
+def _end_process(owner: int, popen: subprocess.Popen[bytes], channel: socket.socket, answers: BinaryIO) -> None:
     answers.close()
     channel.close()
     if owner != os.getpid():
@@ -279,10 +281,10 @@ class TemplateSource(Protocol):
 
 
 def load_chat_template(tokenizer: TemplateSource, text: str | None = None) -> ChatTemplate:
-    """Return the user's chat template `text`, or else the tokenizer's, with the tokenizer's special tokens.
+    """Return the chat template `text` or, if it is None, the tokenizer's template.
 
-    If a tokenizer has several templates, the one for tools is used even for rows without tools, so that a model sees
-    one format. Callers with the same template share its process.
+    If a tokenizer has several templates, the template for tools is used even for rows without tools, so that the model
+    always sees the same format. Callers with the same template share the template's process.
 
     Raises:
         RenderFailed: The template is too large.
@@ -296,9 +298,11 @@ def load_chat_template(tokenizer: TemplateSource, text: str | None = None) -> Ch
         fix = "use an instruction-tuned model, or give a chat template"
         problem = "the model's tokenizer has no chat template"
         raise UserError(f"{problem}: {fix}", code="no_chat_template", problem=problem, fix=fix)
-    return _shared(template, tuple(sorted(tokenizer.special_tokens_map.items())), limits)
+    return _get_shared_template(template, tuple(sorted(tokenizer.special_tokens_map.items())), limits)
 
 
 @lru_cache(maxsize=8)
-def _shared(text: str, special_tokens: tuple[tuple[str, str], ...], limits: TemplateLimits) -> ChatTemplate:
+def _get_shared_template(
+    text: str, special_tokens: tuple[tuple[str, str], ...], limits: TemplateLimits
+) -> ChatTemplate:
     return ChatTemplate(text, dict(special_tokens), limits)

@@ -1,4 +1,4 @@
-"""Detection of a chat template's format by rendering probes."""
+"""Detection of a chat template's format by rendering test messages (probes)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class RenderFunction(Protocol):
 
 
 class TemplateFormat:
-    """Syntax of turns, calls, results and reasoning in one template, with one family's tokens.
+    """Format in which one template renders turns, calls, results and reasoning, for one model family.
 
     Args:
         render: Renders messages to text.
         family: Family of the model.
-        ends: Texts of tokens that may end a turn, in addition to the one after an answer in the template.
+        ends: Texts of tokens that may end a turn, in addition to the token that the template writes after an answer.
         special: Texts of all special tokens.
     """
 
@@ -50,67 +50,75 @@ class TemplateFormat:
 
     @cached_property
     def answer_stop_token(self) -> str | None:
-        """Text of the special token after an answer in the template; None: there is no such token."""
+        """Text of the special token that the template writes after an answer; None: there is no such token."""
         answer: Message = {"role": "assistant", "content": _TEXT}
         text = self._try_render([_QUESTION, answer, {"role": "user", "content": _VALUE}]) or ""
-        return _first(self._special, text.partition(_TEXT)[2].partition(_VALUE)[0])
+        return _find_first(self._special, text.partition(_TEXT)[2].partition(_VALUE)[0])
 
     @cached_property
     def renders_calls(self) -> bool:
-        """Whether the template renders calls of the history."""
+        """Whether the template renders the calls in earlier turns."""
         return _VALUE.format(0) in self._one_call
 
     @cached_property
-    def calls(self) -> CallSyntax | None:
-        """Call syntax of the family that the template writes, else the family's first one; None: no calls."""
-        forms = self._family.calls
-        written = (form for form in forms if form.before + form.begin.format(name="probe_tool") in self._one_call)
+    def call_syntax(self) -> CallSyntax | None:
+        """Syntax in which the template writes calls, out of the family's syntaxes.
+
+        If the template writes none of these, the family's first syntax. None: the family has no call syntax.
+        """
+        forms = self._family.call_syntaxes
+        written = (form for form in forms if form.before_calls + form.begin.format(name="probe_tool") in self._one_call)
         return next(written, forms[0] if forms else None)
 
     @cached_property
     def _one_call(self) -> str:
         """Rendered history that ends with a call; empty if the template cannot render it."""
-        return self._try_render([_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]) or ""
+        return (
+            self._try_render([_QUESTION, _make_turn([("probe_tool", _VALUE.format(0))], self.takes_argument_objects)])
+            or ""
+        )
 
     @cached_property
-    def takes_objects(self) -> bool:
-        """Whether the template takes arguments as objects; otherwise it takes the JSON text as sampled."""
+    def takes_argument_objects(self) -> bool:
+        """Whether the template expects the arguments of calls as objects and not as the sampled JSON text."""
         call = [("probe_tool", _VALUE.format(0))]
-        as_text = self._try_render([_QUESTION, _turn(call, objects=False)])
-        as_object = self._try_render([_QUESTION, _turn(call, objects=True)])
+        as_text = self._try_render([_QUESTION, _make_turn(call, objects=False)])
+        as_object = self._try_render([_QUESTION, _make_turn(call, objects=True)])
         return as_text is None or (as_object is not None and as_text != as_object)
 
     @cached_property
     def takes_several_calls(self) -> bool:
-        """Whether a turn of the history may have several calls."""
+        """Whether the template accepts a turn with several calls."""
         values = [_VALUE.format(i) for i in range(2)]
-        message = _turn([("probe_tool", value) for value in values], self.takes_objects)
+        message = _make_turn([("probe_tool", value) for value in values], self.takes_argument_objects)
         text = self._try_render([_QUESTION, message])
         return text is not None and (all(value in text for value in values) or not self.renders_calls)
 
     @cached_property
     def escapes_results(self) -> bool:
-        """Whether the template writes a result as a JSON string."""
+        """Whether the template writes a tool result as a JSON string."""
         text = '"\n'
-        head = [_QUESTION, _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)]
-        rendered = self._try_render([*head, _result(0, SLOT.format(0) + text)], generate=True) or ""
+        head = [_QUESTION, _make_turn([("probe_tool", _VALUE.format(0))], self.takes_argument_objects)]
+        rendered = self._try_render([*head, _make_result(0, SLOT.format(0) + text)], generate=True) or ""
         return rendered.partition(SLOT.format(0))[2].startswith(json.dumps(text)[1:-1])
 
     @cached_property
     def reasoning_field(self) -> str | None:
-        """Message field from which the template renders a turn's reasoning before calls; None: it drops it."""
+        """Message field from which the template renders reasoning before calls; None: reasoning is not rendered."""
         for field in REASONING_FIELDS:
-            turn = _turn([("probe_tool", _VALUE.format(0))], self.takes_objects)
-            head, marks = [_QUESTION], self._family.reasoning_delimiters
-            turn |= {field: f"{marks[0]}\n{_REASONING}\n{marks[1]}\n\n" if field == "content" else _REASONING}
+            turn = _make_turn([("probe_tool", _VALUE.format(0))], self.takes_argument_objects)
+            head, delimiters = [_QUESTION], self._family.reasoning_delimiters
+            turn |= {field: f"{delimiters[0]}\n{_REASONING}\n{delimiters[1]}\n\n" if field == "content" else _REASONING}
             if self._family.reasoning_parser is not None and field == "content":
                 continue
             prompt = self._try_render(head, generate=True)
-            text = self._try_render([*head, turn, _result(0, SLOT.format(0))], generate=True)
+            text = self._try_render([*head, turn, _make_result(0, SLOT.format(0))], generate=True)
             if prompt is None or text is None:
                 continue
             rendered = text[_common_prefix_length(prompt, text) :].partition(SLOT.format(0))[0]
-            closed = rendered.count(marks[1]) <= 1 and prompt.count(marks[0]) + rendered.count(marks[0]) <= 1
+            closed = (
+                rendered.count(delimiters[1]) <= 1 and prompt.count(delimiters[0]) + rendered.count(delimiters[0]) <= 1
+            )
             if rendered.count(_REASONING) == 1 and (closed or self._family.reasoning_parser is not None):
                 return field
         return None
@@ -120,16 +128,16 @@ class TemplateFormat:
 
         `has_text` and `has_reasoning`: whether the turn has text and reasoning in addition to its calls.
         """
-        if not self._family.exact or (num_calls > 1 and not self.takes_several_calls):
+        if not self._family.renders_turns_exactly or (num_calls > 1 and not self.takes_several_calls):
             return False
         if has_reasoning and self.reasoning_field is None:
             return False
         values = [_VALUE.format(i) for i in range(num_calls)]
-        turn = _turn([("probe_tool", value) for value in values], self.takes_objects)
+        turn = _make_turn([("probe_tool", value) for value in values], self.takes_argument_objects)
         turn["content"] = ("\n\n" if has_reasoning else "") + (_TEXT if has_text else "")
         if has_reasoning and self.reasoning_field is not None:
             turn = set_reasoning(turn, f"\n{_REASONING}\n", self.reasoning_field, self._family.reasoning_delimiters)
-        results = [_result(i, SLOT.format(i)) for i in range(num_calls)]
+        results = [_make_result(i, SLOT.format(i)) for i in range(num_calls)]
         prompt = self._try_render([_QUESTION], generate=True)
         once = self._try_render([_QUESTION, turn, *results], generate=True)
         twice = self._try_render([_QUESTION, turn, *results, turn, *results], generate=True)
@@ -153,37 +161,40 @@ class TemplateFormat:
             raise
 
     def stop_and_bridge(self, names: Sequence[str]) -> tuple[str, str]:
-        """Return the stop token of a turn with calls of these tools, and the text from there to the next prompt.
+        """Return the stop token of a turn that calls the tools `names`, and the text that follows the stop token.
 
-        The text has a SLOT for each result.
+        The text ends with the next generation prompt, and has a SLOT in place of each tool result.
 
         Raises:
             ValueError: The template omits or reorders tool messages, or no stop token ends the turn.
         """
         values = [_VALUE.format(i) for i in range(len(names))]
-        turn = _turn(list(zip(names, values, strict=True)), self.takes_objects)
+        turn = _make_turn(list(zip(names, values, strict=True)), self.takes_argument_objects)
         if not self.renders_calls:
             turn = {"role": "assistant", "content": values[-1]}
-        results = [_result(i, SLOT.format(i), name) for i, name in enumerate(names)]
+        results = [_make_result(i, SLOT.format(i), name) for i, name in enumerate(names)]
         text = self._render([_QUESTION, turn, *results], (), generate=True)
         before, found, _ = text.partition(SLOT.format(0))
         if not found:
             raise ValueError("the chat template omits tool messages")
         position = before.rfind(values[-1])
-        end = _first(self.stop_strings, before[position:]) if position >= 0 else None
+        end = _find_first(self.stop_strings, before[position:]) if position >= 0 else None
         if end is None:
-            raise ValueError("no stop token is between a call and its result")
+            raise ValueError("the chat template writes no stop token between a call and its result")
         return end, text[position + before[position:].index(end) + len(end) :]
 
 
-def set_reasoning(message: Message, reasoning: str, field: str, marks: tuple[str, str]) -> Message:
-    """Return the message with its reasoning in the field that the template reads."""
+def set_reasoning(message: Message, reasoning: str, field: str, delimiters: tuple[str, str]) -> Message:
+    """Return the message with `reasoning` in `field`, the field from which the template reads reasoning.
+
+    In the field `content`, the reasoning is enclosed in `delimiters`.
+    """
     if field != "content":
         return {**message, field: reasoning}
-    return {**message, "content": f"{marks[0]}{reasoning}{marks[1]}{message.get('content') or ''}"}
+    return {**message, "content": f"{delimiters[0]}{reasoning}{delimiters[1]}{message.get('content') or ''}"}
 
 
-def _first(texts: Sequence[str], text: str) -> str | None:
+def _find_first(texts: Sequence[str], text: str) -> str | None:
     """Return the string of `texts` that occurs first in `text`; the longest, if several start there."""
     found = [(text.index(one), -len(one), one) for one in texts if one and one in text]
     return min(found)[2] if found else None
@@ -196,7 +207,7 @@ def _common_prefix_length(first: str, second: str) -> int:
     )
 
 
-def _turn(calls: Sequence[tuple[str, str]], objects: bool) -> dict[str, Any]:
+def _make_turn(calls: Sequence[tuple[str, str]], objects: bool) -> dict[str, Any]:
     def call(index: int, name: str, value: str) -> dict[str, Any]:
         arguments = {"probe": value} if objects else json.dumps({"probe": value}, ensure_ascii=False)
         return {"id": f"call{index:05d}", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -204,5 +215,5 @@ def _turn(calls: Sequence[tuple[str, str]], objects: bool) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [call(i, *given) for i, given in enumerate(calls)]}
 
 
-def _result(index: int, content: str, name: str = "probe_tool") -> Message:
+def _make_result(index: int, content: str, name: str = "probe_tool") -> Message:
     return {"role": "tool", "tool_call_id": f"call{index:05d}", "name": name, "content": content}

@@ -16,23 +16,23 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 def to_template_messages(
-    messages: Sequence[Message], form: TemplateFormat, family: ModelFamily, *, has_reasoning: bool
+    messages: Sequence[Message], target_format: TemplateFormat, family: ModelFamily, *, has_reasoning: bool
 ) -> list[Message]:
-    """Convert messages to the format of the template; reasoning is removed unless the model `has_reasoning`.
+    """Convert messages in OpenAI's format to messages for a template.
 
-    Contents become strings, arguments become objects or strings, and reasoning moves to the field that the template
-    reads. Results follow in the order of their calls. If the template takes one call per turn, a turn with several is
-    split.
+    Contents become strings, and arguments become objects or strings. Reasoning moves to the field from which the
+    template reads it. If the model has no reasoning, reasoning is removed. Tool results are sorted in the order of
+    their calls. If the template accepts only one call per turn, a turn with several calls is split.
     """
-    plain = [_move_reasoning(_flatten_content(message), form, family, has_reasoning) for message in messages]
+    plain = [_move_reasoning(_flatten_content(message), target_format, family, has_reasoning) for message in messages]
     return [
         changed
-        for turn, results in _turns(_with_ids(plain, family))
-        for changed in _with_calls(turn, results, form, family)
+        for turn, results in _iter_turns(_replace_call_ids(plain, family))
+        for changed in _convert_calls(turn, results, target_format, family)
     ]
 
 
-def _with_ids(messages: Sequence[Message], family: ModelFamily) -> list[Message]:
+def _replace_call_ids(messages: Sequence[Message], family: ModelFamily) -> list[Message]:
     """Return the messages with call ids that depend only on the conversation, since some models see the ids."""
     ids: dict[str, str] = {}
     changed: list[Message] = []
@@ -41,7 +41,7 @@ def _with_ids(messages: Sequence[Message], family: ModelFamily) -> list[Message]
         if calls := message.get("tool_calls"):
             named = []
             for call in calls:
-                id = family.call_id.format(name=call["function"]["name"], index=count)
+                id = family.call_id_format.format(name=call["function"]["name"], index=count)
                 count += 1
                 ids[call.get("id") or id] = id
                 named.append({**call, "id": id})
@@ -60,7 +60,7 @@ def _flatten_content(message: Message) -> Message:
     return {**message, "content": content or ""}
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
+def _iter_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
     """Yield each message with the results that follow it, in the order of its calls."""
     names: dict[str, str] = {}
     number = 0
@@ -84,17 +84,19 @@ def _with_tool_name(result: Message, names: Mapping[str, str]) -> Message:
     return {**result, "name": names.get(result.get("tool_call_id") or "", result.get("name") or "tool")}
 
 
-def _with_calls(turn: Message, results: list[Message], form: TemplateFormat, family: ModelFamily) -> list[Message]:
+def _convert_calls(
+    turn: Message, results: list[Message], target_format: TemplateFormat, family: ModelFamily
+) -> list[Message]:
     calls = turn.get("tool_calls") or ()
     if not calls:
         without = {key: value for key, value in turn.items() if key != "tool_calls"}
         return [without, *results]
-    if not form.renders_calls and family.write_calls is not None:
+    if not target_format.renders_calls and family.write_calls is not None:
         written = family.write_calls([(call["function"]["name"], _arguments_object(call)) for call in calls])
         without = {key: value for key, value in turn.items() if key != "tool_calls"}
         return [{**without, "content": f"{turn['content']}{written}"}, *results]
-    given = [_call(call, form) for call in calls]
-    if form.takes_several_calls or len(given) == 1:
+    given = [_convert_call(call, target_format) for call in calls]
+    if target_format.takes_several_calls or len(given) == 1:
         return [{**turn, "tool_calls": given}, *results]
     split_turns = [
         {**turn, "tool_calls": [call], **({"content": ""} if place else {})} for place, call in enumerate(given)
@@ -107,19 +109,21 @@ def _with_calls(turn: Message, results: list[Message], form: TemplateFormat, fam
     )
 
 
-def _move_reasoning(turn: Message, form: TemplateFormat, family: ModelFamily, thinks: bool) -> Message:
+def _move_reasoning(turn: Message, target_format: TemplateFormat, family: ModelFamily, thinks: bool) -> Message:
     if turn["role"] != "assistant":
         return turn
     reasoning = next((turn[key] for key in REASONING_KEYS if turn.get(key)), None)
     turn = {key: value for key, value in turn.items() if key not in REASONING_KEYS}
-    if reasoning is None or not thinks or form.reasoning_field is None:
+    if reasoning is None or not thinks or target_format.reasoning_field is None:
         return turn
-    return set_reasoning(turn, reasoning, form.reasoning_field, family.reasoning_delimiters)
+    return set_reasoning(turn, reasoning, target_format.reasoning_field, family.reasoning_delimiters)
 
 
-def _call(call: dict[str, Any], form: TemplateFormat) -> dict[str, Any]:
+def _convert_call(call: dict[str, Any], target_format: TemplateFormat) -> dict[str, Any]:
     function = call["function"]
-    arguments = _arguments_object(call) if form.takes_objects else format_arguments(function.get("arguments"))
+    arguments = (
+        _arguments_object(call) if target_format.takes_argument_objects else format_arguments(function.get("arguments"))
+    )
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 

@@ -1,9 +1,11 @@
-"""Process that renders one chat template for its parent process, `agent_rft.chat.template`.
+"""Program that renders one chat template in a separate process; `agent_rft.chat.template` starts the process.
 
-It is run by path, without site packages and with an empty environment, and cannot open files once it has started. It
-therefore imports only the standard library and Jinja, all at startup. Messages on descriptor 0, a socket, are a length
-and JSON: first the template, then the values of each render. It exits when the socket is closed, by SIGPROF when a
-message takes too much CPU time, or with `MEMORY_EXIT`.
+The program is run by its path, without site packages and with an empty environment. It cannot open files after its
+start. It therefore imports only the standard library and Jinja, and all imports are at the start.
+
+Descriptor 0 is a socket. Each message is a length and JSON: the first one is the template, and each later one contains
+the variables of a render. The process exits when the socket is closed, by SIGPROF when a message takes too much CPU
+time, or with the status MEMORY_EXIT when it needs too much memory.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ MAX_CHARS = 300
 
 
 class TemplateRaised(jinja2.TemplateError):
-    """Error of a template that called `raise_exception`."""
+    """Error: the template called `raise_exception`."""
 
 
 class GenerationTag(Extension):
-    """The tag `generation`, which marks the text that the model writes. It does not change the text."""
+    """Jinja tag `generation`, which marks the text that the model writes. The tag does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it like this
 
@@ -56,7 +58,7 @@ class GenerationTag(Extension):
 
 
 def create_environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    """Return the Jinja environment of transformers (`utils/chat_template_utils.py`), with a fixed time."""
+    """Return transformers' Jinja environment (`utils/chat_template_utils.py`), in which the time is always `now`."""
 
     def raise_exception(message: object) -> None:
         raise TemplateRaised(str(message))
@@ -76,11 +78,11 @@ def create_environment(now: datetime) -> ImmutableSandboxedEnvironment:
 
 
 class RenderedTextTooLarge(Exception):
-    """The rendered text exceeds its limit."""
+    """Error: the rendered text exceeds the limit."""
 
 
 class TemplateWorker:
-    """Compiler of the template in the first message, which renders it with the values of each later message."""
+    """Compiles the template in the first message, and renders it with the variables in each later message."""
 
     def __init__(self, now: datetime, text_bytes: int) -> None:
         self._environment = create_environment(now)
@@ -113,7 +115,7 @@ class TemplateWorker:
 
 
 def describe_failure(error: Exception, kind: str) -> dict[str, Any]:
-    """Return the answer for an error: its kind, its message on one line, and the line in the template if known."""
+    """Return the answer for an error: kind, message on one line, and line of the template if it is known."""
     text, line = str(error), find_template_line(error)
     if isinstance(error, jinja2.TemplateSyntaxError):
         text, line = str(error.message), error.lineno
@@ -122,14 +124,17 @@ def describe_failure(error: Exception, kind: str) -> dict[str, Any]:
     elif isinstance(error, RenderedTextTooLarge):
         kind = "too_large"
     elif isinstance(error, RecursionError):
-        text = "it is nested too deeply, or recurses infinitely"
+        text = "too deep nesting, or infinite recursion"
     else:
         text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else text[:MAX_CHARS]}"
     return {"kind": kind, "problem": " ".join(text[:MAX_CHARS].split()), "line": line}
 
 
 def find_template_line(error: Exception) -> int | None:
-    """Return the innermost template line in the traceback, which Jinja has translated; None: unknown."""
+    """Return the line of the template in which an error occurred; None: unknown.
+
+    Jinja has converted line numbers in the traceback to lines of the template.
+    """
     line, entry = None, error.__traceback__
     while entry is not None:
         if entry.tb_frame.f_code.co_filename == "<template>":

@@ -1,4 +1,4 @@
-"""Chat template for models whose own template does not support tools: it writes tools, calls and results as text."""
+"""Prelude for chat templates that do not support tools: it writes tools, calls and results as text."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _SYSTEM, _QUESTION = "the system says", "the user asks"
 
 
 def add_tools_prelude(template: ChatTemplate) -> str:
-    """Return the template's text with the prelude before it. The parser hermes parses its calls.
+    """Return the text of the template with the prelude in front of it. The tool parser hermes can read the calls.
 
-    If the template rejects or drops a system message, its text moves to the first user message.
+    If the template rejects or omits system messages, the prelude moves their text to the first user message.
 
     Raises:
         UserError: The template cannot render even a question and an answer.
     """
-    role = "system" if _shows_system(template) else "user"
+    role = "system" if _renders_system(template) else "user"
     text = f"{{%- set system_role = '{role}' -%}}\n{_PRELUDE.read_text(encoding='utf-8')}{template.text}"
     ChatTemplate(text)  # checks the size
     return text
 
 
-def _shows_system(template: ChatTemplate) -> bool:
+def _renders_system(template: ChatTemplate) -> bool:
     question: Message = {"role": "user", "content": _QUESTION}
     answer: Message = {"role": "assistant", "content": "the answer"}
     if _QUESTION not in template.render([question, answer, question], (), generate=True):

@@ -1,4 +1,5 @@
-"""Commands of `agent-rft`.
+"""Commands of the `agent-rft` command line.
 
-Modules here import Ray, torch and the database only inside the commands that need them.
+The modules of this package import Ray, torch and the database only inside the commands that need them, so that other
+commands start quickly.
 """

@@ -1,4 +1,4 @@
-"""`agent-rft check JOB` and `agent-rft plan JOB`: problems and placement plan of a job, without starting it."""
+"""Commands `agent-rft check JOB` and `agent-rft plan JOB`: show problems and placement of a job without starting it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from rich.rule import Rule
 from rich.text import Text
 
 from agent_rft.actors.runtime.process_setup import fast_imports
-from agent_rft.cli.job_files import ClusterAddress, ConfigFile, JobFile, Runs, job_lines, read_job_file, read_operator
+from agent_rft.cli.job_files import (
+    ClusterAddress,
+    ConfigFile,
+    JobFile,
+    Runs,
+    add_job_lines,
+    read_job_file,
+    read_operator,
+)
 
 if TYPE_CHECKING:
     from agent_rft.cluster.checks.prompt_preview import PromptPreview
 
 TRAINED_MARKS = ("⟦", "⟧")
-"""Marks around trained text, which a terminal also shows in green."""
+"""Characters before and after trained text. Terminals with colors show the text in green as well."""
 
 
 def check_command(
@@ -30,23 +38,28 @@ def check_command(
         bool, typer.Option("--show-prompt", help="print the first row as the model sees it, and mark the trained text")
     ] = False,
 ) -> None:
-    """Check a job without starting it, and list all problems. Calls each tool and the grader once."""
+    """Check a job without starting it, and list all problems. The check calls each tool and the grader once."""
     spec, model, operator = read_job_file(job, read_operator(config), address)
     with fast_imports():
         from agent_rft.cluster.checks.prompt_preview import preview_prompt
         from agent_rft.cluster.run.driver import check
 
-    if show_prompt and (shown := preview_prompt(spec, model)) is not None:
-        print_prompt(Console(highlight=False), shown)
-    with job_lines(job):
+    if show_prompt and (preview := preview_prompt(spec, model)) is not None:
+        print_prompt(Console(highlight=False), preview)
+    with add_job_lines(job):
         asyncio.run(check(spec, model, runs, address, operator))
 
 
-def print_prompt(console: Console, shown: PromptPreview) -> None:
-    """Print the text of each sample with its special tokens, then the token count, model family and parser."""
-    for number, pieces in enumerate(shown.samples, start=1):
+def print_prompt(console: Console, preview: PromptPreview) -> None:
+    """Print a row as the model reads it, sample by sample, with special tokens and with marks around trained text.
+
+    Then print the number of tokens, the model family, the tool parser and the stop tokens.
+    """
+    for number, pieces in enumerate(preview.samples, start=1):
         title = (
-            "the first row" if len(shown.samples) == 1 else f"the first row, sample {number} of {len(shown.samples)}"
+            "the first row"
+            if len(preview.samples) == 1
+            else f"the first row, sample {number} of {len(preview.samples)}"
         )
         console.print(Rule(title, align="left"))
         text = Text()
@@ -56,12 +69,12 @@ def print_prompt(console: Console, shown: PromptPreview) -> None:
             )
         console.print(text, soft_wrap=True)
     console.print(Rule())
-    dialect = shown.dialect
-    trained = any(trained for pieces in shown.samples for _, trained in pieces)
+    dialect = preview.dialect
+    trained = any(trained for pieces in preview.samples for _, trained in pieces)
     parser = "no tool parser" if dialect.tool_parser is None else f"parser {dialect.tool_parser}"
-    facts = [f"{shown.num_tokens:,} tokens", f"family {dialect.family}", parser]
+    facts = [f"{preview.num_tokens:,} tokens", f"family {dialect.family}", parser]
     facts += [
-        f"stop tokens {' '.join(shown.stop_tokens)}",
+        f"stop tokens {' '.join(preview.stop_tokens)}",
         *([f"{TRAINED_MARKS[0]}trained{TRAINED_MARKS[1]}"] if trained else []),
     ]
     console.print(Text(", ".join(facts)), soft_wrap=True)
@@ -80,7 +93,7 @@ def plan_command(
 ) -> None:
     """Show the placement of a job's processes and the resources that each node needs, without starting anything.
 
-    Exit code 2 if something does not fit.
+    The exit code is 2 if the job does not fit on the nodes.
     """
     from agent_rft.cluster.planning.plan_nodes import read_local_node, read_nodes
     from agent_rft.cluster.planning.plan_view import plan_and_print, read_request

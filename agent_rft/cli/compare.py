@@ -1,4 +1,4 @@
-"""`agent-rft compare`: differences between models, checkpoints, runs or evaluations."""
+"""Command `agent-rft compare`: shows differences between models, checkpoints, runs or evaluations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from agent_rft.cli import completion
-from agent_rft.cli.job_files import set_options
+from agent_rft.cli.job_files import to_cli_arguments
 from agent_rft.errors import UserError
 
 File = Literal["test_file", "validation_file", "training_file"]
@@ -22,27 +22,35 @@ def compare_command(
     sides: Annotated[
         list[str],
         typer.Argument(
-            help="two or more run folders, RUN:test-before, or with --job folders of models or checkpoints",
+            help="two or more evaluations: run folders, or rollout files such as RUN:test-before; with --job: folders "
+            "of models or checkpoints",
             autocompletion=completion.run_folders,
         ),
     ],
     name: Annotated[
-        str | None, typer.Option(help="rollout file of each run given without one, such as test-after or validation-5")
+        str | None,
+        typer.Option(
+            help="rollout file to use for runs that are given without a file, such as test-after or validation-5"
+        ),
     ] = None,
     job: Annotated[
-        Path | None, typer.Option(help="job file to evaluate models with; evaluations recorded in --runs are reused")
+        Path | None,
+        typer.Option(help="job file with which models are evaluated; evaluations recorded in --runs are reused"),
     ] = None,
     file: Annotated[
         File | None,
         typer.Option(
-            help="file of rows (default: the first of test, validation and training file that all sides have)"
+            help="file of rows to compare (default: the first of test, validation and training file that all "
+            "evaluations have)"
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row when models are evaluated with --job")] = 1,
-    runs: Annotated[Path, typer.Option(help="folder of recorded and new evaluations with --job")] = Path("runs"),
+    runs: Annotated[
+        Path, typer.Option(help="with --job: folder in which recorded evaluations are found and new ones are saved")
+    ] = Path("runs"),
     address: Annotated[
         str | None,
-        typer.Option(help="running Ray cluster for evaluations, HOST:PORT or auto", envvar="RAY_ADDRESS"),
+        typer.Option(help="address of a running Ray cluster for evaluations: HOST:PORT or auto", envvar="RAY_ADDRESS"),
     ] = None,
     config: Annotated[
         Path | None,
@@ -53,22 +61,30 @@ def compare_command(
     target_latency: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="target for the model and tool time of a rollout, in seconds; the share above it is shown"
+            min=0.0,
+            help="target for the time in seconds that a rollout spends in model and tools; the share of slower "
+            "rollouts is shown",
         ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=0, help="number of most improved and most worsened rows to show")] = 3,
+    rows: Annotated[
+        int, typer.Option(min=0, help="number of rows to show that improved most, and of rows that worsened most")
+    ] = 3,
     html: Annotated[Path | None, typer.Option(help="HTML file to write, with charts and traces")] = None,
-    png: Annotated[Path | None, typer.Option(help="image to write, without traces; requires Chromium")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object, with every row")] = False,
+    png: Annotated[
+        Path | None, typer.Option(help="PNG image to write, with charts but without traces; requires Chromium")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object that contains every row")] = False,
 ) -> None:
-    """Compare evaluations with the first one, row by row: grades, reward, time, tokens, calls and tools."""
+    """Compare each evaluation with the first one, row by row: grades, reward, time, tokens, calls and tools."""
     from agent_rft.cluster.views.comparison.comparison_page import write_page, write_png
     from agent_rft.cluster.views.comparison.comparison_stats import compare_evaluations, comparison_json
     from agent_rft.cluster.views.comparison.comparison_table import print_comparison
     from agent_rft.cluster.views.comparison.evaluation_selection import load_evaluations
 
     if len(sides) < 2:
-        raise typer.BadParameter("give two or more; to compare one run: RUN:test-before RUN:test-after")
+        raise typer.BadParameter(
+            "give two or more evaluations; to compare a run before and after training: RUN:test-before RUN:test-after"
+        )
     evaluate = None if job is None else _ModelEvaluator(job, file or "test_file", samples, runs, address, config)
     chosen = file or (None if job is None else "test_file")
     found = load_evaluations(sides, name=name, file=chosen, evaluate=evaluate)
@@ -88,7 +104,10 @@ def compare_command(
 
 
 class _ModelEvaluator:
-    """Callable that runs `agent-rft eval` for a model in a separate process, or returns its recorded evaluation."""
+    """Callable that returns the evaluation of a model.
+
+    If there is no recorded evaluation, `agent-rft eval` is run in a separate process.
+    """
 
     def __init__(
         self, job: Path, file: File, samples: int, runs: Path, address: str | None, config: Path | None
@@ -97,22 +116,22 @@ class _ModelEvaluator:
 
         self._path, self._job = job, load_job(job)
         if getattr(self._job, file) is None:
-            raise UserError(f"{job} has no {file}; add it, or choose another file with --file")
+            raise UserError(f"{job} does not set {file}; set {file}, or choose another file with --file")
         self._file, self._samples, self._runs = file, samples, runs
-        self._others = set_options({"--address": address, "--config": config})
+        self._others = to_cli_arguments({"--address": address, "--config": config})
 
     def __call__(self, model: Path) -> Path:
-        from agent_rft.cluster.views.comparison.evaluation_selection import recorded_evaluation
+        from agent_rft.cluster.views.comparison.evaluation_selection import find_recorded_evaluation
 
         job = self._job.model_copy(update={"model": str(model)})
-        known = recorded_evaluation(self._runs, job, model, self._file, self._samples)
+        known = find_recorded_evaluation(self._runs, job, model, self._file, self._samples)
         if known is not None:
             Console(stderr=True).print(f"{model}: reusing the evaluation in {known}", highlight=False, soft_wrap=True)
             return known
         options = ("--model", model, "--file", self._file, "--samples", self._samples, "--runs", self._runs)
         command = [sys.executable, "-P", "-m", "agent_rft.cli.main", "eval", self._path, *options, *self._others]
         ended = subprocess.run([*map(str, command)], stdout=sys.stderr.fileno())  # stdout is for the JSON
-        made = recorded_evaluation(self._runs, job, model, self._file, self._samples)
+        made = find_recorded_evaluation(self._runs, job, model, self._file, self._samples)
         if ended.returncode or made is None:
             raise UserError(f"{model} was not evaluated: agent-rft eval failed with exit code {ended.returncode}")
         return made

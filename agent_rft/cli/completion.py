@@ -1,10 +1,10 @@
-"""Shell completion of values: names, profiles, run folders, checkpoints, and ids of a server.
+"""Functions that list values for shell completion: names, profiles, run folders, checkpoints, and ids on a server.
 
-If a list cannot be made, it is empty and nothing is printed, because the user is typing; the shell then offers files.
-Typer filters the values by the typed prefix.
+If values cannot be listed, the functions return an empty list, and the shell offers files instead. Errors are not
+printed, because the user is typing. Typer filters the values by the typed prefix.
 
-Shells insert a value into the command line unchanged, and zsh evaluates what Typer prints. Values from a server or a
-folder are therefore offered only if they contain no characters that are special to a shell.
+Shells insert a value into the command line unchanged, and zsh evaluates the text that Typer prints. Values from a
+server or a folder are therefore offered only if they contain no characters that are special to a shell.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agent_rft.cli.api_commands.api_client import iter_pages, load_profiles, mak
 from agent_rft.errors import RftError
 
 TIMEOUT_S = 1.0
-"""Timeout for a server's answer in seconds; after that, typing is faster."""
+"""Timeout for a server's response in seconds; with a longer wait, typing the value would be faster."""
 MAX_OFFERED = 100
 _SAFE = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 """Values without characters that are special to a shell, as in `shlex.quote`."""
@@ -34,42 +34,48 @@ Completions = list[tuple[str, str]]
 
 
 def profile_names() -> list[str]:
-    """Return the names in profiles.yaml."""
+    """Return the names of the profiles in profiles.yaml."""
     try:
         return [name for name in load_profiles(profiles_file()) if _SAFE.fullmatch(str(name))]
     except RftError:
         return []
 
 
-def scopes() -> list[str]:
+def key_scopes() -> list[str]:
     """Return the scopes of API keys."""
     return ["read", "write", "admin"]
 
 
-def explained_names(incomplete: str) -> Completions:
-    """Return the names that `agent-rft explain` explains, with their kinds.
+def explainable_names(incomplete: str) -> Completions:
+    """Return (name, kind) of each name that `agent-rft explain` can explain.
 
-    If something is typed, the last part of each setting's path is offered too.
+    If the user has typed something, the last part of each setting's path is returned as well.
     """
     from agent_rft.cli.reference.catalog import build_catalog  # imports pydantic, which other completions do not need
-    from agent_rft.cli.reference.setting_list import all_settings
+    from agent_rft.cli.reference.setting_list import list_settings
 
-    entries = build_catalog(all_settings())
+    entries = build_catalog(list_settings())
     ends = [(entry.name.rpartition(".")[2], entry.kind) for entry in entries if incomplete and "." in entry.name]
     return list(dict.fromkeys([*((entry.name, entry.kind) for entry in entries), *ends]))
 
 
 def run_folders(incomplete: str) -> list[str]:
-    """Return run folders at the typed path and one level below, so that `runs/...` is offered for empty input."""
-    return _folders_with("events.jsonl", incomplete, "*", "*/*")
+    """Return run folders whose path begins with the typed text, at the typed level and one level below.
+
+    The level below is searched so that the run folders in `runs` are offered before anything is typed.
+    """
+    return _find_folders_with_file("events.jsonl", incomplete, "*", "*/*")
 
 
 def checkpoints(incomplete: str) -> list[str]:
-    """Return checkpoints at the typed path and one level below, and checkpoints of run folders there."""
-    return _folders_with("loop.json", incomplete, "*", "*/*", "*/checkpoints/*", "*/*/checkpoints/*")
+    """Return checkpoints whose path begins with the typed text, at the typed level and one level below.
+
+    The checkpoints of the run folders at these levels are returned as well.
+    """
+    return _find_folders_with_file("loop.json", incomplete, "*", "*/*", "*/checkpoints/*", "*/*/checkpoints/*")
 
 
-def _folders_with(file: str, incomplete: str, *patterns: str) -> list[str]:
+def _find_folders_with_file(file: str, incomplete: str, *patterns: str) -> list[str]:
     found = (path for pattern in patterns for path in iglob(f"{escape(incomplete)}{pattern}/{file}"))
     folders = dict.fromkeys(str(Path(path).parent) for path in islice(found, MAX_OFFERED))
     return [folder for folder in folders if _SAFE.fullmatch(folder)]
@@ -86,15 +92,18 @@ def file_ids(context: typer.Context) -> Completions:
     return _filter_safe((file["id"], file["filename"]) for file in _list_entries(context, "/files"))
 
 
-def _filter_safe(offers: Iterable[tuple[str, str]]) -> Completions:
+def _filter_safe(completions: Iterable[tuple[str, str]]) -> Completions:
     try:
-        return [(value, _UNSAFE_CHARACTERS.sub(" ", text)) for value, text in offers if _SAFE.fullmatch(value)]
+        return [(value, _UNSAFE_CHARACTERS.sub(" ", text)) for value, text in completions if _SAFE.fullmatch(value)]
     except (LookupError, TypeError):  # the response is not from an agent-rft server
         return []
 
 
 def _list_entries(context: typer.Context, path: str) -> list[dict[str, Any]]:
-    """Return the first entries of a list from the server that the typed options, environment or profile select."""
+    """Return the first entries of an API list; empty if the request fails.
+
+    The server is selected by the options typed so far, the environment or a profile.
+    """
     options = context.parent.params if context.parent else {}
     server = options.get("base_url"), options.get("api_key"), options.get("profile") or "default"
     try:

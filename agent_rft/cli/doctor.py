@@ -1,4 +1,4 @@
-"""`agent-rft models doctor` and `models template`: checks of local models before a job exists."""
+"""Commands `agent-rft models doctor` and `agent-rft models template`: check a local model and print a chat template."""
 
 from __future__ import annotations
 
@@ -21,17 +21,24 @@ if TYPE_CHECKING:
 def doctor_command(
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="folders in Hugging Face format, or names in the local cache (default: list families)"),
+        typer.Argument(
+            help="folders in Hugging Face format, or names in the local cache (default: list model families instead)"
+        ),
     ] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file to use instead of the models' own chat templates")
     ] = None,
-    tool_parser: Annotated[str, typer.Option(help="vLLM's tool parser to use; auto: detect it")] = "auto",
+    tool_parser: Annotated[
+        str, typer.Option(help="name of vLLM's tool parser to use; auto: detect the parser")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
-    """Report whether models can be trained, and how to fix problems. Exit code 1 if tool calls cannot be trained."""
+    """Report whether models can be trained, and how to fix problems.
+
+    The exit code is 1 if tool calls cannot be trained with one of the models.
+    """
     if not models:
-        _show_families(as_json)
+        _print_families(as_json)
         return
     with fast_imports():
         from agent_rft.cluster.checks.model_examination import examine_model
@@ -48,48 +55,48 @@ def doctor_command(
     trainable = True
     for name in models:
         found = examine_model(name, options)
-        trainable = trainable and found.trainable
+        trainable = trainable and found.can_train_calls
         if as_json:
             row = {
                 "model": name,
-                "trainable": found.trainable,
-                "trainable_without_tools": found.trainable_without_tools,
-                "examined": None if found.examined is None else asdict(found.examined),
+                "trainable": found.can_train_calls,
+                "trainable_without_tools": found.can_train_without_calls,
+                "examined": None if found.features is None else asdict(found.features),
                 "problems": [asdict(one) for one in found.all_problems],
             }
             typer.echo(json.dumps(row))
         else:
-            _show(name, found)
+            _print_examination(name, found)
     raise typer.Exit(0 if trainable else 1)
 
 
 def template_command(
     model: Annotated[str, typer.Argument(help="folder in Hugging Face format, or a name in the local cache")],
 ) -> None:
-    """Print a chat template that writes tools, calls and results as text, for a model whose template lacks tools."""
+    """Print a chat template with tools, calls and results as text, for a model whose own template lacks tools."""
     with fast_imports():
         from agent_rft.cluster.checks.model_examination import add_tools_to_template
     typer.echo(add_tools_to_template(model), nl=False)
 
 
-def _show(name: str, found: Examination) -> None:
+def _print_examination(name: str, found: Examination) -> None:
     console = Console(emoji=False, highlight=False)
     verdict, style = "not trainable", "bold"
-    if found.trainable:
+    if found.can_train_calls:
         verdict, style = "trainable", "bold green"
-    elif found.trainable_without_tools:
+    elif found.can_train_without_calls:
         verdict = "trainable without tools"
     console.print(Text(f"{name}: {verdict}", style))
-    if found.examined is not None:
+    if found.features is not None:
         table = Table(box=None, show_header=False, pad_edge=False)
-        for finding in found.examined.findings():
+        for finding in found.features.list_features():
             table.add_row(*map(Text, finding))
         console.print(table)
     for problem in found.all_problems:
         console.print(Text(str(problem)), soft_wrap=True)
 
 
-def _show_families(as_json: bool) -> None:
+def _print_families(as_json: bool) -> None:
     from agent_rft.chat.families import FAMILIES
 
     table = Table("family", "tool parser", "stop tokens", "reasoning", "structured output", box=None, pad_edge=False)
@@ -99,7 +106,7 @@ def _show_families(as_json: bool) -> None:
             "tool_parser": family.tool_parser,
             "stop_tokens": list(family.stop_tokens),
             "reasoning": family.reasoning_parser or " ".join(family.reasoning_delimiters),
-            "structured": bool(family.calls),
+            "structured": bool(family.call_syntaxes),
         }
         if as_json:
             typer.echo(json.dumps(row))

@@ -1,4 +1,4 @@
-"""`agent-rft explain NAME` and `agent-rft schema`: meanings of names, and JSON schemas of files."""
+"""Commands `agent-rft explain NAME` and `agent-rft schema`: explain a name, or print a file's JSON schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agent_rft.cli.completion import explained_names
+from agent_rft.cli.completion import explainable_names
 
 if TYPE_CHECKING:
     from agent_rft.cli.reference.catalog import CatalogEntry
@@ -22,16 +22,16 @@ def explain_command(
         typer.Argument(
             help="problem code, setting (or the end of its path), metric (or its Prometheus name), event, alarm rule, "
             "discard reason, readiness reason or exit code",
-            autocompletion=explained_names,
+            autocompletion=explainable_names,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
-    """Explain what a name in a message, job, metric or event means, and what to do about it."""
+    """Explain a name from a message, job file, metric or event: its meaning and, for a problem, the fix."""
     from agent_rft.cli.reference.catalog import build_catalog, find_entries, similar_names
-    from agent_rft.cli.reference.setting_list import all_settings
+    from agent_rft.cli.reference.setting_list import list_settings
 
-    entries = build_catalog(all_settings())
+    entries = build_catalog(list_settings())
     found = find_entries(name, entries)
     settings = [entry for entry in found if entry.kind == "setting"]
     if not found:
@@ -40,16 +40,16 @@ def explain_command(
         raise typer.Exit(UNKNOWN_NAME)
     if len(settings) > 1 and len(found) == len(settings):
         paths = "\n".join(f"  {entry.name} ({entry.facts['in']})" for entry in settings)
-        typer.echo(f"{name!r} matches {len(settings)} settings; give more of the path:\n{paths}", err=True)
+        typer.echo(f"{name!r} matches {len(settings)} settings; give a longer part of the path:\n{paths}", err=True)
         raise typer.Exit(UNKNOWN_NAME)
     if as_json:
         for entry in found:
             typer.echo(json.dumps(asdict(entry)))
     else:
-        typer.echo("\n\n".join(map(_text, found)))
+        typer.echo("\n\n".join(map(_format_entry, found)))
 
 
-def _text(entry: CatalogEntry) -> str:
+def _format_entry(entry: CatalogEntry) -> str:
     lines = [f"{entry.name}: {entry.kind}", *(f"  {paragraph}" for paragraph in entry.meaning.split("\n\n"))]
     if entry.fix:
         lines.append(f"  -> {entry.fix}")

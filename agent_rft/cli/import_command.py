@@ -1,4 +1,4 @@
-"""`agent-rft import`: conversion of other services' jobs into job files."""
+"""Command `agent-rft import`: converts jobs of other services into job files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 
 from agent_rft.cluster.run.stop_signals import hangup_signals
 from agent_rft.errors import UserError
-from agent_rft.rows.ownership import strip_owner
+from agent_rft.rows.ownership import strip_owner_folder
 
 app = typer.Typer(no_args_is_help=True, help="Convert a job of another service into a job file and rows.")
 
@@ -28,23 +28,33 @@ def openai_command(
         Path | None,
         typer.Option(
             "--from",
-            help="folder of an exported job, instead of --job: job.json, train.jsonl and, optionally, validation.jsonl",
+            help="folder of an exported job to use instead of --job; it contains job.json, train.jsonl and, "
+            "optionally, validation.jsonl",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="new folder to write (default: the job's id)")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="base model, a folder or a Hugging Face name (default: one is proposed)")
+    out: Annotated[
+        Path | None, typer.Option(help="new folder to write (default: a folder with the job's id as its name)")
     ] = None,
-    training_file: Annotated[Path | None, typer.Option(help="rows to use instead of the job's training file")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="base model: a folder or a Hugging Face name (default: a model is proposed)")
+    ] = None,
+    training_file: Annotated[
+        Path | None, typer.Option(help="file of rows to use instead of the job's training file")
+    ] = None,
     validation_file: Annotated[
-        Path | None, typer.Option(help="rows to use instead of the job's validation file")
+        Path | None, typer.Option(help="file of rows to use instead of the job's validation file")
     ] = None,
     base_url: Annotated[
         str | None,
-        typer.Option(help="URL of the API (default: OPENAI_BASE_URL, or OpenAI's); the key is OPENAI_API_KEY"),
+        typer.Option(
+            help="URL of the API (default: OPENAI_BASE_URL, or OpenAI's URL); the key is read from OPENAI_API_KEY"
+        ),
     ] = None,
 ) -> None:
-    """Import a job from OpenAI's fine-tuning API as job.yaml and rows, and list differences and variables to set."""
+    """Import a job from OpenAI's fine-tuning API as job.yaml and files of rows.
+
+    Differences and the environment variables to set are listed.
+    """
     from agent_rft.cli.openai_import.export_source import FolderSource
     from agent_rft.cli.openai_import.import_folder import Source, import_job
     from agent_rft.cli.openai_import.openai_objects import JOB_ID
@@ -53,22 +63,24 @@ def openai_command(
     if (job is None) == (export is None):
         raise typer.BadParameter("give either --job or --from")
     if job is not None and not re.fullmatch(JOB_ID, job):
-        raise UserError(f"--job: {job!r} is not the id of a fine-tuning job, which begins with ftjob-")
+        raise UserError(f"--job: {job!r} is not the id of a fine-tuning job; give an id that begins with ftjob-")
     if model is not None and Path(expanduser(model)).is_dir():
-        model = str(strip_owner(Path(expanduser(model)).resolve()))  # paths in a job file are relative to the file
+        model = str(
+            strip_owner_folder(Path(expanduser(model)).resolve())
+        )  # paths in a job file are relative to the file
     files = {"training_file": training_file, "validation_file": validation_file}
     replacements = {field: path for field, path in files.items() if path is not None}
     for number in (signal.SIGTERM, *hangup_signals()):
-        signal.signal(number, _interrupt)  # so that the unfinished folder is removed
+        signal.signal(number, _raise_keyboard_interrupt)  # so that the unfinished folder is removed
     with ExitStack() as stack:
         if export is not None:
             source: Source = FolderSource(export)
         else:
             client, key = make_openai_client(base_url, os.environ)
-            source = ApiSource(stack.enter_context(client), key, job or "", tell=partial(typer.echo, err=True))
+            source = ApiSource(stack.enter_context(client), key, job or "", notify=partial(typer.echo, err=True))
         text = import_job(source, out, replacements, model)
     typer.echo(text, nl=False)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _raise_keyboard_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt

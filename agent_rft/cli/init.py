@@ -1,4 +1,4 @@
-"""`agent-rft init`: a new project from an example, or from the user's tools and questions."""
+"""Command `agent-rft init`: writes a new project, from an example or from the user's tools and questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent_rft.cli.projects.own_project import ProjectRequest
 
 Ask = Callable[[str, str], str]
-"""Function that asks a question and returns the answer; its second argument is the answer if the user presses Enter."""
+"""Function that asks a question and returns the answer; its second argument is the default for an empty answer."""
 
 
 def init_command(
@@ -24,37 +24,39 @@ def init_command(
     example: Annotated[
         Literal["ledger", "endpoint"] | None,
         typer.Option(
-            help="example to copy: ledger, a job that learns in minutes without a GPU (default without a terminal), or "
-            "endpoint, a skeleton for your agent"
+            help="example to copy: ledger (a job that learns in minutes without a GPU; the default without a terminal) "
+            "or endpoint (a skeleton for your agent)"
         ),
     ] = None,
     sources: Annotated[
         list[str] | None,
         typer.Option(
             "--from",
-            help="source of tools (a Python file of functions with type hints, or an OpenAPI file or URL), or a CSV "
-            "file of questions and answers. Repeat the option to give both",
+            help="source of tools (a Python file of functions with type hints, or an OpenAPI file or URL) or of "
+            "examples (a CSV file of questions and answers); repeat the option to give both",
         ),
     ] = None,
     tools: Annotated[
         list[str] | None,
-        typer.Option("--tool", help="function or operation to use (default: all); repeat the option for more"),
+        typer.Option(
+            "--tool", help="function or API operation to use as a tool (default: all); repeat the option for several"
+        ),
     ] = None,
     system: Annotated[str, typer.Option(help="system message of each row")] = "",
     model: Annotated[
-        str | None, typer.Option(help="base model, a folder or a Hugging Face name (default: a toy model)")
+        str | None, typer.Option(help="base model: a folder or a Hugging Face name (default: a toy model)")
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port of the project's server")] = PORT,
     serve: Annotated[
         bool,
         typer.Option(
-            "--serve", help="also write agent-rft.yaml, so that jobs of `agent-rft serve` may call the server"
+            "--serve", help="also write agent-rft.yaml, so that jobs of `agent-rft serve` may call the project's server"
         ),
     ] = False,
 ) -> None:
     """Write a new project: a job, its rows, and a server with its tools and grader.
 
-    Without options, it asks five questions if it runs in a terminal.
+    Without options, the command asks five questions if it runs in a terminal.
     """
     has_own_options = bool(sources or tools or system or model is not None or port != PORT)
     if example is not None and has_own_options:
@@ -67,7 +69,7 @@ def init_command(
     if request is None and example is None and sys.stdin.isatty():
         request = ask_project_questions(_prompt)
     if request is not None:
-        typer.echo(write_own_project(folder, replace(request, serves=serve)))
+        typer.echo(write_own_project(folder, replace(request, with_operator_file=serve)))
         return
     from agent_rft.cli.projects.example_project import write_project
 
@@ -75,13 +77,13 @@ def init_command(
 
 
 def ask_project_questions(ask: Ask) -> ProjectRequest | None:
-    """Ask the five questions and return the requested project; None if the user has no tools and no examples."""
+    """Ask the user five questions and return the requested project; None if the user has no tools and no examples."""
     from agent_rft.cli.projects.own_project import ProjectRequest
 
     tools = ask("1. Your tools: a Python file with type hints, or an OpenAPI file or URL (Enter: none)", "")
     rows = ask("2. Your examples: a CSV file with the columns question and answer (Enter: none)", "")
     if not tools and not rows:
-        typer.echo("Without tools and examples, this writes the ledger example.")
+        typer.echo("No tools and no examples were given, so the ledger example is written.")
         return None
     system = ask("3. The system message of each row (Enter: none)", "")
     model = ask("4. The base model: a folder, or a name such as Qwen/Qwen3-0.6B (Enter: a toy model)", "")

@@ -1,4 +1,4 @@
-"""Shared arguments of the commands that take a job file, and functions that read the file."""
+"""Arguments that all commands with a job file share, and functions that read the file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 
 def strip_option(value: str | None) -> str | None:
-    """Return the value of an option or variable without surrounding white space; None if it is empty."""
+    """Return the value of an option or variable without surrounding white space; None if the value is empty."""
     return (value or "").strip() or None
 
 
-JobFile = Annotated[Path, typer.Argument(help="job file, YAML or JSON; ${NAME} is read from the environment")]
+JobFile = Annotated[
+    Path, typer.Argument(help="YAML or JSON file of the job; ${NAME} is replaced by an environment variable")
+]
 ClusterAddress = Annotated[
     str | None,
     typer.Option(
-        help="running Ray cluster, HOST:PORT or auto (default: a new one on this machine)",
+        help="address of a running Ray cluster: HOST:PORT or auto (default: start a cluster on this machine)",
         envvar="RAY_ADDRESS",
         callback=strip_option,
     ),
@@ -48,16 +50,17 @@ def read_operator(config: Path | None) -> OperatorConfig:
 def read_job_file(
     path: Path, operator: OperatorConfig, address: str | None, model: str | None = None
 ) -> tuple[JobSpec, ModelFolder, OperatorConfig]:
-    """Read a job file and check it without starting or calling anything, which takes about a second.
+    """Read a job file and check it without starting processes or calling endpoints. This takes about a second.
 
     Args:
         path: The job file.
         operator: The operator's configuration.
         address: Address of the command's Ray cluster; None if the command starts a cluster.
-        model: Model to use instead of the job's; None: the job's.
+        model: Model to use instead of the model in the job file; None to use the model in the job file.
 
     Returns:
-        The job, its model folder, and `operator` extended with the job's endpoints that it may call on this machine.
+        The job, its model folder, and an operator's configuration that may also allow the job's local endpoints (see
+        `allow_local_endpoints`).
 
     Raises:
         InvalidJob: The job file, rows or model folder have problems; the error lists all of them.
@@ -75,19 +78,22 @@ def read_job_file(
     operator = allow_local_endpoints(operator, job, address)
     folder = ModelFolder.find(job.model)
     if problems := [*problems, *check_offline(job, folder, operator)]:
-        with job_lines(path):
+        with add_job_lines(path):
             raise make_invalid_job(problems)
     return job, folder, operator
 
 
-def set_options(options: Mapping[str, object]) -> list[str]:
-    """Return the options that have a value, as command-line arguments."""
+def to_cli_arguments(options: Mapping[str, object]) -> list[str]:
+    """Return the options that are not None as command-line arguments, such as `["--samples", "8"]`."""
     return [word for name, value in options.items() if value is not None for word in (name, str(value))]
 
 
 @contextmanager
-def job_lines(job: Path) -> Iterator[None]:
-    """Context manager that adds job-file lines to problems found elsewhere, such as at an endpoint or in the model."""
+def add_job_lines(job: Path) -> Iterator[None]:
+    """Context manager that adds line numbers of the job file to the problems of an `InvalidJob` raised in its block.
+
+    Checks that do not read the file, such as checks of endpoints or the model, report problems without line numbers.
+    """
     from agent_rft.spec.job_file import add_lines
 
     try:

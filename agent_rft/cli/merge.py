@@ -1,4 +1,4 @@
-"""`agent-rft models merge`: a job's LoRA adapter merged into its base model."""
+"""Command `agent-rft models merge`: merges a job's LoRA adapter into its base model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def merge_command(
     adapter: Annotated[Path, typer.Argument(help="checkpoint of a job with `lora`, or another PEFT folder")],
     out: Annotated[Path, typer.Argument(help="new folder for the merged model")],
 ) -> None:
-    """Merge an adapter into its base model and write the full model, which any program that loads models can use."""
+    """Merge a LoRA adapter into its base model and write the full model, which needs no LoRA support to be loaded."""
     from agent_rft.cluster.planning.model_folder import find_base
     from agent_rft.errors import UserError
     from agent_rft.trainer.learner.adapter import AdapterFolder

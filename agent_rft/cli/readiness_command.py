@@ -1,4 +1,4 @@
-"""`agent-rft ready JOB`: readiness check of a job before training."""
+"""Command `agent-rft ready JOB`: runs the readiness check of a job before training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from agent_rft.cli.job_files import (
     ConfigFile,
     JobFile,
     Runs,
-    job_lines,
+    add_job_lines,
     read_job_file,
     read_operator,
-    set_options,
+    to_cli_arguments,
 )
 from agent_rft.cluster.run.stop_signals import STOPPED_EXIT_CODE
 
@@ -36,26 +36,28 @@ def ready_command(
         Literal["training_file", "validation_file", "test_file"], typer.Option(help="file of the job to sample")
     ] = "training_file",
     target_latency: Annotated[
-        float | None, typer.Option(min=0.0, help="target for the model and tool time of a rollout, in seconds")
+        float | None,
+        typer.Option(min=0.0, help="target for the time in seconds that a rollout spends in model and tools"),
     ] = None,
     export_sft: Annotated[
         Path | None,
-        typer.Option("--export-sft", help="file for the best passing rollouts, as rows of a supervised job"),
+        typer.Option("--export-sft", help="file to write with the best passing rollouts, as rows for a supervised job"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object; all other output goes to stderr")
     ] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(help="run folder of a stopped `ready` to resume", autocompletion=completion.run_folders),
+        typer.Option(help="run folder of a stopped readiness check to resume", autocompletion=completion.run_folders),
     ] = None,
     runs: Runs = Path("runs"),
     address: ClusterAddress = None,
     config: ConfigFile = None,
 ) -> None:
-    """Sample each row several times and report whether to train: train, fix_first or sft_warm_up.
+    """Sample each row several times and report a verdict: train, fix_first or sft_warm_up.
 
-    Exit code 0 for train, 4 for the other verdicts. The run folder contains readiness.html with the variance plot.
+    The exit code is 0 for train and 4 for the other verdicts. The run folder contains readiness.html, which
+    plots the variance of each row's rewards.
     """
     if resume is not None and not resume.is_dir():
         raise typer.BadParameter(f"{resume} is not a run folder", param_hint="--resume")
@@ -75,7 +77,7 @@ def ready_command(
         "--address": address,
         "--config": config,
     }
-    with job_lines(job), nullcontext() if resume is None else claim_run(resume, 0.0, console.print) as claimed:
+    with add_job_lines(job), nullcontext() if resume is None else claim_run(resume, 0.0, console.print) as claimed:
         outcome, found = asyncio.run(
             check_readiness(
                 spec,
@@ -86,7 +88,7 @@ def ready_command(
                 operator,
                 claimed=claimed,
                 console=console,
-                given=[str(job), *set_options(options)],
+                cli_args=[str(job), *to_cli_arguments(options)],
             )
         )
     if outcome == "stopped" or found is None:

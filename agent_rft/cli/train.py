@@ -1,4 +1,4 @@
-"""`agent-rft train JOB`: training of a job in a new run folder, or from the last checkpoint of an existing one."""
+"""Command `agent-rft train JOB`: trains a job in a new run folder, or resumes a run from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from agent_rft.cli.job_files import (
     ConfigFile,
     JobFile,
     Runs,
-    job_lines,
+    add_job_lines,
     read_job_file,
     read_operator,
-    set_options,
+    to_cli_arguments,
 )
 from agent_rft.cluster.run.stop_signals import STOPPED_EXIT_CODE
 from agent_rft.errors import InvalidJob, OutdatedFormat
 
 if TYPE_CHECKING:
-    from agent_rft.rows.ownership import Claim
+    from agent_rft.rows.ownership import FolderClaim
     from agent_rft.spec.job import JobSpec
     from agent_rft.spec.operator.operator_config import OperatorConfig
 
@@ -48,7 +48,8 @@ def train_command(
     run_folder: Annotated[
         Path | None,
         typer.Option(
-            help="run folder to train in, from its last checkpoint if it has one", autocompletion=completion.run_folders
+            help="run folder to train in; if the folder has checkpoints, training resumes from the last one",
+            autocompletion=completion.run_folders,
         ),
     ] = None,
     wait_for_run: Annotated[
@@ -62,13 +63,16 @@ def train_command(
     config: ConfigFile = None,
     retry_refused: Annotated[
         bool,
-        typer.Option(help="in a Ray job: end an invalid job as FAILED, so that KubeRay retries it, or else as STOPPED"),
+        typer.Option(
+            help="in a Ray job: whether an invalid job ends as FAILED, so that KubeRay retries it, instead of STOPPED"
+        ),
     ] = True,
-    open_: Annotated[
-        bool, typer.Option("--open", help="show the run in this machine's browser, until Ctrl-C after the run")
+    open_browser: Annotated[
+        bool,
+        typer.Option("--open", help="show the run in this machine's browser; after the run, Ctrl-C ends the console"),
     ] = False,
 ) -> None:
-    """Check a job, then train it. The run folder contains its metrics, events, traces, checkpoints and report."""
+    """Check a job, then train it. The run folder contains the metrics, events, traces, checkpoints and report."""
     with _end_refused_ray_job(retry_refused):
         operator = read_operator(config)
         if run_folder is not None and resume is not None:
@@ -94,8 +98,8 @@ def train_command(
                 from agent_rft.cluster.records.run_folder import new_run_folder
                 from agent_rft.cluster.run.driver import claim_run, train
 
-            arguments = [str(job), *set_options({"--address": address, "--config": config})]
-            if claimed is None and open_:
+            arguments = [str(job), *to_cli_arguments({"--address": address, "--config": config})]
+            if claimed is None and open_browser:
                 folder = new_run_folder(runs, spec.suffix)
                 claimed = stack.enter_context(claim_run(folder, 0.0, print))
             parent = runs if run_folder is None else run_folder.parent
@@ -103,15 +107,15 @@ def train_command(
             training = train(
                 spec, model, parent, claimed, address, operator, cli_args=arguments, must_resume=must_resume
             )
-            opened = _open_console(folder, resumed=resumed) if open_ and folder is not None else nullcontext()
-            with job_lines(job), opened:
+            opened = _open_console(folder, resumed=resumed) if open_browser and folder is not None else nullcontext()
+            with add_job_lines(job), opened:
                 outcome = asyncio.run(training)
     raise typer.Exit(STOPPED_EXIT_CODE if outcome == "stopped" else 0)
 
 
 @contextmanager
-def _claim_folder(folder: Path | None, wait: str | None) -> Iterator[Claim | None]:
-    """Context manager that claims `folder` for this process, if it is given; `wait` is the value of --wait-for-run.
+def _claim_folder(folder: Path | None, wait: str | None) -> Iterator[FolderClaim | None]:
+    """Context manager that claims `folder` for this process, unless it is None; `wait` is the value of --wait-for-run.
 
     Raises:
         FolderOwned: Another process owns the folder.
@@ -128,10 +132,12 @@ def _claim_folder(folder: Path | None, wait: str | None) -> Iterator[Claim | Non
 
 
 def _restore_checkpoints(run_folder: Path, operator: OperatorConfig) -> None:
-    """Download the checkpoints from the operator's checkpoint store if the run folder was lost."""
-    from agent_rft.cluster.run.checkpoint_upload import open_store, restore
+    """Download the run's checkpoints from the operator's checkpoint store if the run folder was lost."""
+    from agent_rft.cluster.run.checkpoint_upload import open_store, restore_checkpoints
 
-    restore(run_folder, open_store(operator), partial(Console(stderr=True).print, soft_wrap=True, markup=False))
+    restore_checkpoints(
+        run_folder, open_store(operator), partial(Console(stderr=True).print, soft_wrap=True, markup=False)
+    )
 
 
 def _has_checkpoint(run_folder: Path) -> bool:
@@ -141,7 +147,7 @@ def _has_checkpoint(run_folder: Path) -> bool:
 
 
 def _load_accepted(path: Path, folder: Path) -> JobSpec:
-    """Return the job of a run that is resumed from its folder."""
+    """Return the job in the file `path` for a run that is resumed in `folder`, and print warnings about changes."""
     from agent_rft.cluster.records.run_folder import RunFolder
     from agent_rft.spec.job_file import load_accepted_job
 
@@ -157,7 +163,7 @@ def _load_accepted(path: Path, folder: Path) -> JobSpec:
 
 @contextmanager
 def _end_refused_ray_job(retry: bool) -> Iterator[None]:
-    """Context manager that ends the surrounding Ray job as STOPPED if the job is refused and `retry` is false."""
+    """Context manager that ends the current Ray job as STOPPED if the training job is refused and `retry` is false."""
     try:
         yield
     except (InvalidJob, OutdatedFormat) as error:
@@ -173,7 +179,10 @@ def _end_refused_ray_job(retry: bool) -> Iterator[None]:
 
 @contextmanager
 def _open_console(run: Path, *, resumed: bool) -> Iterator[None]:
-    """Context manager that shows a run folder in the browser, from a separate process, until Ctrl-C after the run."""
+    """Context manager that starts a process with a console for the run folder, and opens the console in the browser.
+
+    After the run, the console stays open until the user presses Ctrl-C.
+    """
     on_terminal = sys.stdin is not None and sys.stdin.isatty()
     command = [
         sys.executable,
@@ -192,7 +201,7 @@ def _open_console(run: Path, *, resumed: bool) -> Iterator[None]:
             yield
             if on_terminal and not sys.stdin.isatty():
                 return  # the terminal was closed, so nobody can press Ctrl-C
-            typer.echo("The console stays open until Ctrl-C.")
+            typer.echo("The console stays open until you press Ctrl-C.")
             with suppress(KeyboardInterrupt):
                 console.wait()
         finally:

@@ -1,7 +1,8 @@
-"""The events of a run: one frozen, versioned type per kind. Control flow depends on types, never on messages.
+"""Events of a run: one frozen, versioned dataclass per kind.
 
-Events are emitted once and read by all sinks: live view, run folder, API, Prometheus, third-party sinks.
-`kind` and `VERSION` are stored. A field with a default may be added; any other change raises the version.
+Programs must react to the type of an event, never to its message. Each event is emitted once and read by all sinks:
+live view, run folder, API, Prometheus, third-party sinks. `kind` and `VERSION` are stored with the event. A new field
+with a default does not change the version; any other change must raise it.
 
     stream.emit(EngineReplaced(engine="engine-0", reason="it did not answer"))
 

@@ -4,9 +4,9 @@
 - `__str__` returns the sentence that the live view, the API and events.jsonl show.
 - `Private[str]` is the type of a field that only the operator sees. A server's clients get neither the field nor its
   text in the sentence.
-- The reference is generated from the class docstring and the strings below the fields.
+- The page on events in docs/reference is generated from the class docstrings and the strings below the fields.
 
-Subclasses become frozen, keyword-only dataclasses without a decorator.
+Subclasses automatically become frozen, keyword-only dataclasses, without a decorator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Level = Literal["info", "warn", "error"]
 T = TypeVar("T")
 PRIVATE = "private"
 Private = Annotated[T, PRIVATE]
-"""Type of a field that a server's clients do not see. The sentence for clients is made with this field empty."""
+"""Type of a field that is hidden from a server's clients. Their sentence of the event is made as if the field were
+empty."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -33,7 +34,7 @@ class Event(ABC):
     PRIVATE: ClassVar[frozenset[str]]
 
     step: int | None = None
-    """Step of the event; None: the stream fills in the last completed step."""
+    """Training step of the event. If it is None, the event stream fills in the last completed step."""
 
     def __init_subclass__(cls, level: Level = "info") -> None:
         super().__init_subclass__()
@@ -61,7 +62,7 @@ class Event(ABC):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the event is stored but not shown individually, because there may be thousands."""
+        """Whether the event is not shown individually, because a run may emit thousands of such events."""
         return False
 
 
@@ -71,5 +72,5 @@ def event_kind(cls: type[Event]) -> str:
 
 
 def append_reason(message: str, reason: str) -> str:
-    """Return `message: reason`, or `message` alone if the reason is empty because it is private."""
+    """Return `message: reason`, or only `message` if `reason` is empty because it is private."""
     return f"{message}: {reason}" if reason else message

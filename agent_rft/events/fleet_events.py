@@ -16,20 +16,23 @@ TRACKER_CAUSES: Mapping[TrackerCause, str] = {
 
 
 class EngineWaiting(Event, level="warn"):
-    """An engine waits for free resources. The run started with the other engines; this one joins when it gets them."""
+    """An engine is waiting for free resources of the cluster.
+
+    The run has started with the other engines. The waiting engine joins the run when it gets its resources.
+    """
 
     engine: str
     """The engine, such as `engine-1`."""
 
     def __str__(self) -> str:
-        return f"{self.engine} is waiting for free resources of the cluster; it joins the run when it gets them"
+        return f"{self.engine} is waiting for free resources of the cluster; it will join the run once they are free"
 
 
 class EngineReplaced(Event, level="warn"):
     """An engine was stopped and is being replaced. Its rollouts start again on other engines.
 
-    A single replacement needs no action. If it repeats with the same reason, check the node for lack of memory and GPU
-    errors.
+    A single replacement needs no action. If replacements with the same reason repeat, check the node for a lack of
+    memory and for GPU errors.
     """
 
     engine: str
@@ -44,15 +47,15 @@ class EngineReplaced(Event, level="warn"):
 class EngineUnstable(Event, level="warn"):
     """An engine was replaced several times in a row and never survived until the next weight update.
 
-    The job continues, because each weight update resets the count of allowed replacements. After each replacement the
-    engine's rollouts start again. Find the common reason in its `engine_replaced` events: lack of memory (`agent-rft
-    plan`), GPU errors, or a preempted node.
+    The job continues, because each weight update resets the count of replacements, which is limited. After each
+    replacement, the rollouts of the engine start again. Find the common reason in the engine's `engine_replaced`
+    events: lack of memory (`agent-rft plan`), GPU errors, or a preempted node.
     """
 
     engine: str
     """The engine, such as `engine-1`."""
     times: int
-    """Consecutive replacements, including this one."""
+    """Number of consecutive replacements, including the last one."""
     reason: Private[str]
     """Reason for the last replacement."""
 
@@ -64,8 +67,8 @@ class EngineUnstable(Event, level="warn"):
 class WeightsNotCompared(Event, level="warn"):
     """Some tensors of this model cannot be compared by checksum: the engines transform or ignore them on loading.
 
-    Only the canary (`canary_gap`) then shows whether an engine has the learner's weights. In bfloat16 the canary does
-    not detect a single outdated tensor. Nothing to do unless `canary_gap` rises.
+    For these tensors, only the canary (`canary_gap`) shows whether an engine has the learner's weights. In bfloat16,
+    the canary does not detect a single outdated tensor. No action is needed unless `canary_gap` rises.
     """
 
     tensors: tuple[str, ...]
@@ -79,7 +82,7 @@ class WeightsNotCompared(Event, level="warn"):
 
 
 class EngineRestarted(Event, level="warn"):
-    """A replacement engine was lost during its start, and is started again. If this repeats, check the node."""
+    """A replacement engine was lost during its start, and is being started again. If this repeats, check the node."""
 
     engine: str
     """The engine, such as `engine-1`."""
@@ -103,23 +106,23 @@ class EngineJoined(Event):
 class ActorSilent(Event, level="warn"):
     """An actor does not answer: it hangs, its node is overloaded, or its network connection is interrupted.
 
-    If it stays silent, the run treats it as dead. Check its node.
+    Check the actor's node. If the actor stays silent, the run treats it as dead.
     """
 
     actor: str
     """The actor, such as `engine-1`, `learner rank 0` or `dispatcher`."""
     silent_s: float
-    """Seconds since its last answer."""
+    """Seconds since the actor's last answer."""
     work: tuple[str, ...] = ()
-    """The actor's last reported work or, if `waiting`, the rollouts that wait for the actor."""
-    waiting: bool = False
+    """The actor's last reported work or, if `is_waited_for`, the rollouts that wait for the actor."""
+    is_waited_for: bool = False
     """Whether `work` are rollouts that wait for the actor."""
 
     def __str__(self) -> str:
         silence = f"{self.actor} has not answered for {self.silent_s:.0f} s"
         if not self.work:
             return silence
-        what = "waiting for it" if self.waiting else "last reported work"
+        what = "waiting for it" if self.is_waited_for else "last reported work"
         return f"{silence}; {what}: {', '.join(self.work)}"
 
 
@@ -129,30 +132,33 @@ class ActorRecovered(Event):
     actor: str
     """The actor of the preceding `actor_silent`."""
     silent_s: float
-    """Seconds without an answer."""
+    """Seconds for which the actor did not answer."""
 
     def __str__(self) -> str:
         return f"{self.actor} answers again, after {self.silent_s:.0f} s"
 
 
 class WorkStalled(Event, level="warn"):
-    """An actor answers, but one stage of its work takes too long. Causes are slow hardware, a full disk or a bug."""
+    """An actor answers, but one stage of its work takes too long.
+
+    Possible causes are slow hardware, a full disk or a bug.
+    """
 
     actor: str
     """The actor, such as `learner rank 0`."""
     stage: str
-    """The stage of its work."""
+    """The stage of the actor's work."""
     duration_s: float
     """Seconds in this stage so far."""
 
     def __str__(self) -> str:
-        return f"{self.actor} has been in {self.stage} for {self.duration_s:.0f} s"
+        return f"{self.actor} has been in the stage '{self.stage}' for {self.duration_s:.0f} s"
 
 
 class EndpointOutageStarted(Event, level="warn"):
-    """A tool, session server, grader or judge fails every call. It receives occasional probes; all other calls wait.
+    """A tool, session server, grader or judge fails every call. Only occasional probes are sent; other calls wait.
 
-    Start the server or fix its URL. The job resumes within a minute, after the next successful probe. Rollouts whose
+    Start the server, or fix its URL. The job resumes after the next successful probe, within a minute. Rollouts whose
     calls reach their deadline before that are discarded, never graded 0.
     """
 
@@ -160,7 +166,7 @@ class EndpointOutageStarted(Event, level="warn"):
     """Name of the endpoint, such as `tool 'search'`."""
 
     def __str__(self) -> str:
-        return f"{self.endpoint} is down: it only receives probes, and all other calls wait"
+        return f"{self.endpoint} is down: only probes are sent to it, and all other calls wait"
 
 
 class EndpointOutageEnded(Event):
@@ -168,9 +174,9 @@ class EndpointOutageEnded(Event):
 
     endpoint: str
     """Name of the endpoint, such as `tool 'search'`."""
-    began_at: float
-    """Time when the outage was detected, in Unix seconds. It ended within a few seconds of the event's time."""
-    seconds: float
+    started_at: float
+    """Time when the outage was detected, in Unix seconds. The outage ended at most a few seconds before this event."""
+    duration_s: float
     """Duration of the outage in seconds."""
     delayed_calls: int
     """Calls that had to wait because of the outage."""
@@ -179,24 +185,24 @@ class EndpointOutageEnded(Event):
 
     def __str__(self) -> str:
         effect = f"{self.delayed_calls} calls were delayed, {self.failed_calls} failed"
-        return f"{self.endpoint} is up again after {self.seconds:.0f} s; {effect}"
+        return f"{self.endpoint} is up again after {self.duration_s:.0f} s; {effect}"
 
 
 class RolloutsStalled(Event, level="warn"):
     """No rollout has ended for a long time, although some are in flight. Usually a tool answers slowly.
 
-    `longest` lists what the oldest rollouts are waiting for.
+    `longest_rollouts` lists the oldest rollouts in flight and what each of them is waiting for.
     """
 
     idle_s: float
     """Seconds since the last rollout ended."""
     num_in_flight: int
     """Rollouts in flight."""
-    longest: tuple[str, ...] = ()
-    """The rollouts that have been in flight longest, with their stages and actors."""
+    longest_rollouts: tuple[str, ...] = ()
+    """The rollouts that have been in flight longest, each with its stage and the actor that it is waiting for."""
 
     def __str__(self) -> str:
-        longest = ", ".join(self.longest) or "waiting for an engine"
+        longest = ", ".join(self.longest_rollouts) or "waiting for an engine"
         return f"no rollout has ended for {self.idle_s:.0f} s; {self.num_in_flight} are in flight: {longest}"
 
 
@@ -215,13 +221,13 @@ class ComponentFailed(Event, level="error"):
 class SinkCutOff(Event, level="warn"):
     """A sink (live view, run folder, API, plug-in) raised an error, hung or fell behind, and gets no more events.
 
-    Training continues. If it is your own sink, fix it; the next run calls it again.
+    Training continues. If the sink is your own code, fix it; the next run uses the sink again.
     """
 
     sink: str
     """Class of the sink, or name of the plug-in."""
     reason: Private[str]
-    """The error that the sink raised, or how far it fell behind."""
+    """The error that the sink raised, or the time or number of events by which it fell behind."""
 
     def __str__(self) -> str:
         return append_reason(f"the sink {self.sink} was cut off and gets no more events", self.reason)
@@ -236,7 +242,8 @@ class TrackerFailed(Event, level="warn"):
     tracker: str
     """Type of the tracker, such as `wandb`."""
     cause: TrackerCause
-    """`not_installed`: install the package's extra. `not_allowed`: the operator's `trackers` lacks its URL or key.
+    """`not_installed`: the tracker's package is missing; install agent-rft with the tracker's extra. `not_allowed`: the
+    URL or key of the tracker is missing in the operator's `trackers`.
 
     `failed`: the tracker raised an error, hung or fell behind, for example because its server cannot be reached or
     rejects the key.
@@ -252,7 +259,7 @@ class TrackerFailed(Event, level="warn"):
 class Notice(Event, level="warn"):
     """Advice from the checks before the start, about settings that are allowed but rarely intended.
 
-    Human-readable only.
+    The text is for people only; programs should not parse it.
     """
 
     text: str

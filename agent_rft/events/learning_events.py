@@ -17,13 +17,13 @@ class UpdateSkipped(Event, level="warn"):
     """
 
     def __str__(self) -> str:
-        return f"step {self.step}: the gradient was not finite, the update was skipped"
+        return f"step {self.step}: the update was skipped, because its gradient was not finite"
 
 
 class LearnerRestarted(Event, level="warn"):
     """A learner rank was lost. All ranks restart from the last checkpoint and replay the updates since then.
 
-    A single restart is usually caused by a node that went away. Repeated losses at the same step end the job: check the
+    A single restart is usually caused by the loss of a node. Repeated losses at the same step end the job: check the
     memory (`agent-rft plan`) and the rank's log.
     """
 
@@ -56,26 +56,28 @@ class DiskFreed(Event):
 
 
 class ZeroVarianceBatch(Event, level="warn"):
-    """A batch has no signal: every group has zero variance or was lost. The third such batch in a row ends the run.
+    """A batch has no learning signal: every group has zero variance or was lost.
 
-    The run then fails, unless it completed a step and nearly all groups are `all_right` (`nothing_left_to_learn`). If
-    most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. Groups with `equal`
-    grades in between point to the grader, discarded rollouts to the endpoints. The traces are stored as
-    `zero-variance-<step>-<times>`.
+    The third such batch in a row ends the run. The run ends without an error if it has completed a step and nearly all
+    groups of the batch are `all_right` (`nothing_left_to_learn`); otherwise it fails.
+
+    If most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. If many groups are
+    `equal`, with a grade in between, check the grader. If many rollouts were discarded, check the endpoints. The traces
+    are stored as `zero-variance-<step>-<times>`.
     """
 
     times: int
     """Consecutive batches without signal, including this one."""
     num_lost: int
-    """Groups with fewer than two graded rollouts."""
+    """Number of lost groups, which have fewer than two graded rollouts."""
     zero_variance: dict[str, float] = field(default_factory=dict)
-    """Zero-variance groups (all rewards equal), by kind: `all_right`, `all_wrong`, `equal`."""
+    """Number of zero-variance groups (all rewards equal), by kind: `all_right`, `all_wrong`, `equal`."""
     discarded: dict[str, float] = field(default_factory=dict)
-    """Discarded rollouts by reason."""
+    """Number of discarded rollouts by reason."""
     cause: Cause
-    """The most likely cause, inferred from what nearly all rollouts have in common. The message describes it."""
+    """The most likely cause, inferred from a property of nearly all rollouts. The message describes the cause."""
     name: str = ""
-    """The tool, guard, endpoint or discard reason that the cause is about, if any."""
+    """The tool, guard, endpoint or discard reason that the cause concerns, if any."""
     error: Private[str] = ""
     """The tool's most frequent error answer; at most 200 characters."""
 
@@ -85,9 +87,9 @@ class ZeroVarianceBatch(Event, level="warn"):
 
 
 class NoToolCalls(Event, level="warn"):
-    """No rollout of a training step called a tool, although tools were offered.
+    """No rollout of a training step called a tool, although their rows offer tools.
 
-    Reported once, until a rollout calls a tool.
+    Reported once, and again only after a rollout has called a tool.
 
     Read the traces (`agent-rft traces RUN`). If the model writes calls that are not parsed, `tool_parser` does not
     match its call syntax. Otherwise the chat template may not show the tools, or the model was never taught to call
@@ -104,19 +106,22 @@ class NoToolCalls(Event, level="warn"):
 class EngineLearnerGap(Event, level="warn"):
     """Engine and learner compute different log-probabilities for the same tokens, although they have the same weights.
 
-    Importance ratios become noise, and a larger gap ends the run. Check whether engine and learner use different dtypes
-    (`cluster.dtype`), and whether an engine was replaced shortly before.
+    The differences make importance ratios noisy. A larger gap ends the run. Check whether engine and learner use
+    different dtypes (`cluster.dtype`), and whether an engine was replaced shortly before.
     """
 
     gap_nats: float
     """Mean absolute difference of log-probabilities, in nats."""
 
     def __str__(self) -> str:
-        return f"engine and learner differ by {self.gap_nats:.3f} nats on the same weights"
+        return f"log-probabilities of engine and learner differ by {self.gap_nats:.3f} nats with the same weights"
 
 
 class AlarmRaised(Event, level="warn"):
-    """A sign of reward hacking, not a proof: read the rollouts in `traces` with `agent-rft traces RUN --trace ID`."""
+    """A metric shows a sign of reward hacking, which is not a proof.
+
+    Read the rollouts in `traces` with `agent-rft traces RUN --trace ID`.
+    """
 
     rule: AlarmRule
     """Rule that raised the alarm; `agent-rft explain RULE` explains it and lists what to do."""
@@ -127,7 +132,7 @@ class AlarmRaised(Event, level="warn"):
     value: float
     """Value of the metric at this step."""
     grade_rise: float = 0.0
-    """Rise of the mean grade over the same time, for `diverged`."""
+    """Rise of the mean grade over the same time; only for the rule `diverged`."""
     traces: tuple[str, ...] = ()
     """Trace ids of rollouts to read."""
 
@@ -142,7 +147,7 @@ class AlarmRaised(Event, level="warn"):
             change = f"the mean grade rose from {self.initial_value:.2f} to {self.value:.2f}"
             return f"{change} unusually early: check the grader"
         if self.rule == "drift":
-            return f"{self.metric} is {self.value:.1f}, was {self.initial_value:.1f} at the start"
+            return f"{self.metric} is {self.value:.1f}; it was {self.initial_value:.1f} at the start"
         change = (
             f"{'fell' if self.value < self.initial_value else 'rose'} from {self.initial_value:.2f} to {self.value:.2f}"
         )

@@ -43,8 +43,8 @@ class SettingChosen(Event):
     """The value that `auto` chose for a setting in a new run. Set the setting yourself if you have a better value."""
 
     setting: str
-    """Path of the setting below the method's section, such as `algorithm.learning_rate`, or in the job, such as
-    `cluster.micro_batch_tokens`."""
+    """Path of the setting: inside the method's section, such as `algorithm.learning_rate`, or else from the top of the
+    job, such as `cluster.micro_batch_tokens`."""
     value: float | str
     """The value, before `learning_rate_multiplier` is applied."""
     reason: str
@@ -56,16 +56,17 @@ class SettingChosen(Event):
 
 
 class SettingChanged(Event):
-    """A run continues with a different value of a setting than at its start. Check that the change is intended.
+    """A run continues with a value of a setting that differs from the value at its start.
 
-    In a resumed run, this is a setting that may change, such as a URL, or a placement that no longer fits. In a new
-    run, the placement (`cluster`) changes if other GPUs are free at the reservation than at the check.
+    Check that the change is intended. In a resumed run, the job file has another value for a setting that may change,
+    such as a URL, or the previous placement no longer fits. In a new run, the placement (`cluster`) changes if the GPUs
+    that are free at the reservation differ from the GPUs that were free at the check.
     """
 
     setting: str
     """Path of the setting in the job file, such as `method.reinforcement.grader.url`; `cluster` for the placement."""
     value: str
-    """The value in the job file, as JSON; long values are cut. A placement is text, such as `1 engine of 1 GPU`."""
+    """The new value as JSON; long values are cut. A placement is described in words, such as `1 engine of 1 GPU`."""
     previous_value: str
     """The value at the start of the run."""
 
@@ -74,7 +75,7 @@ class SettingChanged(Event):
 
 
 class JobResumed(Event):
-    """Training resumed from the checkpoint of `step`. Later updates are replayed bit by bit from the journal."""
+    """Training resumed from the checkpoint of `step`. Later updates are replayed from the journal, bit by bit."""
 
     total_steps: int
     """Planned steps, including the steps before the checkpoint."""
@@ -84,7 +85,10 @@ class JobResumed(Event):
 
 
 class PhaseStarted(Event):
-    """A phase started, which explains a wait that follows. Nothing to do, unless `resources` never ends."""
+    """A phase of the run started. The event explains why the run may wait afterwards.
+
+    Nothing to do, unless the phase `resources` never ends.
+    """
 
     phase: Phase
     """`resources`: waiting for CPUs or GPUs. `actors`: starting engines and learner. `replay`: replaying updates.
@@ -93,7 +97,7 @@ class PhaseStarted(Event):
     `training`, `validation` and `checkpoint` are parts of the training loop.
     """
     detail: str = ""
-    """The missing resources, the actors that start, or the file that is graded."""
+    """The missing resources, the actors that are being started, or the file that is being graded."""
 
     @property
     def is_quiet(self) -> bool:
@@ -126,7 +130,8 @@ class Evaluated(Event):
     evaluation: Evaluation
     """Mean grade with its confidence interval, pass rate, calls, tokens and times."""
     training_groups_in_flight: int = 0
-    """Groups of the next training step that were sampled concurrently. They make an evaluation slower, not worse."""
+    """Groups of the next training step that were sampled during the evaluation. They make the evaluation slower, but do
+    not change its grades."""
 
     def __str__(self) -> str:
         found = self.evaluation
@@ -140,7 +145,10 @@ class Evaluated(Event):
 
 
 class ReadinessJudged(Event):
-    """A readiness check (`agent-rft ready` or the API) has its verdict. The reasons list what to do before training."""
+    """A readiness check (`agent-rft ready` or the API) has ended with a verdict.
+
+    The explanation of each reason lists what to do before training.
+    """
 
     verdict: Verdict
     """`train`, `fix_first` or `sft_warm_up`."""
@@ -152,7 +160,10 @@ class ReadinessJudged(Event):
 
 
 class LossEvaluated(Event):
-    """A supervised job evaluated its validation file. If its loss rises while the training loss falls, stop earlier."""
+    """A supervised job evaluated its validation file.
+
+    If the validation loss rises while the training loss falls, train for fewer steps.
+    """
 
     loss: float
     """Mean cross-entropy of the assistant's tokens, in nats."""
@@ -164,32 +175,33 @@ class LossEvaluated(Event):
 
 
 class CheckpointSaved(Event):
-    """A checkpoint is complete on disk. A run resumes from its last checkpoint."""
+    """A checkpoint was completely written to disk. A run resumes from its last checkpoint."""
 
     path: Private[str]
     """Folder of the checkpoint."""
     num_bytes: int
     """Size on disk."""
     valid_reward: float | None = None
-    """Mean reward over the validation file at this step, which ranks checkpoints; None without a validation."""
-    offered: bool = True
-    """Whether the checkpoint can be served as a model. If false, it is only for resuming a lost run."""
+    """Mean reward over the validation file at this step, by which checkpoints are ranked; None without a validation."""
+    is_servable: bool = True
+    """Whether the checkpoint can be served as a model. If false, it only serves to resume a lost run."""
     write_s: float = 0.0
     """Seconds to write the checkpoint, while training continued."""
 
     def __str__(self) -> str:
-        return f"checkpoint step-{self.step:06d}" + ("" if self.offered else " to resume from")
+        return f"checkpoint step-{self.step:06d}" + ("" if self.is_servable else " to resume from")
 
 
 class CheckpointIntervalChanged(Event, level="warn"):
     """The checkpoint interval changed: a write takes longer than `checkpoint_interval.minutes`, or no longer does.
 
-    Otherwise training would wait for the disk. A lost run loses up to `minutes` of training. For a shorter interval,
-    use a faster disk for the run folder, or write fewer bytes (LoRA).
+    With a shorter interval than the new one, training would wait for the disk. If the run is lost, up to `minutes` of
+    training are lost. To make a shorter interval possible, use a faster disk for the run folder, or train an adapter
+    (LoRA), whose checkpoints are smaller.
     """
 
     minutes: float
-    """New interval in minutes: twice the time of a write, or the interval of the job."""
+    """New interval in minutes: the interval in the job, or twice the duration of a write if that is longer."""
     previous_minutes: float
     """Previous interval in minutes."""
     write_s: float
@@ -203,10 +215,10 @@ class CheckpointIntervalChanged(Event, level="warn"):
 
 
 class TrainingWaitedForCheckpoint(Event, level="warn"):
-    """Training waits for checkpoints, because a write takes longer than the steps of `checkpoint_interval`.
+    """Training waited for a checkpoint, because writing it takes longer than the steps of `checkpoint_interval`.
 
-    Reported once. An interval in steps does not change automatically. Raise `cluster.checkpoint_interval.steps` (a
-    resumed job may change it), or use a faster disk.
+    Reported once. An interval in steps is not adjusted automatically. Raise `cluster.checkpoint_interval.steps`, which
+    may differ in a resumed job, or use a faster disk.
     """
 
     steps: int
@@ -215,8 +227,8 @@ class TrainingWaitedForCheckpoint(Event, level="warn"):
     """Seconds for which training waited."""
 
     def __str__(self) -> str:
-        interval = "step" if self.steps == 1 else f"{self.steps} steps"
-        return f"training waited {self.waited_s:.0f} s for a checkpoint: writing takes longer than {interval}"
+        interval = "one step" if self.steps == 1 else f"{self.steps} steps"
+        return f"training waited {self.waited_s:.0f} s for a checkpoint: writing one takes longer than {interval}"
 
 
 class EarlyStopped(Event):
@@ -229,7 +241,7 @@ class EarlyStopped(Event):
     best_step: int
     """The step of the best checkpoint, `checkpoints/step-<step>`."""
     best_reward: float | None
-    """Mean reward of the best checkpoint over the validation file; None if no validation graded anything."""
+    """Mean reward of the best checkpoint over the validation file; None if no validation graded a rollout."""
     total_steps: int
     """Planned steps."""
 
@@ -242,7 +254,7 @@ class EarlyStopped(Event):
 
 
 class NothingLeftToLearn(Event):
-    """Training ended early: three batches in a row had no signal, and nearly all groups of the last are `all_right`.
+    """Training ended early: three batches in a row had no signal, and nearly all groups of the third are `all_right`.
 
     The last checkpoint is the job's model, and the test file is graded with it. To train further, use harder rows.
     """
@@ -252,15 +264,16 @@ class NothingLeftToLearn(Event):
 
     def __str__(self) -> str:
         when = f"ended after {self.step} of {self.total_steps} steps"
-        return f"{when}: nearly all answers are right, nothing is left to learn"
+        return f"{when}: nearly all answers are right, so nothing is left to learn"
 
 
 class FewerCallsFound(Event):
-    """A checkpoint makes significantly fewer tool calls and may be as good as the best one by validation reward.
+    """A checkpoint makes significantly fewer tool calls than the best checkpoint, and may be equally good.
 
-    Emitted at the end of a run. Rows are compared in pairs: the 95 % interval of the change in reward includes 0. The
-    interval of the change in calls is below 0. Compare both checkpoints with `agent-rft compare RUN:validation-<best>
-    RUN:validation-<cheaper>`, and serve the one you prefer.
+    The best checkpoint has the highest validation reward. Emitted at the end of a run. Both checkpoints are compared
+    row by row: the 95 % interval of the change in reward includes 0, and the interval of the change in calls is below
+    0. Compare both checkpoints with `agent-rft compare RUN:validation-<best> RUN:validation-<cheaper>`, and serve the
+    one you prefer.
     """
 
     cheaper_step: int
@@ -268,9 +281,9 @@ class FewerCallsFound(Event):
     best_step: int
     """The step of the best checkpoint."""
     reward_change: float
-    """Mean change in reward from the best checkpoint to this one, over the validation rows."""
+    """Mean change in reward over the validation rows, from the best checkpoint to the checkpoint with fewer calls."""
     tool_calls: float
-    """Tool calls per rollout of this checkpoint."""
+    """Tool calls per rollout of the checkpoint with fewer calls."""
     best_tool_calls: float
     """Tool calls per rollout of the best checkpoint."""
     num_rows: int
@@ -280,67 +293,68 @@ class FewerCallsFound(Event):
         calls = f"{self.tool_calls:.2f} instead of {self.best_tool_calls:.2f} calls per rollout"
         return (
             f"step-{self.cheaper_step:06d} may be as good as the best checkpoint, step-{self.best_step:06d}, "
-            f"with {calls}: its reward differs by {self.reward_change:+.3f}, within the 95 % interval "
-            f"({self.num_rows} rows)"
+            f"with {calls}: the change in reward, {self.reward_change:+.3f}, may be chance "
+            f"(95 % interval over {self.num_rows} rows)"
         )
 
 
 class UtilizationMeasured(Event):
-    """Utilization of engines and learner ranks, and numbers of both that would reduce waiting.
+    """Utilization of engines and learner ranks, and recommended numbers of both that would reduce waiting.
 
-    Emitted at the end of a run. The shares are measured over all steps. The recommended numbers are computed from them
-    and were not tried. Set `cluster.engines` and `cluster.learner_ranks` in the next job, and check with `agent-rft
-    plan` that they fit.
+    Emitted at the end of a run. The utilization is measured over all steps. The recommended numbers are computed from
+    the utilization and were not tried. Set `cluster.engines` and `cluster.learner_ranks` in the next job, and check
+    with `agent-rft plan` that the numbers fit.
     """
 
     engines: int
-    """Engines of the run."""
+    """Number of engines of the run."""
     learner_ranks: int
-    """Learner ranks of the run."""
+    """Number of learner ranks of the run."""
     engine_share: float
     """Share of the time in which an engine had requests to run, averaged over engines."""
     rank_share: float
     """Share of the time in which the ranks computed updates."""
     better_engines: int | None
-    """Number of engines that would shorten a step on the same devices; null if no other number saves much."""
+    """Number of engines that would shorten a step on the same devices; null if no other number saves much time."""
     better_learner_ranks: int | None
-    """Number of learner ranks that belongs to `better_engines`."""
+    """Number of learner ranks to use together with `better_engines`."""
 
     def __str__(self) -> str:
         shares = f"engines were busy {self.engine_share:.0%} of the time, learner ranks {self.rank_share:.0%}"
         if self.better_engines is None:
             return shares
-        better = f"{self.better_engines} and {self.better_learner_ranks}"
-        return (
-            f"{shares}; steps would be shorter with {better} of them instead of {self.engines} and {self.learner_ranks}"
-        )
+        better = f"{self.better_engines} engines and {self.better_learner_ranks} learner ranks"
+        return f"{shares}; steps would be shorter with {better} instead of {self.engines} and {self.learner_ranks}"
 
 
 class CheckpointUploaded(Event):
-    """A checkpoint was uploaded to the operator's checkpoint store, from which a run with a lost folder can resume."""
+    """A checkpoint was uploaded to the operator's checkpoint store.
+
+    If the run folder is lost, the run can resume from this store.
+    """
 
     num_bytes: int
-    """Uploaded bytes."""
-    seconds: float
+    """Number of uploaded bytes."""
+    duration_s: float
     """Seconds for the upload, while training continued."""
 
     def __str__(self) -> str:
-        return f"checkpoint step-{self.step:06d} is in the checkpoint store ({self.seconds:.1f} s)"
+        return f"checkpoint step-{self.step:06d} is in the checkpoint store ({self.duration_s:.1f} s)"
 
 
 class CheckpointStoreFailed(Event, level="warn"):
     """An upload to the checkpoint store, or a removal from it, failed. The job continues with its local checkpoints.
 
-    The operation is retried. If it keeps failing, check the store's credentials and quota. Until an upload succeeds,
-    the newest checkpoint is only in the run folder.
+    The operation is retried. If the failures continue, check the store's credentials and quota. Until an upload
+    succeeds, the newest checkpoint is only in the run folder.
     """
 
     action: StoreAction
-    """`upload`: a checkpoint was not uploaded. `remove`: older checkpoints were not removed, and still take space."""
+    """`upload`: a checkpoint was not uploaded. `remove`: older checkpoints were not removed and still use space."""
     cause: Private[str]
     """Error message of the store."""
     retry_in_s: float | None = None
-    """Seconds until the next try; None: at the next checkpoint."""
+    """Seconds until the next try; None if the next try is at the next checkpoint."""
 
     def __str__(self) -> str:
         what = "uploading a checkpoint to" if self.action == "upload" else "removing older checkpoints from"
@@ -349,20 +363,22 @@ class CheckpointStoreFailed(Event, level="warn"):
 
 
 class CheckpointStoreClaimed(Event, level="warn"):
-    """Another process has claimed the run's checkpoints in the store, so this process uploads no more of them.
+    """Another process has claimed the run's checkpoints in the store, so this process no longer uploads checkpoints.
 
     If this process was suspended or cut off and the run was started elsewhere, stop this process. If two runs have
-    folders of the same name, rename one of them.
+    folders of the same name, rename one of the folders.
     """
 
     def __str__(self) -> str:
-        return "another process has claimed the run's checkpoints in the store: this one uploads no more of them"
+        return (
+            "another process has claimed the run's checkpoints in the store: this process no longer uploads checkpoints"
+        )
 
 
 class StateConverted(Event):
     """A checkpoint with a different number of ranks, ZeRO stage or dtype was converted on loading.
 
-    Nothing to do. Weights and moments are the same; later losses differ by rounding.
+    Nothing to do. The weights and the optimizer's moments are unchanged; later losses differ only by rounding errors.
     """
 
     previous_layout: str
@@ -380,12 +396,12 @@ class UpdatesReplayed(Event):
     num_updates: int
     """Number of replayed updates."""
     num_groups: int = 0
-    """Finished groups that were not trained on yet; they are not sampled again."""
-    seconds: float = 0.0
+    """Number of finished groups that were not trained on yet. These groups are not sampled again."""
+    duration_s: float = 0.0
     """Seconds for the replay."""
 
     def __str__(self) -> str:
-        replayed = f"replayed {self.num_updates} updates in {self.seconds:.1f} s"
+        replayed = f"replayed {self.num_updates} updates in {self.duration_s:.1f} s"
         return f"{replayed}; {self.num_groups} finished groups are reused"
 
 

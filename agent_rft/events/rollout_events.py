@@ -17,7 +17,7 @@ class RolloutDiscarded(Event, level="warn"):
     """
 
     trace_id: str
-    """Id in each request of this attempt. Search your servers' logs for it."""
+    """Id of this attempt, which each of its requests contains. Search your servers' logs for this id."""
     row_id: str
     """Id of the row: its line number and a digest of its content."""
     sample: int
@@ -30,8 +30,8 @@ class RolloutDiscarded(Event, level="warn"):
     cause: str
     """Message of the error."""
     endpoint: str = ""
-    """The endpoint that failed or, for `rollout_waited`, what the rollout waited for longest, such as `engine-1` or
-    `tool 'search'`."""
+    """The endpoint that failed. For `rollout_waited`, the endpoint or engine for which the rollout waited longest, such
+    as `engine-1` or `tool 'search'`."""
 
     @property
     def is_quiet(self) -> bool:
@@ -42,9 +42,10 @@ class RolloutDiscarded(Event, level="warn"):
 
 
 class RolloutsProgressed(Event):
-    """Progress of the rollouts of the current step or evaluation, every few seconds. For live views; not stored.
+    """Progress of the rollouts of the current step or evaluation, emitted every few seconds.
 
-    The API has one every half minute. Nothing to do. If progress is slow, check `slowest_row` and `errors`.
+    The event is only for live views and is not stored. The API has one such event every half minute. Nothing to do. If
+    progress is slow, check `slowest_row` and `errors`.
     """
 
     purpose: Purpose
@@ -56,9 +57,9 @@ class RolloutsProgressed(Event):
     in_flight: int
     """Attempts at rollouts in progress, including attempts for later batches."""
     calls: dict[str, float] = field(default_factory=dict)
-    """Tool calls by tool, in rollouts that ended since the last step or evaluation."""
+    """Number of calls of each tool, in rollouts that ended since the last step or evaluation."""
     errors: dict[str, float] = field(default_factory=dict)
-    """Tool calls that were answered with an error, by tool."""
+    """Number of calls of each tool that were answered with an error."""
     slowest_s: float = 0.0
     """Seconds since the oldest attempt in progress began."""
     # Private: rows and answers are only for the job's owner, but every key that may read the job sees its events.
@@ -88,12 +89,14 @@ class RolloutsProgressed(Event):
         return f"rollouts: {self.describe_counts()}{calls}"
 
     def describe_counts(self) -> str:
-        """Return the counts as text: `17/32 ended, 15 in flight, slowest 12 s (row 31)`."""
-        slowest = f", slowest {self.slowest_s:.0f} s (row {_parse_line(self.slowest_row)})" if self.in_flight else ""
+        """Describe the counts: `17/32 ended, 15 in flight, slowest 12 s (row 31)`."""
+        slowest = (
+            f", slowest {self.slowest_s:.0f} s (row {_parse_line_number(self.slowest_row)})" if self.in_flight else ""
+        )
         return f"{self.ended}/{self.total} ended, {self.in_flight} in flight{slowest}"
 
     def describe_calls(self) -> str:
-        """Return the tools with the most calls, and their errors: `search 40, cat 25 (2 errors)`."""
+        """Describe the tools with the most calls, and their errors: `search 40, cat 25 (2 errors)`."""
         tools = sorted(self.calls, key=lambda tool: -self.calls[tool])
         hidden = len(tools) - MAX_SHOWN_TOOLS
         more = [f"{hidden} more"] if hidden > 0 else []
@@ -104,7 +107,7 @@ class RolloutsProgressed(Event):
         return f"{tool} {self.calls[tool]:.0f}" + (f" ({errors:.0f} error{'s' * (errors > 1)})" if errors else "")
 
     def describe_newest(self) -> str:
-        """Return the rollout that was graded last as text: `row 12, grade 1.000: 4427, after cat {"path": "x"}`.
+        """Describe the rollout that was graded last: `row 12, grade 1.000: 4427, after cat {"path": "x"}`.
 
         The text is empty if no rollout was graded yet.
         """
@@ -112,11 +115,11 @@ class RolloutsProgressed(Event):
             return ""
         after = f", after {' → '.join(self.newest_calls)}" if self.newest_calls else ""
         answer = self.newest_answer or "no answer"
-        return f"row {_parse_line(self.newest_row)}, grade {self.newest_grade:.3f}: {answer}{after}"
+        return f"row {_parse_line_number(self.newest_row)}, grade {self.newest_grade:.3f}: {answer}{after}"
 
 
 class RolloutsThrottled(Event, level="warn"):
-    """Most of the last rollouts were discarded. New rollouts are throttled: only probes run.
+    """Most of the last rollouts were discarded. New rollouts are throttled: only single probe rollouts run.
 
     The job waits and loses no data. Get the endpoint working again; rollouts then resume automatically
     (`rollouts_resumed`).
@@ -125,29 +128,29 @@ class RolloutsThrottled(Event, level="warn"):
     endpoint: str
     """The endpoint that failed most often or, if no endpoint failed, the most frequent discard reason."""
     num_by_endpoint: int
-    """Rollouts of the last `num_rollouts` that were discarded because of the endpoint."""
+    """Number of the last `num_rollouts` rollouts that were discarded because of the endpoint."""
     num_failed: int
-    """Rollouts of the last `num_rollouts` that were discarded for any reason."""
+    """Number of the last `num_rollouts` rollouts that were discarded for any reason."""
     num_rollouts: int
-    """Number of recent rollouts that were counted."""
+    """Number of recent rollouts that were considered."""
     cause: str
     """Message of the endpoint's last error."""
 
     def __str__(self) -> str:
         return (
             f"{self.num_failed} of the last {self.num_rollouts} rollouts were discarded, {self.num_by_endpoint} "
-            f"because of {self.endpoint}: new rollouts are throttled until a probe is graded. Last error: {self.cause}"
+            f"because of {self.endpoint}: new rollouts wait until a probe rollout is graded. Last error: {self.cause}"
         )
 
 
 class RolloutsResumed(Event):
-    """A probe was graded, so rollouts resume. Nothing to do."""
+    """A probe rollout was graded, so all rollouts resume. Nothing to do."""
 
     endpoint: str
     """The `endpoint` of the preceding `rollouts_throttled`."""
 
     def __str__(self) -> str:
-        return "a probe was graded: rollouts resume"
+        return "a probe rollout was graded: all rollouts resume"
 
 
 class SessionProblem(Event, level="warn"):
@@ -163,5 +166,5 @@ class SessionProblem(Event, level="warn"):
         return self.detail
 
 
-def _parse_line(row_id: str) -> str:
+def _parse_line_number(row_id: str) -> str:
     return row_id.partition("-")[0]

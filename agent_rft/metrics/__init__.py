@@ -1,8 +1,8 @@
 """Registry of all metrics: their units and meanings, and where tables, charts, dashboards and the API show them.
 
-A name with a `<placeholder>` stands for a family (`tool/<tool>/errors` -> `tool/search/errors`). In Prometheus it is
-`agent_rft_tool_errors_total{tool="search"}`: placeholders become labels, so they must have few values. Each sample also
-has the labels `job` and `process`.
+A metric name with a `<placeholder>` stands for a family of metrics: `tool/<tool>/errors` includes `tool/search/errors`.
+Prometheus receives this metric as `agent_rft_tool_errors_total{tool="search"}`: a placeholder becomes a label, so it
+must have few values. Each sample also has the labels `job` and `process`.
 """
 
 from __future__ import annotations
@@ -15,30 +15,38 @@ from agent_rft.metrics.metric import Metric
 from agent_rft.metrics.step_metrics import STEP_GROUPS, STEP_METRICS
 
 METRICS: dict[str, Metric] = STEP_METRICS | LIVE_METRICS
-GROUPS: dict[str, dict[str, Metric]] = STEP_GROUPS | LIVE_GROUPS
-"""All metrics by heading of the reference."""
+METRIC_GROUPS: dict[str, dict[str, Metric]] = STEP_GROUPS | LIVE_GROUPS
+"""All metrics, by their heading in the reference."""
 
-EVALUATION: dict[str, Metric] = {
-    "grade": Metric("grade", "", "mean grade", better=1),
-    "held_out": Metric("held-out grade", "", "mean grade of the held-out grader, if there is one", better=1),
-    "reward": Metric("reward", "", "mean reward", better=1),
-    "pass_rate": Metric("pass rate", "share", "share of rollouts that pass", form="{:.1%}", better=1),
-    "pass_at_k": Metric("pass@k", "share", "share of rows with a passing rollout among k", form="{:.1%}", better=1),
-    "tool_calls": Metric("tool calls per rollout", "calls", "mean number", better=-1),
-    "turns": Metric("turns per rollout", "turns", "mean number", better=-1),
+EVALUATION_METRICS: dict[str, Metric] = {
+    "grade": Metric("grade", "", "mean grade", better_direction=1),
+    "held_out": Metric("held-out grade", "", "mean grade of the held-out grader, if there is one", better_direction=1),
+    "reward": Metric("reward", "", "mean reward", better_direction=1),
+    "pass_rate": Metric("pass rate", "share", "share of rollouts that pass", value_format="{:.1%}", better_direction=1),
+    "pass_at_k": Metric(
+        "pass@k",
+        "share",
+        "share of rows for which at least one of k rollouts passes",
+        value_format="{:.1%}",
+        better_direction=1,
+    ),
+    "tool_calls": Metric("tool calls per rollout", "calls", "mean number", better_direction=-1),
+    "turns": Metric("turns per rollout", "turns", "mean number", better_direction=-1),
     "parallel_turn_share": Metric(
         "turns with parallel calls",
         "share",
-        "share of turns with tool calls that have more than one call",
-        form="{:.1%}",
+        "share of turns with several tool calls, among all turns with tool calls",
+        value_format="{:.1%}",
     ),
-    "completion_tokens": Metric("sampled tokens per rollout", "tokens", "mean number", better=-1),
-    "rollout_tokens": Metric("all tokens per rollout", "tokens", "mean number", better=-1),
-    "busy_s": Metric("model and tool time per rollout", "s", "mean, without queues and retries", better=-1),
+    "completion_tokens": Metric("sampled tokens per rollout", "tokens", "mean number", better_direction=-1),
+    "rollout_tokens": Metric("all tokens per rollout", "tokens", "mean number", better_direction=-1),
+    "busy_s": Metric(
+        "model and tool time per rollout", "s", "mean, without time for queueing and retries", better_direction=-1
+    ),
     "num_rollouts": Metric("graded rollouts", "rollouts", "number"),
-    "discarded": Metric("discarded rollouts", "rollouts", "number", better=-1),
+    "discarded": Metric("discarded rollouts", "rollouts", "number", better_direction=-1),
 }
-"""Fields of an Evaluation that are compared before and after training, in order."""
+"""Metrics for the fields of an Evaluation that are compared before and after training, in the order of the table."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _FAMILIES = {
@@ -48,7 +56,10 @@ _FAMILIES = {
 
 @lru_cache(4096)
 def find_metric(name: str) -> tuple[str, dict[str, str]] | None:
-    """Return the registry entry of a metric name and its placeholder values, or None if it is not listed."""
+    """Return the registered name that matches a metric name, and the values of its placeholders.
+
+    The result is None if no registered name matches.
+    """
     if name in METRICS:
         return name, {}
     for family, pattern in _FAMILIES.items():
@@ -58,7 +69,7 @@ def find_metric(name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def to_prometheus_name(entry: str) -> str:
-    """Return the Prometheus name of an entry; samples of a counter end in `_total`.
+    """Return the Prometheus name of a registered metric; the names of a counter's samples also end in `_total`.
 
     `tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`.
     """

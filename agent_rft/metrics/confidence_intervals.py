@@ -1,8 +1,8 @@
-"""95 % confidence intervals of a mean. Their width is never zero, and equal values give equal intervals.
+"""95 % confidence intervals of a mean.
 
-An interval estimates how far the mean of many more rows could be from the mean of these rows. Rows are assumed to be
-independent: pass one value per row (the mean of its samples), not one per rollout. Values that are not finite are
-ignored.
+The same values always give the same interval, and no interval has zero width. An interval estimates how far the mean of
+many more rows could be from the mean of these rows. Rows are assumed to be independent: pass one value per row (the
+mean of its samples), not one value per rollout. Values that are not finite are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_VALUES = 30
-"""An interval of fewer values is printed with their number, because it is wide and one more row would move it."""
+"""An interval of fewer values is shown together with the number of values, because one more row would change it."""
 GRADES = (0.0, 1.0)
 """Lower and upper bound of a grade."""
 
@@ -25,13 +25,13 @@ _Z = 1.959964
 _TAILS = (0.025, 0.975)
 _RESAMPLES = 2000
 _BLOCK = 2**20
-"""Values resampled per block, which bounds the memory for any number of rows."""
+"""Number of values that are resampled at a time, which bounds the memory for any number of rows."""
 _SEED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Mean of `n` values and its 95 % confidence interval; NaN where it is unknown."""
+    """Mean of `n` values, and the bounds of its 95 % confidence interval. Unknown numbers are NaN."""
 
     mean: float
     low: float
@@ -40,7 +40,7 @@ class Interval:
 
     @property
     def has_few_values(self) -> bool:
-        """Whether there are fewer than FEW values, so that their number must be shown."""
+        """Whether there are fewer than MIN_VALUES values, so that their number must be shown."""
         return self.n < MIN_VALUES
 
     def format_bounds(self, form: str = "{:.2f}") -> str:
@@ -49,9 +49,10 @@ class Interval:
         return f"[{form.format(self.low)}, {form.format(self.high)}]" if known else "[?, ?]"
 
     def format(self, form: str = "{:.2f}") -> str:
-        """Return mean and bounds: `0.42 [0.31, 0.53]`; with fewer than FEW values `0.40 [0.12, 0.77] (n = 5)`.
+        """Return the mean and the bounds as text: `0.42 [0.31, 0.53]`.
 
-        Without values it is a dash.
+        With fewer than MIN_VALUES values, the text ends with their number: `0.40 [0.12, 0.77] (n = 5)`. Without values,
+        the text is a dash.
         """
         if math.isnan(self.mean):
             return "–"
@@ -64,7 +65,7 @@ class Interval:
 
 
 def wilson_interval(successes: int, n: int) -> Interval:
-    """Return the Wilson score interval of a share: 0 of 5 is 0.00 [0.00, 0.43].
+    """Return the Wilson score interval of the share `successes / n`; for 0 of 5 it is 0.00 [0.00, 0.43].
 
     Wilson 1927, JASA 22, "Probable inference, the law of succession, and statistical inference"; recommended for small
     n by Brown, Cai and DasGupta 2001, Statistical Science 16(2).
@@ -83,12 +84,17 @@ def wilson_interval(successes: int, n: int) -> Interval:
 
 
 def bootstrap_interval(values: Iterable[float], bounds: tuple[float, float] | None = GRADES) -> Interval:
-    """Return the interval of the mean of `values`, by bootstrap with a fixed seed; Wilson's if all are 0 or 1.
+    """Return a bootstrap interval of the mean of `values`, with a fixed seed.
 
-    `bounds` are the lowest and highest possible value, widened by observed values; None: unbounded, such as seconds.
-    They keep intervals of few or equal values wide enough. A share of up to `wilson(0, n).high` of all rows may differ
-    from the n observed rows and be at a bound. With fewer than FEW values, or with equal values, the interval includes
-    this case; for n equal grades of 0 or 1 it is Wilson's. Without bounds, n = 1 or equal values give NaN as interval.
+    If all values are grades of 0 or 1, the result is the Wilson interval.
+
+    `bounds` are the lowest and the highest possible value; observed values beyond them widen the bounds. None means
+    that the values are unbounded, such as seconds.
+
+    The bounds keep the intervals of few or equal values wide enough. Among all rows, a share of up to
+    `wilson_interval(0, n).high` may differ from the n observed rows, and may have values at a bound. With fewer than
+    MIN_VALUES values, or with equal values, the interval includes this possibility. Without bounds, the interval of a
+    single value or of equal values is NaN.
 
     The percentile interval (Efron and Tibshirani 1993, chapter 13) is stretched for small n by sqrt(n / (n - 1)) and by
     the ratio of Student's quantile to the normal quantile. See Hesterberg 2015, "What teachers should know about the
@@ -120,10 +126,11 @@ def bootstrap_interval(values: Iterable[float], bounds: tuple[float, float] | No
 def paired_interval(
     before: Iterable[float], after: Iterable[float], bounds: tuple[float, float] | None = GRADES
 ) -> Interval:
-    """Return the interval of the mean of `after - before` by row, so that differences between rows do not widen it.
+    """Return the interval of the mean of the differences `after - before`, one difference per row.
 
-    Both have the same rows in the same order; `bounds` are the bounds of the values. Rows with a value that is not
-    finite are ignored.
+    Differences between rows therefore do not widen the interval. `before` and `after` have the same rows in the same
+    order; `bounds` are the lowest and the highest possible value of both. A row is ignored if one of its values is not
+    finite.
 
     Raises:
         ValueError: `before` and `after` differ in length.
@@ -134,7 +141,7 @@ def paired_interval(
 
 
 def _resample_means(values: Values) -> Values:
-    """Return the means of _RESAMPLES samples with replacement: [_RESAMPLES]."""
+    """Return the means of _RESAMPLES random samples of `values` with replacement: [_RESAMPLES]."""
     random, n = np.random.default_rng(_SEED), len(values)
     rows = max(1, _BLOCK // n)
     sizes = [min(rows, _RESAMPLES - start) for start in range(0, _RESAMPLES, rows)]

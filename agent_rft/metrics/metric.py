@@ -1,4 +1,4 @@
-"""Type of a metric's registry entry, formats of values and buckets of histograms."""
+"""Type of a metric in the registry, formats of values, and buckets of histograms."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ class Metric:
     Attributes:
         label: Name in tables, and title of a panel.
         help: Noun phrase, shown by Prometheus and as the description of panels.
-        kind: Value that Prometheus receives: the last value, the sum of recorded values, a histogram with `buckets`, or
-            nothing (`file`: only in metrics.jsonl).
-        live: Whether the measuring process records it as it happens; the step's value is then only for the file.
-        short: Name in log lines; default: `label`.
-        form: Format of a value; default: by `unit`.
-        chart: Key in CHARTS of the chart that shows it.
-        series: Name next to other metrics of a chart or panel; members of a family are named by placeholders instead.
+        kind: Type in Prometheus: `gauge` is the last value, `counter` the sum of all recorded values, and `histogram`
+            their distribution over `buckets`. A metric of the kind `file` is only in metrics.jsonl.
+        is_live: Whether a process exports the metric as soon as it is measured. If true, the value in the metrics of a
+            step is not exported again.
+        short_label: Name in log lines; by default `label`.
+        value_format: Format of a value; by default the format of the unit.
+        chart: Key in CHARTS of the chart that shows the metric; empty if no chart shows it.
+        series: Name in a chart or panel that shows several metrics. Members of a family are named by the values of
+            their placeholders instead.
         message: Name in the message of the API's metrics events; empty if it is not shown there.
-        csv: Whether it is one of the first columns of the result file.
+        in_result_columns: Whether the metric is one of the first columns of the result file.
         better: 1 if higher is better, -1 if lower is better, else 0.
     """
 
@@ -39,23 +41,23 @@ class Metric:
     help: str
     kind: Kind = "gauge"
     buckets: tuple[float, ...] = ()
-    live: bool = False
-    short: str = ""
-    form: str = ""
+    is_live: bool = False
+    short_label: str = ""
+    value_format: str = ""
     chart: str = ""
     series: str = ""
     in_live_view: bool = False
     message: str = ""
-    csv: bool = False
-    better: int = 0
+    in_result_columns: bool = False
+    better_direction: int = 0
 
     @property
     def pattern(self) -> str:
         """Format of values for `str.format`."""
-        return self.form or FORMS.get(self.unit, "{:.3f}")
+        return self.value_format or FORMS.get(self.unit, "{:.3f}")
 
     def format(self, value: float) -> str:
-        """Return `value` with its unit, as in tables."""
+        """Return `value` as text in the metric's format, as tables show it."""
         return self.pattern.format(value)
 
 
@@ -65,4 +67,4 @@ FORMS = {
     "share": "{:.0%}",
     "s": "{:.2f} s",
 }
-"""Formats of values by unit; the default has three decimals."""
+"""Formats of values by unit; values of other units have three decimals."""

@@ -1,4 +1,4 @@
-"""Charts of the report, each with its metrics' common unit and explanation."""
+"""Charts of the report, with the unit of each chart's metrics and an explanation of the chart."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of one or more metrics, in the report's section on the agent or on the training.
+    """A chart of one or more metrics. `section` is the report's section that contains the chart.
 
-    `reads` completes a sentence that explains how to read the chart: "From 3 to 2: " and `reads`.
+    `explanation` explains how to read the chart. The report shows it after the change of the metric, such as "From 3 to
+    2: ".
     """
 
     title: str
-    reads: str
+    explanation: str
     unit: str = ""
     kind: Literal["lines", "area", "bars"] = "lines"
-    ticks: str = ""
+    tick_format: str = ""
     scale: Literal["from zero", "fitted", "log"] = "from zero"
     section: Literal["agent", "training"] = "agent"
 
 
-_training = partial(Chart, section="training")
+_training_chart = partial(Chart, section="training")
 
 CHARTS: dict[str, Chart] = {
     "tool_calls": Chart(
@@ -33,21 +34,25 @@ CHARTS: dict[str, Chart] = {
     "turns": Chart("Turns per rollout", "each turn waits for the model and then for its slowest call", "turns"),
     "parallel": Chart(
         "Turns with parallel calls",
-        "parallel calls take only as long as the slowest of them",
+        "parallel calls take only as long as the slowest call",
         "of turns with calls",
-        ticks=".0%",
+        tick_format=".0%",
     ),
-    "rollout_time": Chart("Time per rollout", "a user waits this long; busy time excludes queues and retries", "s"),
+    "rollout_time": Chart(
+        "Time per rollout", "a user waits this long for an answer; busy time excludes queueing and retries", "s"
+    ),
     "tool_latency": Chart("Latency of tools", "a slow tool makes every step slow", "s"),
     "grader_parts": Chart(
-        "Scores of the grader's parts", "a part that falls while the grade rises is being traded for it"
+        "Scores of the grader's parts",
+        "if the score of a part falls while the grade rises, the model neglects this part",
     ),
     "held_out": Chart(
-        "Grades of the held-out grader", "if they fall while the grade rises, the grader is being hacked"
+        "Grades of the held-out grader",
+        "if these grades fall while the grader's grade rises, the grader is being hacked",
     ),
     "guards": Chart(
         "Rewards set by guards",
-        "if they increase, the model tries more often what must not be rewarded",
+        "if these become more frequent, the model more often does things that must not be rewarded",
         "rollouts",
         "bars",
     ),
@@ -59,32 +64,40 @@ CHARTS: dict[str, Chart] = {
     ),
     "finish": Chart(
         "Rollouts by finish reason",
-        "only rollouts with an answer were finished by the model itself",
+        "the model ended only the rollouts with an answer; the others reached a limit",
         "rollouts",
         "bars",
     ),
-    "discarded": _training("Discarded rollouts", "ideally zero; nothing is learned from them", "rollouts", "bars"),
-    "groups": _training(
+    "discarded": _training_chart(
+        "Discarded rollouts", "ideally zero; nothing is learned from discarded rollouts", "rollouts", "bars"
+    ),
+    "groups": _training_chart(
         "Groups", "only groups whose rollouts differ in reward contribute to learning", "groups", "bars"
     ),
-    "staleness": _training("Staleness", "age of the rollouts that are trained on; it is bounded", "versions"),
-    "sync": _training("Weight sync", "the time until the engines have the new weights", "s"),
-    "gap": _training(
+    "staleness": _training_chart(
+        "Staleness", "age of the rollouts that are trained on, which `max_staleness` bounds", "versions"
+    ),
+    "sync": _training_chart("Weight sync", "the time until the engines have the new weights", "s"),
+    "gap": _training_chart(
         "Log-probability gap of engine and learner",
-        "difference of their log-probabilities with the same weights; small and steady is good",
+        "difference of the log-probabilities with the same weights; it should be small and steady",
         "nats",
         scale="log",
     ),
-    "step_time": _training(
-        "Time per step", "if most of it is waiting, more engines or faster tools would help", "s", "bars"
+    "step_time": _training_chart(
+        "Time per step", "if most of a step is waiting, more engines or faster tools would help", "s", "bars"
     ),
-    "loss": _training(
-        "Loss", "it falls in supervised jobs; in reinforcement jobs it is near zero and means little", scale="fitted"
+    "loss": _training_chart(
+        "Loss",
+        "the loss falls in supervised jobs; in reinforcement jobs it is near zero and means little",
+        scale="fitted",
     ),
-    "grad_norm": _training("Gradient norm", "single peaks are clipped; a steady rise is a sign of instability"),
-    "entropy": _training("Entropy", "it falls as the model becomes more certain; near zero it stops exploring", "nats"),
-    "limited": _training(
-        "Capped, clipped and diverged tokens", "a few percent are normal", "of trained tokens", ticks=".1%"
+    "grad_norm": _training_chart("Gradient norm", "single peaks are clipped; a steady rise is a sign of instability"),
+    "entropy": _training_chart(
+        "Entropy", "the entropy falls as the model becomes more certain; near zero, the model stops exploring", "nats"
+    ),
+    "limited": _training_chart(
+        "Capped, clipped and diverged tokens", "a few percent are normal", "of trained tokens", tick_format=".1%"
     ),
 }
 """Charts by key, in the order of the report."""

@@ -6,9 +6,10 @@ from math import comb
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the probability that at least one of k out of n samples passes, if `correct` of the n pass.
+    """Return the probability that at least one of k samples, chosen at random from n samples, passes.
 
-    1 - C(n - correct, k) / C(n, k): Chen et al. 2021, arXiv:2107.03374, equation 1. A `k` above n counts as n.
+    `correct` of the n samples pass. The formula is 1 - C(n - correct, k) / C(n, k): Chen et al. 2021, arXiv:2107.03374,
+    equation 1. A `k` above n counts as n.
     """
     k = min(k, n)
     return 1.0 - comb(n - correct, k) / comb(n, k)

@@ -6,13 +6,13 @@ from functools import partial
 
 from agent_rft.metrics.metric import BYTES, LONG_SECONDS, SECONDS, Metric
 
-_count = partial(Metric, kind="counter")
-_spread = partial(Metric, kind="histogram")
-_file = partial(Metric, kind="file")
+_counter = partial(Metric, kind="counter")
+_histogram = partial(Metric, kind="histogram")
+_file_metric = partial(Metric, kind="file")
 
 _PROGRESS: dict[str, Metric] = {
     "step": Metric("step", "steps", "number of the step, from 1"),
-    "total_steps": Metric("planned steps", "steps", "steps that the job plans"),
+    "total_steps": Metric("planned steps", "steps", "planned number of training steps"),
     "version": Metric("policy version", "", "policy version after the step"),
     "elapsed_s": Metric("elapsed time", "s", "time since the training loop started"),
 }
@@ -22,27 +22,27 @@ _REWARDS: dict[str, Metric] = {
         "train reward",
         "",
         "mean reward of the step's graded rollouts",
-        short="reward",
+        short_label="reward",
         in_live_view=True,
         message="train mean reward",
-        csv=True,
+        in_result_columns=True,
         series="train",
     ),
     "full_valid_mean_reward": Metric(
         "validation reward",
         "",
         "mean reward over the validation file",
-        short="valid reward",
+        short_label="valid reward",
         in_live_view=True,
         message="full validation mean reward",
-        csv=True,
+        in_result_columns=True,
         series="validation",
     ),
     "train_mean_grade": Metric(
         "train grade",
         "",
-        "mean grade of the step's graded rollouts, without penalties",
-        short="grade",
+        "mean grade of the step's graded rollouts, before penalties are subtracted",
+        short_label="grade",
         in_live_view=True,
         message="train mean grade",
         series="train",
@@ -51,7 +51,7 @@ _REWARDS: dict[str, Metric] = {
         "validation grade",
         "",
         "mean grade over the validation file",
-        short="valid grade",
+        short_label="valid grade",
         in_live_view=True,
         series="validation",
     ),
@@ -61,7 +61,7 @@ _REWARDS: dict[str, Metric] = {
     "full_valid_ci95": Metric(
         "95 % interval of the validation grade",
         "",
-        "half width of the 95 % confidence interval of full_valid_mean_grade, over rows",
+        "half the width of the 95 % confidence interval of full_valid_mean_grade, computed over rows",
     ),
     "full_valid_rollouts": Metric("validation rollouts", "rollouts", "graded validation rollouts"),
     "full_valid_tool_calls_mean": Metric(
@@ -73,7 +73,7 @@ _REWARDS: dict[str, Metric] = {
     "valid_reasoning_tokens_mean": Metric(
         "reasoning tokens per validation rollout",
         "tokens",
-        "mean sampled tokens up to the end of the reasoning, per validation rollout",
+        "mean number of tokens sampled until the reasoning ended, per validation rollout",
     ),
     "full_valid_loss": Metric(
         "validation loss",
@@ -83,7 +83,7 @@ _REWARDS: dict[str, Metric] = {
         series="validation",
         in_live_view=True,
         message="full validation loss",
-        form="{:.4f}",
+        value_format="{:.4f}",
     ),
 }
 
@@ -92,7 +92,7 @@ _BEHAVIOR: dict[str, Metric] = {
         "tool calls per rollout",
         "calls",
         "mean tool calls per rollout",
-        short="calls",
+        short_label="calls",
         in_live_view=True,
         message="mean tool calls",
         series="per rollout",
@@ -103,58 +103,58 @@ _BEHAVIOR: dict[str, Metric] = {
         "mean model turns per rollout",
         chart="turns",
         series="turns",
-        short="turns",
+        short_label="turns",
         in_live_view=True,
     ),
     "parallel_turn_share": Metric(
         "turns with parallel calls",
         "share",
-        "share of turns with tool calls that have more than one call",
+        "share of turns with several tool calls, among all turns with tool calls",
         chart="parallel",
         series="parallel",
-        short="parallel",
+        short_label="parallel",
         in_live_view=True,
     ),
     "completion_tokens_mean": Metric(
         "sampled tokens per rollout",
         "tokens",
-        "mean sampled tokens per rollout, reasoning included",
+        "mean number of sampled tokens per rollout, including reasoning",
         chart="tokens",
         series="sampled",
-        short="sampled",
+        short_label="sampled",
         in_live_view=True,
         message="mean completion tokens",
-        csv=True,
+        in_result_columns=True,
     ),
     "reasoning_tokens_mean": Metric(
         "reasoning tokens per rollout",
         "tokens",
-        "mean sampled tokens up to the end of the reasoning, per rollout",
+        "mean number of tokens sampled until the reasoning ended, per rollout",
         chart="tokens",
         series="reasoning",
-        csv=True,
+        in_result_columns=True,
     ),
     "rollout_tokens_mean": Metric(
         "all tokens per rollout",
         "tokens",
-        "mean tokens per rollout over all its segments, including prompts and tool results",
+        "mean number of tokens in all segments of a rollout, including prompts and tool results",
         chart="tokens",
         series="all",
-        short="tokens",
+        short_label="tokens",
         in_live_view=True,
     ),
     "segments_mean": Metric(
         "segments per rollout",
         "segments",
-        "mean segments per rollout: 1 if the chat template only appends, more if it rewrites earlier turns",
+        "mean number of segments per rollout: 1 if the chat template only appends, more if it rewrites earlier turns",
     ),
     "rollout_busy_s_mean": Metric(
         "busy time per rollout",
         "s",
-        "mean model and tool time per rollout, without queues, retries and pauses",
+        "mean model and tool time per rollout, without time for queueing, retries and pauses",
         chart="rollout_time",
         series="busy",
-        short="busy",
+        short_label="busy",
         in_live_view=True,
     ),
     "rollout_wall_s_mean": Metric(
@@ -177,45 +177,45 @@ _BEHAVIOR: dict[str, Metric] = {
         "mean score of one part of a multi grader; `ungated` is the score without guards",
         chart="grader_parts",
     ),
-    "guard/<guard>": _count(
-        "rewards set by a guard", "rollouts", "rollouts whose reward this guard set", chart="guards"
+    "guard/<guard>": _counter(
+        "rewards set by a guard", "rollouts", "rollouts whose reward was set by this guard", chart="guards"
     ),
     "held_out_grade_mean": Metric(
         "held-out grade",
         "",
-        "mean grade of the held-out grader, which is never trained on",
+        "mean grade of the held-out grader; the model is never trained on it",
         chart="held_out",
         series="held out",
     ),
-    "held_out_failures": _count(
+    "held_out_failures": _counter(
         "held-out grader failures", "rollouts", "graded rollouts for which the held-out grader failed"
     ),
-    "judge_tokens/<model>": _count("judge tokens", "tokens", "tokens spent on one judge model"),
-    "finish/<reason>": _count(
+    "judge_tokens/<model>": _counter("judge tokens", "tokens", "tokens spent on one judge model"),
+    "finish/<reason>": _counter(
         "rollouts by finish reason",
         "rollouts",
         "rollouts that ended by answer, max_steps, max_tokens or context",
         chart="finish",
     ),
-    "tool/<tool>/calls_mean": _file(
+    "tool/<tool>/calls_mean": _file_metric(
         "calls of a tool per rollout", "calls", "mean calls of one tool per rollout", chart="tool_calls"
     ),
     "tool/<tool>/latency_s_mean": Metric(
         "latency of a tool", "s", "mean latency of one tool's answers", chart="tool_latency"
     ),
-    "tool/<tool>/output_tokens_mean": _file(
+    "tool/<tool>/output_tokens_mean": _file_metric(
         "tokens of a tool's output",
         "tokens",
-        "mean tokens of one tool's outputs; a turn's tokens are divided among its calls, and unknown at the end of a "
-        "segment",
+        "mean number of tokens of one tool's outputs; the tokens between two turns are divided among the calls by "
+        "output length; calls at the end of a segment are omitted",
     ),
     "tool/<tool>/output_chars_mean": Metric(
         "length of a tool's output", "characters", "mean length of one tool's outputs"
     ),
-    "tool/<tool>/errors": _count(
+    "tool/<tool>/errors": _counter(
         "tool errors", "calls", "calls of one tool that were answered with an error, which the model sees"
     ),
-    "call_errors/<kind>": _count(
+    "call_errors/<kind>": _counter(
         "invalid calls",
         "calls",
         "calls with an error as result: malformed_call, unknown_tool, invalid_arguments, over_budget, tool_error",
@@ -223,76 +223,79 @@ _BEHAVIOR: dict[str, Metric] = {
     ),
 }
 
-_LOSSES: dict[str, Metric] = {
-    "rollouts_graded": _count("graded rollouts", "rollouts", "graded rollouts of the step's groups"),
+_DISCARDS: dict[str, Metric] = {
+    "rollouts_graded": _counter("graded rollouts", "rollouts", "graded rollouts of the step's groups"),
     "mean_unresponsive_rewards": Metric(
         "discarded rollouts",
         "share",
         "share of discarded rollouts in the step's groups",
-        short="discarded",
+        short_label="discarded",
         in_live_view=True,
         message="unresponsive rewards",
-        csv=True,
+        in_result_columns=True,
     ),
-    "discarded/<reason>": _count(
+    "discarded/<reason>": _counter(
         "discarded rollouts by reason",
         "rollouts",
         "discarded rollouts by reason: tool_failed, grader_failed, rollout_timeout, rollout_waited, engine_failed, "
         "template_failed",
         chart="discarded",
     ),
-    "groups_trained": _count(
+    "groups_trained": _counter(
         "groups trained", "groups", "groups that were trained on", chart="groups", series="trained"
     ),
-    "zero_variance_groups/<kind>": _count(
+    "zero_variance_groups/<kind>": _counter(
         "zero-variance groups",
         "groups",
         "groups whose rewards are all equal, so that they have no signal: all_right, all_wrong, equal",
         chart="groups",
     ),
-    "groups_lost": _count(
-        "groups lost", "groups", "groups with fewer than two surviving rollouts", chart="groups", series="lost"
+    "groups_lost": _counter(
+        "groups lost", "groups", "groups with fewer than two graded rollouts", chart="groups", series="lost"
     ),
-    "rollout_attempts/<state>": _file(
+    "rollout_attempts/<state>": _file_metric(
         "rollout attempts",
         "rollouts",
-        "attempts since the start: started = graded + discarded + cancelled + in_flight",
+        "attempts at rollouts since the start, by state: started = graded + discarded + cancelled + in_flight",
     ),
     "slow_rows_graded_ratio": Metric(
         "graded share of slow rows",
         "",
-        "graded share of rollouts in the slowest quarter of groups, divided by the graded share in all groups",
+        "share of graded rollouts in the slowest quarter of groups, divided by the share of graded rollouts in all "
+        "groups",
     ),
 }
 
-_FRESHNESS: dict[str, Metric] = {
+_STALENESS_AND_SYNC: dict[str, Metric] = {
     "staleness_mean": Metric(
         "staleness in versions",
         "versions",
-        "policy versions by which a trained group's oldest token lags behind the learner, mean of the step",
+        "number of policy versions by which the oldest token of a trained group is behind the learner, mean over "
+        "groups",
         chart="staleness",
         series="mean",
-        short="stale",
+        short_label="stale",
         in_live_view=True,
     ),
     "staleness_max": Metric(
         "largest staleness",
         "versions",
-        "policy versions by which a trained group's oldest token lags behind the learner, maximum of the step",
+        "number of policy versions by which the oldest token of a trained group is behind the learner, maximum over "
+        "groups",
         chart="staleness",
         series="largest",
     ),
-    "sync_pause_s": _spread(
+    "sync_pause_s": _histogram(
         "pause per update",
         "s",
-        "time that the slowest engine paused generation for a weight update",
+        "longest time for which an engine paused generation for the weight update",
         buckets=SECONDS,
         chart="sync",
         series="pause",
-        short="pause",
+        short_label="pause",
         in_live_view=True,
     ),
-    "sync_total_s": _spread(
+    "sync_total_s": _histogram(
         "weight sync time",
         "s",
         "time to send the learner's weights to all engines",
@@ -300,13 +303,13 @@ _FRESHNESS: dict[str, Metric] = {
         chart="sync",
         series="total",
     ),
-    "sync_bytes": _spread(
+    "sync_bytes": _histogram(
         "bytes per weight sync", "bytes", "bytes of weights sent to each engine per update", buckets=BYTES
     ),
     "canary_gap": Metric(
         "canary gap",
         "nats",
-        "mean absolute log-probability difference between engines and learner on the canary, with the same weights",
+        "mean absolute difference of the log-probabilities of engines and learner on the canary, with the same weights",
         chart="gap",
         series="canary",
     ),
@@ -321,25 +324,25 @@ _LEARNER: dict[str, Metric] = {
         series="train",
         in_live_view=True,
         message="training loss",
-        form="{:.4f}",
+        value_format="{:.4f}",
     ),
     "grad_norm": Metric(
         "gradient norm", "", "norm of the gradient before clipping", chart="grad_norm", series="before clipping"
     ),
     "learning_rate": Metric(
-        "learning rate", "", "learning rate of the step's update, as the schedule sets it", form="{:.2e}"
+        "learning rate", "", "learning rate of the step's update, as the schedule sets it", value_format="{:.2e}"
     ),
     "entropy": Metric(
         "entropy",
         "nats",
-        "mean entropy of the distributions of trained tokens, in nats",
+        "mean entropy of the learner's distribution at each trained token, in nats",
         chart="entropy",
         series="entropy",
     ),
     "importance_ratio_mean": Metric(
         "importance ratio",
         "",
-        "mean ratio of the learner's to the engine's probability, over trained tokens",
+        "mean of the learner's probability divided by the engine's probability, over trained tokens",
         series="all tokens",
     ),
     "importance_capped_share": Metric(
@@ -352,33 +355,36 @@ _LEARNER: dict[str, Metric] = {
     "clipped_share": Metric(
         "clipped tokens",
         "share",
-        "share of trained tokens whose ratio was clipped",
+        "share of trained tokens whose probability ratio was clipped",
         chart="limited",
         series="ratio clipped",
     ),
     "diverged_share": Metric(
         "diverged tokens",
         "share",
-        "share of trained tokens left out because the learner's probability has moved too far from the engine's",
+        "share of trained tokens whose loss was set to 0, because the learner's probability is too far from the "
+        "engine's",
         chart="limited",
         series="diverged",
     ),
     "kl_reference": Metric(
         "KL to the reference model",
         "nats",
-        "KL divergence from the reference model, in nats; only if kl_coef is above 0",
+        "KL divergence of the policy from the reference model, in nats; only if kl_coef is above 0",
     ),
     "logprob_gap": Metric(
         "log-probability gap",
         "nats",
-        "mean absolute log-probability difference between engines and learner, on tokens of the learner's version",
+        "mean absolute difference of the log-probabilities of engines and learner, over tokens sampled by the "
+        "learner's version",
         chart="gap",
         series="trained tokens",
     ),
     "importance_ratio_same_version": Metric(
         "importance ratio at equal versions",
         "",
-        "mean ratio of the learner's to the engine's probability, over tokens of the learner's version",
+        "mean of the learner's probability divided by the engine's probability, over tokens sampled by the learner's "
+        "version",
         series="same version",
     ),
     "logprob_gap_tokens": Metric(
@@ -386,14 +392,14 @@ _LEARNER: dict[str, Metric] = {
         "tokens",
         "number of tokens over which logprob_gap and importance_ratio_same_version are averaged",
     ),
-    "tokens_without_loss": _count(
+    "tokens_without_loss": _counter(
         "tokens without loss",
         "tokens",
-        "sampled tokens excluded from the loss: the learner could not compute their response-format mask, because the "
+        "sampled tokens excluded from the loss, because the learner could not compute their response-format mask: the "
         "engine has another version of the grammar library or tokenizer",
     ),
-    "trained_tokens": _count("trained tokens", "tokens", "tokens in the loss", series="trained"),
-    "computed_tokens": _count(
+    "trained_tokens": _counter("trained tokens", "tokens", "tokens over which the loss is computed", series="trained"),
+    "computed_tokens": _counter(
         "computed tokens",
         "tokens",
         "tokens that went through the model, including padding; on CPU, a prefix that rollouts share counts once",
@@ -407,7 +413,7 @@ _LEARNER: dict[str, Metric] = {
 }
 
 _TIMES: dict[str, Metric] = {
-    "time_wait_s": _spread(
+    "time_wait_s": _histogram(
         "waiting for rollouts",
         "s",
         "time that the learner waited for rollouts",
@@ -420,14 +426,14 @@ _TIMES: dict[str, Metric] = {
         "share",
         "share of the time since the previous step in which an engine had requests to run, averaged over engines",
     ),
-    "time_write_ahead_s": _spread(
+    "time_write_ahead_s": _histogram(
         "write-ahead",
         "s",
         "time to write the batch to the journal before its update",
         buckets=SECONDS,
         series="write-ahead",
     ),
-    "time_learn_s": _spread(
+    "time_learn_s": _histogram(
         "learning",
         "s",
         "time that the learner worked on the step's updates",
@@ -435,7 +441,7 @@ _TIMES: dict[str, Metric] = {
         chart="step_time",
         series="learning",
     ),
-    "time_sync_s": _spread(
+    "time_sync_s": _histogram(
         "weight sync",
         "s",
         "time to publish the new weights to all engines",
@@ -443,7 +449,7 @@ _TIMES: dict[str, Metric] = {
         chart="step_time",
         series="weight sync",
     ),
-    "time_eval_s": _spread(
+    "time_eval_s": _histogram(
         "validation",
         "s",
         "time to evaluate the validation file, in steps with a validation",
@@ -451,15 +457,15 @@ _TIMES: dict[str, Metric] = {
         chart="step_time",
         series="validation",
     ),
-    "time_checkpoint_s": _spread(
+    "time_checkpoint_s": _histogram(
         "checkpoint",
         "s",
-        "time that a checkpoint blocks the loop, in steps that save one: the snapshot, and the rest of the previous "
-        "write",
+        "time for which saving a checkpoint blocked training: the snapshot, and the rest of the previous write; only "
+        "in steps that save a checkpoint",
         buckets=LONG_SECONDS,
         series="checkpoint",
     ),
-    "time_step_s": _spread(
+    "time_step_s": _histogram(
         "step time",
         "s",
         "time of the complete step, including validation and checkpoint",
@@ -472,10 +478,10 @@ STEP_GROUPS: dict[str, dict[str, Metric]] = {
     "Progress": _PROGRESS,
     "Rewards and grades": _REWARDS,
     "Agent behavior": _BEHAVIOR,
-    "Discarded rollouts and groups": _LOSSES,
-    "Staleness and weight sync": _FRESHNESS,
+    "Discarded rollouts and groups": _DISCARDS,
+    "Staleness and weight sync": _STALENESS_AND_SYNC,
     "Learner": _LEARNER,
     "Step time": _TIMES,
 }
-"""Step metrics by heading of the reference."""
+"""Step metrics, by their heading in the reference."""
 STEP_METRICS = {name: metric for group in STEP_GROUPS.values() for name, metric in group.items()}

@@ -1,7 +1,8 @@
 """Registry of problem codes: the meaning of each code and what to do about it.
 
-The command line prints a code in brackets after a message. The API returns it in the `code` of an error and in the
-`error` of a failed job. A key with a `<placeholder>` stands for a family: `invalid_<type>` -> `invalid_int_parsing`.
+The command line prints the code of a problem in brackets after the message. The API returns it in the `code` of an
+error and in the `error` of a failed job. A key with a `<placeholder>` stands for a family of codes: `invalid_<type>`
+includes `invalid_int_parsing`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from agent_rft.problems.job_codes import JOB_CODES
 from agent_rft.problems.problem_code import CheckCode, ProblemCode
 from agent_rft.problems.run_codes import RUNNING_CODES, STARTING_CODES
 
-GROUPS: dict[str, Mapping[str, ProblemCode]] = {
+PROBLEM_CODE_GROUPS: dict[str, Mapping[str, ProblemCode]] = {
     **JOB_CODES,
     **GRADING_CODES,
     **GRADE_CODES,
@@ -25,21 +26,26 @@ GROUPS: dict[str, Mapping[str, ProblemCode]] = {
     **API_CODES,
     **IMPORT_CODES,
 }
-"""All codes by heading of the reference."""
-PROBLEM_CODES: dict[str, ProblemCode] = {name: code for group in GROUPS.values() for name, code in group.items()}
+"""All codes, by their heading in the reference."""
+PROBLEM_CODES: dict[str, ProblemCode] = {
+    name: code for group in PROBLEM_CODE_GROUPS.values() for name, code in group.items()
+}
 
 _PLACEHOLDER = re.compile(r"<\w+>")
 _FAMILIES = {name: re.compile(_PLACEHOLDER.sub(r"\\w+", name)) for name in PROBLEM_CODES if "<" in name}
 
 
 def find_code(code: str) -> str | None:
-    """Return the registry entry of a code, or None if it is not listed."""
+    """Return the registered code that matches `code`, such as `invalid_<type>`, or None if no code matches."""
     if code in PROBLEM_CODES:
         return code
     return next((family for family, pattern in _FAMILIES.items() if pattern.fullmatch(code)), None)
 
 
 def stops_accepted_job(code: str) -> bool:
-    """Whether a problem stops even a job that was accepted before; True for codes that do not define it."""
+    """Whether a problem with this code stops even a job that an earlier check accepted.
+
+    True for codes that do not specify this.
+    """
     entry = PROBLEM_CODES.get(find_code(code) or "")
-    return entry.stops_accepted if isinstance(entry, CheckCode) else True
+    return entry.stops_accepted_jobs if isinstance(entry, CheckCode) else True

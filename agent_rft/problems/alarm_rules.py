@@ -10,7 +10,7 @@ AlarmRule = Literal["early_top_grade", "drift", "diverged"]
 
 ALARM_RULES: dict[AlarmRule, ProblemCode] = {
     "early_top_grade": ProblemCode(
-        "The mean grade is nearly 1 within the first steps, although it was far from 1 at the start. A rise this fast "
+        "The mean grade is nearly 1 within the first steps, although it was far from 1 at the start. Such a fast rise "
         "is more often caused by a loophole in the grader than by learning the task.",
         "Read the answers (`agent-rft traces RUN --best 5`). If they are good, continue: the rows are easy. If not, "
         "close the loophole in the grader or add a guard, and restart from the model that this run started from.",
@@ -18,15 +18,16 @@ ALARM_RULES: dict[AlarmRule, ProblemCode] = {
     "drift": ProblemCode(
         "Answers became four times longer or shorter than at the start, or tools are called four times more or less "
         "often. The grader may reward length, or answers that skip the work.",
-        "Compare a rollout of the event with one of the first step (`agent-rft traces RUN --step 1`). If answers or "
-        "calls are too long or too many, set `reward.token_penalty` or `reward.tool_call_penalty`. If the model skips "
-        "the work, add a guard, which also sees the calls.",
+        "Compare a rollout that the event lists with a rollout of the first step (`agent-rft traces RUN --step 1`). "
+        "If answers are too long or calls too many, set `reward.token_penalty` or `reward.tool_call_penalty`. If the "
+        "model skips the work, add a guard, which also sees the calls.",
     ),
     "diverged": ProblemCode(
-        "A part of the grade, or the held-out grade, fell while the mean grade rose. A part that counts errors (its "
-        "score was high where the grade was low in the first steps) raises the alarm when it rises. The policy may "
-        "learn what its grader rewards instead of the intended task.",
-        "Read the rollouts of the event, which have the best rewards. If they are not what you want, fix the grader "
-        "or add a guard, and resume from a checkpoint before the change.",
+        "A part of the grade, or the held-out grade, fell while the mean grade rose. For a part that counts errors, "
+        "the alarm is raised when the part rises; such a part is recognized because its score was high where the "
+        "grade was low in the first steps. The model may be learning a loophole of its grader instead of the intended "
+        "task.",
+        "Read the rollouts that the event lists, which have the best rewards. If their answers are not what you want, "
+        "fix the grader or add a guard, and resume from a checkpoint that was saved before the change.",
     ),
 }

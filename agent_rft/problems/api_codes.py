@@ -1,4 +1,4 @@
-"""Problem codes in error responses of the API. Problems of a job's settings have the codes of `check`."""
+"""Problem codes in error responses of the API. Problems of a job's settings have the codes of the job check."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Check which server the client calls (`base_url`), and create a key there with `agent-rft keys create`.",
         ),
         "console_session_ended": ProblemCode(
-            "The console session has ended: it lasts 24 hours, and not longer than its key.",
+            "The console session has ended. A session lasts 24 hours, or less if its key expires or is revoked "
+            "earlier.",
             "Log in again with a valid key.",
         ),
         "cross_origin": ProblemCode(
-            "A page of another host sent a change with the console's cookie, so the change was refused.",
+            "A web page of another host sent a request with the console's cookie. Such requests may not change "
+            "anything.",
             "Open the console at the server's URL. A proxy in front of the server must forward `Host` unchanged.",
         ),
         "insufficient_scope": ProblemCode(
-            "The key is valid, but its scope does not allow this. `read` allows reading. `write` also allows creating "
-            "jobs, calling models and changing what the same key created. `admin` allows everything.",
-            "Use a key with the scope in the message.",
+            "The key is valid, but its scope does not allow this request. `read` allows reading. `write` also allows "
+            "creating jobs, calling models and changing objects that the same key created. `admin` allows everything.",
+            "Use a key with the scope that the message names.",
         ),
         "too_many_failed_logins": ProblemCode(
             "The client's IP address, or all addresses together, sent too many requests with a wrong key within a "
@@ -34,32 +36,34 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Fix the key of the client that sends these requests. Often its key was revoked or has expired.",
         ),
         "rate_limit_exceeded": ProblemCode(
-            "The key exceeded its limit of requests per minute. A key without a limit has the limit of the server.",
+            "The key exceeded its limit of requests per minute. The server's default limit applies to keys that were "
+            "created without a limit.",
             "Wait for the seconds in `Retry-After`, as OpenAI's client does automatically, or ask for a higher limit.",
         ),
         "too_many_uploads": ProblemCode(
-            "The operator's limit of concurrent uploads is reached (`limits.max_uploads`, half of it for one API "
-            "key). It bounds the server's memory.",
+            "The operator's limit of concurrent uploads is reached (`limits.max_uploads`; one API key may use half of "
+            "this limit). The limit bounds the server's memory.",
             "Try again in a moment.",
         ),
         "too_many_checks": ProblemCode(
-            "Two job checks are in progress, or one for the same API key. Each check reads complete files in a "
-            "separate process.",
+            "Too many job checks are in progress: the limit is two, and one per API key. Each check reads complete "
+            "files in a separate process.",
             "Try again in a moment.",
         ),
         "database_unavailable": ProblemCode(
             "The server cannot reach its database, or the database is busy.",
-            "Try again after the seconds in `Retry-After`. `/health/ready` shows whether the database is back; the "
-            "server's log has the reason.",
+            "Try again after the seconds in `Retry-After`. `/health/ready` shows whether the server can reach the "
+            "database again; the server's log has the reason.",
         ),
         "too_many_in_progress": ProblemCode(
-            "The key has reached its share of requests, or bytes of bodies, in progress. A share is half of what the "
-            "server holds (`limits.max_connections`, and 128 bodies of `limits.max_body_bytes`).",
+            "The key has too many requests in progress, or the bodies of these requests have too many bytes. One key "
+            "may use half of the server's limits, which are `limits.max_connections` requests and 128 bodies of "
+            "`limits.max_body_bytes`.",
             "Try again in a moment, as OpenAI's client does automatically; send fewer requests at the same time.",
         ),
         "too_many_connections": ProblemCode(
-            "The operator's limit of open connections is reached (`limits.max_connections`, half of it for one IP "
-            "address). Behind a proxy, all clients share its address.",
+            "The operator's limit of open connections is reached (`limits.max_connections`; one IP address may use "
+            "half of this limit). Behind a proxy, all clients have the proxy's address.",
             "Use one HTTP client for many requests, because it reuses its connections. The operator can raise the "
             "limit.",
         ),
@@ -68,17 +72,18 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Send long values in the body.",
         ),
         "invalid_http": ProblemCode(
-            "The server received something other than HTTP/1.1. Often it is TLS, which only a proxy in front of the "
-            "server supports, or many requests that did not wait for a response.",
+            "The server received something other than HTTP/1.1. Often the client uses TLS, which only a proxy in "
+            "front of the server supports, or sends many requests without waiting for responses.",
             "Check whether the URL starts with http or https.",
         ),
         "unexpected_body": ProblemCode(
-            "The request has a body, but its method does not allow one: GET, HEAD, DELETE or OPTIONS.",
+            "The request has a body, but requests with the method GET, HEAD, DELETE or OPTIONS must not have a body.",
             "Send the request without a body.",
         ),
         "too_many_trials": ProblemCode(
-            "The operator's limit of trial calls of graders and tools is reached (`limits.max_trial_calls`, three "
-            "quarters of it for one key). No slot became free in two minutes, or too many calls are already waiting.",
+            "The operator's limit of trial calls of graders and tools is reached (`limits.max_trial_calls`; one key "
+            "may use three quarters of this limit). No slot became free within two minutes, or too many calls are "
+            "already waiting.",
             "Try again in a moment, with fewer samples (`n`), or with fewer grader parts that start a process or call "
             "a model.",
         ),
@@ -97,27 +102,26 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Remove the character.",
         ),
         "unsupported_media_type": ProblemCode(
-            "The body is not in the format that the route reads, or it is compressed.",
+            "The body is compressed, or is not in the format that the route requires.",
             "Send JSON with `Content-Type: application/json`, files as `multipart/form-data`, without "
             "`Content-Encoding`.",
         ),
         "invalid_json": ProblemCode(
-            "The body is not valid JSON, has more than 25,000 values or too many levels, or contains a number or "
-            "character that cannot be stored.",
-            "Send one JSON object; split a large one.",
+            "The body is not valid JSON, has more than 25,000 values or too many nested levels, or contains a number "
+            "or character that cannot be stored.",
+            "Send one JSON object. If it is too large, split it over several requests.",
         ),
         "invalid_multipart": ProblemCode(
             "The upload is not a complete multipart form, or contains a field twice.",
-            "Let an HTTP library create the form. A truncated form is often caused by a proxy that limits the size of "
-            "bodies.",
+            "Let an HTTP library create the form. If the form is truncated, often a proxy limits the size of bodies.",
         ),
         "too_large": ProblemCode(
             "The body exceeds the operator's limit (`limits.max_body_bytes`), or a hyperparameter is larger than any "
             "reasonable value.",
-            "Send less per request, or a smaller number or `auto`.",
+            "Send a smaller body. For a hyperparameter, send a smaller number or `auto`.",
         ),
         "timeout": ProblemCode(
-            "The body or the model's answer did not arrive in time.",
+            "The body of the request, or the model's answer, did not arrive in time.",
             "Try again. On a slow network, split the file; for a slow model, request fewer tokens.",
         ),
         "missing_required_parameter": ProblemCode(
@@ -125,7 +129,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Add the field.",
         ),
         "unknown_parameter": ProblemCode(
-            "The server does not support the field in `param`. Ignoring it would do something other than requested.",
+            "The server does not support the field in `param`. If the server ignored the field, the result would "
+            "differ from the request.",
             "Remove the field, or check its spelling.",
         ),
         "invalid_value": ProblemCode(
@@ -142,12 +147,12 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Send a JSON object as body, and a number or `auto` as hyperparameter.",
         ),
         "unknown_key": ProblemCode(
-            "In the older format of supervised jobs, the top-level `hyperparameters` support only three keys.",
+            "In the older format of supervised jobs, the `hyperparameters` at the top level support only three keys.",
             "Remove the key, or set it in `method.supervised.hyperparameters`.",
         ),
         "duplicate_hyperparameters": ProblemCode(
-            "`hyperparameters` are set both at the top level, which is the older format, and in `method`. One of them "
-            "would be ignored.",
+            "`hyperparameters` are set both at the top level, which is the older format, and in `method`. One of "
+            "these settings would be ignored.",
             "Set all of them in `method`.",
         ),
     },
@@ -157,11 +162,12 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "List the objects to find the right id.",
         ),
         "file_not_found": ProblemCode(
-            "The job refers to a file that does not exist on this server. Ids of other servers are not valid here.",
+            "The job refers to a file that does not exist on this server. File ids of other servers are not valid "
+            "here.",
             "Upload the file first, with the purpose `fine-tune`.",
         ),
         "invalid_purpose": ProblemCode(
-            "The file was uploaded with another purpose, and a job reads only files for training.",
+            "The file was uploaded with another purpose, but jobs only read files with the purpose `fine-tune`.",
             "Upload the file with the purpose `fine-tune`.",
         ),
         "invalid_filename": ProblemCode(
@@ -170,7 +176,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Use a plain file name.",
         ),
         "file_too_large": ProblemCode(
-            "The file exceeds the operator's limit for a file.",
+            "The file exceeds the operator's limit for the size of a file.",
             "Split the file, or ask the operator to raise the limit.",
         ),
         "no_space": ProblemCode(
@@ -182,7 +188,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Send the request again after the seconds in `Retry-After`.",
         ),
         "invalid_job_state": ProblemCode(
-            "The job's state does not allow this, such as resuming a running job or cancelling a job that ended.",
+            "The job's state does not allow this action. For example, a running job cannot be resumed, and a job that "
+            "has ended cannot be cancelled.",
             "Check the job's status first.",
         ),
         "idempotency_key_reused": ProblemCode(
@@ -192,7 +199,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         ),
         "model_not_found": ProblemCode(
             "The server has no model with this name, neither to call nor to train.",
-            "Use an id from `agent-rft models list`. The operator adds base models below `aliases`.",
+            "Use an id from `agent-rft models list`. The operator adds base models under `aliases` in the "
+            "configuration.",
         ),
         "model_not_deletable": ProblemCode(
             "The model is a base model of the server. Only tuned models and checkpoints can be deleted through the "
@@ -204,7 +212,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         "model_damaged": ProblemCode(
             "The model's folder has no readable tokenizer, template or adapter, or its adapter belongs to another "
             "base model. Other models, including models on the same engine, are not affected.",
-            "Find the file in the server's log, and restore it or delete the model. An adapter needs its base model "
+            "The server's log names the file. Restore the file, or delete the model. An adapter needs its base model "
             "at the path in its `adapter_config.json`.",
         ),
         "model_unavailable": ProblemCode(
@@ -227,7 +235,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         ),
         "invalid_grader": ProblemCode(
             "The `grader` of a best-of-n request is invalid.",
-            "Write the grader as in a job. `POST /v1/fine_tuning/alpha/graders/validate` checks one.",
+            "Write the grader as in a job. `POST /v1/fine_tuning/alpha/graders/validate` checks a grader.",
         ),
         "grader_refused": ProblemCode(
             "The endpoint of the request's grader answered 401 or 403.",

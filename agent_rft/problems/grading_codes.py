@@ -9,80 +9,82 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
         "duplicate_name": CheckCode(
             "Two guards have the same name, but metrics and traces identify guards by name.",
             "Rename one of the guards.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "invalid_template": CheckCode(
             "A string of a grader contains `{{ ... }}` with something other than a path into the row (`item`) or the "
             "model's output (`sample`). Filters, loops and calls are not supported.",
             "Write `{{ item.answer }}` or `{{ sample.output_text }}`. For anything more, use a python grader.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "grader_too_large": CheckCode(
-            "A grader exceeds a limit. A multi grader may have 64 parts; 16 of them may start a process (python) or "
-            "call a model or an endpoint. Each grade runs all parts. All graders of a job, with its guards and the "
-            "held-out grader, may have twice as many. A template may have 1,000 `{{ ... }}`, and the sources of all "
-            "python graders together 256,000 bytes.",
+            "A grader exceeds a limit. A multi grader may have 64 parts; at most 16 of these parts may start a "
+            "process (python) or call a model or an endpoint, because each grade runs all parts. All graders of a job "
+            "together, including guards and the held-out grader, may have twice as many parts. A template may have "
+            "1,000 `{{ ... }}`, and the sources of all python graders together 256,000 bytes.",
             "Combine several checks in one python grader that returns one number for all of them.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "invalid_source": CheckCode(
             "The `source` of a python grader does not compile, or does not define a function `grade(sample, item)`.",
-            "Run the source with Python separately first.",
-            stops_accepted=False,
+            "First run the source separately with Python.",
+            stops_accepted_jobs=False,
         ),
         "missing_reference": CheckCode(
             "The check `reference_returned` compares the code with the reference solution, which is missing.",
             "Set `reference`, for example to `{{ item.reference }}`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "unknown_model": CheckCode(
-            "A grader calls a model (a judge or an embedding model) that is missing in the operator's configuration, "
-            "below `models`. Jobs cannot set hosts and keys of judges themselves, so that their authors do not need "
-            "the operator's keys.",
+            "A grader calls a model (a judge or an embedding model) that is not listed under `models` in the "
+            "operator's configuration. Jobs cannot set hosts and keys of judges themselves, so that their authors do "
+            "not need the operator's keys.",
             "Use a model that the message lists, or ask the operator to add the model.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "invalid_message": CheckCode(
             "A message in the `input` of a model grader is not in the chat format.",
             'Write `{"role": "user", "content": "text with {{ sample.output_text }}"}`.',
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "invalid_parameter": CheckCode(
             "`sampling_params` of a model grader sets a parameter that the grader controls, such as the format of the "
             "judge's answer.",
             "Remove the parameter.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "unknown_label": CheckCode(
-            "`passing_labels` contains a label that the judge cannot return, because it is missing in `labels`. No "
-            "sample could ever pass with it.",
+            "`passing_labels` contains a label that the judge cannot return, because the label is missing in "
+            "`labels`. No sample could ever pass with this label.",
             "Use only values of `labels`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "logprobs_unsupported": CheckCode(
-            "The judge is read by log-probabilities (the operator set `scoring: logprobs` in `models`). The grade is "
-            "then the probability of each label as the first token of the answer. Labels must therefore begin "
-            "differently, and the range of a score must be digits. A guard's `pass_threshold` must be below the "
-            "highest grade, which is never reached.",
+            "The operator set `scoring: logprobs` for this judge in `models`, so grades are computed from the "
+            "log-probabilities of its answer's first token: each label gets the probability of its first token. "
+            "Labels must therefore begin differently, and the range of a score must be digits. Because no label ever "
+            "has a probability of 1, the highest grade is never reached, so a guard's `pass_threshold` must be below "
+            "it.",
             "Change the labels, the range or the threshold as the message describes, or ask the operator to remove "
             "`scoring`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "invalid_grader_name": CheckCode(
             "The name of a part of a multi grader is not a valid variable name in `calculate_output`, or is reserved.",
             "Rename the part: letters, digits and `_`, not starting with a digit.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "invalid_expression": CheckCode(
-            "`calculate_output` of a multi grader cannot be parsed, or uses a name that is not a part of the grader.",
+            "`calculate_output` of a multi grader cannot be parsed, or uses a name that is not the name of a part of "
+            "the grader.",
             "Use `+ - * / ^`, parentheses, numbers, the names of the parts, and `min`, `max`, `abs`, `floor`, `ceil`, "
             "`exp`, `sqrt` and `log`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "invalid_line": CheckCode(
             "A line of the input file of `agent-rft grade` is not an object with `sample` and `item`.",
             'Write `{"sample": ..., "item": {...}}` on each line; `sample` may be the text of the answer.',
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
     },
     "Tools, graders and sessions": {
@@ -90,13 +92,13 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "A URL or a header of a tool, grader, session or judge is invalid. The URL is not `http` or `https`, or "
             "has no host. Or the header contains characters that HTTP does not allow, often a line end after a token.",
             "Fix the URL or the headers of this entry.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "invalid_signing_secret": CheckCode(
             "A `signing_secret` is not in the format of Standard Webhooks, so your server's library could not read it.",
             "Create a secret with `echo whsec_$(openssl rand -base64 32)`, and pass it as `${NAME}` from the "
             "environment.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "forbidden_address": CheckCode(
             "The host has an IP address that jobs may not call: this machine, a private network or a cloud's metadata "
@@ -106,66 +108,67 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "`allowed_networks`.",
             "Ask the operator to add the entry in the message, or use a public address. For a tool at port 8000 of "
             'your machine, set `allowed_networks: ["127.0.0.1:8000"]` in `agent-rft.yaml`.',
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "endpoint_refused": CheckCode(
-            "The endpoint answered 401, or answered 403 before any other response. This ends the job without a retry, "
-            "because a wrong token fails every call. The message includes the endpoint's reason. A later 403 is an "
-            "error of one call, but ends the job if more than half of the latest 64 responses are 403.",
+            "The endpoint answered 401, or answered 403 before any other response. Such a response ends the job "
+            "without a retry, because a wrong token fails every call. The message includes the endpoint's reason. A "
+            "403 after other responses only fails its call, but the job also ends if more than half of the latest 64 "
+            "responses are 403.",
             "Put the token into the endpoint's `headers`, as `${NAME}` from the environment. For a judge, the "
-            "operator sets it in the judge's entry in `models`.",
-            stops_accepted=True,
+            "operator sets the token in the judge's entry in `models`.",
+            stops_accepted_jobs=True,
         ),
         "wrong_path": CheckCode(
             "The server answers, but the path is probably wrong. It redirects, does not accept POST, or answers "
             "exactly as it does for a path that does not exist.",
             "Fix the path of the URL. Redirects are not followed.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "unanswered_trial_call": CheckCode(
             "A warning. The check calls each endpoint once and waits at most ten minutes. The endpoint accepted this "
             "call and did not answer within that time. Its `timeout_s` is longer, so it may still be working: the "
             "check cannot distinguish a long call from a server that hangs.",
             "Read the endpoint's log. If the example call should be fast, find out what the endpoint waits for. If "
-            "such a call takes long, no action is needed.",
-            stops_accepted=False,
+            "such calls normally take this long, no action is needed.",
+            stops_accepted_jobs=False,
         ),
         "no_json_schema": CheckCode(
             "A warning. The judge's server rejected the response format `json_schema`, so requests use `json_object`, "
             "with the schema in the system message. Answers are validated equally strictly, but invalid answers and "
             "retries may be more frequent.",
             "Set `response_format: json_object` in the judge's entry of `models`, which saves a request.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "short_rollout_timeout": CheckCode(
             "A warning. A call may take longer than the rollout that waits for it. Tool calls count toward the time "
-            "of a rollout (`limits.rollout_timeout_s`). Session starts and grades count as waiting, which may take "
-            "six times as long. A rollout that exceeds a limit is discarded although its call was answered, and the "
-            "work of the call is lost.",
+            "of a rollout (`limits.rollout_timeout_s`). Session starts and grades count toward the waiting time, "
+            "which may be six times as long. A rollout that exceeds one of these limits is discarded even if its call "
+            "was answered, and the work of the call is lost.",
             "Raise `limits.rollout_timeout_s` above the longest call, plus time for the model and the other calls of "
             "a rollout. Or lower the endpoint's `timeout_s`, so that a call that hangs is cancelled earlier.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "tool_failed": CheckCode(
             "The tool failed in the check, which calls it once with example values. It did not answer, its answer "
             "violates the contract, or a proxy in front of it rejects the size of the call (413, 414, 431). During a "
-            "run, such a rollout is discarded, not graded as wrong.",
+            "run, a rollout with such a call is discarded, not graded as wrong.",
             'Make the tool answer POST with `{"output": "..."}`, even for values that make no sense. The model sees a '
             "response with status 400 to 499 as an error.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "grader_failed": CheckCode(
-            "The grader did not return a finite number for an example. Samples on which a grader fails are lost, and "
-            "the job would train only on the rest.",
+            "The grader did not return a finite number for an example. Samples on which a grader fails are lost, so "
+            "the job would train only on the other samples.",
             'Make the grader return a number for any sample, even an empty one. An endpoint returns `{"score": '
             "number}`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "session_failed": CheckCode(
             "The session server did not start or did not end a session in the check. Rollouts need a session before "
             "their first tool call. A session that does not end keeps resources of your server occupied.",
             "Make both URLs answer with any JSON and status 200.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
     },
 }
@@ -179,10 +182,10 @@ GRADE_CODES: dict[str, dict[str, ProblemCode]] = {
             "`max(x, 0.01)`.",
         ),
         "invalid_variable_error": ProblemCode(
-            "A template's path has no value. If the path is into the row, the data is wrong. If it is into the "
-            "sample, the model's output differs from what the grader expects, such as JSON.",
-            "Fix the row or the path. If the model's output may be anything, set `invalid_grade` of a multi grader, "
-            "which grades such samples instead of discarding them.",
+            "A path in a template has no value. If the path begins with `item`, the row is wrong. If the path begins "
+            "with `sample`, the model's output differs from what the grader expects; for example, it is not JSON.",
+            "Fix the row or the path. If the model's output may have any form, set `invalid_grade` of a multi grader: "
+            "such samples then get this grade and are not discarded.",
         ),
         "python_grader_runtime_error": ProblemCode(
             "The program of a python grader raised an error, did not return a number, or used too much memory. The "
@@ -190,18 +193,18 @@ GRADE_CODES: dict[str, dict[str, ProblemCode]] = {
             "Run the grader on the same sample with `agent-rft grade` or the API's `graders/run`.",
         ),
         "python_grader_server_error": ProblemCode(
-            "The program of a python grader did not end within its `timeout_s`, or its sandbox did not start or was "
-            "lost.",
+            "The program of a python grader did not end within the grader's `timeout_s`, or its sandbox did not start "
+            "or was lost.",
             "Raise `timeout_s` or make the grader faster. If every grade fails, check the node's log.",
         ),
         "model_grader_server_error": ProblemCode(
             "The judge or the embedding model did not answer after all retries, or did not answer in the format of "
             "OpenAI's API.",
-            "Check the model's server and its entry in the operator's configuration, below `models`.",
+            "Check the model's server, and the model's entry under `models` in the operator's configuration.",
         ),
         "model_grader_refusal_error": ProblemCode(
-            "The judge refused to grade the sample, or its content filter did.",
-            "Read the sample in the traces. Often the task or the judge's prompt appears harmful.",
+            "The judge, or the judge's content filter, refused to grade the sample.",
+            "Read the sample in the traces. Often the task or the judge's prompt appears harmful to the judge.",
         ),
         "model_grader_parse_error": ProblemCode(
             "The judge answered every request, but never with a valid grade. The message includes its last answer.",

@@ -25,21 +25,21 @@ IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
     },
     "Writing a project": {
         "unsupported_function": ProblemCode(
-            "A model calls a tool by its name, with named arguments in JSON. `agent-rft init` generates the tool's "
-            "JSON schema from the function's type hints with pydantic. Each argument therefore needs a name and a "
-            "type hint that JSON can represent.",
+            "The function cannot become a tool. A model calls a tool with named arguments in JSON, and `agent-rft "
+            "init` generates the tool's JSON schema from the function's type hints with pydantic. Each argument "
+            "therefore needs a name and a type hint that JSON can represent.",
             "Fix the function's signature, or leave the function out by naming the others, each with `--tool`.",
         ),
         "unsupported_operation": ProblemCode(
-            "An operation of an OpenAPI document becomes a tool, with its `operationId` as name and its parameters "
-            "and JSON body as arguments. References are resolved within the document only, and a reference that "
-            "contains itself has no end.",
+            "The operation of an OpenAPI document cannot become a tool. The tool has the operation's `operationId` as "
+            "name, and its parameters and JSON body as arguments. References are resolved only within the document, "
+            "and a schema that refers to itself cannot be resolved.",
             "Fix a copy of the document, or leave the operation out by naming the others, each with `--tool`.",
         ),
         "invalid_example": ProblemCode(
-            "The first line of a CSV file of examples must name its columns, including a question and an answer. Each "
-            "further line needs a value for every column. If a question has two different answers, one of them is "
-            "wrong.",
+            "A CSV file of examples is invalid. The first line must name the columns, including a question and an "
+            "answer. Each further line needs a value for every column. A question must not have two different "
+            "answers, because one of the answers would be wrong.",
             'Fix the line in the message. A spreadsheet saved as "CSV UTF-8" quotes values where needed.',
         ),
     },

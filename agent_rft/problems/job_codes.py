@@ -7,182 +7,184 @@ from agent_rft.problems.problem_code import CheckCode
 JOB_CODES: dict[str, dict[str, CheckCode]] = {
     "Configuration files": {
         "unreadable_<file>": CheckCode(
-            "A file cannot be read: it is missing, this user may not read it, or it is not UTF-8 text. The code names "
-            "the job, its chat template, the operator's configuration (`config`), the list of nodes or the grader's "
-            "file. A template may have at most 64 kB.",
-            "Check the path in the message. The configuration is searched at `--config`, then at `AGENT_RFT_CONFIG`, "
-            "then as `agent-rft.yaml` in the current folder.",
-            stops_accepted=True,
+            "A file cannot be read: it is missing, this user may not read it, or it is not UTF-8 text. The code ends "
+            "with the kind of file: the job, its chat template, the operator's configuration (`config`), the list of "
+            "nodes or the grader's file. A template may have at most 64 kB.",
+            "Check the path in the message. The configuration is the file given by `--config`, otherwise by "
+            "`AGENT_RFT_CONFIG`, otherwise `agent-rft.yaml` in the current folder.",
+            stops_accepted_jobs=True,
         ),
         "<file>_syntax": CheckCode(
             "The file is not valid YAML, or not valid JSON if its name ends in `.json`. The rest of the file is not "
             "checked. The line is not quoted, because it may contain a secret.",
-            "Check the line and the line before it. Usually the cause is an indentation, a tab, an open quote, or a "
-            "colon in a string without quotes.",
-            stops_accepted=True,
+            "Check the line and the line before it. Usually the cause is a wrong indentation, a tab, an open quote, "
+            "or a colon in a string without quotes.",
+            stops_accepted_jobs=True,
         ),
         "job_shape": CheckCode(
             "The job's file is a list or a single string, not a mapping of keys to values.",
             "Write `key: value` lines at the top level: `model`, `training_file` and `method` at least.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "config_shape": CheckCode(
             "The operator's configuration is a list or a single string, not a mapping of keys to values. An empty "
             "file is valid: it allows nothing beyond the defaults.",
             "Write `key: value` lines such as `allowed_networks: [10.0.0.0/8]`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "grader_shape": CheckCode(
             "The grader file of `agent-rft grade` is a list or a single string, not a mapping.",
             "Write the grader as in the job, with its `type`, or a mapping with `grader` and `guards` as below "
             "`method.reinforcement`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "duplicate_key": CheckCode(
-            "A mapping contains the same key twice. YAML would silently use the last one, so an edit of the first "
-            "would have no effect.",
+            "A mapping contains the same key twice. YAML would silently use the last entry, so editing the first "
+            "entry would have no effect.",
             "Keep only one of the entries.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "missing_variable": CheckCode(
             "The file uses the environment variable `${NAME}`, which is not set for the process that reads the file.",
-            "Run `export NAME=...` before the command. For a server, set it where the server is started.",
-            stops_accepted=True,
+            "Run `export NAME=...` before the command. For a server, set the variable where the server is started.",
+            stops_accepted_jobs=True,
         ),
         "invalid_missing": CheckCode(
             "A required key or item is missing.",
             "Add the key or item in the message. If the file has a similar key, it is probably misspelled.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "invalid_extra_forbidden": CheckCode(
             "The setting does not exist here. Unknown keys are refused, because a misspelled setting would otherwise "
             "be ignored and the job would train for hours with the default.",
             "Follow the message's suggestion, which is a similar key or the right place of this key. `agent-rft "
             "explain NAME` shows where a setting belongs.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "invalid_union_tag_not_found": CheckCode(
-            "The mapping has several types, such as the kinds of graders, but its `type` is missing. Without `type` "
-            "the rest of the mapping cannot be checked.",
+            "The mapping can have several types, such as the types of graders, but its `type` is missing. Without a "
+            "`type`, the rest of the mapping cannot be checked.",
             "Add `type: ...`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "invalid_union_tag_invalid": CheckCode(
             "The value of `type` does not exist.",
             "Use one of the types in the message.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "invalid_duplicate_tracker": CheckCode(
             "`integrations` lists a tracker more than once. A job has one run in each tracker, so both entries would "
             "write to the same run.",
             "Keep one entry per type.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "invalid_value_error": CheckCode(
             "The value has the right type, but violates a rule of this setting or conflicts with another setting.",
             "Change one of the settings in the message.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "invalid_<type>": CheckCode(
             "The value has the wrong type or is outside the bounds of the setting. The last part of the code is the "
             "name of the rule in pydantic, the validation library, such as `invalid_int_parsing` or "
             "`invalid_greater_than`.",
             "Correct the value as the message describes. `agent-rft explain SETTING` shows type, bounds and default.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "truncated_sampling": CheckCode(
             "`top_p`, `top_k` and `min_p` cut off part of the distribution that the engine samples from. The learner "
             "computes log-probabilities of the full distribution, so the importance ratios would be wrong.",
             "Remove the setting. To sample less randomly, lower `temperature`, which the learner applies too.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "unknown_parser": CheckCode(
             "The engine, vLLM, has no tool parser with this name. The parser converts the model's text to tool calls. "
             "Without the right parser, every call remains plain text.",
             "Use `auto`, which finds a parser for the template's call syntax, or one of the names in the message.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
     },
     "Rows": {
         "tools_not_in_prompt": CheckCode(
-            "The chat template does not show the tools of a row, like templates of models without tools. The model "
-            "would not see which tools it may call, and would be trained without a single call.",
+            "The chat template does not put the tools of a row into the prompt, as is usual for models that do not "
+            "support tools. The model would not see which tools it may call, and would be trained without a single "
+            "call.",
             "Set a template that shows the tools in `model_options.chat_template`. If the model needs no tool "
             "descriptions, set `tools_in_prompt: false`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "message_not_in_prompt": CheckCode(
             "The chat template omits a message of a row, as many templates do with roles that they do not support, "
             "such as `developer`.",
             "Use a role that the template supports, such as `system`, or another template.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "not_gradable": CheckCode(
             "The model's rollouts cannot be graded, because the job is supervised and has no grader.",
             "Use a job whose method is `reinforcement`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "missing_file": CheckCode(
             "The file does not exist. Paths in a job are relative to the job's file, not to the current folder.",
             "Fix the path. For `agent-rft eval --file`, add the file to the job, or name one of the job's files.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "early_stop_without_validation": CheckCode(
             "A job stops early once the mean reward over its validation file stops rising, but this job has no "
-            "validation file. The reward of training rows cannot replace it: the rows differ at each step, and are "
-            "memorized.",
+            "validation file. The reward of training rows cannot replace the validation reward, because each step has "
+            "other rows, and the model memorizes them.",
             "Set `validation_file` to rows that are not in the training file, or remove `early_stop`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "unreadable_file": CheckCode(
             "The file exists, but cannot be read: this user lacks the permission, or it is not UTF-8 text.",
-            "Make it readable, or save it as UTF-8.",
-            stops_accepted=True,
+            "Make the file readable, or save it as UTF-8.",
+            stops_accepted_jobs=True,
         ),
         "empty_file": CheckCode(
             "The file has no rows. The API also rejects an upload of 0 bytes with this code.",
             "Write one JSON object per line.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "json_array": CheckCode(
             "The file begins with `[`, so it is one JSON array, as written by `json.dump` of a list. Datasets are "
             "JSON Lines: one complete object per line, with nothing around or between the lines.",
             "Write each element on a separate line, for example with `jq -c '.[]' rows.json > rows.jsonl`. In Python, "
             "write `json.dumps(row)` and a line break for each row.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "broken_json": CheckCode(
             "A line is not valid JSON. `NaN`, `Infinity` and lone surrogates are also refused, because graders and "
             "tools could not receive them.",
             "Write one complete JSON object per line, without line breaks inside.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "invalid_row": CheckCode(
             "A line is valid JSON, but not a row in OpenAI's chat format. A row of a reinforcement job must end with "
             "a user message, which the model answers. A row of a supervised job must end with an assistant message, "
             "which the model learns.",
-            "Fix the problem of the message in this row. Check whether the program that wrote it made the same error "
-            "in other rows.",
-            stops_accepted=False,
+            "Fix the problem that the message describes in this row. Check whether the program that wrote the row "
+            "made the same error in other rows.",
+            stops_accepted_jobs=False,
         ),
         "invalid_n_examples": CheckCode(
             "A file has fewer or more rows than the operator allows (such as `jobs.min_training_rows`). The model "
             "memorizes few rows; too many are usually an error.",
             "Add or remove rows, or ask the operator to change the limit.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "invalid_schema": CheckCode(
-            "A JSON schema of a tool's `parameters` or of `response_format` is invalid (draft 2020-12), or refers to "
-            "something outside of itself or in a cycle. Calls and answers could not be validated against it.",
-            "Fix the schema at the place in the message. Definitions belong in `$defs` of the same schema.",
-            stops_accepted=False,
+            "A JSON schema of a tool's `parameters` or of `response_format` is invalid (draft 2020-12), or contains a "
+            "reference to another document or a cycle of references. Calls and answers could not be validated against "
+            "it.",
+            "Fix the schema at the place that the message names. Definitions belong in `$defs` of the same schema.",
+            stops_accepted_jobs=False,
         ),
         "schema_too_large": CheckCode(
             "A JSON schema exceeds a limit: bytes, levels, subschemas (each reference followed), enum values, "
-            "patterns, or a minimum or maximum length or number. The limits are far above what people write by hand; "
-            "a few hundred bytes beyond them can cost hours of CPU time or all memory.",
+            "patterns, or a minimum or maximum length or number. Schemas written by hand are far below these limits. "
+            "A schema of a few hundred bytes that exceeds them can cost hours of CPU time or all memory.",
             "Reduce or remove the part in the message. Documentation of a tool belongs in its `description`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "unsupported_pattern": CheckCode(
             "A `pattern` has lookaround, backreferences, `\\b` or `\\p{...}`, but its schema constrains decoding. This "
@@ -190,40 +192,41 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "pattern, so the engine would reject the schema or ignore the pattern.",
             "Write the pattern with classes, groups and repetitions only, or check the rest in the grader or the "
             "tool. In tool schemas without `response_format`, such patterns are valid.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "tool_without_server": CheckCode(
             "A row offers the model a tool, but `method.reinforcement.tools` has no URL for it. Every call of the "
             "tool would fail.",
             "Add an entry with the tool's name and its `server_url`, or remove the tool from the rows.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "missing_value": CheckCode(
             "A grader's template reads `{{ item.x }}`, but this row has no such value. No rollout of the row could be "
             "graded: all of them would be sampled and then discarded.",
             "Add the value to the row, or fix the path in the grader.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "unrenderable_row": CheckCode(
             "The model's chat template raised an error for this row's messages or tools. Templates differ: some refuse "
             "a system message, two user messages in a row, or a tool without a description.",
             "Change the row as the template's error message requires, or use a model with another template.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "row_too_large": CheckCode(
             "Each tool call, session start and request to an endpoint grader includes its row. A call has at most "
-            "1,000,000 bytes. The row may take 500,000 of them as JSON in UTF-8; the rest is for the longest "
-            "arguments. This code also means that the row's values make a grader's string longer than 1,000,000 "
-            "characters. During a run such a rollout is discarded, because the model cannot change its row.",
-            "Store large values, such as scans and documents, in files that tools and graders read, and only their "
-            "ids in the row.",
-            stops_accepted=False,
+            "1,000,000 bytes. The row, as JSON in UTF-8, may have 500,000 bytes; the other bytes are reserved for the "
+            "longest arguments. This code also means that the row's values make a grader's string longer than "
+            "1,000,000 characters. During a run, a rollout of such a row is discarded, because the model cannot "
+            "change its row.",
+            "Store large values, such as scans and documents, in files that tools and graders read, and put only the "
+            "ids of these files into the row.",
+            stops_accepted_jobs=False,
         ),
         "row_too_long": CheckCode(
             "The row exceeds the context length. A prompt must leave at least 16 tokens for the answer; a "
             "conversation of a supervised job must fit completely. Silent truncation would train on half a task.",
             "Shorten or remove the row, or raise `cluster.context_length`, which takes more memory.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
     },
     "The model": {
@@ -231,90 +234,90 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "`model` is neither a folder nor a model in the local cache of Hugging Face's hub. Jobs download nothing, "
             "so that a run does not depend on another host.",
             "Download the model first, on all nodes or to a shared disk, and set `model` to its folder.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "not_a_model": CheckCode(
             "The folder is not a complete model in Hugging Face's format: `config.json`, the tokenizer or the weights "
             "as `*.safetensors` are missing or unreadable.",
             "Copy the complete folder again. Weights in another format must be converted first.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "corrupt_weights": CheckCode(
-            "A weights file is truncated or missing. The check finds this in a second, before an engine loads the "
-            "model for minutes.",
+            "A weights file is truncated or missing. The check takes a second and finds the problem before an engine "
+            "spends minutes on loading the model.",
             "Copy or download the file again, and compare its size with the source.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "unsupported_model": CheckCode(
             "The model is not a causal language model of a type that engine and learner both support.",
             "Use another model. The page on models lists the supported types.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "adapter_mismatch": CheckCode(
             "The model's folder contains an adapter that does not match `lora`, such as a checkpoint of another job "
-            "with `lora`. Training can continue with the adapter if `lora` has its rank, alpha and targets. Training "
-            "a larger adapter or all weights requires a full model.",
+            "with `lora`. Training can continue with the adapter if `lora` has the adapter's rank, alpha and targets. "
+            "Training a larger adapter or all weights requires a full model.",
             "Set `lora` to the values in the message. Or write a full model with `agent-rft models merge FOLDER OUT`, "
             "and start from it.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "adapter_of_another_model": CheckCode(
             "The tensors of the adapter in the model's folder do not match its base model and `lora`. The adapter was "
             "trained on another model or on other layers.",
             "Check `base_model_name_or_path` and `target_modules` in the folder's `adapter_config.json`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "unknown_target": CheckCode(
             "A name in `lora.targets` matches no linear layer of the model, so it would train nothing. Adapters do "
             "not support the output head, nor experts whose weights are one tensor.",
             "Use the names in the message, or `all-linear`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "rank_too_large": CheckCode(
-            "The rank of `lora` is larger than the rank of every weight that it adapts. The adapter would be larger "
-            "than the weights without any benefit.",
+            "The rank of `lora` is larger than the rank of every weight matrix that the adapter changes. The adapter "
+            "would be larger than the weights without any benefit.",
             "Lower `lora.rank`, or omit `lora`: all weights of such a small model can be trained.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "lora_unsupported": CheckCode(
             "The engine, vLLM, does not support LoRA for this architecture, so rollouts could not use the trained "
             "adapter.",
-            "Omit `lora`, or use another model. Supervised jobs need no engine, so they may use `lora`, and its "
+            "Omit `lora`, or use another model. Supervised jobs need no engine, so they may use `lora`; the resulting "
             "checkpoints can be merged.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "not_a_mixture": CheckCode(
             "`algorithm.router_replay` requires a mixture of experts, but the model has no experts.",
             "Omit `algorithm.router_replay`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "slow_tokenizer": CheckCode(
             "The model has only a Python tokenizer. A fast tokenizer is required, because it can encode text from "
             "tools and users without ever producing special tokens.",
             "Add the `tokenizer.json` of a fast tokenizer to the folder.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "no_chat_template": CheckCode(
             "The tokenizer has no chat template, which defines how messages become tokens. Probably the model is not "
             "instruction-tuned.",
             "Use an instruction-tuned model, or add a `chat_template.jinja`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "template_error": CheckCode(
             "The chat template raises an error for a question, a turn with tool calls, or tool results. An agent "
             "cannot be trained with it.",
             "Fix the template, or set another one in `model_options.chat_template`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "calls_not_parsed": CheckCode(
             "The job has tools, or a row has tools, calls or results in its messages, but no parser reads the model's "
             "calls. The check rendered one call, two calls and a call with reasoning with the model's template, and "
-            "no tool parser returned the same calls. Each good call would count as malformed, or as an answer. Jobs "
+            "no tool parser returned the same calls. Every valid call would count as malformed or as an answer. Jobs "
             "without tools get the warning `tools_unsupported` instead.",
             "Set a template whose call syntax a parser supports, or name the parser in `model_options.tool_parser`. "
             "`agent-rft models template FOLDER` writes a template that adds tools to the model's own. If the job "
             "needs no tools, remove them and the calls in the rows' messages.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "tools_unsupported": CheckCode(
             "The model works only without tools, because no parser reads the tool calls of its chat template. Often "
@@ -324,7 +327,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "If you need no tools, nothing. Otherwise set a template that renders tools, calls and results in "
             "`model_options.chat_template` (`agent-rft models template FOLDER` writes one), and train the model with "
             "it. `agent-rft models doctor FOLDER` shows what works.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "no_call_grammar": CheckCode(
             "The job has a `response_format`, and rows with tools, so each turn of the model may be calls or an "
@@ -332,20 +335,20 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "any of its turns.",
             "Omit `response_format` and describe the format in the prompt, or use a model of a family whose calls "
             "have a grammar.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "unknown_stop_token": CheckCode(
             "A string in `model_options.stop_tokens` is not a single token of the vocabulary, so no turn could end "
             "with it.",
             "Use the text of a single token. Special tokens are `added_tokens` in `tokenizer.json`.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "template_syntax": CheckCode(
             "The chat template is not valid Jinja with the tags and filters of transformers. A block is not closed, a "
             "filter does not exist, or the nesting is too deep. No message can be rendered.",
             "Fix the line in the message. `{%- ... -%}` trims spaces, `{% generation %}` needs `{% endgeneration %}`, "
             "and templates cannot include other files.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "template_too_costly": CheckCode(
             "The chat template is too large, or rendering it exceeded a limit of time, memory or output. It renders "
@@ -353,104 +356,105 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "time, 1 GiB of memory and 16 MiB of text. A template may have 64 kB in a job, and 1 MiB in a model's "
             "folder.",
             "Remove nested loops, recursion and repeated strings. A typical template renders in a millisecond.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "context_too_long": CheckCode(
             "`cluster.context_length` exceeds the context length that the model was made for.",
             "Set at most the number in the message, or `auto`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
     },
     "Placement on the cluster": {
         "too_few_resources": CheckCode(
             "The job needs more CPUs or GPUs than the cluster has in total, or one engine or rank needs more than any "
-            "single node has. It would wait forever.",
-            "Apply the change in the message, with which the job fits. `agent-rft plan --smallest` shows the "
+            "single node has. The job would wait forever.",
+            "Apply the change that the message names; the job then fits. `agent-rft plan --smallest` shows the "
             "placement with the fewest GPUs, without starting anything.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "no_free_resources": CheckCode(
             "The cluster is large enough for the job, but its resources were not free within the time in the message. "
-            "Usually another job uses them. A python grader waits for a node for such graders "
-            "(`python_grader_nodes`): none has joined, or other jobs and trial calls use it.",
+            "Usually another job uses them. A python grader waits for a node that is reserved for python graders "
+            "(`python_grader_nodes`): no such node has joined the cluster, or other jobs and trial calls are using it.",
             "Wait until other jobs end, add nodes, or raise the operator's `wait_for_nodes_s`. `ray status` shows the "
             "used resources.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "unknown_nodes": CheckCode(
             "GPU nodes join the cluster on demand (`wait_for_nodes_s`), but none has joined yet, and the operator's "
-            "configuration does not list them. So `auto` cannot choose a placement, and must not choose CPUs.",
+            "configuration does not list them. Therefore `auto` cannot choose a placement on GPUs, and must not fall "
+            "back to CPUs.",
             "Ask the operator to list the nodes in `nodes` of the configuration, as for `agent-rft plan --cluster`. "
             "Or set `cluster.engine_gpus` in the job: 0 trains on CPUs.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "over_limit": CheckCode(
             "The job requests more CPUs or GPUs than the operator allows per job (`jobs.max_cores`, `jobs.max_gpus`), "
             "or a readiness check requests more rollouts (`jobs.max_readiness_rollouts`).",
-            "Request less below `cluster`, or fewer `samples`. Or ask the operator to raise the limit.",
-            stops_accepted=False,
+            "Request fewer CPUs or GPUs under `cluster`, or fewer `samples`. Or ask the operator to raise the limit.",
+            stops_accepted_jobs=False,
         ),
         "too_little_memory": CheckCode(
             "A node has less memory than its engines and ranks will need. The estimate keeps 8 % free. The kernel "
             "would kill a process of the job, usually late, at the first checkpoint or weight sync.",
             "Apply the change in the message, or use a node with more memory. `agent-rft plan` shows the parts of the "
             "estimate.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "too_little_gpu_memory": CheckCode(
             "An engine or a learner rank needs more memory than its GPU has. The estimate keeps 8 % free, because "
             "devices report less than their nominal size. The message lists the two largest parts.",
-            "Apply the change in the message, with which the job fits. `agent-rft plan --smallest` shows the "
+            "Apply the change that the message names; the job then fits. `agent-rft plan --smallest` shows the "
             "placement with the fewest GPUs.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "too_little_cache_memory": CheckCode(
             "The memory that remains for an engine's cache cannot hold one sequence of the full context length, so a "
             "long rollout could never end.",
             "Lower `cluster.context_length`, or give the engine more GPUs.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "bfloat16_on_cpu": CheckCode(
-            "`cluster.dtype` is bfloat16, but the engines run on CPU. Many CPUs do not support it, and on the others "
-            "engine and learner round differently.",
+            "`cluster.dtype` is bfloat16, but the engines run on CPU. Many CPUs do not support bfloat16, and on the "
+            "other CPUs engine and learner round differently.",
             "Use float32, or `auto`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "stateful_layers_under_zero_3": CheckCode(
             "`cluster.zero_stage` is 3, but the model has layers that carry a state from token to token, such as "
-            "linear attention. They run once per sequence, so ranks would gather their weights a different number of "
-            "times.",
+            "linear attention. Such layers run once per sequence. Ranks with different numbers of sequences would "
+            "gather the weights a different number of times, but each gather needs all ranks.",
             "Set `cluster.zero_stage` to 2, which divides everything except the weights.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "colocated_multi_gpu_engine": CheckCode(
             "`cluster.colocated` lets an engine and a learner rank share one GPU. An engine that is split over "
             "several GPUs cannot share them.",
-            "Set `cluster.engine_gpus` to 1, or `colocated` to false, which gives each separate GPUs.",
-            stops_accepted=True,
+            "Set `cluster.engine_gpus` to 1, or `colocated` to false, which gives engines and ranks separate GPUs.",
+            stops_accepted_jobs=True,
         ),
         "broadcast_on_shared_gpus": CheckCode(
             "`cluster.weight_transport: broadcast` uses NCCL between the GPUs of learner rank 0 and of the engines. "
             "NCCL does not connect two processes on the same GPU.",
             "Use `object_store`, which is required if engines and ranks share a GPU.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "colocated_without_engines": CheckCode(
             "`cluster.colocated` is set for a supervised job, which has no engines to share devices with.",
             "Omit `cluster.colocated`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "engines_not_shared": CheckCode(
             "`cluster.share_engines` lets several jobs use one engine, which holds the base model once and one "
             "adapter per job. Each of these jobs must therefore train an adapter by reinforcement, and must not stop "
-            "the engine while it learns.",
+            "the engine while its learner works.",
             "Set `algorithm.lora`, such as `{}`, and omit `colocated`. Or omit `share_engines`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "no_engine": CheckCode(
             "The rollout engine, vLLM, is not installed where the command runs.",
-            "Install the extra `cpu` or `gpu` of the package. Supervised jobs do not need it.",
-            stops_accepted=True,
+            "Install the extra `cpu` or `gpu` of the package. Supervised jobs do not need vLLM.",
+            stops_accepted_jobs=True,
         ),
         "no_sandbox": CheckCode(
             "A python grader runs a program of the job's author, so it needs a sandbox: kernel namespaces, created by "
@@ -460,45 +464,45 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "Allow namespaces or install bubblewrap, as the message describes. On Kubernetes, give python graders "
             "separate pods (`python_grader_nodes`). If everybody who may create jobs is trusted, the operator can set "
             "`unsandboxed_python` instead; `run_untrusted` then fails.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "runs_not_writable": CheckCode(
             "The run folder cannot be created, because its parent is not a folder or this user may not write to it.",
             "Choose another folder with `--runs`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "disk_full": CheckCode(
             "The checkpoints that a run keeps, and the one being written, do not fit on the disk. A full disk would "
             "stop the run at a checkpoint, after hours.",
             "Free some space, or choose a folder on another disk with `--runs`.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "slow_checkpoints": CheckCode(
             "A warning. Writing a checkpoint takes longer than `cluster.checkpoint_interval`. An interval in minutes "
-            "becomes twice the time of a write. An interval in steps does not change, so training waits.",
-            "Raise the interval in steps, use a faster disk for the run folder (`--runs`), or train an adapter "
-            "(`algorithm.lora`), whose checkpoints are small.",
-            stops_accepted=False,
+            "is raised to twice the duration of a write. An interval in steps is not changed, so training waits.",
+            "If the interval is given in steps, raise it; use a faster disk for the run folder (`--runs`); or train "
+            "an adapter (`algorithm.lora`), whose checkpoints are small.",
+            stops_accepted_jobs=False,
         ),
         "small_object_store": CheckCode(
-            "A warning. The object store of a node is too small for the weights. The node of the first learner rank "
-            "stores one full version of them, and buckets of it pass through the stores of the engines' nodes. "
-            "Objects that do not fit spill to `/tmp` at each update.",
+            "A warning. Ray's object store on a node is too small for the weights. The node of the first learner rank "
+            "stores one complete version of the weights. Parts of this version (buckets) pass through the object "
+            "stores of the engines' nodes. At each update, objects that do not fit are written to `/tmp`.",
             "Start Ray with the size in the message (`--object-store-memory`; on Kubernetes `object-store-memory` in "
             "`rayStartParams`), and enlarge `/dev/shm` accordingly. `agent-rft plan` lists the sizes of all nodes.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "small_tmp": CheckCode(
             "A warning. Ray's logs, and weights that do not fit in the object store, may need more space than `/tmp` "
             "has. A pod that fills its volume is evicted.",
             "Enlarge `/tmp` (on Kubernetes the `sizeLimit` of its `emptyDir`), or the object store.",
-            stops_accepted=False,
+            stops_accepted_jobs=False,
         ),
         "small_shared_memory": CheckCode(
-            "The learner sends weights to the engines of a node through `/dev/shm`, which is too small here. "
+            "The learner sends weights to the engines of a node through `/dev/shm`, which is too small on this node. "
             "Containers get 64 MiB by default.",
             "Enlarge `/dev/shm`, with `--shm-size` for a container or a memory-backed volume on Kubernetes.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
     },
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ProblemCode:
     """Explanation of a problem code: its general meaning and what to do about it, as sentences in Markdown.
 
-    `meaning` includes the reason for the check if it is not obvious.
+    `meaning` includes the reason for the check if the reason is not obvious.
     """
 
     meaning: str
@@ -18,11 +18,13 @@ class ProblemCode:
 
 @dataclass(frozen=True, slots=True)
 class CheckCode(ProblemCode):
-    """A code of the check of a job.
+    """Explanation of a problem code of the job check.
 
-    `stops_accepted`: True if it also stops a job that was accepted before, such as a resumed run, because the job
-    cannot continue: something is missing, forbidden or impossible. False if it only concerns values of the job: a check
-    that was added after the job started must not end it, so the job gets a warning.
+    `stops_accepted_jobs` is whether the problem stops even a job that an earlier check accepted, such as a resumed run.
+
+    - True: the job cannot continue, because something is missing, forbidden or impossible.
+    - False: the problem only concerns values in the job. The job only gets a warning, because a check that was added
+      after the job started must not end the job.
     """
 
-    stops_accepted: bool
+    stops_accepted_jobs: bool

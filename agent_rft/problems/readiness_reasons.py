@@ -40,7 +40,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReasonEntry:
-    """Meaning of a reason and what to do about it, in Markdown, with its verdict (None: only a note)."""
+    """Meaning of a reason and what to do about it, in Markdown.
+
+    `verdict` is the verdict that the reason causes, or None if the reason is only a note.
+    """
 
     verdict: Verdict | None
     meaning: str
@@ -55,9 +58,9 @@ REASONS: dict[Reason, ReasonEntry] = {
     ),
     Reason.ROLLOUTS_DISCARDED: ReasonEntry(
         "fix_first",
-        "Many rollouts ended without a grade: a tool, the grader or the engine failed, or they took too long. The "
-        "remaining rollouts do not represent the rows.",
-        "Check the counted reasons. Fix the endpoint, or raise `limits.rollout_timeout_s`.",
+        "Many rollouts ended without a grade: a tool, the grader or the engine failed, or the rollouts took too long. "
+        "The remaining rollouts do not represent the rows.",
+        "Check the discard reasons and their counts. Fix the endpoint, or raise `limits.rollout_timeout_s`.",
     ),
     Reason.TOOLS_FAIL: ReasonEntry(
         "fix_first",
@@ -85,13 +88,14 @@ REASONS: dict[Reason, ReasonEntry] = {
     ),
     Reason.CONTRADICTORY_ROWS: ReasonEntry(
         "fix_first",
-        "Rows ask the same question but have different references. Some of them are wrong, whatever the model answers.",
+        "Rows ask the same question but have different references. So the same answer is graded differently, and no "
+        "answer is right for all of these rows.",
         "Correct or remove the listed rows.",
     ),
     Reason.GRADER_NOISY: ReasonEntry(
         "fix_first",
-        "The same answers, graded twice, get grades that differ about as much as the grades of different answers to "
-        "one row. The model would mainly learn noise.",
+        "If the same answer is graded twice, its two grades differ about as much as the grades of different answers "
+        "to one row. The model would mainly learn noise.",
         "Make the grader's instructions stricter, or average several scores (a `multi` grader). Set a judge's "
         "temperature to 0, or use a grader that computes the grade.",
     ),
@@ -99,7 +103,7 @@ REASONS: dict[Reason, ReasonEntry] = {
         "fix_first",
         "Among the rollouts of a row, the held-out grader does not confirm the ranking of the grader. Training would "
         "raise the grade, but perhaps not the quality.",
-        "Compare both grades in some traces, and close the gap in the grader or with a guard.",
+        "Compare both grades in some traces, and close the loophole in the grader or with a guard.",
     ),
     Reason.TOO_EASY: ReasonEntry(
         "fix_first",
@@ -108,19 +112,19 @@ REASONS: dict[Reason, ReasonEntry] = {
     ),
     Reason.NO_DIFFERENCES: ReasonEntry(
         "fix_first",
-        "Most rows get the same reward in all their rollouts, neither right nor wrong. Either the grader does not "
-        "detect differences, or the answers do not differ.",
+        "For most rows, all rollouts get the same reward, which is neither the reward of a right answer nor of a "
+        "wrong answer. Either the grader does not detect differences, or the answers do not differ.",
         "Use a grader with finer grades, or raise `algorithm.temperature`.",
     ),
     Reason.TOO_HARD: ReasonEntry(
         "sft_warm_up",
-        "Most rows fail in all their rollouts, so no rollout shows a better answer.",
+        "For most rows, all rollouts fail, so no rollout shows the model a better answer.",
         "Start with an SFT warm-up: write supervised rows, or take the best rollouts of a stronger model "
         "(`--export-sft`). Or give partial credit in the grader, or use easier rows.",
     ),
     Reason.TOOLS_UNUSED: ReasonEntry(
         "sft_warm_up",
-        "Rows offer tools, but the rollouts rarely call one. Behavior that is never sampled cannot be reinforced.",
+        "Rows offer tools, but the rollouts rarely call a tool. Behavior that is never sampled cannot be reinforced.",
         "Explain in the prompt when to call which tool. If that does not help, start with an SFT warm-up on rows with "
         "calls.",
     ),
@@ -143,13 +147,14 @@ REASONS: dict[Reason, ReasonEntry] = {
     ),
     Reason.TOO_SLOW: ReasonEntry(
         None,
-        "More than one rollout in twenty takes longer than the target.",
+        "More than one rollout in twenty takes longer than the target latency of the check.",
         "Set `reward.tool_call_penalty` or `reward.token_penalty`, or make the slowest tool faster.",
     ),
     Reason.NOT_GRADED_TWICE: ReasonEntry(
         None,
         "The grader failed on answers that it had graded before, so its noise could not be measured. A grader that "
         "reads the state of a session cannot grade an answer again.",
-        "If the grader reads the session's state, nothing. Otherwise grade the run twice with `agent-rft grade`.",
+        "If the grader reads the session's state, no action is needed. Otherwise grade the run twice with `agent-rft "
+        "grade`.",
     ),
 }

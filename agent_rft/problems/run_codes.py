@@ -7,19 +7,19 @@ from agent_rft.problems.problem_code import CheckCode, ProblemCode
 STARTING_CODES: dict[str, dict[str, CheckCode]] = {
     "Starting and resuming": {
         "no_cluster": CheckCode(
-            "No Ray cluster answers at the address, or this process could not join it. In the latter case, the "
-            "version of Ray or Python differs, or the token is missing.",
+            "No Ray cluster answers at the address, or this process could not join it. If the process could not join, "
+            "the version of Ray or Python differs, or the token is missing.",
             "Check `--address` and `RAY_ADDRESS`. To use a cluster on this machine only, omit both.",
-            stops_accepted=True,
+            stops_accepted_jobs=True,
         ),
         "setting_differs": CheckCode(
             "A setting of the job file differs from the value at the start of the run, or this version cannot read "
             "the run's value. A checkpoint's counters, row order and optimizer state belong to the job that wrote it, "
             "so a run with other settings would mix two experiments. URLs, headers, timeouts, resources and "
             "validation settings may differ.",
-            "Set the run's value, or omit the setting, which then keeps it (`job.resolved.json` in the run folder "
-            "lists all values). Or start a new run with `model` set to the checkpoint.",
-            stops_accepted=True,
+            "Set the run's value, or omit the setting, which then keeps the run's value (`job.resolved.json` in the "
+            "run folder lists all values). Or start a new run with `model` set to the checkpoint.",
+            stops_accepted_jobs=True,
         ),
     },
 }
@@ -27,34 +27,37 @@ STARTING_CODES: dict[str, dict[str, CheckCode]] = {
 RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
     "Failed jobs of a server": {
         "invalid_training_file": ProblemCode(
-            "The training file has problems. The message describes the first one, the job's events list all of them.",
+            "The training file has problems. The message describes the first problem; the job's events list all "
+            "problems.",
             "Fix the rows, upload the file again and create a new job.",
         ),
         "invalid_validation_file": ProblemCode(
-            "The validation file has problems. The message describes the first one, the job's events list all of them.",
+            "The validation file has problems. The message describes the first problem; the job's events list all "
+            "problems.",
             "Fix the rows, upload the file again and create a new job.",
         ),
         "invalid_test_file": ProblemCode(
-            "The test file has problems. The message describes the first one, the job's events list all of them.",
+            "The test file has problems. The message describes the first problem; the job's events list all problems.",
             "Fix the rows, upload the file again and create a new job.",
         ),
         "check_failed": ProblemCode(
             "The check of the job has no result: it failed, or exceeded its limits of time, CPU time or memory. "
             "Usually a tool or the grader answers slowly, the cluster was too busy to run the check, or rows or "
             "schemas are very large.",
-            "Follow the message, and create the job again. If it names no limit, an admin can read the output of the "
-            "check with `agent-rft jobs log`.",
+            "Follow the message, and create the job again. If the message names no limit, an admin can read the "
+            "output of the check with `agent-rft jobs log`.",
         ),
         "training_failed": ProblemCode(
-            "Training stopped during the run: its numbers can no longer be trusted, batches had no signal, or a "
-            "learner died. Earlier checkpoints can be used.",
+            "Training stopped during the run: gradients were not finite, engine and learner computed different "
+            "log-probabilities, batches had no signal, or engines or the learner failed too often. Earlier "
+            "checkpoints can be used.",
             "Read the message and the job's last events. If batches had no signal, check the grades in the traces.",
         ),
         "user_error": ProblemCode(
             "Training stopped because of a problem that only the job's author can fix, such as an endpoint that "
             "started to reject its token.",
-            "Fix the problem in the message, and create the job again. To continue from the last checkpoint, set it "
-            "as the model.",
+            "Fix the problem in the message, and create the job again. To continue from the last checkpoint, set "
+            "`model` to this checkpoint.",
         ),
         "driver_lost": ProblemCode(
             "The process that runs the job was lost several times, for example with its node or for lack of memory. "
@@ -63,8 +66,8 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
             "SIGKILL usually means that a node has too little memory.",
         ),
         "internal_error": ProblemCode(
-            "A bug, or a problem that no check foresaw. For an API request, the server's log has the details under "
-            "the request id; for a job, admins can read them with `agent-rft jobs log`.",
+            "The cause is a bug, or a problem that no check covers. For an API request, the server's log has the "
+            "details under the request id; for a job, admins can read them with `agent-rft jobs log`.",
             "Send the operator the id (header `x-request-id`, or the id of the job).",
         ),
     },

@@ -1,4 +1,4 @@
-"""Causes of a batch without signal (all groups have zero variance): the meaning of each and what to do about it."""
+"""Causes of a batch without learning signal (all groups have zero variance), with a fix for each cause."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ Cause = Literal[
     "constant_rows",
     "too_hard",
 ]
-"""Most likely reason why a batch has no signal, as far as its rollouts show it."""
+"""Most likely reason why a batch has no signal, as far as the rollouts of the batch show it."""
 KIND_NAMES = {"all_right": "all right", "all_wrong": "all wrong", "equal": "with equal grades"}
-CAUSES: Mapping[Cause, tuple[str, str]] = {
+ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     "discarded": (
         "most rollouts were discarded ({name})",
-        "fix what failed; discarded rollouts have no grade",
+        "fix the failing part; discarded rollouts have no grade",
     ),
     "all_right": (
         "every answer is already right",
-        "use harder rows, or train only for fewer calls and tokens with penalties in `reward`",
+        "use harder rows, or set penalties in `reward` to train for fewer calls and tokens",
     ),
-    "guarded": ("the guard {name} set the rewards of nearly all rollouts", "check whether it detects what it should"),
+    "guarded": (
+        "the guard {name} set the rewards of nearly all rollouts",
+        "check whether the guard detects only what it should",
+    ),
     "truncated": (
         "nearly all rollouts were cut off before they answered",
         "raise limits.max_completion_tokens or cluster.context_length, or ask for shorter answers",
@@ -44,8 +47,8 @@ CAUSES: Mapping[Cause, tuple[str, str]] = {
     ),
     "no_calls": (
         "no rollout called a tool",
-        "check whether the prompt shows the tools (the chat template may not). A model that was never taught to call "
-        "tools needs an SFT warm-up first",
+        "check whether the prompt shows the tools, because a chat template may omit them. A model that was never "
+        "taught to call tools needs an SFT warm-up first",
     ),
     "malformed_calls": (
         "nearly all tool calls could not be parsed",
@@ -70,7 +73,7 @@ CAUSES: Mapping[Cause, tuple[str, str]] = {
     ),
     "constant_grade": (
         "the grader gives all rollouts the same grade",
-        "test it with right and wrong answers",
+        "test the grader with right and wrong answers",
     ),
     "constant_rows": (
         "each row gets the same grade in all its rollouts, but the grades of different rows differ",
@@ -88,7 +91,8 @@ CAUSES: Mapping[Cause, tuple[str, str]] = {
 class Diagnosis:
     """The most likely cause of a batch without signal.
 
-    `name` is the tool, guard, endpoint or discard reason, `error` the error answer of the tool.
+    `name` is the tool, guard, endpoint or discard reason that the cause concerns. `error` is the most frequent error
+    answer of the tool.
     """
 
     cause: Cause
@@ -96,7 +100,7 @@ class Diagnosis:
     error: str = ""
 
     def __str__(self) -> str:
-        problem, fix = CAUSES[self.cause]
+        problem, fix = ZERO_VARIANCE_CAUSES[self.cause]
         error = f" ({self.error})" if self.error else ""
         return f"{problem.format(name=repr(self.name))}{error}; {fix}"
 

@@ -1,4 +1,4 @@
-"""Dataset rows as tasks, rollouts as JSON, and the ownership of run folders.
+"""Conversion of dataset rows to tasks and of rollouts to JSON, and the ownership of run folders.
 
-The package depends on neither torch nor training logic, because engines and run folders use these formats too.
+This package imports neither torch nor training code, because engines and run folders also use these formats.
 """

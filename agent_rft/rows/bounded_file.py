@@ -8,7 +8,9 @@ from agent_rft.errors import UserError
 
 
 def read_bounded(path: Path, max_bytes: int, fix: str) -> bytes:
-    """Return the content of a file. `fix` ends the message for a file of more than `max_bytes` bytes.
+    """Return the content of a file of at most `max_bytes` bytes.
+
+    `fix` is the last part of the message for a larger file.
 
     Raises:
         UserError: The file cannot be read, or is too large.
@@ -24,7 +26,9 @@ def read_bounded(path: Path, max_bytes: int, fix: str) -> bytes:
 
 
 def decode_utf8(content: bytes, where: str, fix: str) -> str:
-    """Decode UTF-8 text, without a byte order mark.
+    """Decode UTF-8 text, and remove its byte order mark.
+
+    `where` names the source of the text in the message, and `fix` is the last part of the message.
 
     Raises:
         UserError: The content is not UTF-8; the message names the line.

@@ -1,7 +1,7 @@
-"""Dataset files (JSONL): tasks from rows, errors by line, and the training order of rows.
+"""Dataset files (JSONL): conversion of rows to tasks, errors by line, and the training order of rows.
 
-A row's id is its line number and a digest of its content, so a resumed job recognizes its rows even if the file has
-grown.
+The id of a row is its line number and a digest of its content. A resumed job therefore recognizes its rows even if
+lines were appended to the file.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ MAX_RANGES = 20
 ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
-def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[list[Task], list[Problem]]:
+def read_tasks(path: Path, field: str, *, is_supervised: bool = False) -> tuple[list[Task], list[Problem]]:
     """Return the rows of a dataset in OpenAI's chat format as tasks, and a problem for each invalid line.
 
-    Rows of a reinforcement job end with the user's message. With `conversations`, for supervised training, they end
-    with the assistant's message. `field` is the setting that names the file, for messages.
+    A row of a reinforcement job must end with a user message. If `is_supervised` is true, for supervised jobs, each row
+    must end with an assistant message. `field` is the setting that names the file; problems refer to it.
     """
 
-    def problem(code: str, line: int | None, message: str, fix: str) -> Problem:
+    def create_problem(code: str, line: int | None, message: str, fix: str) -> Problem:
         return Problem(code, field, message, fix, path.name, line)
 
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return [], [
-            problem(
+            create_problem(
                 "missing_file", None, f"the file {path} does not exist", "fix the path (it is relative to the job file)"
             )
         ]
     except UnicodeDecodeError as error:
         bad = error.object[: error.start].count(b"\n") + 1
-        return [], [problem("unreadable_file", bad, f"is not UTF-8 text: {error.reason}", "save the file as UTF-8")]
+        return [], [
+            create_problem("unreadable_file", bad, f"is not UTF-8 text: {error.reason}", "save the file as UTF-8")
+        ]
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
-        return [], [problem("unreadable_file", None, message, "make the file readable for this user")]
+        return [], [create_problem("unreadable_file", None, message, "make the file readable for this user")]
     if text[:1000].lstrip().startswith("["):
         message = "is a JSON array, not one JSON object per line"
         fix = "write each element on a separate line, for example: jq -c '.[]' rows.json > rows.jsonl"
-        return [], [problem("json_array", None, message, fix)]
+        return [], [create_problem("json_array", None, message, fix)]
     tasks: list[Task] = []
     problems: list[Problem] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -58,30 +60,30 @@ def read_tasks(path: Path, field: str, *, conversations: bool = False) -> tuple[
             row = parse_row(line)
         except ValueError as error:
             problems.append(
-                problem("broken_json", number, f"is not valid JSON: {error}", "write one JSON object per line")
+                create_problem("broken_json", number, f"is not valid JSON: {error}", "write one JSON object per line")
             )
             continue
-        row_error = find_row_error(row, conversations)
+        row_error = find_row_error(row, is_supervised)
         if row_error is not None:
-            problems.append(problem("invalid_row", number, *row_error))
+            problems.append(create_problem("invalid_row", number, *row_error))
             continue
         digest = hashlib.blake2b(line.strip().encode(), digest_size=4).hexdigest()
         tasks.append(Task(f"{number}-{digest}", tuple(row["messages"]), tuple(row.get("tools") or ()), row))
     if not tasks and not problems:
-        problems.append(problem("empty_file", None, "has no rows", "write one JSON object per line"))
+        problems.append(create_problem("empty_file", None, "has no rows", "write one JSON object per line"))
     return tasks, problems
 
 
 def format_ranges(lines: Iterable[int]) -> str:
     """Return line numbers as human-readable ranges, at most MAX_RANGES of them: [1, 2, 3, 5] -> "1-3, 5"."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for line in sorted(set(lines)):
-        if found and line == found[-1][1] + 1:
-            found[-1][1] = line
+        if ranges and line == ranges[-1][1] + 1:
+            ranges[-1][1] = line
         else:
-            found.append([line, line])
-    shown = [f"{first}-{last}" if last > first else str(first) for first, last in found[:MAX_RANGES]]
-    more = sum(last - first + 1 for first, last in found[MAX_RANGES:])
+            ranges.append([line, line])
+    shown = [f"{first}-{last}" if last > first else str(first) for first, last in ranges[:MAX_RANGES]]
+    more = sum(last - first + 1 for first, last in ranges[MAX_RANGES:])
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
@@ -89,10 +91,11 @@ def parse_row(line: str) -> Any:
     """Parse the JSON value of a line.
 
     Raises:
-        ValueError: The line is not JSON, or graders and tools could not receive the value; the message has the reason.
+        ValueError: The line is not valid JSON, or contains a value that graders and tools could not receive, such as
+            NaN. The message has the reason.
     """
     try:
-        row = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+        row = json.loads(line, parse_constant=_reject_constant, parse_float=_parse_finite_float)
         if "\\u" in line:  # an escape may be a lone surrogate, which cannot be encoded
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -101,19 +104,22 @@ def parse_row(line: str) -> Any:
     return row
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not a JSON number")
 
 
-def _finite(text: str) -> float:
+def _parse_finite_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"the number {text[:20]} is too large")
     return number
 
 
-def find_row_error(row: Any, conversations: bool) -> tuple[str, str] | None:
-    """Return the error in a row and its fix, or None if the row is valid; see `read_tasks`."""
+def find_row_error(row: Any, is_supervised: bool) -> tuple[str, str] | None:
+    """Return the error in a parsed row and the fix, or None if the row is valid.
+
+    `is_supervised` has the same meaning as in `read_tasks`.
+    """
     if not isinstance(row, dict):
         return "must be a JSON object", "write an object with `messages`"
     messages = row.get("messages")
@@ -126,13 +132,13 @@ def find_row_error(row: Any, conversations: bool) -> tuple[str, str] | None:
         if not isinstance(content, str) and not (message["role"] == "assistant" and message.get("tool_calls")):
             return f"messages[{i}].content must be a string", "set the content of each message"
     last = messages[-1]["role"]
-    if conversations and last != "assistant":
+    if is_supervised and last != "assistant":
         return f"the last message is the {last}'s", "end each conversation with the assistant's answer"
-    if not conversations and last != "user":
-        return f"the last message is the {last}'s", "end with a user message, which the model is to answer"
+    if not is_supervised and last != "user":
+        return f"the last message is the {last}'s", "end with the user message that the model should answer"
     tools = row.get("tools")
     if tools is not None and not isinstance(tools, list):
-        return "tools must be a list", "write a list of function tools, or omit it"
+        return "tools must be a list", "write a list of function tools, or omit `tools`"
     for i, tool in enumerate(tools or []):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -146,9 +152,10 @@ def find_row_error(row: Any, conversations: bool) -> tuple[str, str] | None:
 
 
 class RowOrder:
-    """Rows in training order: endless epochs, each shuffled by (seed, epoch).
+    """Endless sequence of rows in training order.
 
-    A resumed job starts at `epoch`, and skips the rows with ids in `done` in that epoch.
+    The rows are repeated in epochs. Each epoch is shuffled; the order depends only on `seed` and the number of the
+    epoch. A resumed job starts in epoch `epoch`, and skips the rows of this epoch whose ids are in `done`.
     """
 
     def __init__(self, tasks: Sequence[Task], seed: int, epoch: int = 0, done: Sequence[str] = ()) -> None:

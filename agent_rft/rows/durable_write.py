@@ -1,4 +1,7 @@
-"""Writes that survive a kill and a power loss: to a temporary file, flushed to disk, then renamed."""
+"""File writes that survive a kill and a power loss.
+
+The content is written to a temporary file and flushed to disk before the temporary file is renamed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from pathlib import Path
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file atomically, and return once the new content is on disk. Readers see the old or the new content.
+    """Replace a file atomically, and return once the new content is on disk.
+
+    Readers see either the complete old content or the complete new content.
 
     Raises:
         OSError: The disk is full or read-only; the old content is untouched.

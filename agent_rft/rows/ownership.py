@@ -1,16 +1,18 @@
 """Exclusive ownership of a run or server folder that processes on several machines can access.
 
     owner-000002/            files of the owner; the number counts the owners so far
-        heartbeat            changed by the owner every BEAT_S; removed at a clean end
+        heartbeat            changed by the owner every BEAT_S; removed when the owner ends cleanly
     current -> owner-000002
     events.jsonl -> current/events.jsonl    and so on, for readers
 
-A process takes over a folder by renaming owner-N to owner-(N+1), which succeeds for only one process. The previous
-owner's paths then no longer exist, so it cannot write when it resumes, however long it was suspended. It could only
-write to files that it still has open. The successor replaces those files by copies and deletes half-written ones.
+A process takes over a folder by renaming owner-N to owner-(N+1), which succeeds for only one process. Afterwards, the
+paths of the previous owner do not exist. If the previous owner was suspended and resumes, however late, it can
+therefore only write to files that it still has open. The new owner replaces these files by copies, so such writes have
+no effect.
 
-The heartbeat is a counter, so clocks, process ids and locks of two machines are never compared. A file system that
-still shows a renamed folder under its old name, such as NFS with cached names, needs a longer SILENCE_S.
+The heartbeat is a counter, so the clocks, process ids and locks of different machines need not be compared. SILENCE_S
+must be longer on a file system that may show a renamed folder under its old name for a while, such as NFS with cached
+names.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from agent_rft.errors import RftError, UserError
 from agent_rft.rows.durable_write import sync_to_disk
 
 SILENCE_S = 15.0
-"""Seconds without a change of the heartbeat after which its owner counts as dead."""
+"""Seconds without a change of the heartbeat after which the owner counts as dead."""
 SILENCE_VARIABLE = "AGENT_RFT_SILENCE_S"
 """Environment variable that sets SILENCE_S."""
 BEAT_S = 2.0
@@ -48,13 +50,13 @@ CURRENT = "current"
 _PREFIX, _DIGITS = "owner-", 6
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.EINVAL)
 _COUNTER = 20
-"""Digits of the counter at the start of a heartbeat; the rest describes the owner."""
+"""Number of digits of the counter at the start of the heartbeat file. The rest of the file describes the owner."""
 
 Notify = Callable[[str], object]
 
 
 class FolderOwned(RftError):
-    """Another live process owns the folder. Trying again later may succeed."""
+    """Another live process owns the folder. A later try may succeed."""
 
 
 class FolderLost(RftError):
@@ -63,7 +65,7 @@ class FolderLost(RftError):
 
 @dataclass(frozen=True, slots=True)
 class FolderOperations:
-    """Folder operations that a file system may not support, or may answer from a cache."""
+    """Folder operations that a file system may not support, or may answer from a cache; tests replace them."""
 
     listdir: Callable[[Path], list[str]] = os.listdir
     rename: Callable[[Path, Path], object] = os.rename
@@ -71,10 +73,10 @@ class FolderOperations:
 
 
 def read_silence_s(environment: Mapping[str, str] = os.environ) -> float:
-    """Return SILENCE_S, or the value of its environment variable.
+    """Return the value of the environment variable SILENCE_VARIABLE; if it is not set, SILENCE_S.
 
     Raises:
-        RftError: The variable is not a number of seconds above 0.
+        RftError: The variable is not a number of seconds above 0 and below 86,400.
     """
     given = environment.get(SILENCE_VARIABLE)
     if given is None:
@@ -84,53 +86,59 @@ def read_silence_s(environment: Mapping[str, str] = os.environ) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 86_400:
-        raise RftError(f"{SILENCE_VARIABLE}: must be a number of seconds above 0, such as {SILENCE_S:g}; got {given!r}")
+        raise RftError(f"{SILENCE_VARIABLE}: must be a number of seconds above 0 and below 86400; got {given!r}")
     return seconds
 
 
 @dataclass(frozen=True, slots=True)
 class _OwnerState:
-    """State of a folder's newest owner-N: its number and its heartbeat, None after a clean end."""
+    """State of the newest folder owner-N: its number N, and the content of its heartbeat file.
 
-    number: int
-    beat: bytes | None
-
-
-class Claim:
-    """A folder that this process owns from `claim` until `release`. `at` is the folder to write to.
-
-    A thread updates the heartbeat. It calls the callback of `on_lost` once if another process has taken over.
+    The heartbeat is None if the owner has ended cleanly.
     """
 
-    def __init__(self, path: Path, number: int, every_s: float) -> None:
+    number: int
+    heartbeat: bytes | None
+
+
+class FolderClaim:
+    """Ownership of a folder by this process, from `claim_folder` until `release`.
+
+    Write to `folder`, which is the subfolder of this owner. A thread updates the heartbeat. If another process has
+    taken over, the thread calls the callback of `on_lost` once.
+    """
+
+    def __init__(self, path: Path, number: int, interval_s: float) -> None:
         self.path = path
         self.number = number
-        self.folder = _folder(path, number)
-        self._lost: Callable[[], object] | None = None
+        self.folder = _owner_folder(path, number)
+        self._on_lost: Callable[[], object] | None = None
         self._is_lost = False
         self._state = threading.Lock()
         self._ended = threading.Event()
         self._count = 0
-        self._thread = threading.Thread(target=self._run, args=(every_s,), daemon=True, name="ownership")
+        self._thread = threading.Thread(
+            target=self._update_until_lost, args=(interval_s,), daemon=True, name="ownership"
+        )
         self._thread.start()
 
     @property
     def is_lost(self) -> bool:
-        """Whether another process was found to have taken over."""
+        """Whether this process has noticed that another process took over the folder."""
         return self._is_lost
 
-    def on_lost(self, act: Callable[[], object]) -> None:
-        """Call `act` once another process has taken over, or immediately if it already has."""
+    def on_lost(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when another process takes over the folder, or immediately if this has already happened."""
         with self._state:
-            self._lost = act
+            self._on_lost = callback
             if not self._is_lost:
                 return
-        act()
+        callback()
 
     def check(self) -> None:
-        """Raise FolderLost if another process has taken over."""
+        """Raise FolderLost if another process has taken over the folder."""
         if self._is_lost or not (self.folder / HEARTBEAT).exists():
-            raise FolderLost(f"another process has taken over {self.path}; this one ends")
+            raise FolderLost(f"another process has taken over {self.path}; this process ends")
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +147,7 @@ class Claim:
         self.release()
 
     def release(self) -> None:
-        """End the ownership, so that the next process can start without waiting."""
+        """End the ownership, so that another process can own the folder without waiting."""
         self._ended.set()
         self._thread.join()
         with suppress(OSError):
@@ -148,16 +156,16 @@ class Claim:
             else:
                 (self.folder / HEARTBEAT).unlink()
 
-    def _run(self, every_s: float) -> None:
-        while not self._ended.wait(every_s):
+    def _update_until_lost(self, interval_s: float) -> None:
+        while not self._ended.wait(interval_s):
             self._count += 1
             try:
                 _update_heartbeat(self.folder, self._count)
             except FileNotFoundError:
                 with self._state:
-                    self._is_lost, act = True, self._lost
-                if act is not None:
-                    act()
+                    self._is_lost, callback = True, self._on_lost
+                if callback is not None:
+                    callback()
                 return
             except OSError:
                 continue  # the storage is unavailable, to a successor too
@@ -174,43 +182,49 @@ def claim_folder(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     disk: FolderOperations = FolderOperations(),
-) -> Claim:
-    """Become the owner of a folder. The folder is created if it does not exist.
+) -> FolderClaim:
+    """Become the owner of a folder, which is created if it does not exist.
 
-    An owner that has ended is replaced immediately, and a silent owner after `silence_s`. If the owner is alive, wait
-    up to `wait_s` for its end. Each of the `names` in `path` becomes a link into the owner's folder. `notify` receives
-    a sentence while this waits; `fix` ends the message of FolderOwned.
+    - A previous owner that has ended is replaced immediately.
+    - A previous owner whose heartbeat does not change for `silence_s` is replaced.
+    - For a previous owner that is alive, this function waits up to `wait_s` until the owner ends.
+
+    For each of `names`, the folder gets a symbolic link of this name to a file in the owner's subfolder. While this
+    function waits, it passes sentences about the wait to `notify`. `fix` is the last part of the message of
+    FolderOwned.
 
     Raises:
-        FolderOwned: The owner is alive, and has not ended within `wait_s`.
-        UserError: The folder contains a file with one of the names that is not a link, cannot be written, or is on a
-            file system that cannot rename folders or create links.
+        FolderOwned: The previous owner is alive, and has not ended within `wait_s`.
+        UserError: The folder contains a file with one of the `names` that is not a link. Or the folder cannot be
+            written, or its file system cannot rename folders or create links.
     """
     names = tuple(names)
     for public in (path / name for name in names):
         if public.exists() and not public.is_symlink():
-            raise UserError(f"{public} exists, but the run must create it. Move it away, or choose another folder")
+            raise UserError(
+                f"{public} exists, but the run must create this file. Move it away, or choose another folder"
+            )
     began = changed = clock()
     alive_reported_at, is_silence_reported = -math.inf, False
-    first: _OwnerState | None = None
-    seen: _OwnerState | None = None
+    first_state: _OwnerState | None = None
+    last_state: _OwnerState | None = None
     with _convert_os_errors(path):
         while True:
-            now = _read_owner(path, disk)
-            if now is None:
+            state = _read_owner(path, disk)
+            if state is None:
                 if _create(path, disk):
                     return _become_owner(path, 1, names, silence_s, disk, clean=True)
-            elif now.beat is None:
-                if _create_heartbeat(path, now.number) and _take_over(path, now.number, disk):
-                    return _become_owner(path, now.number + 1, names, silence_s, disk, clean=True)
+            elif state.heartbeat is None:
+                if _create_heartbeat(path, state.number) and _take_over(path, state.number, disk):
+                    return _become_owner(path, state.number + 1, names, silence_s, disk, clean=True)
             else:
-                if now != seen:
-                    first, seen, changed = first or now, now, clock()
-                is_alive, waited, silent = now != first, clock() - began, clock() - changed
-                owner = _describe_owner(now.beat)
+                if state != last_state:
+                    first_state, last_state, changed = first_state or state, state, clock()
+                is_alive, waited, silent = state != first_state, clock() - began, clock() - changed
+                owner = _describe_owner(state.heartbeat)
                 if silent >= silence_s:
-                    if _take_over(path, now.number, disk):
-                        return _become_owner(path, now.number + 1, names, silence_s, disk, clean=False)
+                    if _take_over(path, state.number, disk):
+                        return _become_owner(path, state.number + 1, names, silence_s, disk, clean=False)
                 elif silent > MAX_BEAT_DELAY * BEAT_S and not is_silence_reported:
                     is_silence_reported = True
                     notify(f"{path}: waiting {silence_s:g} s for a heartbeat of {owner}, whose end is not recorded")
@@ -226,13 +240,13 @@ def claim_folder(
 
 @contextmanager
 def _convert_os_errors(path: Path) -> Iterator[None]:
-    """Context manager that converts an OSError of the file system of `path` to a UserError."""
+    """Context manager that converts an OSError of the file system that contains `path` to a UserError."""
     try:
         yield
     except OSError as error:
         if error.errno in _UNSUPPORTED:
-            problem = f"its file system cannot rename folders or create symbolic links ({error.strerror})"
-            raise UserError(f"{path}: {problem}, such as a mounted bucket. Use a local disk or NFS") from error
+            problem = f"the file system cannot rename folders or create symbolic links ({error.strerror})"
+            raise UserError(f"{path}: {problem}. It may be a mounted bucket. Use a local disk or NFS") from error
         raise UserError(f"cannot write to {path}: {error.strerror}") from error
 
 
@@ -242,8 +256,8 @@ def current_folder(path: Path) -> Path:
     return current if current.is_symlink() else path
 
 
-def strip_owner(path: Path) -> Path:
-    """Return a resolved path without its `owner-N` folder, so that it stays valid under later owners."""
+def strip_owner_folder(path: Path) -> Path:
+    """Return a resolved path without its `owner-N` folder, so that the path stays valid under later owners."""
     for parent in path.parents:
         if _is_owner_folder(parent.name) and (parent.parent / CURRENT).is_symlink():
             return parent.parent / path.relative_to(parent)
@@ -253,7 +267,7 @@ def strip_owner(path: Path) -> Path:
 # -- becoming the owner ------------------------------------------------------------------------------------------------
 
 
-def _folder(path: Path, number: int) -> Path:
+def _owner_folder(path: Path, number: int) -> Path:
     return path / f"{_PREFIX}{number:0{_DIGITS}d}"
 
 
@@ -274,7 +288,7 @@ def _read_owner(path: Path, disk: FolderOperations) -> _OwnerState | None:
     if not numbers:
         return None
     try:
-        beat = (_folder(path, numbers[-1]) / HEARTBEAT).read_bytes()
+        beat = (_owner_folder(path, numbers[-1]) / HEARTBEAT).read_bytes()
     except FileNotFoundError:
         beat = None
     return _OwnerState(numbers[-1], beat)
@@ -283,10 +297,10 @@ def _read_owner(path: Path, disk: FolderOperations) -> _OwnerState | None:
 def _create(path: Path, disk: FolderOperations) -> bool:
     """Create the first owner's folder. Return False if another process was faster."""
     path.mkdir(parents=True, exist_ok=True)
-    unfinished, first = path / f".{_PREFIX}{secrets.token_hex(8)}", _folder(path, 1)
+    unfinished, first = path / f".{_PREFIX}{secrets.token_hex(8)}", _owner_folder(path, 1)
     try:
         unfinished.mkdir()
-        (unfinished / HEARTBEAT).write_bytes(_create_content())
+        (unfinished / HEARTBEAT).write_bytes(_create_heartbeat_content())
     except FileNotFoundError:  # another process, which had written nothing, just removed the folder
         return False
     try:
@@ -303,10 +317,13 @@ def _create(path: Path, disk: FolderOperations) -> bool:
     return True
 
 
-def _remove_unused(path: Path, at: Path) -> None:
-    """Remove an empty owner folder and the links, and the folder itself if nothing else is in it."""
+def _remove_unused(path: Path, owner_folder: Path) -> None:
+    """Remove `owner_folder`, in which nothing was written, and the links to it.
+
+    Then remove `path` if it is empty.
+    """
     removed = path / f".{_PREFIX}{secrets.token_hex(8)}"
-    at.rename(removed)
+    owner_folder.rename(removed)
     shutil.rmtree(removed)
     for entry in path.iterdir():
         if entry.is_symlink() and entry.name != CURRENT and Path(os.readlink(entry)).parts[0] == CURRENT:
@@ -318,18 +335,18 @@ def _remove_unused(path: Path, at: Path) -> None:
 def _create_heartbeat(path: Path, number: int) -> bool:
     """Recreate the heartbeat that the last owner removed. Return False if another process was faster."""
     try:
-        opened = os.open(_folder(path, number) / HEARTBEAT, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        opened = os.open(_owner_folder(path, number) / HEARTBEAT, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except (FileExistsError, FileNotFoundError):
         return False
     with os.fdopen(opened, "wb") as file:
-        file.write(_create_content())
+        file.write(_create_heartbeat_content())
     return True
 
 
 def _take_over(path: Path, number: int, disk: FolderOperations) -> bool:
     """Rename owner-N to owner-(N+1). Return False if another process was faster."""
     try:
-        disk.rename(_folder(path, number), _folder(path, number + 1))
+        disk.rename(_owner_folder(path, number), _owner_folder(path, number + 1))
     except FileNotFoundError:
         return False
     return True
@@ -337,21 +354,21 @@ def _take_over(path: Path, number: int, disk: FolderOperations) -> bool:
 
 def _become_owner(
     path: Path, number: int, names: Iterable[str], silence_s: float, disk: FolderOperations, *, clean: bool
-) -> Claim:
-    at = _folder(path, number)
+) -> FolderClaim:
+    folder = _owner_folder(path, number)
     if not clean:
-        for file in [entry for entry in at.iterdir() if entry.is_file()]:
+        for file in [entry for entry in folder.iterdir() if entry.is_file()]:
             _replace_by_copy(file)
-    heartbeat = at / f".{HEARTBEAT}"  # a new file, because the previous owner may still have the old one open
-    heartbeat.write_bytes(_create_content())
-    heartbeat.replace(at / HEARTBEAT)
-    _link(path / CURRENT, at.name, disk)
+    heartbeat = folder / f".{HEARTBEAT}"  # a new file, because the previous owner may still have the old one open
+    heartbeat.write_bytes(_create_heartbeat_content())
+    heartbeat.replace(folder / HEARTBEAT)
+    _link(path / CURRENT, folder.name, disk)
     for name in names:
         _link(path / name, f"{CURRENT}/{name}", disk)
     for older in _list_numbers(path, disk)[:-1]:  # created by a previous owner that had not noticed its loss yet
-        shutil.rmtree(_folder(path, older), ignore_errors=True)
+        shutil.rmtree(_owner_folder(path, older), ignore_errors=True)
     sync_to_disk(path)
-    return Claim(path, number, min(BEAT_S, silence_s / 7.5))
+    return FolderClaim(path, number, min(BEAT_S, silence_s / 7.5))
 
 
 def _replace_by_copy(file: Path) -> None:
@@ -372,19 +389,19 @@ def _link(link: Path, target: str, disk: FolderOperations) -> None:
 # -- heartbeats --------------------------------------------------------------------------------------------------------
 
 
-def _create_content() -> bytes:
+def _create_heartbeat_content() -> bytes:
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"}
     # Random, so that the first heartbeats of two owners differ.
     return f"{secrets.randbelow(10**9):0{_COUNTER}d} {json.dumps(owner)}".encode()
 
 
-def _update_heartbeat(at: Path, count: int) -> None:
-    """Change the counter in place.
+def _update_heartbeat(owner_folder: Path, count: int) -> None:
+    """Change the counter of the heartbeat file without replacing the file.
 
     Raises:
         FileNotFoundError: The folder has another owner.
     """
-    opened = os.open(at / HEARTBEAT, os.O_WRONLY)  # must never create the file
+    opened = os.open(owner_folder / HEARTBEAT, os.O_WRONLY)  # must never create the file
     try:
         # Other machines see it once the file is closed. Waiting for the disk could take longer than SILENCE_S.
         os.pwrite(opened, f"{count:0{_COUNTER}d}".encode(), 0)

@@ -1,6 +1,7 @@
 """Rollout files: lossless JSONL files of groups, compressed with zstandard.
 
-A file is a sequence of frames with complete groups, so one rollout can be read without decompressing earlier frames.
+A file is a sequence of compressed frames, and each frame contains complete groups. A rollout can therefore be read
+without decompressing earlier frames.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 
 ROLLOUTS_SUFFIX = ".jsonl.zst"
 FORMAT = 2
-"""Format of a group's lines, unchanged since 0.2.0. Raise it when older programs must not read them."""
+"""Format of a group's lines, unchanged since 0.2.0. Raise it for changes that older programs cannot read."""
 FRAME_BYTES = 1 << 20
-"""Size that ends a frame: it decompresses in some milliseconds, and compresses nearly as well as a single frame."""
+"""Uncompressed size at which a frame ends. Such a frame is decompressed in a few milliseconds, and compresses nearly as
+well as if the file had only one frame."""
 CHUNK_BYTES = 1 << 16
 UNREADABLE = (zstandard.ZstdError, EOFError, ValueError, KeyError, TypeError, IndexError)
-"""Exceptions that damaged files raise."""
+"""Exceptions that occur while a damaged file is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinePosition:
-    """Position of a line: its frame begins at byte `frame` of the file, and it begins at byte `start` in the frame."""
+    """Position of a line: byte `start` of its decompressed frame, which begins at byte `frame` of the file."""
 
     frame: int
     start: int
@@ -43,7 +45,7 @@ class DamagedFile(UserError):
 
 
 class RewrittenFile(DamagedFile):
-    """A rollout file was written again, so the indexed lines are not in it."""
+    """A rollout file was replaced after it was indexed, so it does not contain the indexed line."""
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -53,17 +55,17 @@ def write_groups(path: Path, groups: Iterable[Group]) -> list[list[LinePosition]
     """Write a file atomically and durably: for each group a line with its request, then a line per rollout.
 
     Returns:
-        Places of each group's lines.
+        For each group, the positions of its lines.
     """
     frames: list[bytes] = []
-    places: list[list[LinePosition]] = []
+    positions: list[list[LinePosition]] = []
     lines: list[bytes] = []
     frame = start = 0
     for group in groups:
-        places.append([])
+        positions.append([])
         for value in iter_group_lines(group):
             lines.append(json.dumps(value, default=str).encode() + b"\n")
-            places[-1].append(LinePosition(frame, start, len(lines[-1])))
+            positions[-1].append(LinePosition(frame, start, len(lines[-1])))
             start += len(lines[-1])
         if start >= FRAME_BYTES:
             frames.append(_compress(lines))
@@ -72,7 +74,7 @@ def write_groups(path: Path, groups: Iterable[Group]) -> list[list[LinePosition]
         frames.append(_compress(lines))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, b"".join(frames))
-    return places
+    return positions
 
 
 def _compress(lines: Sequence[bytes]) -> bytes:
@@ -80,7 +82,10 @@ def _compress(lines: Sequence[bytes]) -> bytes:
 
 
 def iter_group_lines(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield a group's lines: kind `group` (request and row), then the kinds of `agent_rft.rows.rollout_json`."""
+    """Yield the lines of a group: a line of kind `group` with the request and its row, then a line per rollout.
+
+    See `outcome_to_json` for the lines of rollouts.
+    """
     yield {"kind": "group", "format": FORMAT, "wall_s": group.wall_s} | asdict(group.request)
     yield from map(outcome_to_json, group.rollouts)
     yield from map(outcome_to_json, group.discarded)
@@ -90,68 +95,68 @@ def iter_group_lines(group: Group) -> Iterator[dict[str, Any]]:
 
 
 def read_groups(path: Path) -> list[Group]:
-    """Return the groups that `write_groups` wrote, bit for bit.
+    """Return exactly the groups that `write_groups` wrote.
 
     Raises:
         DamagedFile: The file is truncated, or has lines of another kind.
-        UserError: A newer version wrote the file, or a version before 0.2.0.
+        UserError: The file was written by a newer version, or by a version before 0.2.0.
     """
-    found: list[tuple[GroupRequest, float, list[Rollout], list[DiscardedRollout]]] = []
+    entries: list[tuple[GroupRequest, float, list[Rollout], list[DiscardedRollout]]] = []
     try:
         for _, line in read_lines(path):
             if line["kind"] == "group":
-                found.append((*parse_request(line), [], []))
+                entries.append((*parse_request(line), [], []))
             elif isinstance(outcome := outcome_from_json(line), Rollout):
-                found[-1][2].append(outcome)
+                entries[-1][2].append(outcome)
             else:
-                found[-1][3].append(outcome)
+                entries[-1][3].append(outcome)
     except UNREADABLE as error:
         raise _create_damaged_error(path) from error
-    return [Group(request, tuple(rollouts), tuple(lost), wall_s) for request, wall_s, rollouts, lost in found]
+    return [Group(request, tuple(rollouts), tuple(lost), wall_s) for request, wall_s, rollouts, lost in entries]
 
 
 def read_outcomes(path: Path) -> Iterator[tuple[LinePosition, GroupRequest, Rollout | DiscardedRollout | None]]:
-    """Yield each request with None, then with each of its outcomes, together with the places of their lines.
+    """Yield (position, request, outcome) for each line of a file. The outcome is None for the line of a request.
 
-    Uses constant memory. Raises the errors of `read_groups`, after the last complete line.
+    Uses constant memory. Raises the errors of `read_groups`, but only after the last complete line.
     """
     request: GroupRequest | None = None
     try:
-        for place, line in read_lines(path):
+        for position, line in read_lines(path):
             if line["kind"] == "group":
                 request, _ = parse_request(line)
-                yield place, request, None
+                yield position, request, None
             elif request is None:
                 raise ValueError("a rollout without a group")
             else:
-                yield place, request, outcome_from_json(line)
+                yield position, request, outcome_from_json(line)
     except UNREADABLE as error:
         raise _create_damaged_error(path) from error
 
 
 def parse_request(line: dict[str, Any]) -> tuple[GroupRequest, float]:
-    """Return the request in a group's line, and the seconds that the group took."""
+    """Return the request that a group's line contains, and the duration of the group in seconds."""
     values = {name: value for name, value in line.items() if name not in ("kind", "format", "wall_s")}
     return GroupRequest(**values | {"task": task_from_json(line["task"])}), line["wall_s"]
 
 
 def read_lines(path: Path) -> Iterator[tuple[LinePosition, dict[str, Any]]]:
-    """Yield all lines of a file with their places, in constant memory.
+    """Yield the position and the content of each line of a file, in constant memory.
 
     Raises:
         DamagedFile: The file is damaged; raised after the last complete line.
-        UserError: A newer version wrote the file, or a version before 0.2.0.
+        UserError: The file was written by a newer version, or by a version before 0.2.0.
     """
     try:
-        for place, text in _read_texts(path):
+        for position, text in _read_texts(path):
             line = json.loads(text)
             if line["kind"] == "group" and line.get("format", 0) < FORMAT:
-                raise OutdatedFormat.for_path(str(path), public=f"the file of {_public_name(path)}")
+                raise OutdatedFormat.for_path(str(path), public_subject=f"the file of {_public_name(path)}")
             if line["kind"] == "group" and line["format"] > FORMAT:
                 public = f"{_public_name(path)} were written by a newer version of agent-rft"
                 fix = "Read the file with that version"
                 raise UserError(f"{path} was written by a newer version of agent-rft. {fix}", public_message=public)
-            yield place, line
+            yield position, line
     except UNREADABLE as error:
         raise _create_damaged_error(path) from error
 
@@ -189,7 +194,7 @@ def _read_texts(path: Path) -> Iterator[tuple[LinePosition, bytes]]:
 
 
 class LineReader:
-    """Reader of lines at given places. Lines of one frame, read in order, share one decompression."""
+    """Reader of single lines by position. Lines of a frame that are read in order are decompressed only once."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
@@ -197,35 +202,35 @@ class LineReader:
         self._at = 0
         self._stream: BinaryIO
 
-    def read(self, path: Path, place: LinePosition) -> dict[str, Any]:
-        """Return the line at this place.
+    def read(self, path: Path, position: LinePosition) -> dict[str, Any]:
+        """Return the JSON object of the line at this position.
 
         Raises:
             FileNotFoundError: The file no longer exists.
             RewrittenFile: The file has no such line.
         """
-        text = self.read_bytes(path, place)
+        text = self.read_bytes(path, position)
         try:
             line: dict[str, Any] = json.loads(text)
         except ValueError as error:
             raise self._create_error(path) from error
         return line
 
-    def read_bytes(self, path: Path, place: LinePosition) -> bytes:
+    def read_bytes(self, path: Path, position: LinePosition) -> bytes:
         """Return the line's bytes as they were written. Raises the errors of `read`."""
-        if self._frame != (path, place.frame) or place.start < self._at:
+        if self._frame != (path, position.frame) or position.start < self._at:
             self.close()
             file = self._open.enter_context(path.open("rb"))
-            file.seek(place.frame)
+            file.seek(position.frame)
             self._stream = self._open.enter_context(zstandard.ZstdDecompressor().stream_reader(file))
-            self._frame, self._at = (path, place.frame), 0
+            self._frame, self._at = (path, position.frame), 0
         try:
-            while self._at < place.start:
-                self._at += len(self._read_chunk(min(CHUNK_BYTES, place.start - self._at)))
+            while self._at < position.start:
+                self._at += len(self._read_chunk(min(CHUNK_BYTES, position.start - self._at)))
             text = b""
-            while len(text) < place.length:
-                text += self._read_chunk(place.length - len(text))
-            self._at += place.length
+            while len(text) < position.length:
+                text += self._read_chunk(position.length - len(text))
+            self._at += position.length
         except (zstandard.ZstdError, EOFError) as error:
             raise self._create_error(path) from error
         return text
@@ -233,7 +238,7 @@ class LineReader:
     def _create_error(self, path: Path) -> RewrittenFile:
         self.close()
         public = f"{_public_name(path)} were written again"
-        return RewrittenFile(f"{path} is not the file that was indexed. Try again", public_message=public)
+        return RewrittenFile(f"{path} was written again after it was indexed. Try again", public_message=public)
 
     def _read_chunk(self, num_bytes: int) -> bytes:
         found = self._stream.read(num_bytes)

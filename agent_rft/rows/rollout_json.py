@@ -1,4 +1,7 @@
-"""Lossless conversion of tasks and (discarded) rollouts to JSON and back, for run folders and actor messages."""
+"""Lossless conversion of tasks, rollouts and discarded rollouts to and from JSON.
+
+Run folders and messages between actors use these formats.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,15 @@ from agent_rft.types import DiscardedRollout, Grade, Rollout, Segment, Task, Too
 
 
 def outcome_to_json(outcome: Rollout | DiscardedRollout, *, with_experts: bool = False) -> dict[str, Any]:
-    """Return a rollout as JSON values, with `kind` rollout or discarded.
+    """Return a rollout as JSON values; `kind` is `rollout` or `discarded`.
 
-    Arrays [T] of a segment have these formats:
+    The arrays of a segment, of shape [T], have these formats:
 
     - token_ids: a list.
     - loss_mask, versions: run lengths [[value, length], ...].
     - logprobs: base64 of little-endian float32, which is exact and a third of the size of decimals.
-    - experts: only `with_experts`, for training. Files omit them, because they are much larger than all other values.
+    - experts: see `experts_to_json`; only if `with_experts`, for training. Files omit experts, because they are
+      much larger than all other values.
     """
     if isinstance(outcome, DiscardedRollout):
         return {"kind": "discarded"} | _shallow_dict(outcome)
@@ -36,7 +40,7 @@ def outcome_to_json(outcome: Rollout | DiscardedRollout, *, with_experts: bool =
 
 
 def outcome_from_json(values: dict[str, Any]) -> Rollout | DiscardedRollout:
-    """Return the rollout that `outcome_to_json` converted."""
+    """Return the rollout whose `outcome_to_json` is `values`."""
     values = dict(values)
     if values.pop("kind") == "discarded":
         return DiscardedRollout(**values)
@@ -55,7 +59,7 @@ def task_to_json(task: Task) -> dict[str, Any]:
 
 
 def task_from_json(values: dict[str, Any]) -> Task:
-    """Return the task that `task_to_json` converted."""
+    """Return the task whose `task_to_json` is `values`."""
     return Task(**values | {"messages": tuple(values["messages"]), "tools": tuple(values["tools"])})
 
 
@@ -80,7 +84,7 @@ def _segment_from_json(values: dict[str, Any]) -> Segment:
 
 
 def experts_to_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] | None:
-    """Return the experts of tokens as base64 of little-endian unsigned integers."""
+    """Return the experts of tokens as JSON values: shape, bytes per number, and base64 of little-endian integers."""
     if experts is None:
         return None
     data = base64.b64encode(experts.astype(experts.dtype.newbyteorder("<")).tobytes()).decode()
@@ -88,7 +92,7 @@ def experts_to_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] 
 
 
 def experts_from_json(values: dict[str, Any] | None) -> NDArray[np.integer[Any]] | None:
-    """Return the array that `experts_to_json` converted."""
+    """Return the array whose `experts_to_json` is `values`."""
     if values is None:
         return None
     return np.frombuffer(base64.b64decode(values["data"]), f"<u{values['bytes']}").reshape(values["shape"])
@@ -106,7 +110,10 @@ def _turn_from_json(values: dict[str, Any]) -> Turn:
 
 
 def _shallow_dict(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass without deep copies, which would make converting a rollout 1.6 times slower."""
+    """Return the fields of a dataclass by name, without deep copies.
+
+    Deep copies would make the conversion of a rollout 1.6 times slower.
+    """
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 

@@ -1,4 +1,4 @@
-"""Settings of users and operators, and the readers that turn their files into validated models.
+"""Settings of users and operators, and the readers that convert their files to validated models.
 
-Imports no torch, Ray or HTTP library, so that `agent-rft check` reports errors immediately.
+Does not import torch, Ray or an HTTP library, so that `agent-rft check` reports errors immediately.
 """

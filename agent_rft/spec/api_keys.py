@@ -1,4 +1,4 @@
-"""Checks of API keys and other values from environment variables, which never print the value."""
+"""Checks of API keys and other values of environment variables. No message contains a value."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ KEY_FIX = "copy the key again, without quotes and line breaks"
 
 
 def read_variable(environment: Mapping[str, str], name: str) -> str | None:
-    """Return an environment variable without white space around it, such as a line break; None if it is empty."""
+    """Return the value of an environment variable without surrounding white space; None if it is empty or not set."""
     return environment.get(name, "").strip() or None
 
 
 def find_key_problem(key: str) -> str | None:
-    """Return the problem with a key, as the predicate of a sentence; None if the key can be sent in a header."""
+    """Return the problem with a key, such as "is enclosed in quotes"; None if the key can be sent in a header."""
     if not key.isascii():
         return "contains non-ASCII characters, such as curly quotes"
     if re.search(r"[\x00-\x20\x7f]", key):

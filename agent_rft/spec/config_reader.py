@@ -1,6 +1,6 @@
 """Reader of YAML and JSON files into pydantic models, which reports every error with its field and line.
 
-Values from the environment (`${NAME}`) are secrets: no message contains one. A problem is printed as
+Values from the environment (`${NAME}`) are secrets, which no message contains. A problem is printed as
 
     method.reinforcement.limits.max_tool_cals (job.yaml:12): unknown key [invalid_extra_forbidden]
         -> did you mean 'max_tool_calls'?
@@ -27,8 +27,8 @@ M = TypeVar("M", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
 """Location of a value in a file: keys and indices from the root."""
 KnownProblem = Callable[[KeyPath], tuple[str, str, str] | None]
-"""Function that returns code, message and fix for an error at a path, to replace pydantic's message; None: keep
-it."""
+"""Function that returns (code, message, fix) for an error at a path, to replace pydantic's message; None keeps
+pydantic's message."""
 
 MAX_PROBLEMS = 200
 """Maximum number of reported errors, and of unknown keys that are compared with a missing key."""
@@ -43,7 +43,7 @@ _MIN_SIMILARITY = 0.75
 """difflib ratio from which an unknown key counts as a misspelling of a known one."""
 _SECRETS = {"headers", "api_key", "signing_secret", "token", "tracking_uri"}
 _KEY_CODES = {"invalid_extra_forbidden", "truncated_sampling"}
-"""Codes of errors in a key, whatever its value is."""
+"""Codes of errors that are caused by a key itself and not by its value."""
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -66,7 +66,7 @@ _SHOULD_HAVE = re.compile(r"\w+ should have (at \w+ \d+ \w+).*")
 
 @dataclass(frozen=True, slots=True)
 class ParsedFile:
-    """A parsed file. `root` names the complete file in messages: job or config."""
+    """A parsed YAML or JSON file. `root` is the name of the file's top level in messages: job or config."""
 
     root: str
     raw: Any
@@ -77,7 +77,7 @@ class ParsedFile:
         return Problem(code, format_key_path(path) or self.root, message, fix, self.file, self.lines.find_line(path))
 
     def find_duplicates(self) -> list[Problem]:
-        """Return a problem for each duplicated key, which a parser would silently resolve to the last value."""
+        """Return a problem for each duplicated key. A YAML parser would silently use only the last value."""
         return [
             Problem("duplicate_key", format_key_path(path), "duplicate key", "remove all but one", self.file, line)
             for path, line in self.lines.find_duplicates()
@@ -121,9 +121,12 @@ def substitute_variables(source: ParsedFile, environment: Mapping[str, str]) -> 
 
 
 def validate(
-    model: type[M], raw: Any, source: ParsedFile, variables: Variables, known: KnownProblem = lambda path: None
+    model: type[M], raw: Any, source: ParsedFile, variables: Variables, known_problem: KnownProblem = lambda path: None
 ) -> tuple[M | None, list[tuple[KeyPath, Problem]]]:
-    """Return the model, or the path and problem of each invalid value in `raw`."""
+    """Return an instance of `model`, or the path and problem of each invalid value in `raw`.
+
+    `known_problem` may replace pydantic's message for an error at a path.
+    """
     try:
         return model.model_validate(raw), []
     except ValidationError as error:
@@ -134,23 +137,28 @@ def validate(
         for path in [path for path, items in found.items() if items[0]["type"] == "too_short"]:
             if any(other[: len(path)] == path for other in found if other != path):
                 del found[path]  # the list has enough items, but some are invalid
-        keys = _keys(model)
-        return None, [(at, _problem(items, at, source, variables, known, keys)) for at, items in found.items()]
+        keys = _known_keys(model)
+        return None, [
+            (at, _convert_errors(items, at, source, variables, known_problem, keys)) for at, items in found.items()
+        ]
 
 
-def drop_consequences(found: Sequence[tuple[KeyPath, Problem]], variables: Variables) -> list[Problem]:
-    """Return the problems, except for values that are empty because their variable is not set."""
+def drop_missing_variable_problems(found: Sequence[tuple[KeyPath, Problem]], variables: Variables) -> list[Problem]:
+    """Return the problems, except problems with values that are empty because an environment variable is not set."""
     empty = {path for path, _ in variables.missing}
     return [problem for path, problem in found if path not in empty or problem.code in _KEY_CODES]
 
 
 @functools.cache
-def _keys(model: type[BaseModel]) -> KnownKeys:
+def _known_keys(model: type[BaseModel]) -> KnownKeys:
     return KnownKeys(model)
 
 
 def drop_nulls(value: Any, *, key: str = "") -> Any:
-    """Remove keys whose value is null, which clients send for omitted fields, except below WITH_NULLS."""
+    """Remove keys whose value is null, because clients send null for omitted fields.
+
+    Nulls in the values of the keys WITH_NULLS are kept.
+    """
     if key in WITH_NULLS:
         return value
     if isinstance(value, dict):
@@ -160,11 +168,16 @@ def drop_nulls(value: Any, *, key: str = "") -> Any:
     return value
 
 
-def _problem(
-    errors: list[Any], path: KeyPath, source: ParsedFile, variables: Variables, known: KnownProblem, keys: KnownKeys
+def _convert_errors(
+    errors: list[Any],
+    path: KeyPath,
+    source: ParsedFile,
+    variables: Variables,
+    known_problem: KnownProblem,
+    keys: KnownKeys,
 ) -> Problem:
-    """Return the problem with one value. `errors` has an entry for each type that the value could have had."""
-    found = known(path)
+    """Return the problem with one value. `errors` has an error for each type that the value could have."""
+    found = known_problem(path)
     if found is not None:
         code, message, fix = found
         return source.problem(code, path, message, fix)
@@ -181,7 +194,7 @@ def _problem(
     elif kind == "union_tag_invalid":
         message, fix = f"unknown type {context['tag']!r}", f"set `type` to one of {context['expected_tags']}"
     else:
-        first, *others = [_requirement(error) for error in errors]
+        first, *others = [_describe_requirement(error) for error in errors]
         message = ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
         fix = context.get("fix", "correct the value")
     shown = isinstance(given, str | int | float) and not isinstance(given, bool) and _SECRETS.isdisjoint(path)
@@ -191,7 +204,7 @@ def _problem(
     return source.problem(f"invalid_{kind}", path, variables.hide(message), fix)
 
 
-def _requirement(error: Any) -> str:
+def _describe_requirement(error: Any) -> str:
     """Return the requirement on a value that one of pydantic's errors describes."""
     message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] in _EXPECTED:
@@ -202,7 +215,11 @@ def _requirement(error: Any) -> str:
 
 
 def to_key_path(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath:
-    """Return pydantic's location without the names of union members, which are not keys of the file."""
+    """Convert the location in a pydantic error to a path in the file `raw`.
+
+    Pydantic's location may contain names of union members, which are not keys of the file. With `missing`, the last key
+    of the location is not in the file.
+    """
     path: list[str | int] = []
     for part in loc:
         is_index = isinstance(raw, list) and isinstance(part, int) and part in range(len(raw))
@@ -213,7 +230,7 @@ def to_key_path(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath
 
 
 class KnownKeys:
-    """All keys of a model by the path of their mapping, to suggest the right key for an unknown or missing one."""
+    """The valid keys of each mapping in a file, to suggest the right key for an unknown or missing key."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._schema = model.model_json_schema()
@@ -221,8 +238,8 @@ class KnownKeys:
         self._visit(self._schema, (), ())
 
     def suggest_for_unknown(self, path: KeyPath) -> str:
-        """Return the fix for an unknown key."""
-        (*parent, key), parents = _pattern(path), _pattern(path[:-1])
+        """Return the fix for the unknown key at the end of `path`."""
+        (*parent, key), parents = _generalize_indices(path), _generalize_indices(path[:-1])
         near = get_close_matches(str(key), self._known.get(tuple(parent), ()), 1, _MIN_SIMILARITY)
         if near:
             return f"did you mean {near[0]!r}?"
@@ -233,10 +250,10 @@ class KnownKeys:
         return "remove it or check its spelling"
 
     def suggest_for_missing(self, path: KeyPath, mapping: Any) -> str:
-        """Return the fix for a key that is missing from the mapping `mapping`."""
+        """Return the fix for the key at the end of `path`, which is missing in `mapping`."""
         if isinstance(path[-1], int):
             return "add the item"
-        known = self._known.get(_pattern(path[:-1]), set())
+        known = self._known.get(_generalize_indices(path[:-1]), set())
         unknown = set(islice(mapping, MAX_PROBLEMS)) - known if isinstance(mapping, dict) else ()
         near = get_close_matches(str(path[-1]), [key for key in unknown if isinstance(key, str)], 1, _MIN_SIMILARITY)
         return f"rename {near[0]!r} to {path[-1]!r}" if near else f"add `{path[-1]}: ...`"
@@ -257,7 +274,7 @@ class KnownKeys:
             self._visit(value, (*path, _ANY), above)
 
 
-def _pattern(path: KeyPath) -> KeyPath:
+def _generalize_indices(path: KeyPath) -> KeyPath:
     return tuple(_ANY if isinstance(part, int) else part for part in path)
 
 
@@ -299,16 +316,16 @@ class Variables:
 
 
 class LineNumbers:
-    """Line numbers in a parsed YAML document (JSON is YAML)."""
+    """Line numbers of the keys in a parsed YAML document. JSON is a subset of YAML."""
 
     def __init__(self, root: yaml.Node | None) -> None:
         self._root = root
 
     def find_line(self, path: KeyPath) -> int | None:
-        """Return the line of the deepest existing part of `path`; None if the document lacks its first part."""
+        """Return the line of the deepest part of `path` that exists; None if not even the first part exists."""
         node, line = self._root, None
         for part in path:
-            found = next((pair for pair in _children(node) if pair[0] == part), None)
+            found = next((pair for pair in _iter_children(node) if pair[0] == part), None)
             if found is None:
                 break
             _, line, node = found
@@ -320,7 +337,7 @@ class LineNumbers:
 
         def visit(node: yaml.Node | None, path: KeyPath) -> None:
             seen = set()
-            for key, line, child in _children(node):
+            for key, line, child in _iter_children(node):
                 if key in seen:
                     found.append(((*path, key), line))
                 seen.add(key)
@@ -330,7 +347,7 @@ class LineNumbers:
         return found
 
 
-def _children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yaml.Node]]:
+def _iter_children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yaml.Node]]:
     """Yield (key or index, line, value) of each child."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -345,7 +362,8 @@ def _children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yaml.Nod
 
 REMOVED_SETTINGS: Mapping[str, str] = {
     "context_weight": "only the assistant's tokens are trained",
-    "dispatchers": "their number follows from the engines' sequences and the tools' max_concurrency",
+    "dispatchers": "the number of dispatchers follows from the engines' sequences and the tools' max_concurrency",
     "straggler_quorum": "the quorum is always 0.75",
 }
-"""Current behavior in place of each removed setting, by its name. No current job setting has one of these names."""
+"""Current behavior in place of each removed setting, by the name of the setting. No current setting of a job has one of
+these names."""

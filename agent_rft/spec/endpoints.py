@@ -65,7 +65,7 @@ Timeout = Annotated[float, Field(gt=0, json_schema_extra={"maximum": MAX_TIMEOUT
 
 
 class StrictModel(BaseModel):
-    """Base class of all parts of a job: frozen, no unknown keys, no NaN or infinity."""
+    """Base class of all settings: instances are frozen, and unknown keys, NaN and infinity are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -95,12 +95,15 @@ class Endpoint(StrictModel):
     retry the call fails. Waits after 408, 425, 429 and 503 do not count as retries and continue until `timeout_s`."""
 
     def limit_to_trial(self) -> Self:
-        """Return this endpoint with a `timeout_s` of at most `MAX_TRIAL_CALL_S`, for a trial call."""
+        """Return a copy for a trial call, with a `timeout_s` of at most MAX_TRIAL_CALL_S."""
         return self.model_copy(update={"timeout_s": min(self.timeout_s, MAX_TRIAL_CALL_S)})
 
 
 class ToolSpec(Endpoint):
-    """A tool endpoint. The tool's JSON schema is in each dataset row, matched by `name`; extra fields are kept."""
+    """Endpoint of a tool. Extra fields are kept.
+
+    The tool's JSON schema is in each dataset row, where the tool is found by its `name`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -121,17 +124,18 @@ class ToolSpec(Endpoint):
     answer wins. Set it somewhat above the usual latency to cut off rare slow answers. Requires `idempotent: true`."""
 
     @model_validator(mode="after")
-    def _only_idempotent_tools_are_hedged(self) -> ToolSpec:
+    def _check_hedging(self) -> ToolSpec:
         if self.hedge_after_s is not None and not self.idempotent:
             raise ValueError("hedge_after_s may send a call twice. Set idempotent to true if the tool allows that")
         return self
 
 
 class SessionSpec(Endpoint):
-    """Requests that notify the user's server when a rollout starts and when it ends, however it ends.
+    """Requests that notify the user's server when a rollout starts and when it ends, for any reason.
 
-    `rate_limit_per_s` limits how fast sessions are opened. `timeout_s` limits how long opening one may take, since the
-    server may have to boot a VM. `max_concurrency` limits concurrent opens and, separately, concurrent closes.
+    `rate_limit_per_s` limits how fast sessions are opened. `timeout_s` limits how long it may take to open a session,
+    for example because the server has to boot a VM. `max_concurrency` limits concurrent opens and, separately,
+    concurrent closes.
     """
 
     start_url: str | None = None
@@ -145,7 +149,7 @@ class SessionSpec(Endpoint):
     `limits.rollout_timeout_s`."""
 
     @model_validator(mode="after")
-    def _names_a_url(self) -> SessionSpec:
+    def _check_urls(self) -> SessionSpec:
         if self.start_url is None and self.end_url is None:
             raise ValueError("start_url, end_url or both are required")
         return self

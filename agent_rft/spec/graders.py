@@ -1,4 +1,4 @@
-"""Settings of graders and guards: the grader types of OpenAI's fine-tuning API, and extensions of self-hosted jobs."""
+"""Settings of graders and guards: the grader types of OpenAI's API, plus extensions for self-hosted jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ Range = Annotated[tuple[float, float], AfterValidator(_check_order)]
 
 
 class GraderBase(StrictModel):
-    """Base class of graders. Settings described as templates may contain `{{ item.x }}` and `{{ sample.x }}`."""
+    """Base class of the settings of graders.
+
+    Settings described as templates may contain `{{ item.x }}` and `{{ sample.x }}`.
+    """
 
     TEMPLATES: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that are templates."""
@@ -227,7 +230,7 @@ GraderSpec = Annotated[SingleGrader | MultiGrader, Field(discriminator="type")]
 
 
 def limit_trial_grader(spec: GraderSpec) -> GraderSpec:
-    """Return the grader with the deadline of a trial call on its endpoints; judges are not changed."""
+    """Return a copy of the grader for a trial call, with a shorter timeout for endpoints. Judges are not changed."""
     match spec:
         case EndpointGrader():
             return spec.limit_to_trial()
@@ -243,7 +246,7 @@ def limit_trial_grader(spec: GraderSpec) -> GraderSpec:
 
 
 class GuardSpec(StrictModel):
-    """Guard against reward hacking: its check sets the reward, whatever the grade is."""
+    """Guard against reward hacking. If its check applies, it sets the reward, whatever the grade is."""
 
     name: str
     """Name of the guard, unique in the job; it is recorded with the rollout and in the metric `guard/<name>`."""

@@ -84,7 +84,7 @@ class OptimizerSpec(StrictModel):
 
     @property
     def adapter(self) -> LoraSpec | None:
-        """Adapter to train; None: all weights. Planning replaces `auto`, which counts as None until then."""
+        """Adapter to train; None: all weights are trained. `auto` counts as None until planning has replaced it."""
         return self.lora if isinstance(self.lora, LoraSpec) else None
 
 
@@ -114,8 +114,8 @@ endpoint usually passes within minutes."""
 class RolloutLimits(StrictModel):
     """Limits of one rollout.
 
-    A rollout that reaches one of the first three limits is graded, since the model caused it. A rollout that reaches
-    `rollout_timeout_s` is discarded.
+    A rollout that reaches `max_tool_calls`, `max_completion_tokens` or `max_tool_output_tokens` is graded, because the
+    model caused it. A rollout that reaches `rollout_timeout_s` is discarded.
     """
 
     max_tool_calls: PositiveInt = 64
@@ -132,9 +132,9 @@ class RolloutLimits(StrictModel):
     this if your tools are slow. Waits for an engine slot, a session, rate limits, retries and the grade do not count. A
     rollout that waits for more than six times as long is also discarded; its event names the cause."""
     max_rollout_retries: Annotated[int, Field(ge=0, le=10)] = 1
-    """Maximum retries of a discarded rollout, each under a new trace id; a rollout lost with its engine gets one more.
-    After the last retry, the group continues without the rollout if at least two rollouts and half of the group are
-    graded. Otherwise a training group is sampled once more."""
+    """Maximum retries of a discarded rollout, each under a new trace id; a rollout lost with its engine gets one more
+    retry. After the last retry, the group continues without the rollout if at least two rollouts and half of the group
+    are graded. Otherwise a training group is sampled once more."""
     straggler_wait_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds that the remaining rollouts of a training group have once three quarters of the group have ended; null:
     no limit. Rollouts that are still running after that are discarded. Set it if a few slow rollouts delay the steps.
@@ -150,9 +150,10 @@ class RolloutLimits(StrictModel):
 
 
 class RewardSpec(StrictModel):
-    """Penalties, subtracted from positive grades only. At least a tenth of a grade remains: giving up early never pays.
+    """Penalties that are subtracted from positive grades. At least a tenth of the grade remains.
 
-    Rollouts of a row that have equal grades are trained on only if penalties make their rewards differ by 0.001.
+    A model therefore gains nothing by giving up early. Rollouts of a row that have equal grades are trained on only if
+    penalties make their rewards differ by at least 0.001.
     """
 
     tool_call_budget: Annotated[int, Field(ge=0)] = 0
@@ -170,7 +171,7 @@ class RewardSpec(StrictModel):
 
 
 class AlgorithmSpec(OptimizerSpec):
-    """Settings of the weight updates: AdamW on a clipped surrogate, with gradients clipped to norm 1."""
+    """Settings of the weight updates: AdamW on a clipped surrogate loss, with gradients clipped to norm 1."""
 
     advantage: Advantage = "centered"
     """Comparison of a rollout's reward with the rewards of its group: centered (difference from the mean), grpo (the
@@ -187,15 +188,15 @@ class AlgorithmSpec(OptimizerSpec):
     max_divergence: Annotated[float, Field(gt=0, lt=1)] | None = 0.2
     """Maximum distance between a token's current probability and the probability with which the engine sampled it;
     null: no limit. Beyond it, the token is not trained further in that direction, regardless of the number of updates
-    and its age. Lower is more stable; higher learns faster from old rollouts."""
+    and the token's age. Lower is more stable; higher learns faster from old rollouts."""
     kl_coef: Rate = 0.0
     """Weight in the loss of the KL divergence from the reference model, which has the initial weights; 0: no KL term.
     Raise it (0.001 to 0.05) if the model drifts, for example if its language degrades. Each learner rank then holds a
-    second copy of the model; with `lora`, the frozen weights are that copy."""
+    second copy of the model; with `lora`, the frozen weights serve as this copy."""
     router_replay: bool = False
-    """Train each token of a mixture of experts with the experts that the engine chose. Otherwise the learner's rounding
-    differs and it chooses other experts for some tokens. Set it to true if `logprob_gap` is large. On GPUs it requires
-    vLLM's second model runner and has not been tested."""
+    """Train each token of a mixture of experts with the experts that the engine chose. Otherwise the learner chooses
+    other experts for some tokens, because its rounding differs. Set it to true if `logprob_gap` is large. On GPUs it
+    requires vLLM's second model runner and has not been tested."""
     max_staleness: Annotated[int, Field(ge=0, le=1_000)] = 1
     """Maximum age of a trained token in weight updates. 0: engines wait while the learner works (strictly on-policy);
     1: engines and learner work concurrently. Higher values hide longer rollouts and make training less stable."""
@@ -216,7 +217,7 @@ class AlgorithmSpec(OptimizerSpec):
 
 
 class Reinforcement(StrictModel):
-    """Settings of a job that learns from graded rollouts: OpenAI's settings, and extensions of self-hosted jobs."""
+    """Settings of a job that learns from graded rollouts: OpenAI's settings, plus extensions for self-hosted jobs."""
 
     tools: tuple[ToolSpec, ...] = ()
     """Tools that the model may call, each behind HTTP. The dataset's rows list the tools of each task and describe
@@ -281,7 +282,10 @@ class Reinforcement(StrictModel):
 
 
 class Supervised(StrictModel):
-    """Settings of a job that imitates conversations ending with an assistant's message: cross-entropy on its tokens."""
+    """Settings of a supervised job, which imitates conversations that end with an assistant's message.
+
+    The loss is the cross-entropy of the assistant's tokens.
+    """
 
     hyperparameters: CommonHyperparameters = CommonHyperparameters()
     """OpenAI's hyperparameters; each can be auto."""
@@ -303,7 +307,7 @@ class Method(StrictModel):
     @model_validator(mode="after")
     def _check_settings_of_type(self) -> Method:
         if self.type == "reinforcement" and self.reinforcement is None:
-            raise ValueError("type is reinforcement, but reinforcement is missing")
+            raise ValueError("type is reinforcement, but the settings `reinforcement` are missing")
         other = self.supervised if self.type == "reinforcement" else self.reinforcement
         if other is not None:
             raise ValueError(f"type is {self.type}, but the settings of another method are given")
@@ -314,7 +318,10 @@ class Method(StrictModel):
 
 
 class CheckpointInterval(StrictModel):
-    """Interval of checkpoints in addition to validation checkpoints; one is due once either limit has passed."""
+    """Interval of the checkpoints that are saved in addition to validation checkpoints.
+
+    A checkpoint is due once either limit has passed.
+    """
 
     minutes: Annotated[float, Field(gt=0, le=10_080)] | None = 15.0
     """Minutes of training between checkpoints; null: no limit. After a failure, at most this much training is repeated.
@@ -325,13 +332,16 @@ class CheckpointInterval(StrictModel):
     writing a checkpoint takes longer than these steps."""
 
     def is_due(self, seconds: float, steps: int) -> bool:
-        """Whether a checkpoint is due `seconds` and `steps` after the last one."""
+        """Whether a checkpoint is due `seconds` and `steps` after the last checkpoint."""
         return (self.minutes is not None and seconds >= 60 * self.minutes) or (
             self.steps is not None and steps >= self.steps
         )
 
     def extend_for_writes(self, seconds: float) -> CheckpointInterval:
-        """Return this interval, with `minutes` set to twice the write time `seconds` if a write takes longer."""
+        """Return the interval for checkpoints that take `seconds` to write.
+
+        If writing takes longer than `minutes`, `minutes` is set to twice the writing time.
+        """
         if self.minutes is None or seconds <= 60 * self.minutes:
             return self
         return self.model_copy(update={"minutes": seconds / 30})
@@ -397,16 +407,17 @@ class ClusterSpec(StrictModel):
     `context_length` itself. A sequence longer than a given number is computed alone. Lower it if a rank runs out of
     memory; the result is the same up to rounding."""
     weight_transport: Literal["object_store", "broadcast"] = "object_store"
-    """Transfer of new weights to engines, which the learner first gathers in Ray's object store. object_store: each
-    engine copies them while it samples, and pauses only to load them. broadcast: all engines pause while learner rank 0
-    sends the weights to them; not tested between GPUs. An adapter (`algorithm.lora`) always uses object_store."""
+    """Transfer of new weights to engines. The learner first gathers the weights in Ray's object store. object_store:
+    each engine copies the weights while it samples, and pauses only to load them. broadcast: all engines pause while
+    learner rank 0 sends the weights to them; not tested between GPUs. An adapter (`algorithm.lora`) always uses
+    object_store."""
     checkpoint_interval: CheckpointInterval = CheckpointInterval()
     """Interval of the checkpoints from which a failed run resumes, in addition to validation checkpoints. Like all
     settings of `cluster`, it may be changed on resume."""
 
 
 class JobSpec(StrictModel):
-    """One fine-tuning job."""
+    """Settings of one fine-tuning job."""
 
     model: str
     """Base model: a folder, relative to the job file or starting with `~`, or a Hugging Face name downloaded with `hf

@@ -1,4 +1,4 @@
-"""Reader of a job from YAML or JSON, which reports every error with its field and line."""
+"""Reader of job files in YAML or JSON, which reports every error with its field and line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from agent_rft.spec.config_reader import (
     KeyPath,
     ParsedFile,
     Variables,
-    drop_consequences,
+    drop_missing_variable_problems,
     read_source,
     substitute_variables,
     validate,
 )
 from agent_rft.spec.job import FILES, JobSpec
-from agent_rft.spec.legacy_job import BOUND_ERRORS, UNKNOWN, has_value, removed_setting_warning, replace_values
+from agent_rft.spec.legacy_job import BOUND_ERRORS, UNKNOWN, has_value, load_without_bounds, removed_setting_warning
 from agent_rft.spec.model_options import read_template
 
 _TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
@@ -40,7 +40,9 @@ _KEY_OR_INDEX = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
 def load_job(path: Path, environment: Mapping[str, str] = os.environ) -> JobSpec:
-    """Read a job. `${NAME}` in any string is replaced by that environment variable, so the file contains no secrets.
+    """Read a job file. `${NAME}` in any string is replaced by the environment variable NAME.
+
+    The file itself therefore needs no secrets.
 
     Raises:
         InvalidJob: The file has errors; the exception lists all of them.
@@ -54,8 +56,8 @@ def load_job(path: Path, environment: Mapping[str, str] = os.environ) -> JobSpec
 def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[JobSpec | None, list[Problem]]:
     """Read a job like `load_job`, but return the problems instead of raising them.
 
-    If there are problems, the returned job lacks its invalid parts; it is None if too little remains. It allows the
-    check to cover the job's files and model in the same pass and must not be trained.
+    If there are problems, the returned job lacks the invalid parts; it is None if too little remains. Such a job must
+    not be trained. It is returned so that the check can examine the job's files and model in the same pass.
     """
     source = read_source(path, "job")
     if isinstance(source, Problem):
@@ -67,9 +69,10 @@ def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[J
 def load_accepted_job(
     path: Path, recorded: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> tuple[JobSpec, list[str]]:
-    """Read the job of a resumed run like `load_job`; `recorded` is the job in its run folder.
+    """Read the job file of a resumed run like `load_job`, and return the job and warnings.
 
-    Values outside the current bounds are kept, and settings that no longer exist are removed, each with a warning.
+    `recorded` is the job in the run folder. Values outside the current bounds are kept with a warning. Settings that no
+    longer exist are removed with a warning if `recorded` has them.
 
     Raises:
         InvalidJob: The file has other errors.
@@ -81,26 +84,29 @@ def load_accepted_job(
         kept = [(at, problem) for at, problem in found if problem.code in _BOUNDS]
         dropped = [(at, problem) for at, problem in found if problem.code == _UNKNOWN and has_value(recorded, at)]
         if found and len(kept) + len(dropped) == len(found) and not problems and not source.find_duplicates():
-            warnings = [f"{problem.field}: {problem.message}; the run keeps it" for _, problem in kept]
+            warnings = [f"{problem.field}: {problem.message}; the run keeps this value" for _, problem in kept]
             warnings += [removed_setting_warning(problem.field, "the run") for _, problem in dropped]
-            return replace_values(raw, [at for at, _ in kept], [at for at, _ in dropped]), warnings
+            return load_without_bounds(raw, [at for at, _ in kept], [at for at, _ in dropped]), warnings
     return load_job(path, environment), []
 
 
 def add_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
-    """Return the problems, each with the line of its field in the job file unless it already names a file."""
+    """Return the problems, with the path of the job file and the line of each field added.
+
+    Problems that already name a file are not changed.
+    """
     source = read_source(path, "job")
     if isinstance(source, Problem):
         return list(problems)
     return [
         replace(problem, file=source.file, line=line)
-        if problem.file is None and (line := source.lines.find_line(_key_path(problem.field)))
+        if problem.file is None and (line := source.lines.find_line(_parse_key_path(problem.field)))
         else problem
         for problem in problems
     ]
 
 
-def _key_path(field: str) -> KeyPath:
+def _parse_key_path(field: str) -> KeyPath:
     return tuple(int(index) if index else key for index, key in _KEY_OR_INDEX.findall(field))
 
 
@@ -110,7 +116,7 @@ def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tu
         return None, [Problem("job_shape", "job", message, fix, source.file)]
     raw, variables, problems = _fill_in_source(source, base, environment)
     job, found = validate(JobSpec, raw, source, variables, _truncated_sampling_problem)
-    problems += drop_consequences(found, variables)
+    problems += drop_missing_variable_problems(found, variables)
     invalid = [path for path, _ in variables.missing] + [path for path, _ in found]
     return (_drop_invalid(raw, invalid) if problems else job), problems
 
@@ -149,9 +155,9 @@ def _truncated_sampling_problem(path: KeyPath) -> tuple[str, str, str] | None:
 def _drop_invalid(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:
     """Return the job without its invalid parts; None if the rest is not a valid job.
 
-    An invalid grader and invalid tools are replaced by dummies, since missing ones would be reported as further
-    problems. An invalid session, guard list or held-out grader is removed completely: these are optional, but their
-    fields are not.
+    An invalid grader and invalid tools are replaced by dummies, because a missing grader or tool would be reported as
+    another problem. An invalid session, guard list or held-out grader is removed completely, because these sections are
+    optional but their fields are not.
     """
     rest: Any = copy.deepcopy(raw)
     method = rest.get("method")

@@ -1,4 +1,4 @@
-"""Reader of jobs that an earlier version accepted: values outside newer bounds are kept, with a warning."""
+"""Reader of jobs that an earlier version of agent-rft accepted. Values outside newer bounds are kept with a warning."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ UNKNOWN, UNKNOWN_TYPE = "extra_forbidden", "union_tag_invalid"
 
 
 def load_legacy_job(raw: Mapping[str, Any], owner: str) -> tuple[JobSpec, list[str]]:
-    """Return the job `raw` with warnings for values outside the current bounds and for settings that no longer exist.
+    """Return the job in `raw`, with a warning for each value outside the current bounds and each removed setting.
+
+    `owner` is the subject of the warnings, such as "the run".
 
     Raises:
         InvalidJob: A value has a type or structure that this version does not support.
@@ -53,17 +55,21 @@ def load_legacy_job(raw: Mapping[str, Any], owner: str) -> tuple[JobSpec, list[s
             dropped.append(path)
             warnings.append(removed_setting_warning(field, owner))
         else:
-            fix = "resume it with the version of agent-rft that started it"
+            fix = "resume the job with the version of agent-rft that started it"
             problems.append(
                 Problem("setting_differs", field, f"{owner} has a value in an older format: {item['msg']}", fix)
             )
     if problems:
         raise InvalidJob("the job was made by another version of agent-rft", problems)
-    return replace_values(raw, kept, dropped), warnings
+    return load_without_bounds(raw, kept, dropped), warnings
 
 
-def replace_values(raw: Mapping[str, Any], unchanged: Sequence[KeyPath], dropped: Sequence[KeyPath] = ()) -> JobSpec:
-    """Return the job `raw` without the values at `dropped`; those at `unchanged` stay, although they violate a bound.
+def load_without_bounds(
+    raw: Mapping[str, Any], unchanged: Sequence[KeyPath], dropped: Sequence[KeyPath] = ()
+) -> JobSpec:
+    """Return the job in `raw` without the values at the paths `dropped`.
+
+    The values at the paths `unchanged` are kept although they violate a bound.
 
     Raises:
         InvalidJob: The rest of the job is invalid.
@@ -81,9 +87,9 @@ def replace_values(raw: Mapping[str, Any], unchanged: Sequence[KeyPath], dropped
     return job
 
 
-def removed_setting_warning(field: str, whose: str) -> str:
-    """Return the warning for a setting that no longer exists."""
-    return f"{field}: this setting no longer exists; {whose} continues without it"
+def removed_setting_warning(field: str, owner: str) -> str:
+    """Return the warning for a setting that no longer exists. `owner` is the subject, such as "the run"."""
+    return f"{field}: this setting no longer exists; {owner} continues without it"
 
 
 def has_value(raw: Any, path: KeyPath) -> bool:
@@ -102,7 +108,7 @@ def _pop_value(raw: Any, path: KeyPath) -> Any:
 
 
 def _convert_number(value: Any) -> Any:
-    """Convert a numeric string, such as a variable's value, or 2.0 to a number; return other values unchanged."""
+    """Return a numeric string, such as a variable's value, or 2.0 as a number; return other values unchanged."""
     try:
         number = float(value)
     except (TypeError, ValueError):

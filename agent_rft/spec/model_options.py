@@ -1,4 +1,4 @@
-"""Settings of a job's model: its conversation format where detection fails, and LoRA adapters."""
+"""Settings of a job's model: the conversation format if detection fails, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ StopTokens = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=64)],
 
 
 class ModelOptions(StrictModel):
-    """Format of the model's conversations; defaults come from the model's folder and the job check."""
+    """Format of the model's conversations.
+
+    Options that are not set are read from the model's folder or detected by the job check.
+    """
 
     chat_template: str | None = None
     """Chat template that replaces the model's own: the path of a Jinja file of at most 64 kB, relative to the job file;
@@ -73,7 +76,7 @@ class ModelOptions(StrictModel):
 
 
 def is_template(text: str) -> bool:
-    """Whether this is the text of a Jinja template and not, for example, a path."""
+    """Whether `text` is the text of a Jinja template and not, for example, a path."""
     return _JINJA.search(text) is not None
 
 
@@ -102,9 +105,9 @@ ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$", max_leng
 
 
 class LoraSpec(StrictModel):
-    """LoRA adapter (Hu et al. 2021): the model's weights are frozen, and small matrices added to them are trained.
+    """LoRA adapter (Hu et al. 2021): small matrices are added to the model's frozen weights and trained.
 
-    A weight W becomes W + alpha / rank x B A, where A has `rank` rows and B, with `rank` columns, is initialized to 0.
+    A weight W becomes W + alpha / rank x B A. A has `rank` rows. B has `rank` columns and is initialized to 0.
     """
 
     rank: Annotated[int, Field(ge=1, le=512)] = 32

@@ -1,4 +1,7 @@
-"""Learner state that can be offloaded from a GPU to its node's memory. Needs no pydantic, which GPU nodes may lack."""
+"""Kinds of learner state that can be offloaded from a GPU to the memory of its node.
+
+This module does not import pydantic, because GPU nodes may not have it.
+"""
 
 from __future__ import annotations
 

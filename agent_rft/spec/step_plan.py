@@ -1,4 +1,4 @@
-"""Step plan of a job: its numbers, with each `auto` resolved from the rows and the model's parameters."""
+"""Step plan of a job: its numeric settings, with each `auto` resolved from the rows and the model's parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ al. 2025, "LoRA Without Regret", Thinking Machines; with their alpha, 32)."""
 
 
 class StepPlan(StrictModel):
-    """Resolved numbers of a job; printed before the start and recorded in the run folder."""
+    """Resolved numeric settings of a job. They are printed before the start and recorded in the run folder."""
 
     num_rows: Count
     """Rows of the training file."""
@@ -57,13 +57,15 @@ class StepPlan(StrictModel):
 
 
 def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = False) -> float:
-    """Return AdamW's base learning rate: REFERENCE_RATES x sqrt(8e9 / parameters), two digits; LoRA: times LORA_FACTOR.
+    """Return the default for AdamW's base learning rate, rounded to two digits.
+
+    The rate is REFERENCE_RATES[method] x sqrt(8e9 / num_parameters); with `lora`, times LORA_FACTOR.
 
     Sources: Adam's best rate falls with the width of the layers (Yang et al. 2022, Tensor Programs V). At a given
     depth, it therefore falls with the square root of the number of parameters, as in Thinking Machines' cookbook
-    (hyperparam_utils.get_full_finetune_lr_multiplier). Published rates for reinforcement of 1.5 to 32 billion
-    parameters are 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6). For supervised fine-tuning of 7 to 8 billion they
-    are 5e-6 to 2e-5 (Tulu 3: 5e-6; Alpaca: 2e-5).
+    (hyperparam_utils.get_full_finetune_lr_multiplier). Published rates for reinforcement of models with 1.5 to 32
+    billion parameters are 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6). Published rates for supervised fine-tuning
+    of models with 7 to 8 billion parameters are 5e-6 to 2e-5 (Tulu 3: 5e-6; Alpaca: 2e-5).
     """
     rate = REFERENCE_RATES[method] * math.sqrt(REFERENCE_PARAMETERS / num_parameters)
     return float(f"{rate * (LORA_FACTOR if lora else 1):.2g}")
@@ -72,14 +74,15 @@ def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = 
 def resolve_plan(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[StepPlan, tuple[SettingChosen, ...]]:
     """Resolve every `auto` of a job whose training file has `num_rows` rows, and return the plan and the chosen values.
 
-    batch_size = min(16, rows); n_epochs = max(1, round(320 / rows)); compute_multiplier = 16 / rows, clipped to [1, 2];
-    learning_rate_multiplier = 1; eval_interval = max(1, steps // 4); eval_samples = 1. Derived: group_size = max(2,
-    round(8 x compute_multiplier)), or 1 for supervised jobs; steps = ceil(rows x epochs / batch_size). Batches cross
-    epoch boundaries, so a batch may be larger than the file.
+    Values for auto: batch_size = min(16, rows); n_epochs = max(1, round(320 / rows)); compute_multiplier = 16 / rows,
+    clipped to [1, 2]; learning_rate_multiplier = 1; eval_interval = max(1, steps // 4); eval_samples = 1.
+
+    Values that follow from the settings: group_size = max(2, round(8 x compute_multiplier)), or 1 for supervised jobs;
+    steps = ceil(rows x epochs / batch_size). Batches cross epoch boundaries, so a batch may be larger than the file.
     """
     choices: list[SettingChosen] = []
 
-    def number(setting: str, given: float | Auto, auto: float, why: str) -> float:
+    def choose(setting: str, given: float | Auto, auto: float, why: str) -> float:
         """Return the value of a setting; if it was auto, record the choice."""
         if given != "auto":
             return given
@@ -90,17 +93,17 @@ def resolve_plan(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Step
     hp: CommonHyperparameters = (job.reinforcement if reinforcement else job.supervised).hyperparameters
     algorithm = job.optimizer_settings
     rows = f"{num_rows} rows"
-    batch_size = number(
+    batch_size = choose(
         "hyperparameters.batch_size",
         hp.batch_size,
         min(DEFAULT_BATCH_SIZE, num_rows),
         f"{rows}, at most {DEFAULT_BATCH_SIZE} a step",
     )
-    n_epochs = number(
+    n_epochs = choose(
         "hyperparameters.n_epochs",
         hp.n_epochs,
         max(1, round(DEFAULT_ROWS / num_rows)),
-        f"{rows}, about {DEFAULT_ROWS} in all epochs",
+        f"{rows}, about {DEFAULT_ROWS} rows over all epochs",
     )
     steps = math.ceil(num_rows * n_epochs / batch_size)
     group_size, updates, samples, thinking = 1, 1, 1.0, None
@@ -108,15 +111,15 @@ def resolve_plan(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Step
         rl = job.reinforcement.hyperparameters
         compute = min(2.0, max(1.0, DEFAULT_BATCH_SIZE / num_rows))
         why = f"{rows}, {round(GROUP_SIZE * compute)} rollouts of each"
-        compute = number("hyperparameters.compute_multiplier", rl.compute_multiplier, compute, why)
+        compute = choose("hyperparameters.compute_multiplier", rl.compute_multiplier, compute, why)
         group_size = max(2, round(GROUP_SIZE * compute))
         samples = 1.0 if rl.eval_samples == "auto" else rl.eval_samples
         thinking = REASONING_TOKENS[rl.reasoning_effort]
         updates = job.reinforcement.algorithm.updates_per_batch
     why = f"a quarter of {steps} steps"
-    interval = number("hyperparameters.eval_interval", hp.eval_interval, max(1, steps // 4), why)
+    interval = choose("hyperparameters.eval_interval", hp.eval_interval, max(1, steps // 4), why)
     lora = algorithm.adapter is not None
-    rate = number(
+    rate = choose(
         "algorithm.learning_rate",
         algorithm.learning_rate,
         auto_learning_rate(job.method.type, num_parameters, lora=lora),

@@ -18,7 +18,7 @@ class TrackerSpec(StrictModel):
 
 
 class WandbSettings(TrackerSpec):
-    """Location and labels of a run at Weights & Biases, with OpenAI's names."""
+    """Project, owner, name and tags of a run at Weights & Biases. The settings have OpenAI's names."""
 
     project: Name
     """Project of the run; created if it does not exist."""
@@ -31,7 +31,7 @@ class WandbSettings(TrackerSpec):
 
 
 class WandbTrackerSpec(TrackerSpec):
-    """The tracker Weights & Biases."""
+    """Weights & Biases as an experiment tracker of a job."""
 
     type: Literal["wandb"]
     """Records the run at Weights & Biases; needs the extra `wandb` and the operator's `trackers.wandb`."""
@@ -49,7 +49,7 @@ class MlflowSettings(TrackerSpec):
 
 
 class MlflowTrackerSpec(TrackerSpec):
-    """The tracker MLflow."""
+    """MLflow as an experiment tracker of a job."""
 
     type: Literal["mlflow"]
     """Records the run in MLflow; needs the extra `mlflow` and the operator's `trackers.mlflow`."""
@@ -58,7 +58,7 @@ class MlflowTrackerSpec(TrackerSpec):
 
 
 class TensorboardTrackerSpec(TrackerSpec):
-    """The tracker TensorBoard."""
+    """TensorBoard as an experiment tracker of a job."""
 
     type: Literal["tensorboard"]
     """Writes TensorBoard files to `tensorboard` in the run folder; needs the extra `tensorboard`."""
@@ -80,7 +80,7 @@ Integrations = Annotated[tuple[Integration, ...], Field(max_length=8), AfterVali
 
 
 class WandbAccess(StrictModel):
-    """Access of runs to Weights & Biases."""
+    """Settings for access to Weights & Biases."""
 
     api_key: Key | None = None
     """API key, written as `${NAME}`; null: only `offline` works."""
@@ -91,7 +91,7 @@ class WandbAccess(StrictModel):
 
 
 class MlflowAccess(StrictModel):
-    """Access of runs to MLflow."""
+    """Settings for access to MLflow."""
 
     tracking_uri: SecretText
     """URI of the tracking server, such as `https://mlflow.example.com`, with user name and password if it requires
@@ -110,7 +110,10 @@ class MlflowAccess(StrictModel):
 
 
 class TrackerAccess(StrictModel):
-    """Access of jobs to experiment trackers. A job only names a tracker; the operator sets its URL and key."""
+    """Settings for jobs' access to experiment trackers.
+
+    A job only names a tracker; the operator sets the tracker's URL and key.
+    """
 
     wandb: WandbAccess | None = None
     """Access to Weights & Biases; null: jobs cannot use it."""

@@ -1,1 +1,4 @@
-"""Wire format of chat completions, responses, streams and errors: plain data, independent of a server."""
+"""Wire formats of the API: chat completions, responses, streams and errors.
+
+The package does not depend on a server.
+"""

@@ -12,7 +12,7 @@ MAX_PARAM_CHARS = 200
 
 
 class ErrorDetail(BaseModel):
-    """Description of an error."""
+    """Description of an error in an error response."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -21,9 +21,9 @@ class ErrorDetail(BaseModel):
     type: str
     """Category of the error, such as invalid_request_error or rate_limit_error."""
     param: str | None
-    """Invalid field of the request, such as `method.reinforcement.grader.url`; null: the error is not about a field."""
+    """Path of the invalid field in the request, such as `method.reinforcement.grader.url`; null if there is none."""
     code: str | None
-    """Code for programs to compare; the manual lists the codes of problems in jobs."""
+    """Machine-readable code of the error; the manual lists the codes of problems with jobs."""
 
 
 class ErrorBody(BaseModel):
@@ -33,9 +33,9 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """Exception that becomes an error response.
+    """Exception that the server converts to an error response.
 
-    `cause` is the underlying error, for the server's log only: clients must not see it.
+    `cause` describes the underlying error. It is written only to the server's log, because clients must not see it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ApiError(Exception):
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Return an error in the wire format."""
+    """Return the body of the error response for an `ApiError`."""
     param = None if error.param is None else truncate(error.param, MAX_PARAM_CHARS)
     detail = {
         "message": truncate(error.message, MAX_MESSAGE_CHARS),
@@ -72,5 +72,5 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 def truncate(text: str, limit: int) -> str:
-    """Return at most `limit` characters of a text, with an ellipsis if it was longer."""
+    """Return the first `limit` characters of a text, followed by an ellipsis if the text is longer."""
     return text if len(text) <= limit else f"{text[:limit]}…"

@@ -1,7 +1,7 @@
-"""Requests of chat completions, validated before any engine is called.
+"""Schema of chat completion requests, which are validated before an engine is called.
 
-OpenAI's keys without a meaning here (`store`, `user`, ...) are accepted but ignored; other unknown keys are rejected.
-`null` means the same as an absent key.
+OpenAI's keys that have no effect on this server (`store`, `user`, ...) are accepted but ignored. Other unknown keys are
+rejected. A key with the value `null` is treated like an absent key.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class RequestPart(BaseModel):
-    """A part of a request. Unknown keys are ignored."""
+    """Base class of the objects in a request. Unknown keys of these objects are ignored."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
 
 class ContentPart(RequestPart):
-    """One part of a content list. Only text is supported."""
+    """Part of a message's content that is sent as a list. Only text is supported."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
@@ -64,7 +64,7 @@ def _join_parts(value: str | list[ContentPart] | None) -> str | None:
 
 
 def content_kind(value: Any) -> str:
-    """Return which type was sent, so that errors are reported for that type only."""
+    """Return whether a list or a text was sent, so that pydantic reports errors only for the type that was sent."""
     return "list" if isinstance(value, list) else "text"
 
 
@@ -75,7 +75,7 @@ Parts = Annotated[
     ],
     AfterValidator(_join_parts),
 ]
-"""A string, or a list of text parts, which are joined to one string."""
+"""Content as a string, or as a list of text parts, which are joined into one string."""
 
 
 def _message_kind(message: Any) -> str:
@@ -88,11 +88,11 @@ class PlainMessage(RequestPart):
     content: Parts
 
 
-def _arguments(value: Any) -> Any:
+def _normalize_arguments(value: Any) -> Any:
     return format_arguments(value) if value is None or isinstance(value, str) else value
 
 
-Arguments = Annotated[str, BeforeValidator(_arguments)]
+Arguments = Annotated[str, BeforeValidator(_normalize_arguments)]
 
 
 class CalledFunction(RequestPart):
@@ -140,28 +140,28 @@ ChatMessage = Annotated[
 
 
 def _check_tool_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return _refuse(schema, find_structure_problem(schema))
+    return _raise_schema_problem(schema, find_structure_problem(schema))
 
 
 def _check_grammar_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return _refuse(schema, find_schema_problem(schema, grammar=True))
+    return _raise_schema_problem(schema, find_schema_problem(schema, grammar=True))
 
 
-def _refuse(schema: dict[str, Any], problem: SchemaProblem | None) -> dict[str, Any]:
+def _raise_schema_problem(schema: dict[str, Any], problem: SchemaProblem | None) -> dict[str, Any]:
     if problem is not None:
         raise ValueError(f"{problem}; {problem.fix}")
     return schema
 
 
 JsonSchema = Annotated[dict[str, Any], AfterValidator(_check_tool_schema)]
-"""Schema of a tool. Calls are not validated here, so its patterns are not compiled."""
+"""JSON schema of a tool. Patterns in the schema are not compiled, because the API does not validate calls."""
 GrammarSchema = Annotated[dict[str, Any], AfterValidator(_check_grammar_schema)]
-"""Schema of an answer, to which decoding is constrained."""
+"""JSON schema of an answer. Decoding is constrained to this schema."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 class FunctionDefinition(RequestPart):
-    """A tool as the model sees it; extra fields are kept, as in training."""
+    """Function of a tool as the model sees it. Extra fields are kept, because they are also kept in training."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -196,7 +196,7 @@ class NamedSchema(RequestPart):
     strict: bool | None = None
     """Accepted for compatibility with OpenAI's API; decoding is always constrained to the schema."""
     schema_: Annotated[GrammarSchema, Field(alias="schema")]
-    """JSON schema of the answer; references must not point outside it."""
+    """JSON schema of the answer; references must not point outside the schema."""
 
 
 class ResponseFormat(RequestPart):
@@ -223,7 +223,7 @@ def check_unique_names(tools: list[ToolDefinition]) -> list[ToolDefinition]:
 
 
 class SamplingRequest(RequestPart):
-    """Keys that chat completions and responses share."""
+    """Base class of requests, with the keys that chat completions and responses share."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -232,9 +232,9 @@ class SamplingRequest(RequestPart):
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     """Sampling temperature; by default the temperature of the model's training."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Sample only from the most likely tokens whose probabilities add up to this; by default from all tokens."""
+    """Sample only from the most likely tokens whose probabilities add up to this value; by default from all tokens."""
     top_k: Annotated[int, Field(ge=0)] | None = None
-    """Sample only from this many most likely tokens; 0: from all. An extension of OpenAI's API."""
+    """Number of most likely tokens from which to sample; 0: sample from all tokens. An extension of OpenAI's API."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Sample only from tokens with at least this share of the most likely token's probability. An extension of OpenAI's
     API."""
@@ -274,7 +274,7 @@ class SamplingRequest(RequestPart):
 
 
 class ChatRequest(SamplingRequest):
-    """A chat completions request."""
+    """Request for a chat completion."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     """Complete conversation. The result of each call must directly follow the turn of the call."""
@@ -285,7 +285,7 @@ class ChatRequest(SamplingRequest):
     """Calls in the answer: none (no calls), auto (the model decides), required (at least one call), or the function
     that must be called."""
     response_format: ResponseFormat | None = None
-    """Format of the answer; calls are possible as well."""
+    """Format of the answer; the answer may also contain calls."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Older name of `max_completion_tokens`."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -296,13 +296,13 @@ class ChatRequest(SamplingRequest):
     """Return each token's log-probability in the sampling distribution: after temperature, `top_p` and the response
     format."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Number of most likely tokens at each position whose log-probabilities are also returned."""
+    """Number of most likely tokens at each position whose log-probabilities are returned in addition."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    """Added to the logits of tokens, by token id."""
+    """Numbers to add to the logits of tokens, by token id."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     reasoning_effort: Effort | None = None
-    """Limit of reasoning tokens: low 512, medium 2048, high 8192; by default as in the model's training."""
+    """Limit of reasoning tokens: low 512, medium 2048, high 8192; by default the limit of the model's training."""
     stream_options: StreamOptions | None = None
     store: Any = None
     """Accepted as in OpenAI's API, and ignored."""
@@ -315,7 +315,7 @@ class ChatRequest(SamplingRequest):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ChatRequest:
-        check_choice(self.tool_choice, self.tools)
+        check_tool_choice(self.tool_choice, self.tools)
         wants_json = self.response_format is not None and self.response_format.type != "text"
         check_grammars(self.tool_choice, self.tools, wants_json=wants_json)
         if self.top_logprobs and not self.logprobs:
@@ -327,8 +327,8 @@ class ChatRequest(SamplingRequest):
         _check_turns(self.messages)
         return self
 
-    def body(self) -> dict[str, Any]:
-        """Return the request for a ModelServer."""
+    def to_chat_body(self) -> dict[str, Any]:
+        """Return the request in the format of a ModelServer, without keys that only the API itself uses."""
         body = self.model_dump(exclude_none=True, exclude=SERVER_KEYS, by_alias=True)
         if self.max_tokens is not None:
             body.setdefault("max_completion_tokens", self.max_tokens)
@@ -338,7 +338,7 @@ class ChatRequest(SamplingRequest):
 
 
 def _check_turns(messages: Sequence[PlainMessage | AssistantMessage | ToolMessage]) -> None:
-    """Check that one result of each call directly follows its turn, since templates match results by position only.
+    """Check that the results of a turn's calls directly follow the turn, because templates match them by position.
 
     Raises:
         ValueError: A result is missing, misplaced or duplicated.
@@ -351,19 +351,19 @@ def _check_turns(messages: Sequence[PlainMessage | AssistantMessage | ToolMessag
             open_calls.remove(message.tool_call_id)
             continue
         if open_calls:
-            raise ValueError(f"messages[{i}]: the preceding call {open_calls[0]!r} has no tool message")
+            raise ValueError(f"messages[{i}]: the preceding call {open_calls[0]!r} has no tool message with its result")
         open_calls = [call.id for call in getattr(message, "tool_calls", None) or ()]
         if len(set(open_calls)) < len(open_calls):
             raise ValueError(f"messages[{i}].tool_calls: two calls have the same id")
     if open_calls:
-        raise ValueError(f"the call {open_calls[0]!r} has no tool message")
+        raise ValueError(f"the call {open_calls[0]!r} has no tool message with its result")
 
 
-def check_choice(choice: str | NamedTool | None, tools: list[ToolDefinition] | None) -> None:
+def check_tool_choice(choice: str | NamedTool | None, tools: list[ToolDefinition] | None) -> None:
     """Check `tool_choice` against `tools`.
 
     Raises:
-        ValueError: The tool that must be called does not exist.
+        ValueError: `tool_choice` names a tool that does not exist, or requires a call although there are no tools.
     """
     names = {tool.function.name for tool in tools or ()}
     if isinstance(choice, NamedTool) and choice.function.name not in names:
@@ -373,7 +373,9 @@ def check_choice(choice: str | NamedTool | None, tools: list[ToolDefinition] | N
 
 
 def check_grammars(choice: str | NamedTool | None, tools: list[ToolDefinition] | None, *, wants_json: bool) -> None:
-    """Check the tools to whose schemas decoding is constrained.
+    """Check the schemas of the tools if decoding is constrained to these schemas.
+
+    Decoding is constrained if `choice` requires a call, or if the answer must be JSON (`wants_json`).
 
     Raises:
         ValueError: A schema cannot be expressed as a grammar, or there are too many patterns.
@@ -382,7 +384,7 @@ def check_grammars(choice: str | NamedTool | None, tools: list[ToolDefinition] |
         return
     if (count := sum(len(find_patterns(tool.function.parameters or {})) for tool in tools or ())) > MAX_PATTERNS:
         allowed = f"at most {MAX_PATTERNS} are allowed with this tool_choice and response format"
-        raise ValueError(f"the tools have {count:,} patterns; {allowed}")
+        raise ValueError(f"the schemas of the tools have {count:,} patterns; {allowed}")
     for i, tool in enumerate(tools or ()):
         problem = find_schema_problem(tool.function.parameters, grammar=True)
         if problem is not None:

@@ -1,7 +1,9 @@
 """Conversion between /responses and chat completions: input items to messages, completions to output items.
 
-Clients' agent loops rely on the following: a response ends with a message or with calls, a preamble directly precedes
-its calls, and there is no reasoning item unless the request has `reasoning`.
+Agent loops in clients rely on these guarantees:
+- A response ends with a message or with calls.
+- A preamble, which is text before calls, directly precedes the calls.
+- A response contains a reasoning item only if the request has `reasoning`.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from agent_rft.wire.api_errors import ApiError
 from agent_rft.wire.responses_schema import (
     INCLUDE_ENCRYPTED_REASONING,
     CallItem,
+    CallOutputItem,
     FlatNamedTool,
     MessageItem,
-    OutputItem,
     ReasoningItem,
     ResponsesRequest,
 )
@@ -29,10 +31,10 @@ class ReasoningSealer(Protocol):
     """Encryption of a model's reasoning, so that a client can send it back but cannot read it."""
 
     def seal(self, text: str) -> str:
-        """Encrypt a text."""
+        """Return the text in encrypted form."""
 
     def open(self, sealed: str) -> str:
-        """Decrypt a text.
+        """Return the text that `seal` encrypted.
 
         Raises:
             UnsealFailed: The text was encrypted with another secret or for another purpose, or has been changed.
@@ -47,15 +49,15 @@ def new_id(prefix: str) -> str:
 
 
 def to_chat_body(request: ResponsesRequest, sealer: ReasoningSealer) -> dict[str, Any]:
-    """Return the request for a ModelServer.
+    """Convert a request of /responses to a chat request for a ModelServer.
 
     Raises:
-        ApiError: An item does not fit the items before it.
+        ApiError: The input has no message, a call or an output is unmatched, or reasoning cannot be decrypted.
     """
-    choice, text = request.chat_choice, request.text
+    choice, text = request.chat_tool_choice, request.text
     body: dict[str, Any] = {
         "model": request.model,
-        "messages": _messages(request, sealer),
+        "messages": _build_messages(request, sealer),
         "tools": [tool.model_dump(exclude_none=True) for tool in request.chat_tools] or None,
         "tool_choice": choice if choice is None or isinstance(choice, str) else choice.model_dump(),
         "max_completion_tokens": request.max_output_tokens,
@@ -70,17 +72,17 @@ def to_chat_body(request: ResponsesRequest, sealer: ReasoningSealer) -> dict[str
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _messages(request: ResponsesRequest, sealer: ReasoningSealer) -> list[dict[str, Any]]:
-    turns = _Turns(sealer)
+def _build_messages(request: ResponsesRequest, sealer: ReasoningSealer) -> list[dict[str, Any]]:
+    builder = _MessageBuilder(sealer)
     if request.instructions:
-        turns.messages.append({"role": "system", "content": request.instructions})
+        builder.messages.append({"role": "system", "content": request.instructions})
     for i, item in enumerate(request.items):
-        turns.add(i, item)
-    return turns.finish()
+        builder.add(i, item)
+    return builder.finish()
 
 
-class _Turns:
-    """Conversion of items to messages; consecutive reasoning, preamble and calls become one assistant message."""
+class _MessageBuilder:
+    """Builder of messages from items. Consecutive reasoning, preamble and calls become one assistant message."""
 
     def __init__(self, sealer: ReasoningSealer) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -89,45 +91,45 @@ class _Turns:
         self._open_calls: list[str] = []
         self._results: list[dict[str, Any]] = []
 
-    def add(self, i: int, item: MessageItem | CallItem | OutputItem | ReasoningItem) -> None:
+    def add(self, i: int, item: MessageItem | CallItem | CallOutputItem | ReasoningItem) -> None:
         match item:
             case ReasoningItem():
                 if self._turn:
-                    self._flush()
+                    self._finish_turn()
                 if item.encrypted_content:
-                    self._turn["reasoning"] = self._open_reasoning(i, item.encrypted_content)
+                    self._turn["reasoning"] = self._decrypt_reasoning(i, item.encrypted_content)
             case MessageItem(role="assistant"):
                 if self._turn.keys() & {"content", "tool_calls"}:
-                    self._flush()
+                    self._finish_turn()
                 self._turn["content"] = item.content
             case MessageItem():
-                self._flush()
+                self._finish_turn()
                 self.messages.append({"role": item.role, "content": item.content})
             case CallItem():
                 if self._results:
-                    self._flush()
+                    self._finish_turn()
                 call = {"id": item.call_id, "type": "function", "function": item.function().model_dump()}
                 self._turn.setdefault("tool_calls", []).append(call)
                 self._open_calls.append(item.call_id)
-            case OutputItem():
-                self._answer(i, item)
+            case CallOutputItem():
+                self._add_result(i, item)
             case _:
                 assert_never(item)
 
     def finish(self) -> list[dict[str, Any]]:
-        self._flush()
+        self._finish_turn()
         if not self.messages:
             raise ApiError(400, "input contains no message", param="input", code="invalid_value")
         return self.messages
 
-    def _answer(self, i: int, item: OutputItem) -> None:
+    def _add_result(self, i: int, item: CallOutputItem) -> None:
         if item.call_id not in self._open_calls:
             message = f"No tool call found for function call output with call_id {item.call_id}."
             raise ApiError(400, message, param=f"input[{i}].call_id", code="invalid_value")
         self._open_calls.remove(item.call_id)
         self._results.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
 
-    def _flush(self) -> None:
+    def _finish_turn(self) -> None:
         if self._open_calls:
             message = f"No tool output found for function call {self._open_calls[0]}."
             raise ApiError(400, message, param="input", code="invalid_value")
@@ -136,7 +138,7 @@ class _Turns:
         self.messages += self._results
         self._turn, self._results = {}, []
 
-    def _open_reasoning(self, i: int, sealed: str) -> str:
+    def _decrypt_reasoning(self, i: int, sealed: str) -> str:
         try:
             return self._sealer.open(sealed)
         except UnsealFailed:
@@ -151,22 +153,24 @@ class _Turns:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def reasoning_item(request: ResponsesRequest, reasoning: str, sealer: ReasoningSealer, item_id: str) -> dict[str, Any]:
+def make_reasoning_item(
+    request: ResponsesRequest, reasoning: str, sealer: ReasoningSealer, item_id: str
+) -> dict[str, Any]:
     item: dict[str, Any] = {"id": item_id, "type": "reasoning", "summary": []}
     if INCLUDE_ENCRYPTED_REASONING in request.include:
         item["encrypted_content"] = sealer.seal(reasoning)
     return item
 
 
-def message_item(text: str, item_id: str, status: str) -> dict[str, Any]:
-    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [text_part(text)]}
+def make_message_item(text: str, item_id: str, status: str) -> dict[str, Any]:
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [make_text_part(text)]}
 
 
-def text_part(text: str) -> dict[str, Any]:
+def make_text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str = "completed") -> dict[str, Any]:
+def make_call_item(call_id: str, name: str, arguments: str, item_id: str, status: str = "completed") -> dict[str, Any]:
     return {
         "id": item_id,
         "type": "function_call",
@@ -180,24 +184,24 @@ def call_item(call_id: str, name: str, arguments: str, item_id: str, status: str
 def build_output_items(
     request: ResponsesRequest, choice: Mapping[str, Any], sealer: ReasoningSealer
 ) -> list[dict[str, Any]]:
-    """Return the output items for one choice of a completion."""
+    """Return the output items of a response for one choice of a chat completion."""
     message = choice["message"]
     calls, text = message.get("tool_calls") or (), message.get("content") or ""
     items = []
     if message.get("reasoning") and request.reasoning is not None:
-        items.append(reasoning_item(request, message["reasoning"], sealer, new_id("rs")))
+        items.append(make_reasoning_item(request, message["reasoning"], sealer, new_id("rs")))
     if text.strip() or not calls:
         status = "incomplete" if choice["finish_reason"] == "length" and not calls else "completed"
-        items.append(message_item(text, new_id("msg"), status))
+        items.append(make_message_item(text, new_id("msg"), status))
     for call in calls:
-        items.append(call_item(call["id"], call["function"]["name"], call["function"]["arguments"], new_id("fc")))
+        items.append(make_call_item(call["id"], call["function"]["name"], call["function"]["arguments"], new_id("fc")))
     return items
 
 
 def build_response(
     request: ResponsesRequest, completion: Mapping[str, Any], sealer: ReasoningSealer, response_id: str
 ) -> dict[str, Any]:
-    """Return the response for a finished completion."""
+    """Return the response object of /responses for a finished chat completion."""
     choice = completion["choices"][0]
     response = new_response(request, response_id, int(time.time()))
     if "metadata" in completion:
@@ -208,7 +212,7 @@ def build_response(
 
 
 def new_response(request: ResponsesRequest, response_id: str, created_at: int) -> dict[str, Any]:
-    """Return a response that is in progress."""
+    """Return a response object of /responses with the status in_progress and without output."""
     choice = request.tool_choice or "auto"
     text_format: dict[str, Any] = {"type": "text"}
     if request.text is not None and request.text.format is not None:
@@ -269,5 +273,5 @@ def finish_response(
 
 
 def _fill_in_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the keys that clients' types require."""
+    """Add default values for the keys that the types of client libraries require."""
     return {**tool, "parameters": tool.get("parameters") or {}, "strict": bool(tool.get("strict"))}

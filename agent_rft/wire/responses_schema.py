@@ -1,7 +1,8 @@
-"""Requests of /responses: messages, output items of earlier responses, and tool outputs. The server keeps no state.
+"""Schema of requests to /responses, whose input is messages, output items of earlier responses, and tool outputs.
 
-`null` means the same as an absent key. OpenAI's keys without a meaning here are accepted but ignored. Keys that would
-change the answer (a stored conversation, background) are rejected.
+The server keeps no state. OpenAI's keys that have no effect on this server are accepted but ignored. Keys that would
+change the answer, such as `conversation` or `background`, are rejected. A key with the value `null` is treated like an
+absent key.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from agent_rft.wire.chat_schema import (
     ResponseFormat,
     SamplingRequest,
     ToolDefinition,
-    check_choice,
     check_grammars,
+    check_tool_choice,
     check_unique_names,
     content_kind,
 )
@@ -51,7 +52,7 @@ class CallItem(RequestPart):
         return CalledFunction(name=self.name, arguments=self.arguments)
 
 
-class OutputItem(RequestPart):
+class CallOutputItem(RequestPart):
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1)]
     """The `call_id` of a function call in the input."""
@@ -74,19 +75,19 @@ def _item_kind(item: Any) -> Any:
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
-    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_item_kind),
 ]
 
 
 class FlatTool(FunctionDefinition):
-    """A tool in the flat format of /responses."""
+    """Tool in the flat format of /responses, which has no key `function`."""
 
     type: Literal["function"]
 
-    def chat_form(self) -> ToolDefinition:
-        """Return the tool in the format of chat completions, which training rows use."""
+    def to_chat_tool(self) -> ToolDefinition:
+        """Return the tool in the format of chat completions, which is also the format of tools in training rows."""
         function = self.model_dump(exclude_none=True, exclude={"type"})
         return ToolDefinition(type="function", function=FunctionDefinition(**function))
 
@@ -98,26 +99,29 @@ class FlatNamedTool(RequestPart):
 
 class ReasoningOptions(RequestPart):
     effort: Effort | None = None
-    """Limit of reasoning tokens: low 512, medium 2048, high 8192; by default as in the model's training."""
+    """Limit of reasoning tokens: low 512, medium 2048, high 8192; by default the limit of the model's training."""
     summary: Any = None
-    """Ignored: there are no summaries."""
+    """Accepted but ignored: responses contain no summaries."""
 
 
 class TextOptions(RequestPart):
-    """Text options. `format` has OpenAI's flat format and is converted to the format of chat completions."""
+    """Options for the text of the answer.
+
+    `format` is sent in OpenAI's flat format and is converted to the format of chat completions.
+    """
 
     format: ResponseFormat | None = None
 
     @field_validator("format", mode="before")
     @classmethod
-    def _chat_form(cls, value: Any) -> Any:
+    def _to_chat_format(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("type") == "json_schema" and "json_schema" not in value:
             return {"type": "json_schema", "json_schema": {key: value[key] for key in value if key != "type"}}
         return value
 
 
 class ResponsesRequest(SamplingRequest):
-    """A responses request."""
+    """Request to /responses."""
 
     input: Annotated[
         Annotated[str, Tag("text")]
@@ -168,26 +172,26 @@ class ResponsesRequest(SamplingRequest):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ResponsesRequest:
-        check_choice(self.chat_choice, self.chat_tools)
-        check_grammars(self.chat_choice, self.chat_tools, wants_json=self.wants_json)
+        check_tool_choice(self.chat_tool_choice, self.chat_tools)
+        check_grammars(self.chat_tool_choice, self.chat_tools, wants_json=self.wants_json)
         if self.grader is not None and self.stream:
             raise ValueError("stream cannot be combined with grader, which chooses among complete answers: omit stream")
         if self.n > 1 and self.grader is None:
-            raise ValueError("n requires a grader, which selects the answer to return")
+            raise ValueError("n above 1 requires a grader, which selects the answer to return")
         return self
 
     @property
-    def items(self) -> list[MessageItem | CallItem | OutputItem | ReasoningItem]:
+    def items(self) -> list[MessageItem | CallItem | CallOutputItem | ReasoningItem]:
         if isinstance(self.input, str):
             return [MessageItem(role="user", content=self.input)]
         return list(self.input)
 
     @property
     def chat_tools(self) -> list[ToolDefinition]:
-        return check_unique_names([tool.chat_form() for tool in self.tools or ()])
+        return check_unique_names([tool.to_chat_tool() for tool in self.tools or ()])
 
     @property
-    def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:
+    def chat_tool_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:
         if isinstance(self.tool_choice, FlatNamedTool):
             return NamedTool(type="function", function=NamedFunction(name=self.tool_choice.name))
         return self.tool_choice

@@ -1,4 +1,4 @@
-"""Formatting of server-sent events."""
+"""Formatting of server-sent events (SSE)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 
 def format_sse_event(event: Mapping[str, Any], named: bool = False) -> str:
-    """Return an event in the SSE format; if `named`, its `type` is also the name of the event."""
+    """Return an event in the format of server-sent events; if `named` is true, `type` is also the name of the event."""
     name = f"event: {event['type']}\n" if named and "type" in event else ""
     return f"{name}data: {json.dumps(event, separators=(',', ':'), ensure_ascii=False)}\n\n"
 
 
 def format_resumable_event(event: Mapping[str, Any]) -> str:
-    """Return an event whose `id` a client sends to resume after it; an empty event becomes a comment."""
+    """Return an event in the format of server-sent events, with the `id` with which a client can resume the stream.
+
+    An empty event becomes a comment.
+    """
     if not event:
         return ": nothing new\n\n"
     data = json.dumps({name: value for name, value in event.items() if name != "id"}, separators=(",", ":"))

@@ -25,7 +25,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
-from agent_rft.actors.engine.vllm_errors import last_error
+from agent_rft.actors.engine.vllm_errors import find_last_error
 from benchmarks.gpu_cluster.parts import LIMIT_S, Part, parts_for
 from benchmarks.gpu_cluster.processes import run_limited
 from benchmarks.gpu_cluster.results import Results, now, page
@@ -104,7 +104,7 @@ def run_part(results: Results, part: Part, logs: Path) -> None:
     started = time.monotonic()
     failed = run_limited(command, log, part.limit_s, partial(record, results, part), OFFLINE | os.environ)
     if failed is not None:
-        results.add(part, {"failed": f"{failed}: {last_error(log) or 'no error'} (see {log})"})
+        results.add(part, {"failed": f"{failed}: {find_last_error(log) or 'no error'} (see {log})"})
         print(results.lines[-1]["failed"], flush=True)
     print(f"== {part.name}: {time.monotonic() - started:.0f} s", flush=True)
 

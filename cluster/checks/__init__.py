@@ -1,5 +1,5 @@
-"""Checks of a job before it starts; they report all problems in one list.
+"""Checks that run before a job starts and report all of its problems in one list.
 
-Nothing in this package needs a running cluster or depends on job storage. `static` imports neither model libraries nor
-Ray.
+Nothing in this package needs a running cluster or depends on job storage. The module `offline_checks` imports neither
+model libraries nor Ray.
 """

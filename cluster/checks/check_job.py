@@ -1,4 +1,7 @@
-"""Full check of a job before anything starts; returns the data that a run needs, or raises all problems together."""
+"""Full check of a job before a run starts.
+
+The check returns the data that the run needs, or raises one error that lists all problems.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +55,16 @@ NODE_FIX = "add a node with the Ray resource python_grader, or set python_grader
 
 @dataclass(frozen=True, slots=True)
 class CheckedJob:
-    """Job that passed the check, with the data read and the values resolved for it.
+    """Job that passed the check, with the data that the check read and the values that it resolved.
 
     Attributes:
         job: The job. Its `model` is a local folder.
-        choices: Values to which `auto` was resolved. A resumed run has no choices, because it keeps its values.
-        changes: Settings of a resumed run's job that differ from its first start.
-        layout_changes: Values of a resumed run's layout that no longer fit.
+        choices: Values to which `auto` was resolved. Empty for a resumed run, which keeps its recorded values.
+        setting_changes: Settings of a resumed run whose values differ from those at its first start.
+        layout_changes: Layout settings of a resumed run that changed, because the recorded values no longer fit.
         warnings: Warnings to print.
-        stop: Time for a checkpoint at the measured disk speed; None without a learner or if the measurement failed.
-        request: Request for which the layout was chosen; None if the layout is fixed.
+        stop_time: Time that stopping the run takes, at the measured disk speed; None without a learner or measurement.
+        request: Planning request from which the layout was chosen; None if the layout must not change.
     """
 
     job: JobSpec
@@ -73,10 +76,10 @@ class CheckedJob:
     validation: list[Task] = field(default_factory=list)
     test: list[Task] = field(default_factory=list)
     choices: tuple[SettingChosen, ...] = ()
-    changes: tuple[SettingDifference, ...] = ()
+    setting_changes: tuple[SettingDifference, ...] = ()
     layout_changes: tuple[SettingDifference, ...] = ()
     warnings: tuple[str, ...] = ()
-    stop: StopTime | None = None
+    stop_time: StopTime | None = None
     request: PlanRequest | None = None
 
     @property
@@ -88,32 +91,34 @@ class CheckedJob:
     def placement(self) -> Placement:
         return self.cluster.placement
 
-    def record(self) -> dict[str, Any]:
-        """Return the values, in addition to job and plan, that a run folder records for a resumed run."""
+    def values_to_record(self) -> dict[str, Any]:
+        """Return the values that a run folder records for resuming the run, in addition to the job and the plan."""
         return {
             "context_length": self.context_length,
             "layout": asdict(RecordedLayout.from_placement(self.placement)),
             "digests": digest_job(self.job),
         }
 
-    def for_grading(self, model: Path) -> CheckedJob:
-        """Return the same job for grading a checkpoint of its model, without training."""
+    def copy_for_grading(self, model: Path) -> CheckedJob:
+        """Return a copy of this job that does not train, but grades the checkpoint in the folder `model`."""
         cluster = replace(self.cluster, placement=self.placement.without_learner())
         return replace(self, job=self.job.model_copy(update={"model": str(model)}), cluster=cluster, request=None)
 
     @property
     def can_change_layout(self) -> bool:
-        """Whether another layout may be chosen as long as this one's GPUs are not reserved."""
+        """Whether another layout may replace this layout until the GPUs of this layout are reserved."""
         on_gpus = self.placement.engine_gpus > 0 or self.placement.rank_gpus > 0
         return self.request is not None and on_gpus and not self.placement.has_shared_engines
 
     def lay_out_again(self, nodes: Sequence[Node], operator: OperatorConfig) -> CheckedJob | None:
-        """Return the job laid out on the GPUs that are free on the live `nodes`, with only the new `choices`.
+        """Return the job with a new layout on the GPUs that are currently free on the live `nodes`.
 
-        If LoRA was chosen before, it stays, because the disk space for full checkpoints was not checked.
+        The `choices` of the returned job are only those of the new layout. If LoRA was chosen before, the new layout
+        uses LoRA too, because the disk space for full checkpoints was not checked.
 
         Returns:
-            None if the layout is the same, or if the job does not fit on the free GPUs or within the operator's limits.
+            The job; None if the layout may not change or would be the same, if the job does not fit on the free GPUs,
+            or if it exceeds the operator's limits.
         """
         if self.request is None or not self.can_change_layout:
             return None
@@ -149,16 +154,16 @@ async def check_job(
 
     Args:
         job: The job.
-        folder: Folder of its model.
+        folder: Folder of the job's model.
         nodes: Live nodes of the cluster.
         runs: Folder of the run folders.
         operator: The operator's configuration.
-        dry_run: Whether to call each tool and grader once, if the method has no other problems.
-        trains: Whether the run trains; else it only grades.
-        known_problems: Problems found before; they come first.
-        free_space: Free space; None to measure it.
-        recorded_run: Record of the run to resume, whose plan it keeps; None for a new run.
-        was_accepted: Whether the job was accepted before. Then problems that need not stop it become warnings.
+        dry_run: Whether to call each tool and grader once. They are not called if `method` has problems.
+        trains: True if the run trains, False if it only grades.
+        known_problems: Problems that were found earlier. They come first in the list of problems.
+        free_space: Free disk space and shared memory; None to measure them.
+        recorded_run: Record of the run to resume. The plan in the record is kept. None for a new run.
+        was_accepted: Whether the job was accepted earlier. If so, problems that do not prevent its run are warnings.
 
     Raises:
         InvalidJob: The job has problems; lists all of them.
@@ -186,10 +191,10 @@ async def check_job(
         tuple(nodes),
         None if model is None else model.shape,
         context_length,
-        learner=trains,
-        recorded=recorded,
+        trains=trains,
+        recorded_layout=recorded,
         adapter=None if model is None else folder.lora,
-        has_adapters=model is None or model.has_adapters,
+        can_use_lora=model is None or model.can_use_lora,
         max_gpus=operator.jobs.max_gpus,
     )
     cluster = plan_cluster(request)
@@ -238,16 +243,16 @@ async def check_job(
         )
     tolerated = [problem for problem in problems if was_accepted and not stops_accepted_job(problem.code)]
     wrong = [problem for problem in problems if not was_accepted or stops_accepted_job(problem.code)]
-    warned: list[Problem] = []
+    dry_run_warnings: list[Problem] = []
     if dry_run and not supervised and not any(problem.field.startswith("method.") for problem in wrong):
         bad_lines = {(p.file, p.line) for p in problems}
         good = [row.task for row in rows if (row.file, row.line) not in bad_lines]
         tried = await dry_run_problems(job.reinforcement, good, operator) if good else []
-        warned = [problem for problem in tried if problem.code in WARNINGS]
+        dry_run_warnings = [problem for problem in tried if problem.code in WARNINGS]
         wrong += [problem for problem in tried if problem.code not in WARNINGS]
     if wrong or model is None or plan is None:
         raise make_invalid_job(wrong or tolerated)
-    stop = _stop_time(model.shape.count_trained(cluster.placement.lora), runs) if trains else None
+    stop = _measure_stop_time(model.shape.count_trained(cluster.placement.lora), runs) if trains else None
     return CheckedJob(
         job=job.model_copy(update={"model": str(folder.path)}),
         plan=plan,
@@ -258,33 +263,33 @@ async def check_job(
         validation=files["validation_file"],
         test=files["test_file"],
         choices=(*choices, *cluster.choices) if recorded_run is None else (),
-        changes=() if recorded_run is None else recorded_run.list_changes(job),
+        setting_changes=() if recorded_run is None else recorded_run.list_changes(job),
         layout_changes=() if recorded_run is None else recorded_run.list_layout_changes(job, cluster.placement),
         warnings=(
             *(() if recorded_run is None else recorded_run.warnings),
-            *map(_as_warning, make_invalid_job(tolerated).problems),
-            *(f"{lack.message}; the job waits for nodes" for lack in cluster.resource_problems),
+            *map(_to_warning, make_invalid_job(tolerated).problems),
+            *(f"{lack.message}; the job waits until nodes join" for lack in cluster.resource_problems),
             *(f"{warning.message}; {warning.fix}" for warning in cluster.warnings),
-            *(f"{warning.location}: {warning.message}; {warning.fix} [{warning.code}]" for warning in warned),
-            *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop(stop),)),
-            *(() if stop is None else _slow_checkpoints(stop, estimate_step(request, cluster), job)),
+            *(f"{warning.location}: {warning.message}; {warning.fix} [{warning.code}]" for warning in dry_run_warnings),
+            *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop_warning(stop),)),
+            *(() if stop is None else _slow_checkpoint_warnings(stop, estimate_step(request, cluster), job)),
             *filter(None, (tools_warning(model),)),
             *find_advice(job, plan, model.renderer, files),
         ),
-        stop=stop,
+        stop_time=stop,
         request=request,
     )
 
 
 def apply_model_card(job: JobSpec, folder: ModelFolder) -> JobSpec:
-    """Return the job with `model_options` that it does not set filled in from its model's card."""
+    """Return the job with unset `model_options` filled in from the model card of its model."""
     card = folder.card
     if not isinstance(card, ModelCard):  # the card is missing, or the check of the model reports it
         return job
     effort = job.method.reinforcement and job.reinforcement.hyperparameters.reasoning_effort
     if effort not in (None, "default"):  # the effort sets these template arguments
         card = card.drop_arguments(SWITCHES)
-    return job.model_copy(update={"model_options": card.fill_in(job.model_options)})
+    return job.model_copy(update={"model_options": card.complete_options(job.model_options)})
 
 
 def _expected_nodes(nodes: Sequence[Node], operator: OperatorConfig) -> Sequence[Node]:
@@ -300,32 +305,32 @@ def _node_problems(
     if not is_open or operator.nodes or not operator.wait_for_nodes_s or any(node.gpus for node in nodes):
         return []
     message = "auto cannot choose a layout: nodes join on demand, and no node with GPUs has joined yet"
-    fix = "set it to 1, or to 0 for CPUs; or the operator lists the cluster's nodes in `nodes` of the configuration"
+    fix = "set it to 1, or to 0 to use CPUs; or ask the operator to list the cluster's nodes under `nodes`"
     return [Problem("unknown_nodes", "cluster.engine_gpus", message, fix)]
 
 
-def _stop_time(num_parameters: int, runs: Path) -> StopTime | None:
+def _measure_stop_time(num_parameters: int, runs: Path) -> StopTime | None:
     speed = measure_write_speed(runs, num_parameters * CHECKPOINT_BYTES_PER_PARAMETER)
     return None if speed is None else StopTime(num_parameters, speed)
 
 
-def _long_stop(stop: StopTime) -> str:
+def _long_stop_warning(stop: StopTime) -> str:
     speed = f"{format_bytes(stop.write_bytes_per_s)} per second, measured"
     return (
-        f"stopping this run takes longer than {PROMPT_S:g} s: the update in progress, then about "
-        f"{stop.checkpoint_s:.0f} s for a checkpoint of {format_bytes(stop.checkpoint_bytes)} ({speed}); "
-        "do not kill it sooner"
+        f"stopping this run takes longer than {PROMPT_S:g} s: it completes the update in progress, then needs about "
+        f"{stop.checkpoint_s:.0f} s to write a checkpoint of {format_bytes(stop.checkpoint_bytes)} ({speed}); "
+        "do not kill the run earlier"
     )
 
 
-def _slow_checkpoints(stop: StopTime, cost: StepCost | None, job: JobSpec) -> Iterator[str]:
+def _slow_checkpoint_warnings(stop: StopTime, cost: StepCost | None, job: JobSpec) -> Iterator[str]:
     step_s = None if cost is None else cost.step_s
     for warning in interval_warnings(job.cluster.checkpoint_interval, stop.checkpoint_s, step_s):
         yield f"{warning.field}: {warning.message}; {warning.fix} [{warning.code}]"
 
 
-def _as_warning(problem: Problem) -> str:
-    return f"{problem.location}: {problem.message}; a new job would be refused, but this one continues"
+def _to_warning(problem: Problem) -> str:
+    return f"{problem.location}: {problem.message}; a new job would be refused, but this job continues"
 
 
 async def _sandbox_problems(
@@ -333,7 +338,10 @@ async def _sandbox_problems(
     operator: OperatorConfig,
     check: Callable[[OperatorConfig], Awaitable[None]] = check_sandbox,
 ) -> list[Problem]:
-    """Return a problem if python graders have no working sandbox on their nodes, or on this node if they have none."""
+    """Return a problem if python graders have no working sandbox.
+
+    The sandbox is checked on the nodes for python graders; if there are no such nodes, on this node.
+    """
     python = [field for field, spec in iterate_graders(reinforcement) if isinstance(spec, PythonGrader)]
     if not python:
         return []

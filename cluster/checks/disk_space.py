@@ -27,7 +27,7 @@ SHM = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class FreeSpace:
-    """Free bytes on the disk of the run folders and in shared memory. `shm_bytes` is None without shared memory."""
+    """Free bytes on the disk of the run folders and in shared memory. `shm_bytes` is None if /dev/shm is missing."""
 
     disk_bytes: int
     shm_bytes: int | None
@@ -35,21 +35,21 @@ class FreeSpace:
     @classmethod
     def measure(cls, runs: Path) -> FreeSpace:
         shm = shutil.disk_usage(SHM).free if SHM.is_dir() else None
-        return cls(shutil.disk_usage(_existing(runs)).free, shm)
+        return cls(shutil.disk_usage(_nearest_existing_folder(runs)).free, shm)
 
 
 def measure_write_speed(
     runs: Path, checkpoint_bytes: int, now: Callable[[], float] = time.perf_counter
 ) -> float | None:
-    """Measure the write speed of the disk of `runs` in bytes per second; None if no file can be written there.
+    """Measure how many bytes per second can be written to the disk of `runs`; None if no file can be written there.
 
-    Writes a temporary file, for at most half a second and at most a sixteenth of a checkpoint. Buffers of the disk or
-    the network may make the result too high.
+    Writes to a temporary file until half a second has passed, or until the file has a sixteenth of the size of a
+    checkpoint. The result may be too high, because the disk or the network may buffer the data.
     """
     piece, target = os.urandom(1 << 20), min(SAMPLE_BYTES, checkpoint_bytes // 16)
     written, began = 0, now()
     try:
-        with tempfile.TemporaryFile(dir=_existing(runs)) as file:
+        with tempfile.TemporaryFile(dir=_nearest_existing_folder(runs)) as file:
             while not written or (written < target and now() - began < SAMPLE_S):
                 written += file.write(piece)
                 file.flush()
@@ -61,7 +61,7 @@ def measure_write_speed(
 
 def check_runs_folder(runs: Path) -> list[Problem]:
     """Return a problem if run folders cannot be created in `runs`."""
-    folder = _existing(runs)
+    folder = _nearest_existing_folder(runs)
     if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
         return []
     message = f"{folder} is " + ("not writable for this user" if folder.is_dir() else "not a folder")
@@ -79,20 +79,20 @@ def check_space(
     num_written: int = 0,
     num_uploading: int = 0,
 ) -> list[Problem]:
-    """Return problems of too little disk space for checkpoints or too little shared memory for copies of the weights.
+    """Return problems if the disk is too small for the checkpoints, or shared memory for the copies of the weights.
 
-    The disk holds the retained checkpoints and the one being written. A run without a learner has neither checkpoints
-    nor weights to transfer.
+    The disk holds the retained checkpoints and the checkpoint that is being written. A run without a learner writes no
+    checkpoints and transfers no weights.
 
     Args:
         num_parameters: Number of trained parameters.
-        plan: The job's numbers of steps and validations.
+        plan: Plan of the job, with its numbers of steps and validations.
         placement: The job's engines and learner ranks.
         runs: Folder of the run folders.
         free: Free space.
         one_node: Whether all processes run on this node. Otherwise shared memory is not checked.
         num_written: Number of existing checkpoints, one of them with optimizer state.
-        num_uploading: Number of checkpoints with optimizer state that stay longer, because they are being uploaded.
+        num_uploading: Number of additional checkpoints with optimizer state, which stay while they are uploaded.
     """
     problems = []
     trains = placement.learner_ranks > 0
@@ -122,6 +122,6 @@ def check_space(
     return problems
 
 
-def _existing(path: Path) -> Path:
+def _nearest_existing_folder(path: Path) -> Path:
     """Return the path if it exists, else its nearest existing parent."""
     return next(folder for folder in (path, *path.resolve().parents) if folder.exists())

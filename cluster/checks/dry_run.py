@@ -1,8 +1,8 @@
 """Dry run of a job's endpoints: calls each tool and grader once with example values, inside one session.
 
-It runs before any engine starts, so that a wrong URL or token is found within seconds. Calls time out after ten
-minutes, even if the endpoint's own timeout is longer. Such a timeout is only a warning, because the endpoint has
-accepted the request.
+The dry run takes place before any engine starts, so that a wrong URL or token is found within seconds. A call times out
+after at most ten minutes, even if the endpoint's `timeout_s` is longer. In that case, the timeout is only a warning,
+because the endpoint has accepted the request and may still be working on it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NO_SCHEMAS = "no_json_schema"
 WARNINGS = frozenset({UNANSWERED, NO_SCHEMAS})
 """Codes of problems that are only warnings."""
 CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
-TOKEN_FIX = "a header's value must be complete, such as `Bearer ${NAME}`, with NAME from the environment"
+TOKEN_FIX = "write the complete value of the header, such as `Bearer ${NAME}`, where NAME is an environment variable"
 
 
 async def dry_run_problems(
@@ -50,8 +50,9 @@ async def dry_run_problems(
 ) -> list[Problem]:
     """Call each tool and grader once, inside a session if the job has one, and return the problems.
 
-    Each call may take as long as its `timeout_s` allows, but at most ten minutes. Problems with a code in `WARNINGS`
-    are only warnings: an endpoint may still be working on the call, or a judge may not support JSON schemas.
+    Each call may take as long as the endpoint's `timeout_s`, but at most ten minutes. Problems whose code is in
+    `WARNINGS` are only warnings: an endpoint may still be working on the call, or a judge does not support JSON
+    schemas.
     """
     if reinforcement.session is None:
         return await _call_all(reinforcement, tasks, operator)
@@ -59,15 +60,15 @@ async def dry_run_problems(
 
 
 async def _call_all(reinforcement: Reinforcement, tasks: Sequence[Task], operator: OperatorConfig) -> list[Problem]:
-    offered: dict[str, tuple[ToolSchema, Task]] = {}
+    examples_by_tool: dict[str, tuple[ToolSchema, Task]] = {}
     for task in tasks:
         for tool in task.tools:
-            offered.setdefault(tool["function"]["name"], (tool, task))
+            examples_by_tool.setdefault(tool["function"]["name"], (tool, task))
     signer, notes = create_signer(reinforcement), list[Problem]()
     calls = [
-        _try_tool(f"{TOOLS}[{i}]", tool, *offered[tool.name], operator, signer)
+        _try_tool(f"{TOOLS}[{i}]", tool, *examples_by_tool[tool.name], operator, signer)
         for i, tool in enumerate(reinforcement.tools)
-        if tool.name in offered
+        if tool.name in examples_by_tool
     ]
     calls.append(_try_grader(GRADER, reinforcement.grader, reinforcement, tasks[0], operator, notes))
     if (held_out := reinforcement.held_out_grader) is not None:
@@ -83,21 +84,21 @@ async def _call_in_session(
     """Start a session, make the calls in it, end it, and return the problems."""
     events: list[str] = []
     trial = spec.limit_to_trial()
-    book = ToolSessions(trial, None, operator, on_message=events.append, signer=create_signer(reinforcement))
+    sessions = ToolSessions(trial, None, operator, on_message=events.append, signer=create_signer(reinforcement))
     try:
-        await book.start(TRACE_ID, tasks[0].item)
+        await sessions.start(TRACE_ID, tasks[0].item)
         problems = await _call_all(reinforcement, tasks, operator)
     except RftError as error:
-        fix = "make it answer any JSON with status 200 when the session is ready"
+        fix = "make the endpoint answer with status 200 and any JSON when the session is ready"
         may_take_s, field = spec.timeout_s, f"{SESSION}.start_url"
         problems = [_failure_problem(error, "session_failed", field, f"{SESSION}.headers", fix, may_take_s)]
     finally:
-        left = await book.close("dry_run", deadline_s=trial.timeout_s)
-    failed = [kind for kind in book.stats()["errors"] if kind.startswith("end_")]
+        left = await sessions.close("dry_run", deadline_s=trial.timeout_s)
+    failed = [kind for kind in sessions.stats()["errors"] if kind.startswith("end_")]
     if (left or failed) and all(problem.code in WARNINGS for problem in problems):
-        answered = f"the answer is {book.refused_end}" if book.refused_end else "the endpoint does not answer"
+        answered = f"the answer is {sessions.refused_end}" if sessions.refused_end else "the endpoint does not answer"
         message = events[0] if events else f"a session cannot be ended: {answered}"
-        fix = "make it answer any JSON with status 200 once the session is closed"
+        fix = "make the endpoint answer with status 200 and any JSON once the session is closed"
         problems.append(Problem("session_failed", f"{SESSION}.end_url", message, fix))
     return problems
 
@@ -110,12 +111,12 @@ async def _try_tool(
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [call])
     except RftError as error:
-        fix = 'make it answer {"output": "..."}'
+        fix = 'make the tool answer {"output": "..."}'
         return _failure_problem(error, "tool_failed", f"{field}.server_url", f"{field}.headers", fix, tool.timeout_s)
     finally:
         await dispatcher.close()
     if result.error is not None:
-        path_error = await _path_error(tool, task.item, call, operator)
+        path_error = await _find_path_error(tool, task.item, call, operator)
         if path_error is not None:
             return Problem("wrong_path", f"{field}.server_url", path_error, "fix the path of the URL")
     return None
@@ -131,7 +132,7 @@ async def _try_grader(
 ) -> Problem | None:
     """Grade once with `grader` and the guards, and return the problem; warnings are appended to `notes`."""
 
-    def note(found: SchemasUnsupported) -> None:
+    def add_schema_warning(found: SchemasUnsupported) -> None:
         notes.append(Problem(NO_SCHEMAS, f"models.{found.model}", found.message, found.fix))
 
     guards = [guard.model_copy(update={"grader": limit_trial_grader(guard.grader)}) for guard in reinforcement.guards]
@@ -140,16 +141,16 @@ async def _try_grader(
         operator=operator.limit_to_trial(),
         guards=guards,
         signer=create_signer(reinforcement),
-        on_no_schemas=note,
+        on_no_schemas=add_schema_warning,
     )
     try:
         await pool.grade(make_example_sample(reinforcement, task), task.item, TRACE_ID)
     except RftError as error:
-        fix = 'make it answer {"score": number} for any sample, including an empty one'
+        fix = 'make the grader answer {"score": number} for any sample, including an empty sample'
         if field == HELD_OUT:  # rollouts would not fail, but would have no held-out grade
-            fix = "fix it, or leave it out"
+            fix = "fix the held-out grader, or remove it from the job"
         if reinforcement.response_format is None and "output_json" in str(error.details.get("path")):
-            fix = "set response_format to a JSON schema: without it, samples have no output_json"
+            fix = "set response_format to a JSON schema: without a schema, samples have no output_json"
         graders = [grader, *(guard.grader for guard in reinforcement.guards)]
         may_take_s = max(grade_deadline_s(spec, operator) - GRACE_S for spec in graders)
         headers = f"{field}.headers" if isinstance(grader, EndpointGrader) else field
@@ -167,38 +168,42 @@ def _failure_problem(error: RftError, code: str, field: str, headers: str, fix: 
     kind = str(error.details.get("kind"))
     has_one_request = error.details.get("attempts") == 1  # it was accepted, and neither rejected nor lost
     if kind == "deadline" and has_one_request and may_take_s > MAX_TRIAL_CALL_S:
-        message = f"the trial call was not answered within {MAX_TRIAL_CALL_S:g} s, and a call may take {may_take_s:g} s"
-        return Problem(UNANSWERED, field, message, "check the endpoint's log to see whether it works on the call")
+        message = f"the trial call was not answered within {MAX_TRIAL_CALL_S:g} s, but a call may take {may_take_s:g} s"
+        return Problem(
+            UNANSWERED, field, message, "check in the endpoint's log whether it is still working on the call"
+        )
     if kind == "refused":
         return Problem(CODES[kind], headers, error.problem, f"{error.fix}; {TOKEN_FIX}")
     return Problem(CODES.get(kind, code), field, error.problem, error.fix or fix)
 
 
-async def _path_error(tool: ToolSpec, item: dict[str, Any], call: ToolCall, operator: OperatorConfig) -> str | None:
+async def _find_path_error(
+    tool: ToolSpec, item: dict[str, Any], call: ToolCall, operator: OperatorConfig
+) -> str | None:
     """Return why the path of a tool's URL is probably wrong; None if it seems correct.
 
     A 404 alone is not enough, because many tools answer 404 for a missing document. The path is wrong if a path that
     certainly does not exist gets the same answers, both to the call and to an empty body.
     """
     url = URL(tool.server_url)
-    nowhere = (url / "agent-rft-no-such-path").with_query(url.query)
+    missing_url = (url / "agent-rft-no-such-path").with_query(url.query)
     headers = CIMultiDict({"Content-Type": "application/json"})
     headers.update({name: value.get_secret_value() for name, value in tool.headers.items()})
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
     try:
-        connector = AddressGuard(operator.allowed_destinations).connector(url)
+        connector = AddressGuard(operator.allowed_destinations).make_connector(url)
         async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
             for body in (build_call_body(TRACE_ID, item, call), {}):
                 answers = []
-                for target in (url, nowhere):
+                for target in (url, missing_url):
                     async with session.post(target, data=encode_json(body), allow_redirects=False) as response:
                         text = await response.content.read(4096)
                         # Some servers repeat the unknown path in their answer.
                         answers.append((response.status, text.replace(target.raw_path.encode(), b"")))
                 if answers[0][0] == 405:
-                    return "it does not accept POST at this path (HTTP 405)"
+                    return "the endpoint does not accept POST at this path (HTTP 405)"
                 if answers[0][0] != 404 or answers[0] != answers[1]:
                     return None
     except (aiohttp.ClientError, TimeoutError):
         return None
-    return "it gives the same answer as for a path that does not exist (HTTP 404)"
+    return "the endpoint gives the same answer at this path as at a path that does not exist (HTTP 404)"

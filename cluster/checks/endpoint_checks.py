@@ -1,6 +1,6 @@
-"""Checks of a job's endpoints, graders and schemas that need neither its files nor its model, and call nothing.
+"""Checks of a job's endpoints, graders and schemas that read neither the job's files nor its model, and call nothing.
 
-The API runs them before it accepts a job.
+The API runs these checks before it accepts a job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_endpoints(reinforcement: Reinforcement, operator: OperatorConfig) -> l
         for where, url, headers in _tools_and_sessions(reinforcement)
         if (error := find_endpoint_problem(url, headers)) is not None
     ]
-    fix = f"write it as ${{NAME}}, and create a secret with: echo {PREFIX}$(openssl rand -base64 32)"
+    fix = f"set signing_secret to ${{NAME}}, and create the value of NAME with: echo {PREFIX}$(openssl rand -base64 32)"
     for error in find_secret_problems(reinforcement):
         problems.append(Problem("invalid_signing_secret", SIGNING, error, fix))
     if (wrong := find_schema_problem(reinforcement.response_format, grammar=True)) is not None:
@@ -50,7 +50,7 @@ def _address_problems(reinforcement: Reinforcement, guard: AddressGuard) -> list
 
 
 def list_endpoint_urls(reinforcement: Reinforcement) -> Iterator[tuple[str, str]]:
-    """Yield (field, URL) of all tools, sessions and graders."""
+    """Yield (field of the job, URL) of each tool, each endpoint grader, and the start and end of the session."""
     yield from ((where, url) for where, url, _ in _tools_and_sessions(reinforcement))
     for where, spec in iterate_graders(reinforcement):
         if isinstance(spec, EndpointGrader):
@@ -58,7 +58,7 @@ def list_endpoint_urls(reinforcement: Reinforcement) -> Iterator[tuple[str, str]
 
 
 def _tools_and_sessions(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
-    """Yield (field, URL, headers) of tools and sessions."""
+    """Yield (field of the job, URL, headers) of each tool, and of the start and end of the session."""
     for i, tool in enumerate(reinforcement.tools):
         yield f"{TOOLS}[{i}].server_url", tool.server_url, tool.headers
     if (session := reinforcement.session) is not None:
@@ -83,7 +83,7 @@ def check_grader(spec: GraderSpec, operator: OperatorConfig) -> None:
     Raises:
         InvalidJob: The grader has errors; lists all of them.
     """
-    graders = list(_parts(spec))
+    graders = list(_list_parts(spec))
     problems = size_problems(graders) or grader_problems(spec, operator, "grader")
     guard = AddressGuard(operator.allowed_destinations)
     for place, part in graders:
@@ -95,7 +95,7 @@ def check_grader(spec: GraderSpec, operator: OperatorConfig) -> None:
         raise InvalidJob("the grader has errors", problems)
 
 
-def _parts(spec: GraderSpec) -> Iterator[tuple[str, GraderSpec]]:
+def _list_parts(spec: GraderSpec) -> Iterator[tuple[str, GraderSpec]]:
     yield "grader", spec
     if isinstance(spec, MultiGrader):
         yield from ((f"grader.graders.{name}", part) for name, part in spec.graders.items())

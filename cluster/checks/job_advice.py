@@ -1,4 +1,4 @@
-"""Warnings about valid jobs that are probably not intended: rows, graders and tools that teach the model little."""
+"""Warnings about settings, rows, graders and tools that are valid, but from which the model probably learns little."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ MAX_NAMES = 50
 
 
 def find_advice(job: JobSpec, plan: StepPlan, renderer: Renderer, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
-    """Yield warnings about settings that are allowed but rarely intended. Each begins with its field."""
+    """Yield warnings about settings that are allowed but rarely intended. Each warning begins with its setting."""
     yield from _row_advice(plan, files)
     warm_up = job.optimizer_settings.warm_up_steps
     if warm_up != "auto" and warm_up >= plan.steps:
-        rising = f"the learning rate still rises at the last of the job's {plan.steps} steps"
-        yield f"algorithm.warm_up_steps: with {warm_up} steps, {rising}; set fewer, or auto"
+        rising = f"the learning rate is still rising at the last of the job's {plan.steps} steps"
+        yield f"algorithm.warm_up_steps: with {warm_up} steps, {rising}; set fewer steps, or auto"
     if job.method.type == "supervised":
         return
     yield from _tool_advice(job.reinforcement, renderer, files)
@@ -59,8 +59,8 @@ def find_advice(job: JobSpec, plan: StepPlan, renderer: Renderer, files: Mapping
     early_stop, validations = job.reinforcement.early_stop, math.ceil(plan.steps / plan.eval_interval)
     if early_stop is not None and files["validation_file"] and early_stop.patience >= validations:
         yield (
-            f"early_stop: a patience of {early_stop.patience} validations cannot stop the job early: it has "
-            f"{validations}, one every {plan.eval_interval} steps; lower the patience or eval_interval"
+            f"early_stop: a patience of {early_stop.patience} validations cannot stop the job early, because it has "
+            f"only {validations} (one every {plan.eval_interval} steps); lower patience or eval_interval"
         )
     if plan.max_reasoning_tokens is not None and renderer.reasoning_end_id is None:
         yield "reasoning_effort: the model has no token that ends its reasoning, so the reasoning cannot be limited"
@@ -73,7 +73,7 @@ def _row_advice(plan: StepPlan, files: Mapping[str, Sequence[Task]]) -> Iterator
     for name, tasks in files.items():
         if repeated := _find_repeated(tasks):
             rows = f"{len(repeated)} of {len(tasks)} rows repeat an earlier row (rows {format_ranges(repeated)})"
-            yield f"{name}: {rows}: the same task counts several times"
+            yield f"{name}: {rows}, so the same task counts several times"
     trained = {json.dumps(task.messages, sort_keys=True) for task in files["training_file"]}
     for name in FILES[1:]:
         shared = sum(json.dumps(task.messages, sort_keys=True) in trained for task in files[name])
@@ -117,7 +117,7 @@ def _grader_advice(reinforcement: Reinforcement) -> Iterator[str]:
     for field, spec in iterate_graders(reinforcement):
         if field.startswith(FIELD) and _is_constant(spec):
             why = "gives all answers to a row the same grade, because it does not read `sample`"
-            yield f"{field}: {why}: the model learns nothing from it; read {{{{ sample.output_text }}}}, for example"
+            yield f"{field}: {why}, so the model learns nothing; read {{{{ sample.output_text }}}}, for example"
 
 
 def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:
@@ -131,15 +131,19 @@ def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:
         if tool.timeout_s > limits.rollout_timeout_s:
             limit = f"limits.rollout_timeout_s ({limits.rollout_timeout_s:g} s)"
             yield _short_timeout(f"{TOOLS}[{i}]", tool, limit, tool.timeout_s)
-    waited: list[tuple[str, Endpoint | None]] = [(SESSION, reinforcement.session)]
-    waited += [(field, spec) for field, spec in iterate_graders(reinforcement) if isinstance(spec, EndpointGrader)]
-    for field, endpoint in waited:
+    awaited_endpoints: list[tuple[str, Endpoint | None]] = [(SESSION, reinforcement.session)]
+    awaited_endpoints += [
+        (field, spec) for field, spec in iterate_graders(reinforcement) if isinstance(spec, EndpointGrader)
+    ]
+    for field, endpoint in awaited_endpoints:
         if endpoint is not None and endpoint.timeout_s > limits.wait_timeout_s:
             yield _short_timeout(field, endpoint, wait, endpoint.timeout_s / WAIT_FACTOR)
 
 
 def _short_timeout(field: str, endpoint: Endpoint, limit: str, needed_s: float) -> Problem:
-    message = f"{endpoint.timeout_s:g} s is longer than {limit}, so a rollout with such a call is discarded"
+    message = (
+        f"{endpoint.timeout_s:g} s is longer than {limit}, so a rollout with a call that takes this long is discarded"
+    )
     fix = f"set limits.rollout_timeout_s to more than {math.ceil(needed_s)}, or lower timeout_s"
     return Problem("short_rollout_timeout", f"{field}.timeout_s", message, fix)
 

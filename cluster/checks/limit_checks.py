@@ -15,27 +15,29 @@ NUM_ROWS = "invalid_n_examples"
 def check_row_limits(
     limits: JobLimits, training: Path, validation: Path | None, samples: int | None = None
 ) -> list[Problem]:
-    """Return problems of files with too few or too many rows, and of readiness checks with too many rollouts.
+    """Return problems if a file has too few or too many rows, or if a readiness check would sample too many rollouts.
 
-    `samples` is the number of rollouts per row of a readiness check; None if the job is not a readiness check.
+    `samples` is the number of rollouts that a readiness check samples per row; None if the job trains.
     """
     found = []
     count = count_rows(training)
     if not limits.min_training_rows <= count <= limits.max_training_rows:
         allowed = f"{limits.min_training_rows:,} to {limits.max_training_rows:,}"
-        found.append(_problem("training_file", count, allowed, training))
+        found.append(_row_count_problem("training_file", count, allowed, training))
     if samples is not None and samples * count > limits.max_readiness_rollouts:
-        message = f"{samples} samples of {count:,} rows are {samples * count:,} rollouts"
+        message = f"{samples} samples of each of {count:,} rows are {samples * count:,} rollouts"
         message += f", but the operator's limit is {limits.max_readiness_rollouts:,}"
         fix = "use fewer samples or fewer rows, or ask the operator to raise jobs.max_readiness_rollouts"
         found.append(Problem("over_limit", "samples", message, fix))
     if validation is not None and (count := count_rows(validation)) > limits.max_validation_rows:
-        found.append(_problem("validation_file", count, f"at most {limits.max_validation_rows:,}", validation))
+        found.append(
+            _row_count_problem("validation_file", count, f"at most {limits.max_validation_rows:,}", validation)
+        )
     return found
 
 
 def check_resource_limits(limits: JobLimits, bundles: Sequence[Mapping[str, float]]) -> list[Problem]:
-    """Return problems of jobs that need more cores or GPUs than allowed. `bundles` have Ray's resource names."""
+    """Return problems if a job needs too many cores or GPUs. The keys of `bundles` are Ray's resource names."""
     found = []
     for kind, name, limit in (("CPU", "cores", limits.max_cores), ("GPU", "GPUs", limits.max_gpus)):
         needed = sum(bundle.get(kind, 0.0) for bundle in bundles)
@@ -47,6 +49,6 @@ def check_resource_limits(limits: JobLimits, bundles: Sequence[Mapping[str, floa
     return found
 
 
-def _problem(field: str, count: int, allowed: str, path: Path) -> Problem:
+def _row_count_problem(field: str, count: int, allowed: str, path: Path) -> Problem:
     message = f"has {count:,} row{'s' * (count != 1)}, but a job must have {allowed}"
     return Problem(NUM_ROWS, field, message, "add or remove rows", path.name)

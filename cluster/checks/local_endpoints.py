@@ -1,6 +1,6 @@
-"""Access to the loopback and private endpoints of a job file, for commands that run it on the operator's computer.
+"""Access to the loopback and private endpoints of a job file, for commands that run the job on the operator's computer.
 
-The job file is trusted like a Makefile there: the operator starts the command and owns its Ray cluster.
+For these commands, the job file is trusted like a Makefile: the operator starts the command and owns its Ray cluster.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def resolve_host(host: str, port: int) -> list[IPAddress]:
 def allow_local_endpoints(
     operator: OperatorConfig, job: JobSpec | Reinforcement | None, address: str | None, resolve: Resolve = resolve_host
 ) -> OperatorConfig:
-    """Return `operator` with the local endpoints of `job` allowed, if the command starts a Ray cluster itself.
+    """Return `operator` with access to the local endpoints of `job` added, if the command starts its own Ray cluster.
 
-    Host names are resolved here, once. A name that has a public address now stays limited to public addresses, so
-    the owner of its DNS zone cannot direct calls into the operator's network later.
+    Host names are resolved here, once. A host name that has a public address at this time stays limited to public
+    addresses. Therefore the owner of its DNS zone cannot direct calls into the operator's network later.
 
     Args:
         operator: The configuration. If it sets `allowed_networks`, even to an empty list, it is returned unchanged.
@@ -49,10 +49,10 @@ def allow_local_endpoints(
     reinforcement = job.method.reinforcement if isinstance(job, JobSpec) else job
     if address is not None or reinforcement is None or "allowed_networks" in operator.model_fields_set:
         return operator
-    return operator.with_job_endpoints(dict.fromkeys(_own_endpoints(reinforcement, resolve)))
+    return operator.with_job_endpoints(dict.fromkeys(_local_destinations(reinforcement, resolve)))
 
 
-def _own_endpoints(reinforcement: Reinforcement, resolve: Resolve) -> Iterator[AllowedDestination]:
+def _local_destinations(reinforcement: Reinforcement, resolve: Resolve) -> Iterator[AllowedDestination]:
     for _, text in list_endpoint_urls(reinforcement):
         if find_endpoint_problem(text, {}):
             continue  # the check of the job reports it

@@ -1,4 +1,4 @@
-"""Examination of a model without a job: how it writes conversations, and which features are missing, with fixes."""
+"""Examination of a model without a job: the format of its conversations, and its missing features, with fixes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WITHOUT_CALLS: tuple[Message, ...] = tuple(m for m in _CONVERSATION if m["conte
 
 
 class ModelFeature(NamedTuple):
-    """Feature of a model, its value, and a remark if it limits training: the consequence or the fix."""
+    """Feature of a model with its value. If the value limits training, `remark` is the consequence or the fix."""
 
     name: str
     value: str
@@ -52,14 +52,16 @@ class ModelFeatures:
         tool_parser: Name of the tool parser; None if the model can be used only without tools.
         reads_calls: Whether the parser reads the calls that the template writes.
         stop_tokens: Stop tokens.
-        reasoning: Reasoning: a turn may start with it, the prompt opens it, or separate messages contain it.
+        reasoning: How the model reasons: not at all (`none`), optionally at the start of a turn (`optional`), in every
+            turn, because the prompt opens the reasoning (`opened`), or in separate messages (`message`).
         keeps_reasoning: Whether the reasoning of a turn with calls stays in the history.
         parallel_calls: Whether a turn of the history may have several calls.
         shows_tools: Whether the prompt shows the tools.
         shows_system: Whether the prompt shows a system message.
-        is_append_only: Whether a rollout with calls is one segment.
-        samples: Number of samples of a supervised conversation with a call and two answers; 0 if it is not renderable.
-        samples_without_calls: Number of samples of a supervised conversation with two answers and no call.
+        is_append_only: Whether the template only appends to earlier turns, so that a rollout with calls is one segment.
+        samples: Number of training samples into which a supervised conversation with a call and two answers is split;
+            0 if it cannot be rendered.
+        samples_without_calls: The same number for a supervised conversation with two answers and no call.
         has_structured_output: Whether answers can be constrained to a schema in rows with tools.
     """
 
@@ -78,33 +80,33 @@ class ModelFeatures:
     has_structured_output: bool
 
     @property
-    def trainable(self) -> bool:
-        """Whether tool calls can be trained, by reinforcement and by supervised training."""
+    def can_train_calls(self) -> bool:
+        """Whether tool calls can be trained, both by reinforcement and by supervised jobs."""
         return self.reads_calls and self.shows_tools and self.samples > 0
 
-    def findings(self) -> Iterator[ModelFeature]:
+    def list_features(self) -> Iterator[ModelFeature]:
         """Yield the features as text, most important first."""
         calls = self.tool_parser is not None
         yield ModelFeature("family", self.family)
         if calls:
-            yield ModelFeature("tools in the prompt", _yes(self.shows_tools), "" if self.shows_tools else TOOLS_FIX)
+            yield ModelFeature(
+                "tools in the prompt", _yes_or_no(self.shows_tools), "" if self.shows_tools else TOOLS_FIX
+            )
             parser = str(self.tool_parser) if self.reads_calls else "no parser reads its calls"
             yield ModelFeature("tool parser", parser, "" if self.reads_calls else OWN_TEMPLATE)
         else:
-            yield ModelFeature("tools", "no", f"usable without tools; for tools, {OWN_TEMPLATE}")
-        system = "rows with a system message are refused; put its text into the user's first message"
-        yield ModelFeature("system message", _yes(self.shows_system), "" if self.shows_system else system)
+            yield ModelFeature("tools", "no", f"the model is usable without tools; to use tools, {OWN_TEMPLATE}")
+        system = "rows with a system message are refused; put the text into the user's first message"
+        yield ModelFeature("system message", _yes_or_no(self.shows_system), "" if self.shows_system else system)
         if calls:
-            one = "the template writes a turn with several calls as several turns, which starts a new segment"
-            yield ModelFeature("parallel calls", _yes(self.parallel_calls), "" if self.parallel_calls else one)
+            one = "the template writes a turn with several calls as several turns, so a new segment begins"
+            yield ModelFeature("parallel calls", _yes_or_no(self.parallel_calls), "" if self.parallel_calls else one)
         dropped = calls and self.reasoning != "none" and not self.keeps_reasoning
-        remark = "the template leaves it out of the history, so each turn is a segment" if dropped else ""
+        remark = "the template leaves reasoning out of the history, so each turn is a segment" if dropped else ""
         reasoning = {"none": "no", "optional": "yes", "opened": "always", "message": "yes, in separate messages"}
         yield ModelFeature("reasoning", reasoning[self.reasoning], remark)
         if calls:
-            several = (
-                "" if self.is_append_only else "the template writes turns of the history differently than the model"
-            )
+            several = "" if self.is_append_only else "the template does not write earlier turns as the model wrote them"
             yield ModelFeature("rollouts", "one segment" if self.is_append_only else "one segment per turn", several)
         samples = self.samples if calls else self.samples_without_calls
         supervised = {0: "no", 1: "one sample per conversation"}.get(samples, "one sample per turn")
@@ -112,18 +114,20 @@ class ModelFeatures:
         if calls:
             grammar = "response_format is refused for rows with tools, because this family's calls have no grammar"
             yield ModelFeature(
-                "structured output", _yes(self.has_structured_output), "" if self.has_structured_output else grammar
+                "structured output",
+                _yes_or_no(self.has_structured_output),
+                "" if self.has_structured_output else grammar,
             )
         yield ModelFeature("stop tokens", " ".join(self.stop_tokens))
 
 
-def _yes(value: bool) -> str:
+def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
 def examine_renderer(renderer: Renderer, *, reads_calls: bool) -> ModelFeatures:
-    """Examine the model of a renderer. `reads_calls` is whether its parser reads the template's calls."""
-    shown = _shown(renderer, [_QUESTION])
+    """Return the features of a renderer's model. `reads_calls` is whether its parser reads the template's calls."""
+    shown = _render_prompt(renderer, [_QUESTION])
     form = renderer.template_format
     reasoning = "message" if renderer.family.reasoning_parser is not None else renderer.reasoning_mode
     return ModelFeatures(
@@ -135,22 +139,22 @@ def examine_renderer(renderer: Renderer, *, reads_calls: bool) -> ModelFeatures:
         keeps_reasoning=form.reasoning_field is not None,
         parallel_calls=form.takes_several_calls,
         shows_tools=all(tool["function"]["name"] in shown for tool in ROUND_TRIP_TOOLS),
-        shows_system=_SYSTEM["content"] in _shown(renderer, [_SYSTEM, _QUESTION]),
+        shows_system=_SYSTEM["content"] in _render_prompt(renderer, [_SYSTEM, _QUESTION]),
         is_append_only=form.can_append(1, has_text=False, has_reasoning=reasoning != "none"),
-        samples=_num_samples(renderer, _CONVERSATION, ROUND_TRIP_TOOLS) if reads_calls else 0,
-        samples_without_calls=_num_samples(renderer, _WITHOUT_CALLS, ()),
-        has_structured_output=renderer.template_format.calls is not None,
+        samples=_count_samples(renderer, _CONVERSATION, ROUND_TRIP_TOOLS) if reads_calls else 0,
+        samples_without_calls=_count_samples(renderer, _WITHOUT_CALLS, ()),
+        has_structured_output=renderer.template_format.call_syntax is not None,
     )
 
 
-def _shown(renderer: Renderer, messages: list[Message]) -> str:
+def _render_prompt(renderer: Renderer, messages: list[Message]) -> str:
     try:
         return renderer.render_text(messages, ROUND_TRIP_TOOLS, add_generation_prompt=True)
     except RenderFailed:
         return ""
 
 
-def _num_samples(renderer: Renderer, conversation: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
+def _count_samples(renderer: Renderer, conversation: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
     try:
         return len(split_conversation(renderer, conversation, tools))
     except (RenderFailed, ValueError):
@@ -159,28 +163,29 @@ def _num_samples(renderer: Renderer, conversation: Sequence[Message], tools: Seq
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Result of examining a model: its features (None if it cannot be read) and its problems.
+    """Result of examining a model: its features (None if the model cannot be read) and its problems.
 
-    `unread_calls` is why no parser reads its calls; it is a problem only of jobs with tools.
+    `unread_calls_problem` is why no parser reads the model's calls, a problem only for jobs with tools; None if a
+    parser reads them.
     """
 
-    examined: ModelFeatures | None
+    features: ModelFeatures | None
     problems: list[Problem]
-    unread_calls: Problem | None = None
+    unread_calls_problem: Problem | None = None
 
     @property
-    def trainable(self) -> bool:
+    def can_train_calls(self) -> bool:
         """Whether tool calls can be trained."""
-        return self.examined is not None and self.examined.trainable and not self.all_problems
+        return self.features is not None and self.features.can_train_calls and not self.all_problems
 
     @property
-    def trainable_without_tools(self) -> bool:
+    def can_train_without_calls(self) -> bool:
         """Whether jobs without tools can be trained."""
-        return self.examined is not None and self.examined.samples_without_calls > 0 and not self.problems
+        return self.features is not None and self.features.samples_without_calls > 0 and not self.problems
 
     @property
     def all_problems(self) -> list[Problem]:
-        return [*self.problems, *([] if self.unread_calls is None else [self.unread_calls])]
+        return [*self.problems, *([] if self.unread_calls_problem is None else [self.unread_calls_problem])]
 
 
 def examine_model(name: str, options: ModelOptions) -> Examination:
@@ -191,14 +196,14 @@ def examine_model(name: str, options: ModelOptions) -> Examination:
     model, problems = read_model(job, folder, trains=False)
     if model is None:
         return Examination(None, problems)
-    if model.unread_calls is not None and (renderer := without_tools_renderer(model.renderer)) is not None:
-        return Examination(examine_renderer(renderer, reads_calls=False), problems, model.unread_calls)
+    if model.unread_calls_problem is not None and (renderer := without_tools_renderer(model.renderer)) is not None:
+        return Examination(examine_renderer(renderer, reads_calls=False), problems, model.unread_calls_problem)
     reads_calls = all(problem.code != "calls_not_parsed" for problem in problems)
     return Examination(examine_renderer(model.renderer, reads_calls=reads_calls), problems)
 
 
 def add_tools_to_template(name: str) -> str:
-    """Return a model's chat template with an added first part that writes tools, calls and results as text.
+    """Return a model's chat template, extended by a first part that writes tools, calls and results as text.
 
     Raises:
         UserError: The model is missing, its template already supports tools, or the added part does not work.
@@ -211,12 +216,12 @@ def add_tools_to_template(name: str) -> str:
         raise UserError(str(tokenizer))
     own = load_chat_template(tokenizer)
     renderer, difference = find_dialect(tokenizer, DEFAULT_DIALECT)
-    if examine_renderer(renderer, reads_calls=difference is None).trainable:
-        raise UserError(f"the chat template of {name} already supports tools: use it as it is")
+    if examine_renderer(renderer, reads_calls=difference is None).can_train_calls:
+        raise UserError(f"the chat template of {name} already supports tools: use the template as it is")
     text = add_tools_prelude(own)
     tokenizer.chat_template = text
     renderer, difference = find_dialect(tokenizer, DEFAULT_DIALECT)
-    if difference is not None or not examine_renderer(renderer, reads_calls=True).trainable:
-        why = difference or "it leaves out the tools or the turns"
+    if difference is not None or not examine_renderer(renderer, reads_calls=True).can_train_calls:
+        why = difference or "the template leaves out the tools or the turns"
         raise UserError(f"cannot add tools as text to the chat template of {name}: {why}; write your own template")
     return text

@@ -1,6 +1,6 @@
 """Offline checks of a job: they only read files, import no model library, start no cluster and call no endpoint.
 
-If the job file itself has errors, no other checks run, so that errors are reported within a second.
+If the job file itself has errors, no other checks run, so that its errors are reported within a second.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_offline(job: JobSpec, folder: ModelFolder, operator: OperatorConfig) -
 
 
 def check_method(reinforcement: Reinforcement, rows: Sequence[CheckedRow], operator: OperatorConfig) -> list[Problem]:
-    """Return the problems of tools, sessions and graders, alone and with these rows; nothing is called."""
+    """Return the problems of tools, sessions and graders, both on their own and with these rows. Calls nothing."""
     return [
         *check_tools(reinforcement, rows),
         *check_row_sizes(reinforcement, rows),
@@ -52,12 +52,12 @@ def check_method(reinforcement: Reinforcement, rows: Sequence[CheckedRow], opera
 
 def make_invalid_job(problems: Sequence[Problem]) -> InvalidJob:
     """Return the error that lists all problems of a job."""
-    merged = _merge_rows(problems)
+    merged = _merge_equal_problems(problems)
     return InvalidJob(f"the job has {len(merged)} problem{'s' * (len(merged) != 1)}", _shorten(merged))
 
 
 @dataclass(frozen=True, slots=True)
-class _Merged:
+class _MergedProblem:
     """Problem with the lines of all rows that have it."""
 
     problem: Problem
@@ -69,19 +69,21 @@ class _Merged:
         return replace(self.problem, rows=format_ranges(self.lines)) if several else self.problem
 
 
-def _merge_rows(problems: Iterable[Problem]) -> list[_Merged]:
+def _merge_equal_problems(problems: Iterable[Problem]) -> list[_MergedProblem]:
     """Merge equal problems of several rows into one, because they have one cause."""
-    merged: dict[tuple[str, ...] | int, _Merged] = {}
+    merged: dict[tuple[str, ...] | int, _MergedProblem] = {}
     for number, problem in enumerate(problems):
         of_row = problem.line is not None and problem.field.startswith(FILES)
         same = (problem.code, _without_indexes(problem.field), problem.message) if of_row else number
-        merged.setdefault(same, _Merged(problem, [])).lines.extend([problem.line] if problem.line is not None else [])
+        merged.setdefault(same, _MergedProblem(problem, [])).lines.extend(
+            [problem.line] if problem.line is not None else []
+        )
     return list(merged.values())
 
 
-def _shorten(merged: Iterable[_Merged]) -> list[Problem]:
+def _shorten(merged: Iterable[_MergedProblem]) -> list[Problem]:
     """Return at most SHOWN_PER_KIND problems per code and field, and a problem that counts the others."""
-    kinds: dict[tuple[str, str], list[_Merged]] = {}
+    kinds: dict[tuple[str, str], list[_MergedProblem]] = {}
     shown: list[Problem] = []
     for each in merged:
         kind = kinds.setdefault((each.problem.code, _without_indexes(each.problem.field)), [])
@@ -93,7 +95,7 @@ def _shorten(merged: Iterable[_Merged]) -> list[Problem]:
             lines = [line for each in others for line in each.lines]
             message = f"and {len(others)} more of this kind"
             rest = replace(others[0].problem, field=where, message=message, fix="fix them in the same way")
-            shown.append(_Merged(rest, lines).with_rows)
+            shown.append(_MergedProblem(rest, lines).with_rows)
     return shown
 
 
@@ -102,14 +104,14 @@ def _without_indexes(field: str) -> str:
 
 
 def check_gradable(job: JobSpec, file: str) -> None:
-    """Check that a job has a grader, and the data file that is to be graded.
+    """Check that a job has a grader and a file in its field `file`, whose rows are to be graded.
 
     Raises:
-        InvalidJob: The job is supervised, or `file` is not a file field that the job sets.
+        InvalidJob: The job is supervised, or does not set the field `file`.
     """
     if job.method.type == "supervised":
         message, fix = "a supervised job has no grader", "use a job whose method is reinforcement"
         raise InvalidJob("nothing to grade", [Problem("not_gradable", "method.type", message, fix)])
     if getattr(job, file) is None:
-        fix = "use training_file, validation_file or test_file, and set it in the job"
+        fix = "use training_file, validation_file or test_file, and set this field in the job"
         raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", fix)])

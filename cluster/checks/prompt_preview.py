@@ -1,4 +1,4 @@
-"""Preview of the first training row as the model reads it: its prompt, or its conversation with the trained parts."""
+"""Preview of the first training row as the model reads it: a prompt, or a conversation with marked trained parts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from agent_rft.spec.job import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class PromptPreview:
-    """Prompt or conversation of a row as text.
+    """Prompt or supervised conversation of a row as text.
 
-    `samples` are samples in pieces of (text, is trained). A reinforcement job has one sample, the prompt, without
-    trained pieces.
+    Each of the `samples` is divided into pieces of (text, whether the text is trained). A reinforcement job has one
+    sample: the prompt, which is not trained.
     """
 
     dialect: Dialect
@@ -33,7 +33,7 @@ class PromptPreview:
 
 
 def preview_prompt(job: JobSpec, folder: ModelFolder) -> PromptPreview | None:
-    """Return the first row of the training file as the model in `folder` reads it; None if row or model is unreadable.
+    """Return the first training row as the model in `folder` reads it; None if the row or the model cannot be read.
 
     Raises:
         UserError: The template cannot render the row.
@@ -53,11 +53,11 @@ def preview_prompt(job: JobSpec, folder: ModelFolder) -> PromptPreview | None:
         prompt = renderer.render_prompt(task.messages, task.tools)
         samples = [SupervisedSample(prompt, [False] * len(prompt))]
     num_tokens = sum(len(sample.token_ids) for sample in samples)
-    texts = tuple(_texts(renderer, sample) for sample in samples)
+    texts = tuple(_split_by_trained(renderer, sample) for sample in samples)
     return PromptPreview(renderer.dialect, tuple(renderer.stop_tokens.values()), texts, num_tokens)
 
 
-def _texts(renderer: Renderer, sample: SupervisedSample) -> tuple[tuple[str, bool], ...]:
+def _split_by_trained(renderer: Renderer, sample: SupervisedSample) -> tuple[tuple[str, bool], ...]:
     """Return a sample's text in pieces, each either trained or not."""
     tokens: Sequence[tuple[int, bool]] = list(zip(sample.token_ids, sample.mask, strict=True))
     return tuple(

@@ -51,27 +51,27 @@ class CheckedRow:
 
 
 def read_files(job: JobSpec) -> tuple[dict[str, list[Task]], list[Problem]]:
-    """Return the valid rows of each file by its field in the job, and the problems of the other lines.
+    """Return the valid rows of each file, by the job field that names the file, and the problems of invalid lines.
 
-    A file that the job does not name has no rows.
+    A field that the job does not set has an empty list of rows.
     """
     files: dict[str, list[Task]] = {}
     problems: list[Problem] = []
     for name in FILES:
         path, files[name] = getattr(job, name), []
         if path is not None:
-            files[name], bad = read_tasks(Path(path), name, conversations=job.method.type == "supervised")
+            files[name], bad = read_tasks(Path(path), name, is_supervised=job.method.type == "supervised")
             problems += bad
     return files, problems
 
 
 def list_rows(job: JobSpec, files: Mapping[str, Sequence[Task]]) -> list[CheckedRow]:
-    """Return the rows of all files, in order."""
+    """Return the rows of all files, in the order of `files`."""
     return [CheckedRow(name, Path(getattr(job, name)).name, task) for name, tasks in files.items() for task in tasks]
 
 
 def check_tools(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
-    """Return problems of rows that offer a tool without a server or with an invalid schema."""
+    """Return problems of rows with a tool whose server the job does not set, or whose schema is invalid."""
     problems = []
     served = {tool.name for tool in reinforcement.tools}
     grammar = reinforcement.response_format is not None  # the grammar includes the schemas of calls
@@ -99,7 +99,7 @@ def check_tools(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> lis
 def check_row_sizes(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
     """Return problems of rows that are too large for requests to tools, sessions and endpoint graders.
 
-    Each of these requests contains its row.
+    Each such request contains the full row.
     """
     session = reinforcement.session
     always = (session is not None and session.start_url is not None) or any(
@@ -109,15 +109,15 @@ def check_row_sizes(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) ->
     for row in rows:
         if (always or row.task.tools) and (size := len(encode_json(row.task.item))) > MAX_ROW_BYTES:
             message = (
-                f"the row has {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed: each request contains its "
-                f"row, and a request with the arguments of a call has at most {MAX_REQUEST_BYTES:,}"
+                f"the row has {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed, because each request "
+                f"contains the row, perhaps with a call's arguments, and has at most {MAX_REQUEST_BYTES:,} bytes"
             )
             problems.append(row.problem("row_too_large", "", message, SIZE_FIX))
     return problems
 
 
 def check_template_values(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
-    """Return problems of rows that cannot be graded: a value that a grader's template reads is missing or too long."""
+    """Return problems of rows in which a value that a grader's template reads is missing or too long."""
     templates = [
         (f"{field}.{name}", template)
         for field, spec in iterate_graders(reinforcement)
@@ -151,7 +151,8 @@ async def check_row_lengths(
 ) -> list[Problem]:
     """Return problems of rows whose prompt does not fit in the context or cannot be rendered completely.
 
-    With `conversations`, each sample of a row is checked instead of its prompt.
+    With `conversations`, rows are supervised conversations, whose training samples are checked instead of prompts.
+    With `tools_in_prompt`, the prompt must show all tools of its row.
     """
     problems: list[Problem] = []
     for i, row in enumerate(rows):
@@ -193,7 +194,7 @@ def _missing_in_prompt(row: CheckedRow, text: str, tools_in_prompt: bool) -> lis
         if given["role"] in ("assistant", "tool") or not isinstance(content, str):
             continue
         if content.strip()[:SHOWN_CHARS] not in text:
-            message = f"the prompt does not show this message with the role {given['role']}"
+            message = f"the prompt does not show this message, whose role is {given['role']}"
             fix = "change the role or the text of the message, or use another template"
             return [row.problem("message_not_in_prompt", f".messages[{i}]", message, fix)]
     return []

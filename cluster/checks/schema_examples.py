@@ -35,10 +35,11 @@ def make_example_call(tool: ToolSchema) -> ToolCall:
 
 
 def make_example(schema: Any) -> Any:
-    """Return a small value that fits a JSON schema: its default, constant or first choice, else only required parts.
+    """Return a small value that fits a JSON schema.
 
-    Patterns and formats are ignored, so a tool may reject the value. If a schema requires more than MAX_VALUES or
-    MAX_CHARS, the example is incomplete.
+    The value is the schema's default, constant or first choice; if it has none of these, only the required parts.
+    Patterns and formats are ignored, so a tool may reject the value. If the schema requires more than MAX_VALUES values
+    or MAX_CHARS characters, the example is incomplete.
     """
     return _ExampleMaker(schema).value(schema, 0)
 
@@ -65,12 +66,12 @@ class _ExampleMaker:
         if isinstance(reference := schema.get("$ref"), str):
             found = resolve_reference(self._root, reference)
             return None if found is None else self.value(found[1], depth + 1)
-        if parts := _list(schema, "allOf"):
+        if parts := _get_list(schema, "allOf"):
             values = [self.value(part, depth + 1) for part in parts]
             objects = [value for value in values if isinstance(value, dict)]
             return {key: value for part in objects for key, value in part.items()} if objects else values[0]
         for key in ("anyOf", "oneOf"):
-            if parts := _list(schema, key):
+            if parts := _get_list(schema, key):
                 return self.value(parts[0], depth + 1)
         kind = schema.get("type", "object" if "properties" in schema else "string")
         kind = kind[0] if isinstance(kind, list) and kind else kind
@@ -86,7 +87,7 @@ class _ExampleMaker:
         properties = schema.get("properties")
         properties = properties if isinstance(properties, dict) else {}
         made = {}
-        for name in _list(schema, "required"):
+        for name in _get_list(schema, "required"):
             if self._values_left < 0:
                 break
             if isinstance(name, str):
@@ -95,33 +96,33 @@ class _ExampleMaker:
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
         made = []
-        for _ in range(min(_count(schema, "minItems"), MAX_VALUES)):
+        for _ in range(min(_get_count(schema, "minItems"), MAX_VALUES)):
             if self._values_left < 0:
                 break
             made.append(self.value(schema.get("items", {}), depth + 1))
         return made
 
     def _text(self, schema: Mapping[str, Any]) -> str:
-        num_chars = min(_count(schema, "minLength"), self._chars_left)
+        num_chars = min(_get_count(schema, "minLength"), self._chars_left)
         self._chars_left -= num_chars
         return "x" * num_chars
 
 
-def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
+def _get_list(schema: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value := schema.get(key), list) else []
 
 
-def _count(schema: Mapping[str, Any], key: str) -> int:
+def _get_count(schema: Mapping[str, Any], key: str) -> int:
     value = schema.get(key, 0)
     return int(min(value, MAX_CHARS)) if isinstance(value, int | float) and value > 0 else 0
 
 
-def _number(schema: Mapping[str, Any], key: str, otherwise: float) -> float:
+def _get_number(schema: Mapping[str, Any], key: str, otherwise: float) -> float:
     value = schema.get(key)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
 
 
 def _example_number(schema: Mapping[str, Any]) -> Any:
-    step = _number(schema, "multipleOf", 1)
-    low = max(_number(schema, "minimum", 0), _number(schema, "exclusiveMinimum", -step) + step)
-    return min(low, _number(schema, "maximum", low))
+    step = _get_number(schema, "multipleOf", 1)
+    low = max(_get_number(schema, "minimum", 0), _get_number(schema, "exclusiveMinimum", -step) + step)
+    return min(low, _get_number(schema, "maximum", low))

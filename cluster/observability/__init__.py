@@ -1,4 +1,4 @@
-"""Dashboards and alerts over `agent_rft.metrics`, and their files for Prometheus, Grafana and Kubernetes.
+"""Dashboards and alerts for the metrics in `agent_rft.metrics`, as files for Prometheus, Grafana and Kubernetes.
 
-This package records no metrics. Training and serving code may not import it.
+This package does not record metrics. Training and serving code must not import it.
 """

@@ -1,9 +1,9 @@
 """Alerts, each with its effect on a job and a fix; the alert rules and RUNBOOK.md are generated from these entries.
 
-Each alert has one panel in `agent_rft.cluster.observability.dashboards`, which draws its threshold.
+Each alert has one panel in `agent_rft.cluster.observability.dashboards` that draws the alert's threshold.
 
-The windows suit steps of ten seconds to ten minutes. Metrics recorded once per step are averaged over at least three
-ten-minute steps, because a single batch is too noisy.
+The averaging windows suit training steps of ten seconds to ten minutes. Metrics that are recorded once per step are
+averaged over at least 30 minutes (three steps of ten minutes), because a single batch is too noisy.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from agent_rft.trainer.loop.step_checks import GAP_HALTS_AT, GAP_WARNS_AT
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """PromQL expression `value comparison threshold rest`.
+    """Condition of an alert: the PromQL expression `value comparison threshold rest`.
 
-    `threshold` is a number, or an expression with one threshold per series. `rest` continues the expression with
-    `and`, `unless` or `or`.
+    `threshold` is a number, or a PromQL expression with one threshold per series. `continuation` is empty, or continues
+    the expression with `and`, `unless` or `or`.
     """
 
     value: str
     comparison: Literal["<", "==", ">"]
     threshold: float | str
-    rest: str = ""
+    continuation: str = ""
 
     @property
     def expr(self) -> str:
         threshold = self.threshold if isinstance(self.threshold, str) else f"{self.threshold:g}"
-        return f"{self.value} {self.comparison} {threshold} {self.rest}".rstrip()
+        return f"{self.value} {self.comparison} {threshold} {self.continuation}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Alert that fires once `condition` has been true for `wait` (a Prometheus duration such as `5m`).
+    """Alert that fires once `condition` has been true for `pending_period` (a Prometheus duration such as `5m`).
 
-    `meaning` describes the effect on the job, `runbook` what to do.
+    `meaning` describes the effect on the job, and `runbook` describes what to do.
     """
 
     name: str
     severity: Literal["warning", "critical"]
     condition: Condition
-    wait: str
+    pending_period: str
     summary: str
     meaning: str
     runbook: str
@@ -77,30 +77,33 @@ def _not_ended(*matchers: str) -> str:
     return f"sum by (job) (last_over_time({samples('jobs_ended/<outcome>', *matchers)}[1h])) == 0"
 
 
-def drivers(*matchers: str) -> str:
-    """Return PromQL: 1 for each job with a running driver, 0 for each whose driver is gone without reporting an end."""
+def driver_up_expr(*matchers: str) -> str:
+    """Return PromQL with one value per job: 1 while its driver runs, 0 if the driver is gone without reporting an end.
+
+    A job whose driver has reported the end has no value. The value 0 disappears after one hour.
+    """
     return f"(max by (job) ({samples('process_up', *matchers, DRIVER)}) or {_not_ended(*matchers)})"
 
 
-def api(*matchers: str) -> str:
-    """Return PromQL: 1 while an API replica runs, and 0 for a day after the last replica is gone."""
+def api_up_expr(*matchers: str) -> str:
+    """Return PromQL: 1 while a replica of the API runs, then 0 for one day after the last replica is gone."""
     up = samples("process_up", *matchers, API)
     return f"(max by (job) ({up}) or 0 * max by (job) (last_over_time({up}[1d])))"
 
 
-def learner_restarts(*matchers: str) -> str:
+def learner_restarts_expr(*matchers: str) -> str:
     return f"sum by (job) (increase({samples('learner_restarts', *matchers)}[1h]))"
 
 
-def store_failures(*matchers: str) -> str:
+def store_failures_expr(*matchers: str) -> str:
     return f"sum by (job) (increase({samples('checkpoint_store_failures/<action>', *matchers)}[30m]))"
 
 
-def failed_trackers(*matchers: str) -> str:
+def failed_trackers_expr(*matchers: str) -> str:
     return f"sum by (job, tracker) ({samples('tracker_failures/<tracker>', *matchers)})"
 
 
-def failed_jobs(*matchers: str) -> str:
+def failed_jobs_expr(*matchers: str) -> str:
     return f"sum by (job) (max_over_time({samples('jobs_ended/failed', *matchers)}[15m]))"
 
 
@@ -117,7 +120,10 @@ _GROUPS = f"({_rate('zero_variance_groups/<kind>', '30m')} + {_rate('groups_trai
 API_FAILED = f"max by (job) (delta({samples('api_jobs/failed')}[15m]))"
 UP = f'up{{job="{OUR_TARGETS}"}}'
 RAY_UP = f'max by (job, node) (label_replace(up{{job="{RAY_TARGETS}"}}, "node", "$1", "instance", "(.+):.+"))'
-"""1 per node if any of its Ray ports answers: without an autoscaler, Ray also lists a port without a listener."""
+"""PromQL: 1 for each node on which at least one of Ray's ports answers.
+
+One port is enough, because Ray without an autoscaler also lists a port on which nothing listens.
+"""
 NEW_SPILLS = f"sum by (NodeAddress) (increase({RAY_SPILLED}[15m]))"
 _ENDED_CALLS = " + ".join(
     f"sum by (job, endpoint) (increase({samples(f'endpoint/<endpoint>/{end}')}[15m]))" for end in ("answered", "failed")
@@ -142,19 +148,21 @@ ALERTS = (
             0.2,
         ),
         "2m",
-        "{{ $value | humanizePercentage }} of calls to {{ $labels.endpoint }} of {{ $labels.job }} fail",
+        "{{ $value | humanizePercentage }} of the calls from {{ $labels.job }} to {{ $labels.endpoint }} fail",
         "Rollouts that need the endpoint are discarded and retried, so the job is slower but still trains correctly.",
-        "Endpoints dashboard, 'Errors per second': for server_error and connection check the server's log, process and "
-        "URL; deadline and busy mean too little capacity (add capacity, lower max_concurrency or raise timeout_s).",
+        "See 'Errors per second' in the Endpoints dashboard. For server_error and connection, check the server's log, "
+        "its process and its URL. Errors of kind deadline or busy mean that the server has too little capacity: add "
+        "capacity, lower max_concurrency or raise timeout_s.",
     ),
     Alert(
         "EndpointDown",
         "critical",
         Condition(f"max by (job, endpoint) ({samples('endpoint/<endpoint>/breaker')})", "==", 2),
         "1m",
-        "{{ $labels.endpoint }} of {{ $labels.job }} is down: it only receives probes",
+        "{{ $labels.endpoint }} of {{ $labels.job }} is down and receives only probes",
         "The job waits for the endpoint. Rollouts whose calls reach their deadline are discarded, never graded 0.",
-        "Start the server or fix its URL. The job continues after the next probe that succeeds, within a minute.",
+        "Start the server, or correct its URL in the job. The job continues within a minute, as soon as a probe "
+        "succeeds.",
     ),
     Alert(
         "RolloutsDiscarded",
@@ -164,10 +172,11 @@ ALERTS = (
         ),
         "5m",
         "{{ $value | humanizePercentage }} of the rollouts of {{ $labels.job }} are discarded",
-        "Their time is lost. Above limits.max_failure_rate, the job starts only probes.",
-        "Job dashboard, 'Rollouts per second by outcome': for tool_failed and grader_failed see the Endpoints "
-        "dashboard, for rollout_timeout check limits.rollout_timeout_s and slow tools, for rollout_waited read its "
-        "message, for engine_failed see EngineReplaced, for template_failed change the model's chat template. "
+        "The time spent on these rollouts is lost. If their share exceeds limits.max_failure_rate, the job starts "
+        "only single rollouts as probes.",
+        "See 'Rollouts per second by outcome' in the Job dashboard. tool_failed and grader_failed: see the Endpoints "
+        "dashboard. rollout_timeout: check limits.rollout_timeout_s, and look for slow tools. rollout_waited: read "
+        "the error message. engine_failed: see EngineReplaced. template_failed: change the model's chat template. "
         "`agent-rft traces RUN` shows the error messages.",
     ),
     Alert(
@@ -181,12 +190,13 @@ ALERTS = (
             f"unless on (job) ({_LONG_CALLS}) and on (job) {_DISK_TOTAL}",
         ),
         "5m",
-        "{{ $labels.job }} has taken no step and graded no rollout for 15 minutes",
-        "The job is waiting for resources, its engines are starting, its endpoints are down, or it hangs. The alert "
-        "does not fire while all calls in flight at an endpoint take longer than 15 minutes; they end at `timeout_s`.",
-        "The job's last events (`events.jsonl`, `agent-rft events list JOB`) show what it is waiting for. For "
-        "resources see `ray status`, for an endpoint EndpointDown. If they show nothing, stop the job with "
-        "SIGTERM, which saves a checkpoint, and resume it.",
+        "{{ $labels.job }} has completed no training step and graded no rollout for 15 minutes",
+        "The job is waiting for resources, its engines are starting, its endpoints are down, or the job hangs. The "
+        "alert does not fire while every call to an endpoint takes longer than 15 minutes, because such calls end at "
+        "`timeout_s`.",
+        "The job's last events (`events.jsonl`, `agent-rft events list JOB`) show what the job is waiting for. If it "
+        "is waiting for resources, run `ray status`; if it is waiting for an endpoint, see EndpointDown. If the "
+        "events do not show a reason, stop the job with SIGTERM, which saves a checkpoint, and resume the job.",
     ),
     Alert(
         "RewardCollapse",
@@ -196,7 +206,7 @@ ALERTS = (
         "the reward of {{ $labels.job }} fell to {{ $value | humanize }}, less than half of its maximum",
         "The policy is getting worse, or the grader or a tool has changed its answers.",
         "Compare grades and tool results before and after the drop (`agent-rft traces RUN --name step-N --worst 5`). "
-        "If the endpoints are correct, pause the job and continue from the best checkpoint with a lower "
+        "If the endpoints work correctly, pause the job and continue from the best checkpoint with a lower "
         "learning_rate_multiplier or a kl_coef above 0.",
     ),
     Alert(
@@ -209,12 +219,14 @@ ALERTS = (
             f"and on (job) ({_REWARD} < 0.8 * {_MAX_REWARD} or {_NO_SIGNAL} / {_GROUPS} > 0.5)",
         ),
         "10m",
-        "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, and its reward fell too or most "
-        "groups have zero variance",
-        "The rollouts of a group become identical before they are right, so soon all groups have zero variance. If a "
-        "job has simply learned its rows, its entropy falls but not its reward, and the alert does not fire.",
-        "Compare Learner dashboard, 'Entropy', with Job dashboard, 'Reward'. Pause the job and continue from the best "
-        "checkpoint with a lower learning rate, a higher temperature or clip_high, or harder rows.",
+        "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, and either its reward fell as well or "
+        "most of its groups have zero variance",
+        "The rollouts of a group become identical before they are right, so soon all groups will have zero variance "
+        "and teach nothing. If a job has simply learned its rows, its entropy falls but its reward does not, and the "
+        "alert does not fire.",
+        "Compare 'Entropy' in the Learner dashboard with 'Reward' in the Job dashboard. Pause the job and continue "
+        "from the best checkpoint with a lower learning rate, a higher temperature, a higher clip_high or harder "
+        "rows.",
     ),
     Alert(
         "EngineLearnerDifference",
@@ -226,23 +238,26 @@ ALERTS = (
             f"or max by (job) ({samples('canary_gap')}) > {GAP_WARNS_AT:g}",
         ),
         "0m",
-        "with the same weights, engines and learner of {{ $labels.job }} differ by {{ $value | humanize }} nats",
-        f"Importance weights become noise. At {GAP_HALTS_AT:g} nats the job stops.",
-        "Learner dashboard, 'Log-probability gap'. If it appears only after some updates, an engine missed a weight "
-        "update (an event names it, and it is replaced). If it exists from the first step, suspect the dtype or "
-        "vLLM's implementation of the model; try float32.",
+        "the log-probabilities of engines and learner of {{ $labels.job }} differ by {{ $value | humanize }} nats, "
+        "although the weights are the same",
+        f"Importance weights become noise. If the difference reaches {GAP_HALTS_AT:g} nats, the job stops.",
+        "See 'Log-probability gap' in the Learner dashboard. If the gap appears only after some updates, an engine "
+        "missed a weight update; an event names this engine, and the engine is replaced. If the gap exists from the "
+        "first step, suspect the dtype or vLLM's implementation of the model, and try float32.",
     ),
     Alert(
         "NoSignal",
         "warning",
         Condition(f"{_NO_SIGNAL} / {_GROUPS}", ">", 0.8),
         "10m",
-        "{{ $value | humanizePercentage }} of the groups of {{ $labels.job }} have equal rewards and are not all right",
+        "{{ $value | humanizePercentage }} of the groups of {{ $labels.job }} have equal rewards, although not all of "
+        "their rollouts are right",
         "Most rollouts are wasted, because zero-variance groups teach nothing. After three zero-variance batches the "
         "job stops.",
-        "Job dashboard, 'Groups per minute'. all_wrong: the rows are too hard; use easier ones or an SFT warm-up. "
-        "equal: the grader gives all rollouts the same grade. Groups that are all_right are not counted: a job ends "
-        "with them when it has learned its rows.",
+        "See 'Groups per minute' in the Job dashboard. all_wrong: the rows are too hard; use easier rows or an SFT "
+        "warm-up. equal: the grader gives all rollouts of a group the same grade. all_right groups are not counted, "
+        "because they are expected: once a job has learned its rows, nearly all of its groups are all_right, and it "
+        "ends.",
     ),
     Alert(
         "LearnerStarves",
@@ -252,9 +267,10 @@ ALERTS = (
         ),
         "15m",
         "the learner of {{ $labels.job }} waits for rollouts {{ $value | humanizePercentage }} of the time",
-        "Training is correct, but the learner's resources are mostly idle.",
-        "Use more engines (cluster.engines), faster tools, or max_staleness 2. If calls queue (Endpoints dashboard), "
-        "raise max_concurrency; if all slots are used (Fleet dashboard), add engines.",
+        "Training is correct, but the learner's resources are idle most of the time.",
+        "Use more engines (cluster.engines), use faster tools, or set max_staleness to 2. If calls wait in a queue "
+        "(see the Endpoints dashboard), raise max_concurrency. If all slots of the engines are in use (see the Fleet "
+        "dashboard), add engines.",
     ),
     Alert(
         "EngineReplaced",
@@ -262,21 +278,21 @@ ALERTS = (
         Condition(f"sum by (job) (increase({samples('engine_replacements')}[15m]))", ">", 0),
         "0m",
         "an engine of {{ $labels.job }} was replaced",
-        "The rollouts of the engine start again. More than three replacements per engine between two weight updates "
-        "end the job.",
-        "The job's events have the cause. If it was killed or out of memory, lower max_num_seqs or use a larger node. "
-        "If it differed from the learner, see EngineLearnerDifference.",
+        "The rollouts that ran on the engine start again. The job ends if there are more than three replacements per "
+        "engine, on average, between two weight updates.",
+        "The job's events contain the cause. If the engine was killed or ran out of memory, lower max_num_seqs or use "
+        "a larger node. If its log-probabilities differed from the learner's, see EngineLearnerDifference.",
     ),
     Alert(
         "LearnerRestarts",
         "warning",
-        Condition(learner_restarts(), ">", 2),
+        Condition(learner_restarts_expr(), ">", 2),
         "0m",
         "the learner of {{ $labels.job }} has restarted {{ $value | humanize }} times in an hour",
-        "Each time all ranks start again and the updates since the last checkpoint are repeated. Restarts without a "
-        "finished step in between end the job.",
-        "The events `learner_restarted` have the cause; the rank's log has details. If memory ran out, lower "
-        "`cluster.micro_batch_tokens`. If a node keeps leaving, check `ray status`.",
+        "At each restart, all ranks start again and the updates since the last checkpoint are repeated. If the "
+        "learner keeps restarting without finishing a step in between, the job ends.",
+        "The `learner_restarted` events contain the cause, and the rank's log has details. If memory ran out, lower "
+        "`cluster.micro_batch_tokens`. If a node repeatedly leaves the cluster, check `ray status`.",
     ),
     Alert(
         "HeldOutFalls",
@@ -288,35 +304,37 @@ ALERTS = (
             f"and on (job) {_mean('train_mean_grade')} - {_mean('train_mean_grade', ' offset 2h')} > 0.05",
         ),
         "15m",
-        "the held-out grade of {{ $labels.job }} fell to {{ $value | humanize }} in two hours while the grade rose",
-        "The policy exploits its grader instead of solving the task: reward hacking.",
-        "Job dashboard, 'Held-out grade'. Read rollouts with high grades (`agent-rft traces RUN`); the event "
-        "`alarm_raised` lists some. Add a guard or repair the grader, and continue from a checkpoint before the "
-        "held-out grade fell.",
+        "within two hours, the held-out grade of {{ $labels.job }} fell to {{ $value | humanize }} while the training "
+        "grade rose",
+        "This is reward hacking: the policy exploits its grader instead of solving the task.",
+        "See 'Held-out grade' in the Job dashboard. Read rollouts with high grades (`agent-rft traces RUN`); the "
+        "event `alarm_raised` lists some of them. Add a guard or correct the grader, and continue from a checkpoint "
+        "that was saved before the held-out grade fell.",
     ),
     Alert(
         "JobFailed",
         "warning",
-        Condition(failed_jobs(), ">", 0, f"or {API_FAILED} > 0"),
+        Condition(failed_jobs_expr(), ">", 0, f"or {API_FAILED} > 0"),
         "0m",
         "{{ $labels.job }}: a job has failed",
-        "Its driver ended with an error and released its engines and learner. For the job `api`: a job of the server "
-        "failed, possibly before its driver started.",
-        "The last event has the cause (`events.jsonl`, `agent-rft events list JOB`; `agent-rft jobs log JOB` has the "
-        "driver's output). `agent-rft explain CODE` explains a problem code. Once the cause is fixed, resume the "
-        "job: it continues from its last checkpoint.",
+        "The job's driver ended with an error and released the engines and the learner. If the alert names the job "
+        "`api`, a job of the server failed, possibly before its driver started.",
+        "The last event contains the cause (`events.jsonl`, `agent-rft events list JOB`), and `agent-rft jobs log "
+        "JOB` prints the driver's output. `agent-rft explain CODE` explains a problem code. Fix the cause and resume "
+        "the job, which continues from its last checkpoint.",
     ),
     Alert(
         "JobLost",
         "critical",
-        Condition(drivers(), "==", 0),
+        Condition(driver_up_expr(), "==", 0),
         "5m",
         "the driver of {{ $labels.job }} is gone and did not report the end of the job",
-        "It was killed, or its node is down; the steps since the last checkpoint must be repeated. With a scrape "
-        "interval above 15 s, Prometheus may miss the end of a job that ended normally.",
-        "If the run's events include `job_ended`, nothing is lost. The server restarts its jobs automatically; resume "
-        "other jobs with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl describe pod` shows whether "
-        "memory ran out.",
+        "The driver was killed, or its node is down. The steps since the last checkpoint must be repeated. If "
+        "Prometheus scrapes less often than every 15 s, it may miss the end of a job that ended normally, and the "
+        "alert is false.",
+        "If the run's events include `job_ended`, the job ended normally and nothing is lost. A server restarts its "
+        "jobs automatically; resume other jobs with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl "
+        "describe pod` shows whether memory ran out.",
     ),
     Alert(
         "TargetDown",
@@ -329,11 +347,12 @@ ALERTS = (
             f"and on (job) ({_not_ended()})) or {RAY_UP} == 0",
         ),
         "5m",
-        "Prometheus cannot scrape {{ $labels.instance }}{{ $labels.node }}, where a job or Ray runs",
-        "Panels and alerts have no data about its processes. A node without a job serves no metrics and has no alert.",
-        "Check whether the node is in the cluster (`ray status`). If it is, run `curl http://NODE:9464/metrics` on the "
-        "host of Prometheus. A firewall or a network policy may block it, or a full disk keeps the processes from "
-        "writing their metrics.",
+        "Prometheus cannot scrape {{ $labels.instance }}{{ $labels.node }}, where a job or Ray is running",
+        "Panels and alerts have no data about the processes on this node. A node without a job serves no metrics, so "
+        "the alert does not fire for a node whose jobs have ended.",
+        "Check whether the node is in the cluster (`ray status`). If it is, run `curl http://NODE:9464/metrics` on "
+        "the host of Prometheus. If this command fails, a firewall or a network policy may block the port, or a full "
+        "disk prevents the processes from writing their metrics.",
     ),
     Alert(
         "QueueStands",
@@ -345,10 +364,11 @@ ALERTS = (
             f"and on (job) max by (job) ({samples('api_jobs/running')}) == 0",
         ),
         "20m",
-        "{{ $value }} jobs of the server wait, and none runs",
-        "No job starts although one could: the server cannot reach the cluster, or waits for a paused job to save.",
-        "The server's log shows what it is doing. `ray status` and `agent-rft jobs get JOB` show whether the cluster "
-        "answers; restarting the server loses nothing.",
+        "{{ $value }} jobs of the server are queued, but no job is running",
+        "A queued job could start but does not: the server cannot reach the cluster, or is waiting for a paused job "
+        "to save its checkpoint.",
+        "The server's log shows what the server is doing. `ray status` and `agent-rft jobs get JOB` show whether the "
+        "cluster answers. It is safe to restart the server: no job is lost.",
     ),
     Alert(
         "QueuedForHours",
@@ -356,31 +376,32 @@ ALERTS = (
         Condition(f"max by (job) ({samples('api_queue_age_s')})", ">", 4 * 3600),
         "5m",
         "a job of the server has been queued for {{ $value | humanizeDuration }}",
-        "The job waits for the jobs before it. At most `jobs.max_running` jobs run at a time.",
-        "`agent-rft jobs list` shows what runs. Raise `jobs.max_running` if the cluster has free GPUs (`ray status`), "
-        "add GPUs, or pause a job that can wait. If nothing runs, see QueueStands.",
+        "The job waits until the jobs ahead of it have ended. At most `jobs.max_running` jobs run at a time.",
+        "`agent-rft jobs list` shows the running jobs. Raise `jobs.max_running` if the cluster has free GPUs (`ray "
+        "status`), add GPUs, or pause a job that can wait. If no job is running, see QueueStands.",
     ),
     Alert(
         "ApiDown",
         "critical",
-        Condition(api(), "==", 0),
+        Condition(api_up_expr(), "==", 0),
         "5m",
         "no process of the API exports metrics",
-        "The API or the whole head is gone: clients get no answer and queued jobs do not start. Running jobs "
+        "The API or the whole head node is down: clients get no answer, and queued jobs do not start. Running jobs "
         "continue if their nodes are up.",
-        "Check the head (`kubectl get pods`, `ray status`) and `curl http://SERVER:8000/health`. Start the server "
-        "again: its jobs continue. If you stopped it on purpose, silence the alert, which ends after a day.",
+        "Check the head node (`kubectl get pods`, `ray status`) and `curl http://SERVER:8000/health`. Start the "
+        "server again; it then continues its jobs. If you stopped the server on purpose, silence the alert, which "
+        "ends after one day.",
     ),
     Alert(
         "HeadMemory",
         "critical",
         Condition(RAY_HEAD_MEMORY, ">", 0.9),
         "5m",
-        "the head {{ $labels.ip }} uses {{ $value | humanizePercentage }} of its memory",
-        "At 95 % Ray kills processes on the head, and a container over its limit is killed. The cluster stops if its "
-        "head is killed.",
-        "Fleet dashboard, 'Memory by process'. Give the head more memory, and keep engines and learner ranks off it. "
-        "The object store counts too (`--object-store-memory`).",
+        "the head node {{ $labels.ip }} uses {{ $value | humanizePercentage }} of its memory",
+        "At 95 %, Ray kills processes on the head node. A container that exceeds its memory limit is "
+        "killed. If the head node is killed, the cluster stops.",
+        "See 'Memory by process' in the Fleet dashboard. Give the head node more memory, and do not run engines and "
+        "learner ranks on it. Ray's object store counts as used memory (`--object-store-memory`).",
     ),
     Alert(
         "EnginesMissing",
@@ -391,10 +412,11 @@ ALERTS = (
             f"count by (job) ({samples('engine/<engine>/ready')})",
         ),
         "15m",
-        "only {{ $value }} engines of {{ $labels.job }} are ready; others have not been ready for 15 minutes",
+        "some engines of {{ $labels.job }} have not been ready for 15 minutes; only {{ $value }} engines are ready",
         "The job samples with fewer engines than planned and is slower.",
-        "Fleet dashboard, 'Ready engines'. The events show what the engines wait for; `ray status` shows whether the "
-        "cluster lacks GPUs or nodes that the autoscaler cannot get. If an engine keeps dying, see EngineReplaced.",
+        "See 'Ready engines' in the Fleet dashboard. The events show what the engines are waiting for. `ray status` "
+        "shows whether GPUs are missing, or whether the autoscaler cannot start nodes. If an engine keeps failing, "
+        "see EngineReplaced.",
     ),
     Alert(
         "OldCheckpoint",
@@ -402,30 +424,33 @@ ALERTS = (
         Condition(samples("checkpoint_age_s"), ">", 7200),
         "5m",
         "the last checkpoint of {{ $labels.job }} was {{ $value | humanizeDuration }} ago",
-        "If the driver is killed now, the steps since then must be repeated.",
-        "Job dashboard, 'Checkpoint age' and 'Step time'. If "
-        "`cluster.checkpoint_interval` is the cause, lower it: a resumed job may change it. If checkpoints were "
-        "frequent until now, see NoProgress. To save one now, pause the job (or end it with SIGTERM) and resume it.",
+        "If the driver is killed now, all steps since the last checkpoint must be repeated.",
+        "See 'Checkpoint age' and 'Step time' in the Job dashboard. If `cluster.checkpoint_interval` is too long, "
+        "lower it; the interval may be changed when a job is resumed. If checkpoints were frequent until now, see "
+        "NoProgress. To save a checkpoint now, pause the job (or stop it with SIGTERM) and resume it.",
     ),
     Alert(
         "CheckpointStoreFails",
         "warning",
-        Condition(store_failures(), ">", 2),
+        Condition(store_failures_expr(), ">", 2),
         "0m",
         "the checkpoint store of {{ $labels.job }} has failed {{ $value | humanize }} times in half an hour",
-        "Training continues, but the newest checkpoint is only in the run folder and is lost if that disk fails.",
-        "The events `checkpoint_store_failed` have the cause: check credentials, quota and the URL in "
-        "`checkpoint_store`. The next checkpoint is uploaded again, so no restart is needed.",
+        "Training continues, but the newest checkpoint exists only in the run folder and is lost if the disk of the "
+        "run folder fails.",
+        "The `checkpoint_store_failed` events contain the cause. Check the credentials, the quota and the URL in "
+        "`checkpoint_store`. The job does not need a restart, because it tries to upload again with the next "
+        "checkpoint.",
     ),
     Alert(
         "TrackerFails",
         "warning",
-        Condition(failed_trackers(), ">", 0),
+        Condition(failed_trackers_expr(), ">", 0),
         "0m",
         "{{ $labels.tracker }} no longer receives metrics of {{ $labels.job }}",
         "Training continues, and the run folder has all metrics.",
-        "The event `tracker_failed` has the reason. The job connects to the tracker again after a pause. "
-        "If it fails in all jobs, check the operator's `trackers`, and the tracker's status page.",
+        "The event `tracker_failed` contains the reason. The job connects to the tracker again when it is paused and "
+        "resumed. If the tracker fails in all jobs, check the operator's setting `trackers` and the tracker's status "
+        "page.",
     ),
     Alert(
         "RaySpills",
@@ -433,10 +458,11 @@ ALERTS = (
         Condition(NEW_SPILLS, ">", 0),
         "0m",
         "Ray's object store on {{ $labels.NodeAddress }} spills to disk ({{ $value | humanize1024 }}B in 15 minutes)",
-        "A version of the weights does not fit into the store: weight updates become slow, and a pod whose disk has a "
-        "limit is evicted.",
-        "Fleet dashboard, 'Spilled to disk by node in 15 minutes'. Give the store more memory (`ray start "
-        "--object-store-memory`, in Kubernetes `object-store-memory` of the worker group) and /dev/shm the same size.",
+        "The weights of one version do not fit in the object store. Weight updates become slow, and a pod that "
+        "exceeds its disk limit is evicted.",
+        "See 'Spilled to disk by node in 15 minutes' in the Fleet dashboard. Give the object store more memory (`ray "
+        "start --object-store-memory`; in Kubernetes, `object-store-memory` of the worker group), and give /dev/shm "
+        "the same size.",
     ),
     Alert(
         "DiskFull",
@@ -448,8 +474,9 @@ ALERTS = (
             f"or (predict_linear({_DISK_FREE}[1h], 4 * 3600) < 0 and delta({_DISK_FREE}[1h]) < 0)",
         ),
         "5m",
-        "the disk of the run folder of {{ $labels.job }} is nearly full, or will be full within four hours",
-        "The next checkpoint will fail and end the job; the last complete one still loads.",
+        "the disk with the run folder of {{ $labels.job }} is nearly full, or will be full within four hours",
+        "When the disk is full, the next checkpoint cannot be written and the job ends. The last complete checkpoint "
+        "can still be loaded.",
         "Delete or move older runs. If the job has ended, resume it.",
     ),
     Alert(
@@ -464,13 +491,13 @@ ALERTS = (
         "5m",
         "the API answers {{ $value | humanizePercentage }} of its requests with a server error",
         "Clients receive 5xx responses.",
-        "The server's log has the cause next to the request id that the client received (`x-request-id`). 503 means "
-        "that engines for a model could not be started or that the database is unreachable.",
+        "In the server's log, the cause is next to the request id, which the client received as `x-request-id`. "
+        "Status 503 means that the engines of a model could not be started, or that the database cannot be reached.",
     ),
 )
 
 
-def alert(name: str) -> Alert:
+def find_alert(name: str) -> Alert:
     """Return the alert with this name.
 
     Raises:

@@ -31,38 +31,41 @@ RAY_DISCOVERY = "/api/prometheus/sd"
 class ScrapeTargets:
     """Scrape targets of one Ray cluster.
 
-    `ray` is the URL of Ray's dashboard, from which Prometheus discovers nodes as they join and leave, or None.
-    `nodes` are the hosts that run our jobs; None means the nodes that `ray` reports. `port` serves our metrics there.
+    `ray_dashboard_url` is the URL of Ray's dashboard, or None. Prometheus reads from this URL which nodes have joined
+    or left. `nodes` are the hosts that run our jobs; None means all nodes that Ray's dashboard reports. On each of
+    these hosts, our processes serve their metrics on `port`.
     """
 
     nodes: Sequence[str] | None
-    ray: str | None = None
+    ray_dashboard_url: str | None = None
     port: int = DEFAULT_PORT
 
 
 def prometheus_config(cluster: ScrapeTargets) -> dict[str, Any]:
     """Return the content of prometheus.yml.
 
-    Ray's service discovery lists several ports with Ray's metrics per node, under another value of the label `job`. Our
-    metrics are on `port` of these nodes.
+    Ray's service discovery lists only ports with Ray's own metrics, several per node, and sets the label `job` itself.
+    For our metrics, the configuration therefore replaces the port and the label `job` of each listed target.
     """
-    discovery = [{"url": f"{cluster.ray}{RAY_DISCOVERY}", "refresh_interval": "30s"}]
-    ours: dict[str, Any] = {"job_name": OUR_TARGETS, "honor_labels": True}
+    discovery = [{"url": f"{cluster.ray_dashboard_url}{RAY_DISCOVERY}", "refresh_interval": "30s"}]
+    our_scrape_config: dict[str, Any] = {"job_name": OUR_TARGETS, "honor_labels": True}
     if cluster.nodes is not None:
-        ours["static_configs"] = [{"targets": [f"{node}:{cluster.port}" for node in cluster.nodes]}]
+        our_scrape_config["static_configs"] = [{"targets": [f"{node}:{cluster.port}" for node in cluster.nodes]}]
     else:
         on_our_port = {"source_labels": ["__address__"], "regex": r"(.+):\d+", "replacement": f"${{1}}:{cluster.port}"}
-        ours["http_sd_configs"] = discovery
-        ours["relabel_configs"] = [
+        our_scrape_config["http_sd_configs"] = discovery
+        our_scrape_config["relabel_configs"] = [
             on_our_port | {"target_label": "__address__"},
             {"target_label": "job", "replacement": OUR_TARGETS},
         ]
     relabel = [{"target_label": "job", "replacement": RAY_TARGETS}]
-    rays = {"job_name": RAY_TARGETS, "http_sd_configs": discovery, "relabel_configs": relabel}
+    ray_scrape_config = {"job_name": RAY_TARGETS, "http_sd_configs": discovery, "relabel_configs": relabel}
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "rule_files": ["alerts.yml"],
-        "scrape_configs": [ours] if cluster.ray is None else [ours, rays],
+        "scrape_configs": [our_scrape_config]
+        if cluster.ray_dashboard_url is None
+        else [our_scrape_config, ray_scrape_config],
     }
 
 
@@ -70,21 +73,21 @@ def write_monitoring(out: Path, cluster: ScrapeTargets, runbook_url: str | None 
     """Write the configuration of a Prometheus and a Grafana that watch this cluster, replacing existing files."""
     _write(out / "prometheus.yml", _yaml(prometheus_config(cluster)))
     _write(out / "alerts.yml", _yaml(rule_groups(runbook_url)))
-    _write(out / RUNBOOK, runbook())
+    _write(out / RUNBOOK, make_runbook())
     _write(out / "docker-compose.yml", _COMPOSE)
     _write(out / "README.md", _README)
-    source: dict[str, Any] = {"name": "Prometheus", "type": "prometheus", "access": "proxy", "isDefault": True}
-    source |= {"url": "http://127.0.0.1:9090", "jsonData": {"timeInterval": f"{SCRAPE_S}s"}}
+    data_source: dict[str, Any] = {"name": "Prometheus", "type": "prometheus", "access": "proxy", "isDefault": True}
+    data_source |= {"url": "http://127.0.0.1:9090", "jsonData": {"timeInterval": f"{SCRAPE_S}s"}}
     provider = {"name": "agent-rft", "folder": "agent-rft", "type": "file", "options": {"path": "/dashboards"}}
     provisioning = out / "grafana" / "provisioning"
-    _write(provisioning / "datasources" / "prometheus.yml", _yaml({"apiVersion": 1, "datasources": [source]}))
+    _write(provisioning / "datasources" / "prometheus.yml", _yaml({"apiVersion": 1, "datasources": [data_source]}))
     _write(provisioning / "dashboards" / "agent-rft.yml", _yaml({"apiVersion": 1, "providers": [provider]}))
     for name, text in dashboard_files().items():
         _write(out / "grafana" / "dashboards" / name, text)
 
 
 def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
-    """Return Prometheus's rule file, which is also the `spec` of a PrometheusRule.
+    """Return the content of Prometheus's rule file, which is also the `spec` of a PrometheusRule.
 
     Each alert links to its panel by the annotations that Grafana reads:
     https://grafana.com/docs/grafana/latest/alerting/alerting-rules/link-alert-rules-to-panels/
@@ -102,7 +105,7 @@ def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
             {
                 "alert": alert.name,
                 "expr": alert.expr,
-                "for": alert.wait,
+                "for": alert.pending_period,
                 "labels": {"severity": alert.severity},
                 "annotations": texts,
             }
@@ -110,15 +113,19 @@ def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
     return {"groups": [{"name": "agent-rft", "rules": rules}]}
 
 
-def runbook() -> str:
-    """Return the text of RUNBOOK.md. Its headings are the names of the alerts, the anchors of `runbook_url`."""
+def make_runbook() -> str:
+    """Return the text of RUNBOOK.md. Each heading is the name of an alert, to which the alert's `runbook_url` links."""
     lines = ["# Alert runbook", "", "Generated from `cluster/observability/alerts.py`.", ""]
     panels = _panel_by_alert()
     for alert in ALERTS:
         board, _, panel = panels[alert.name]
         severity = alert.severity.capitalize()
-        fires = f"{severity}, immediately:" if alert.wait == "0m" else f"{severity}, after {alert.wait}:"
-        shown = f"The threshold is a line in the {board.label} dashboard, '{panel.title}'."
+        fires = (
+            f"{severity}, immediately:"
+            if alert.pending_period == "0m"
+            else f"{severity}, after {alert.pending_period}:"
+        )
+        shown = f"The panel '{panel.title}' of the {board.label} dashboard draws the threshold as a line."
         lines += [
             f"## {alert.name}",
             "",
@@ -147,7 +154,7 @@ def _panel_by_alert() -> dict[str, tuple[Dashboard, int, Panel]]:
 
 
 def prometheus_rule(runbook_url: str | None = None) -> str:
-    """Return the alerts as a PrometheusRule, the object of the Prometheus operator, in YAML.
+    """Return the alerts as a PrometheusRule, a resource of the Prometheus operator for Kubernetes, in YAML.
 
     With `runbook_url`, the URL of the published RUNBOOK.md, each alert links to its section there.
     """
@@ -156,7 +163,7 @@ def prometheus_rule(runbook_url: str | None = None) -> str:
 
 
 def dashboard_files() -> dict[str, str]:
-    """Return the JSON of each dashboard by its file name."""
+    """Return the JSON of all dashboards, by file name."""
     return {f"{each.name}.json": json.dumps(dashboard_json(each), indent=1) + "\n" for each in DASHBOARDS}
 
 

@@ -1,4 +1,4 @@
-"""PromQL for the listed metrics: selectors of samples, and sums of rates."""
+"""PromQL for the metrics in `agent_rft.metrics`: selectors of samples, and sums of rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent_rft.metrics import METRICS, find_metric, to_prometheus_name
 
 Part = Literal["bucket", "sum", "count"]
 OUR_TARGETS, RAY_TARGETS, DCGM_TARGETS = "agent-rft", "agent-rft-ray", "agent-rft-dcgm"
-"""Values of the label `job` for our ports, Ray's and DCGM's; they identify our targets in a shared Prometheus."""
+"""Values of the label `job` for the targets of agent-rft, Ray and DCGM, so that a shared Prometheus identifies them."""
 RAY_SPILLED = f'ray_spill_manager_objects_bytes{{job="{RAY_TARGETS}",State="Spilled"}}'
 """Bytes that Ray's object store on a node has spilled to disk since Ray started; never decreases."""
 
@@ -17,18 +17,18 @@ RAY_SPILLED = f'ray_spill_manager_objects_bytes{{job="{RAY_TARGETS}",State="Spil
 RAY_HEAD_MEMORY = " / ".join(
     f'max by (ip) (ray_node_mem_{what}{{job="{RAY_TARGETS}",IsHeadNode="true"}})' for what in ("used", "total")
 )
-"""Share of used memory on the head of each cluster; in a container, of the container's limit."""
+"""Used share of the memory of each cluster's head node, or in a container, of its memory limit."""
 
 
 def samples(name: str, *matchers: str, part: Part | None = None) -> str:
     """Return the selector of a metric's samples: `rollouts/graded` -> `agent_rft_rollouts_total{outcome="graded"}`.
 
-    A placeholder selects all its values (`rollouts/<outcome>`). `matchers` are further conditions on labels
-    (`job=~"$job"`); `part` selects a part of a histogram.
+    A placeholder in `name`, as in `rollouts/<outcome>`, matches all its values. `matchers` are further label matchers,
+    such as `job=~"$job"`. `part` selects the buckets, the sum or the count of a histogram.
 
     Raises:
         KeyError: The metric is not listed.
-        ValueError: The metric is only in the metrics file, or `part` does not fit its kind.
+        ValueError: The metric is only in metrics.jsonl, or `part` is missing for a histogram or set for another kind.
     """
     found = find_metric(name)
     if found is None:
@@ -36,7 +36,7 @@ def samples(name: str, *matchers: str, part: Part | None = None) -> str:
     entry, values = found
     kind = METRICS[entry].kind
     if kind == "file" or (kind == "histogram") != (part is not None):
-        raise ValueError(f"{name} is a {kind}: Prometheus has no samples of it with part={part}")
+        raise ValueError(f"{name} is a {kind}, so Prometheus has no samples of this metric with part={part}")
     suffix = f"_{part}" if part else "_total" if kind == "counter" else ""
     fixed = [f'{label}="{value}"' for label, value in values.items() if value != f"<{label}>"]
     conditions = ",".join([*matchers, *fixed])

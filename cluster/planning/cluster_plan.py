@@ -1,4 +1,4 @@
-"""Plan of a job: its layout with fixes for whatever does not fit, and estimates of the times of a step and a stop."""
+"""Plan of a job: its layout, fixes if the job does not fit, and the estimated times of a step and of stopping a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_FIXES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)
 MAX_KINDS = 4
 MAX_TRIES = 60
-"""Placements tried per fix. The bound keeps a refusal within seconds; a placement that would fit later is not found."""
+"""Maximum number of placements tried per fix, so that a refusal takes only seconds. Later placements are not found."""
 MIN_CONTEXT = 1024
 FREED = (
     "dtype",
@@ -41,7 +41,7 @@ FREED = (
     "rank_cores",
 )
 """Settings of `cluster` that a fix may reset to their defaults, smallest change first."""
-NONE_FOUND = "no settings of `cluster` were found with which the job fits; use nodes with more cores, GPUs or memory"
+NONE_FOUND = "found no settings of `cluster` with which the job fits; use nodes with more cores, GPUs or memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,15 @@ class PlanFix:
 
     def __str__(self) -> str:
         nodes = "" if self.node is None else f"add {self.count} node{'s' * (self.count > 1)} like {self.node.name}"
-        settings = _listed([f"{path} to {_text(value)}" for path, value in self.settings.items()])
+        settings = _join_with_and([f"{path} to {_format_setting(value)}" for path, value in self.settings.items()])
         return " and ".join(filter(None, (nodes, settings and f"set {settings}")))
 
 
-def _listed(parts: Sequence[str]) -> str:
+def _join_with_and(parts: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
 
 
-def _text(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     if isinstance(value, LoraSpec):
         return "{}"  # its defaults
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -74,14 +74,14 @@ def _text(value: Any) -> str:
 
 def find_fixes(request: PlanRequest) -> list[PlanFix]:
     """Return fixes for a request that does not fit: up to MAX_FIXES changes of settings, and nodes to add."""
-    found = next(filter(None, _changes(request)), [])
-    added = next((fix for fix in _more_nodes(request) if _fits(request, fix)), None)
+    found = next(filter(None, _setting_fixes(request)), [])
+    added = next((fix for fix in _node_fixes(request) if _fits(request, fix)), None)
     if added is None and not found:
-        added = _more_nodes_and_settings(request)
+        added = _node_and_setting_fix(request)
     return [*found, added] if added is not None else found
 
 
-def _changes(request: PlanRequest) -> Iterator[list[PlanFix]]:
+def _setting_fixes(request: PlanRequest) -> Iterator[list[PlanFix]]:
     """Yield fixes that need no other nodes, those with the least effect on training first."""
     freed, adapted = _reset_settings(request), _lora_setting(request)
     on_device = {path: value for path, value in freed.items() if path != "cluster.offload"}
@@ -89,12 +89,12 @@ def _changes(request: PlanRequest) -> Iterator[list[PlanFix]]:
     yield [fix for fix in single if _fits(request, fix)][:MAX_FIXES]
     # Offload comes last, because it makes every step slower.
     for settings in (on_device, adapted, on_device | adapted, freed, freed | adapted):
-        yield _smallest(request, settings)
-    for context in _halves(request.context_length):
+        yield _smallest_fix(request, settings)
+    for context in _halved_contexts(request.context_length):
         for settings in ({}, freed | adapted):
-            yield _smallest(request, settings | {"cluster.context_length": context})
+            yield _smallest_fix(request, settings | {"cluster.context_length": context})
     if lay_out(request).placement.engine_gpus:
-        yield _smallest(request, freed | {"cluster.engine_gpus": 0})
+        yield _smallest_fix(request, freed | {"cluster.engine_gpus": 0})
 
 
 def _reset_settings(request: PlanRequest) -> dict[str, Any]:
@@ -107,12 +107,12 @@ def _reset_settings(request: PlanRequest) -> dict[str, Any]:
 def _lora_setting(request: PlanRequest) -> dict[str, Any]:
     """Return the setting that trains an adapter instead of all weights; empty if the job may already do so."""
     lora, uses_gpus = request.job.optimizer_settings.lora, lay_out(request).placement.engine_gpus > 0
-    if not request.has_adapters or isinstance(lora, LoraSpec) or (lora == "auto" and uses_gpus):
+    if not request.can_use_lora or isinstance(lora, LoraSpec) or (lora == "auto" and uses_gpus):
         return {}
     return {f"method.{request.job.method.type}.algorithm.lora": LoraSpec()}
 
 
-def _smallest(request: PlanRequest, settings: dict[str, Any]) -> list[PlanFix]:
+def _smallest_fix(request: PlanRequest, settings: dict[str, Any]) -> list[PlanFix]:
     """Return the fix with only the necessary `settings`; empty if all of them together do not suffice."""
     if not settings or not _fits(request, PlanFix(settings)):
         return []
@@ -123,7 +123,7 @@ def _smallest(request: PlanRequest, settings: dict[str, Any]) -> list[PlanFix]:
     return [PlanFix(settings)]
 
 
-def _halves(number: int) -> list[int]:
+def _halved_contexts(number: int) -> list[int]:
     found = []
     while (number := number // 2) >= MIN_CONTEXT:
         found.append(number)
@@ -134,23 +134,26 @@ def _fits(request: PlanRequest, fix: PlanFix) -> bool:
     return lay_out(fix.apply(request), max_tries=MAX_TRIES).fits
 
 
-def _more_nodes(request: PlanRequest) -> Iterator[PlanFix]:
+def _node_fixes(request: PlanRequest) -> Iterator[PlanFix]:
     """Yield fixes that add nodes like the present ones, fewest nodes first."""
     kinds = {replace(node, name=""): node for node in reversed(request.nodes)}
     for count, node in product(MORE_NODES, list(reversed(kinds.values()))[:MAX_KINDS]):
         yield PlanFix(node=node, count=count)
 
 
-def _more_nodes_and_settings(request: PlanRequest) -> PlanFix | None:
+def _node_and_setting_fix(request: PlanRequest) -> PlanFix | None:
     settings = _reset_settings(request) | _lora_setting(request)
-    for fix in _more_nodes(request) if settings else ():
-        if found := _smallest(fix.apply(request), settings):
+    for fix in _node_fixes(request) if settings else ():
+        if found := _smallest_fix(fix.apply(request), settings):
             return replace(fix, settings=found[0].settings)
     return None
 
 
 def plan_cluster(request: PlanRequest, *, fewest_gpus: bool = False) -> ClusterPlan:
-    """Lay out a job. If it does not fit, each problem gets the same list of fixes, each of which makes the job fit."""
+    """Return the layout of a job on its nodes.
+
+    If the job does not fit, the `fix` of each problem lists all fixes that were found. Each one makes the job fit.
+    """
     plan = lay_out(request, fewest_gpus=fewest_gpus)
     if plan.fits:
         return plan
@@ -169,7 +172,7 @@ def plan_cluster(request: PlanRequest, *, fewest_gpus: bool = False) -> ClusterP
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
-    """Assumed speed of a device."""
+    """Assumed speed of a GPU or CPU core: arithmetic operations and bytes read from memory, per second."""
 
     operations_per_s: float
     read_bytes_per_s: float
@@ -191,17 +194,17 @@ TOOLS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Estimated seconds of a step, and of its update alone; never negative."""
+    """Estimated seconds of a training step (`step_s`), and of the update in this step (`update_s`); never negative."""
 
     step_s: float
     update_s: float
 
 
 def estimate_step(request: PlanRequest, plan: ClusterPlan) -> StepCost | None:
-    """Return the estimated cost of a step in a layout; None without a model or a learner.
+    """Return the estimated time of a training step with this layout; None without a model or a learner.
 
-    The estimate is not calibrated on GPUs. It serves only for the time of a stop and for warnings, and is not shown as
-    the time of a plan. `agent-rft ready` and `train` measure times.
+    The estimate is not calibrated on GPUs. Therefore it is used only for warnings and for the time of stopping a run,
+    and plans do not show it. `agent-rft ready` and `agent-rft train` measure the real times.
     """
     job, model, placement = request.job, request.model, plan.placement
     if model is None or not placement.learner_ranks:
@@ -228,7 +231,7 @@ def estimate_step(request: PlanRequest, plan: ClusterPlan) -> StepCost | None:
 
 
 def _sampling_s(request: PlanRequest, plan: ClusterPlan, model: ModelShape, rollouts: float, sampled: int) -> float:
-    """Return the seconds in which an engine samples its rollouts: `sampled` tokens each, in a context of twice that."""
+    """Return the seconds in which an engine samples its rollouts: `sampled` tokens each, in sequences twice as long."""
     placement = plan.placement
     rates, devices = GPU if placement.rank_gpus else CORE, placement.engine_gpus or placement.engine_cores
     sequences = next(place.memory.num_sequences for place in plan.assignments if place.memory is not None) or 1.0
@@ -240,7 +243,7 @@ def _sampling_s(request: PlanRequest, plan: ClusterPlan, model: ModelShape, roll
 
 
 def estimate_token_s(job: JobSpec, model: ModelShape, placement: Placement) -> float:
-    """Return the estimated seconds per token of the training sequences, for all ranks together; never negative.
+    """Return the estimated seconds that all ranks together need to train on one token; never negative.
 
     The estimate is not calibrated on GPUs: see `estimate_step`.
     """
@@ -273,10 +276,10 @@ TO_KILL_S = 30
 
 
 def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s: float | None) -> Iterator[Problem]:
-    """Yield a warning for each part of the interval that is shorter than the time to write a checkpoint.
+    """Yield a warning if the minutes or the steps of the interval are shorter than the time to write a checkpoint.
 
     Args:
-        interval: The interval of the job.
+        interval: Checkpoint interval of the job.
         checkpoint_s: Seconds to write a checkpoint.
         step_s: Seconds of a step; None if unknown.
     """
@@ -284,19 +287,19 @@ def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s:
     takes = f"writing a checkpoint takes about {checkpoint_s:.0f} s"
     if fitting.minutes != interval.minutes:
         apart = f"checkpoints will be {fitting.minutes:.1f} minutes apart"
-        message = f"{takes}, longer than {interval.minutes:g} minutes: {apart}"
-        fix = "use a faster disk for the run folder, or LoRA"
+        message = f"{takes}, longer than the interval of {interval.minutes:g} minutes, so {apart}"
+        fix = "use a faster disk for the run folder, or train with LoRA"
         yield Problem("slow_checkpoints", f"{setting}.minutes", message, fix)
     if interval.steps is not None and step_s and checkpoint_s > interval.steps * step_s:
         steps = "a step" if interval.steps == 1 else f"{interval.steps} steps"
-        message = f"{takes}, longer than {steps} of about {step_s:.0f} s: training will wait for each checkpoint"
+        message = f"{takes}, longer than {steps} of about {step_s:.0f} s, so training will wait for each checkpoint"
         fix = f"set it to {math.ceil(2 * checkpoint_s / step_s)} or more, or to null"
         yield Problem("slow_checkpoints", f"{setting}.steps", message, fix)
 
 
 @dataclass(frozen=True, slots=True)
 class StopTime:
-    """Time that stopping a run takes. `update_s` is the estimated time of an update; 0 if unknown."""
+    """Time that stopping a run takes: an update (`update_s`, 0 if unknown), and then writing a checkpoint."""
 
     num_parameters: int
     write_bytes_per_s: float
@@ -312,10 +315,10 @@ class StopTime:
 
     @property
     def wait_s(self) -> int:
-        """Value for RAY_JOB_STOP_WAIT_TIME_S, rounded up to a multiple of ten."""
+        """Value in seconds for Ray's setting RAY_JOB_STOP_WAIT_TIME_S, rounded up to a multiple of ten."""
         return math.ceil((self.update_s + self.checkpoint_s + SPARE_S) / 10) * 10
 
     @property
     def grace_s(self) -> int:
-        """Value for the pod's terminationGracePeriodSeconds."""
+        """Value in seconds for the Kubernetes pod setting terminationGracePeriodSeconds."""
         return self.wait_s + TO_KILL_S

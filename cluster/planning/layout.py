@@ -1,4 +1,4 @@
-"""Layout of a job on nodes: the node of each engine and rank, the needs of each node, and problems."""
+"""Layout of a job on nodes: the node of each engine and learner rank, the memory that each node needs, and problems."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from agent_rft.cluster.planning.placement import (
     AUTO_MICRO_BATCH_TOKENS,
     KINDS,
     NodeAssignment,
-    NodeSizes,
     Placement,
     PlanRequest,
+    RequiredNodeSizes,
     assign_nodes,
     bundle_name,
+    estimate_node_sizes,
     format_bytes,
     format_resources,
-    holds,
+    has_resources,
     micro_batch_sizes,
-    node_sizes,
     num_dispatchers,
     size_warnings,
     total_resources,
@@ -38,30 +38,34 @@ from agent_rft.errors import Problem
 from agent_rft.events import SettingChosen
 from agent_rft.spec.job import JobSpec
 
-OF_WHICH = f"of which {HEADROOM:.0%} stay free"
+RESERVE = f"and {HEADROOM:.0%} of it must stay free"
 
 
 def find_resource_problems(
     placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]
 ) -> Iterator[Problem]:
-    """Yield problems of too few cores or GPUs: in the entire cluster or, if it has enough, on a single node."""
-    short = list(_totals(placement, nodes))
-    yield from short or _unassigned(placement, nodes, assigned)
+    """Yield problems if the cluster has too few cores or GPUs in total.
+
+    If the total is sufficient, yield a problem if a bundle does not fit on any single node.
+    """
+    short = list(_total_resource_problems(placement, nodes))
+    yield from short or _unassigned_problem(placement, nodes, assigned)
 
 
-def _totals(placement: Placement, nodes: Sequence[Node]) -> Iterator[Problem]:
+def _total_resource_problems(placement: Placement, nodes: Sequence[Node]) -> Iterator[Problem]:
     for kind, name in KINDS.items():
         needed = sum(bundle.get(kind, 0.0) for bundle in placement.bundles)
         available = sum(node.resources[kind] for node in nodes)
         if needed > available:
-            text = f"the job needs {needed:g} {name} ({_shares(placement, kind)}), the cluster has {available:g}"
+            parts = _describe_parts(placement, kind)
+            text = f"the job needs {needed:g} {name} ({parts}), but the cluster has {available:g}"
             if kind == "GPU" and not available:
                 yield Problem("too_few_resources", "cluster.engine_gpus", text, "")
             else:
                 yield Problem("too_few_resources", "cluster", text, "")
 
 
-def _shares(placement: Placement, kind: str) -> str:
+def _describe_parts(placement: Placement, kind: str) -> str:
     if placement.colocated:
         return f"{len(placement.bundles)} x {placement.bundles[0].get(kind, 0):g}, shared by engines and learner ranks"
     each = {"CPU": (placement.engine_cores, placement.rank_cores), "GPU": (placement.engine_gpus, placement.rank_gpus)}
@@ -70,12 +74,14 @@ def _shares(placement: Placement, kind: str) -> str:
     return ", ".join(f"{name} {count} x {each:g}" for name, count, each in parts if count)
 
 
-def _unassigned(placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]) -> Iterator[Problem]:
+def _unassigned_problem(
+    placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]
+) -> Iterator[Problem]:
     """Yield a problem for the first bundle that no single node can hold, although the cluster has enough in total."""
     for index, (bundle, node) in enumerate(zip(placement.bundles, assigned, strict=True)):
         if node is None:
             who = bundle_name(placement, index)
-            if any(holds(other.resources, bundle) for other in nodes):
+            if any(has_resources(other.resources, bundle) for other in nodes):
                 text = f"{who} needs {format_resources(bundle)} on one node, but no node has that much left for it"
             else:
                 text = f"{who} needs {format_resources(bundle)}, but no single node has that much"
@@ -93,7 +99,7 @@ def find_setting_problems(job: JobSpec, placement: Placement) -> Iterator[Proble
     if not placement.colocated:
         return
     if placement.engine_gpus > 1:
-        message = f"an engine with {placement.engine_gpus} GPUs cannot share them with learner ranks; with 1 GPU it can"
+        message = f"an engine with {placement.engine_gpus} GPUs cannot share them with ranks; an engine with 1 GPU can"
         yield Problem("colocated_multi_gpu_engine", "cluster.colocated", message, "")
     if placement.shares_gpus and job.cluster.weight_transport == "broadcast":
         message = "a broadcast requires a separate GPU for each engine and rank, but here they share GPUs"
@@ -107,7 +113,7 @@ def _why_not_shared(job: JobSpec, placement: Placement) -> str | None:
     if job.method.type == "supervised":
         return "a supervised job has no engines to share"
     if placement.lora is None:
-        return "jobs that train all weights cannot share an engine: it has one base model, and an adapter per job"
+        return "jobs that train all weights cannot share an engine: it has one base model and an adapter for each job"
     if placement.colocated:
         return "engines that share resources with the job's learner cannot sample for other jobs"
     return None
@@ -116,24 +122,27 @@ def _why_not_shared(job: JobSpec, placement: Placement) -> str | None:
 def find_memory_problems(
     assignments: Sequence[NodeAssignment], nodes: Sequence[Node], host_bytes: Sequence[int]
 ) -> Iterator[Problem]:
-    """Yield problems of GPUs and nodes that would have less than HEADROOM of their memory free."""
+    """Yield problems of GPUs and nodes on which less than the share HEADROOM of the memory would stay free.
+
+    Another problem is an engine whose cache would hold less than one full-length sequence.
+    """
     engines = [(each, each.memory) for each in assignments if each.role == "engine" and each.memory is not None]
     if engines:
         engine, memory = min(engines, key=lambda pair: pair[1].num_sequences or 0.0)
         if (memory.num_sequences or 0.0) < 1.0:
-            yield _no_cache(engine, memory)
+            yield _cache_problem(engine, memory)
     for role in ("engine", "learner rank"):
         of_role = (_gpu_problem(each) for each in assignments if each.role == role)
         if problem := next(filter(None, of_role), None):
             yield problem  # the others are equal
     for node, used in zip(nodes, host_bytes, strict=True):
         if node.memory_bytes is not None and node.usable_bytes is not None and used > node.usable_bytes:
-            has = f"{format_bytes(node.memory_bytes)}, {OF_WHICH}"
+            has = f"{format_bytes(node.memory_bytes)}, {RESERVE}"
             message = f"{format_bytes(used)} of memory are needed on {node.name}, which has {has}"
             yield Problem("too_little_memory", "cluster", message, "")
 
 
-def _no_cache(engine: NodeAssignment, memory: MemoryEstimate) -> Problem:
+def _cache_problem(engine: NodeAssignment, memory: MemoryEstimate) -> Problem:
     cache = "the memory left for the cache on a GPU" if engine.gpus else "the fixed-size cache of a CPU engine"
     message = f"{cache} holds only {memory.num_sequences:.2f} sequences of the full context length"
     return Problem("too_little_cache_memory", "cluster.context_length", message, "")
@@ -147,7 +156,7 @@ def _gpu_problem(assignment: NodeAssignment) -> Problem | None:
         return None
     largest = sorted(memory.gpu, key=lambda part: -memory.gpu[part])[:2]
     parts = ", ".join(f"{part} {format_bytes(memory.gpu[part])}" for part in largest)
-    who, has = f"{assignment.role} {assignment.index}", f"{format_bytes(node.gpu_memory_bytes)}, {OF_WHICH}"
+    who, has = f"{assignment.role} {assignment.index}", f"{format_bytes(node.gpu_memory_bytes)}, {RESERVE}"
     message = f"{who} needs {format_bytes(memory.gpu_bytes)} of memory on each GPU ({parts}), but a GPU has {has}"
     return Problem("too_little_gpu_memory", "cluster", message, "")
 
@@ -166,16 +175,16 @@ CHOSEN = {"engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "m
 class ClusterPlan:
     """Layout of a job: its placement on nodes and its problems.
 
-    Adding nodes solves the problems in `resource_problems`, but not the `problems`. `setting_problems` are settings
-    that exclude each other; `memory_problems` are devices with too little memory.
+    The `resource_problems` can be solved by adding nodes. The other `problems` cannot: `setting_problems` are settings
+    that exclude each other, and `memory_problems` are GPUs and nodes with too little memory.
     """
 
     placement: Placement
     nodes: tuple[Node, ...]
     assignments: tuple[NodeAssignment, ...]
     host_bytes: tuple[int, ...]
-    """Memory used on each node. Driver, dispatchers and graders count on the first node."""
-    sizes: tuple[NodeSizes, ...]
+    """Memory used on each node. The memory of driver, dispatchers and graders counts on the first node."""
+    sizes: tuple[RequiredNodeSizes, ...]
     """Required sizes of the object store, /dev/shm and /tmp on each node."""
     resource_problems: tuple[Problem, ...]
     setting_problems: tuple[Problem, ...]
@@ -195,7 +204,7 @@ class ClusterPlan:
 
     @property
     def shortage(self) -> tuple[int, int]:
-        """Distance from a plan that fits: the number of missing resources and wrong settings, then missing bytes."""
+        """Distance from a plan that fits: (number of resource and setting problems, missing bytes of memory)."""
         missing = 0
         for node, used in zip(self.nodes, self.host_bytes, strict=True):
             if node.usable_bytes is not None:
@@ -207,11 +216,11 @@ class ClusterPlan:
 
 
 def lay_out(request: PlanRequest, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES) -> ClusterPlan:
-    """Lay out a job with the first placement that fits or, if none fits, with the one that lacks least.
+    """Lay out a job with the first placement that fits; if no placement fits, with the one that lacks the least.
 
-    If the job fits on free GPUs, it uses only those. Otherwise the layout may use GPUs that other jobs hold now.
-    With `fewest_gpus`, placements with fewer GPUs come first. At most `max_tries` placements are tried. The problems
-    have no fixes yet; plan.py adds them.
+    If the job fits on free GPUs, the layout uses only free GPUs. Otherwise it may use GPUs that other jobs currently
+    hold. With `fewest_gpus`, placements with fewer GPUs are tried first. At most `max_tries` placements are tried. The
+    problems of the plan have no fixes yet; `plan_cluster` adds the fixes.
     """
     if any(node.held_gpus for node in request.nodes):
         plan = lay_out_on_free_nodes(request, fewest_gpus=fewest_gpus, max_tries=max_tries)
@@ -242,7 +251,7 @@ def _first_that_fits(request: PlanRequest, fewest_gpus: bool, max_tries: int) ->
 
 
 def _with_micro_batches(request: PlanRequest, placement: Placement) -> ClusterPlan:
-    """Return the plan with the largest micro-batch that fits in memory; if no size fits, with the smallest."""
+    """Return the plan with the largest micro-batch that fits in memory; if none fits, with the smallest micro-batch."""
     *larger, smallest = micro_batch_sizes(request)
     last = _lay_out(request, replace(placement, micro_batch_tokens=smallest))
     if last.memory_problems:
@@ -259,7 +268,7 @@ def _lay_out(request: PlanRequest, placement: Placement) -> ClusterPlan:
     placement = _choose_sharing(request, placement)
     assigned = assign_nodes(placement.bundles, [node.resources for node in nodes])
     assignments = tuple(_assignments(request, placement, assigned))
-    sizes = node_sizes(placement, nodes, assignments, request.model, placement.lora)
+    sizes = estimate_node_sizes(placement, nodes, assignments, request.model, placement.lora)
     host_bytes = _host_bytes(job, placement, nodes, assignments, sizes)
     return ClusterPlan(
         placement,
@@ -271,11 +280,11 @@ def _lay_out(request: PlanRequest, placement: Placement) -> ClusterPlan:
         setting_problems=tuple(find_setting_problems(job, placement)),
         memory_problems=tuple(find_memory_problems(assignments, nodes, host_bytes)),
         warnings=tuple(size_warnings(nodes, sizes)),
-        choices=tuple(_choices(request, placement)),
+        choices=tuple(_setting_choices(request, placement)),
     )
 
 
-def _choices(request: PlanRequest, placement: Placement) -> Iterator[SettingChosen]:
+def _setting_choices(request: PlanRequest, placement: Placement) -> Iterator[SettingChosen]:
     """Yield the values chosen for settings that are `auto`; on CPUs only the micro-batch size is chosen."""
     if placement.engine_gpus and (why := _why_layout(request, placement)):
         yield SettingChosen(setting="cluster", value=layout_text(placement), reason=why)
@@ -295,7 +304,7 @@ def layout_text(placement: Placement) -> str:
     if placement.learner_ranks:
         text += f", ZeRO stage {placement.zero_stage}"
         text += "" if placement.offload == "none" else f", {placement.offload.replace('_', ' ')} offloaded"
-    return text + (f", {placement.max_num_seqs} sequences at a time in an engine" if placement.engines else "")
+    return text + (f", {placement.max_num_seqs} sequences at a time in each engine" if placement.engines else "")
 
 
 def _why_layout(request: PlanRequest, placement: Placement) -> str:
@@ -307,16 +316,19 @@ def _why_layout(request: PlanRequest, placement: Placement) -> str:
     gpus, _ = total_resources(placement)
     parts = [f"{gpus:g} of {total} GPUs"]
     if held := sum(node.held_gpus for node in request.nodes):
-        parts[0] += f", others hold {held:g}"
+        parts[0] += f", other jobs hold {held:g}"
     if placement.engines and placement.learner_ranks and not placement.colocated:
-        parts.append("as even as memory allows")
+        parts.append("divided as evenly as memory allows")
     if placement.learner_ranks and cluster.zero_stage == "auto":
-        parts.append("the lowest stage that fits")
+        parts.append("the lowest ZeRO stage that fits")
     return ", ".join(parts)
 
 
 def _lora_choice(request: PlanRequest, placement: Placement) -> Iterator[SettingChosen]:
-    """Yield the choice of LoRA, made if full training does not fit without offload or the model is an adapter."""
+    """Yield the choice of LoRA if it was chosen.
+
+    It is chosen if the model is an adapter, or if full training does not fit without offload.
+    """
     setting = f"method.{request.job.method.type}.algorithm.lora"
     if request.job.optimizer_settings.lora != "auto" or placement.lora is None or not placement.learner_ranks:
         return
@@ -329,7 +341,7 @@ def _lora_choice(request: PlanRequest, placement: Placement) -> Iterator[Setting
     if full is None or not gpus or request.model is None:
         return
     number, needed = f"{request.model.num_parameters / 1e9:.3g}B parameters", format_bytes(full.gpu_bytes)
-    why = f"training all {number} needs {needed} on a GPU of {format_bytes(max(gpus))}; set it to off to require that"
+    why = f"training all {number} needs {needed}, but a GPU has {format_bytes(max(gpus))}; set lora to off to train all"
     yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", reason=why)
 
 
@@ -338,9 +350,9 @@ def _micro_batch_choice(request: PlanRequest, placement: Placement) -> Iterator[
         return
     size, context = placement.micro_batch_tokens, request.context_length
     if size < max(AUTO_MICRO_BATCH_TOKENS, context):
-        why = f"as much as memory allows, and at least the context of {context:,} tokens"
+        why = f"as many as memory allows, but at least the context length of {context:,} tokens"
     else:
-        why = f"{AUTO_MICRO_BATCH_TOKENS:,} or the context of {context:,} tokens, whichever is larger"
+        why = f"{AUTO_MICRO_BATCH_TOKENS:,} tokens or the context length of {context:,}, whichever is larger"
     yield SettingChosen(setting="cluster.micro_batch_tokens", value=size, reason=why)
 
 
@@ -364,7 +376,10 @@ def _assignments(
 
 
 def _choose_sharing(request: PlanRequest, placement: Placement) -> Placement:
-    """Return the placement with the way to share GPUs: concurrently if both fit on the smallest GPU, else in turns."""
+    """Return the placement with its way of sharing GPUs.
+
+    An engine and a rank run concurrently if both fit on the smallest GPU; otherwise they take turns.
+    """
     if not placement.shares_gpus:
         return placement
     sizes = [node.gpu_memory_bytes for node in request.nodes if node.gpus and node.gpu_memory_bytes is not None]
@@ -374,14 +389,14 @@ def _choose_sharing(request: PlanRequest, placement: Placement) -> Placement:
     usable = Node("", cores=0, gpu_memory_bytes=total).usable_gpu_bytes or 0
     concurrent = replace(placement, takes_turns=False)
     if (rank := estimate_rank_memory(request, concurrent, 0)) is not None:
-        concurrent = replace(concurrent, gpu_share=_share(usable - rank.gpu_bytes, total))
+        concurrent = replace(concurrent, gpu_share=_to_gpu_share(usable - rank.gpu_bytes, total))
         engine = estimate_engine_memory(request, concurrent, usable)
         if engine is not None and (engine.num_sequences or 0.0) >= MIN_SEQUENCES_AT_ONCE:
             return concurrent
-    return replace(placement, gpu_share=_share(usable - CUDA_CONTEXT_BYTES, total))
+    return replace(placement, gpu_share=_to_gpu_share(usable - CUDA_CONTEXT_BYTES, total))
 
 
-def _share(num_bytes: int, total: int) -> float:
+def _to_gpu_share(num_bytes: int, total: int) -> float:
     """Return an engine's share of a GPU, rounded down to a percent and at most GPU_MEMORY_SHARE."""
     return min(GPU_MEMORY_SHARE, max(1, 100 * num_bytes // total) / 100)
 
@@ -391,7 +406,7 @@ def _host_bytes(
     placement: Placement,
     nodes: Sequence[Node],
     assignments: Sequence[NodeAssignment],
-    sizes: Sequence[NodeSizes],
+    sizes: Sequence[RequiredNodeSizes],
 ) -> tuple[int, ...]:
     used = [0] * len(nodes)
     for assignment in assignments:

@@ -3,8 +3,9 @@
 Measured peaks in GiB, with the estimates in parentheses:
 
 - rank on a CPU in float32, 0.56M parameters: 0.69 (0.62)
-- rank on a CPU in float32, 37M parameters, 1,024 tokens per micro-batch: 1.91 (1.56); with ZeRO 1: 2.19 (1.82). These
-  ranks still copied the weights that they send twice, for which the estimates were 1.70 and 1.96.
+- rank on a CPU in float32, 37M parameters, 1,024 tokens per micro-batch: 1.91 (1.56); with ZeRO 1: 2.19 (1.82). When
+  these peaks were measured, a rank still made two copies of the weights that it sends, instead of one, and the
+  estimates were 1.70 and 1.96.
 - engine on a CPU in float32, 37M parameters: 2.97 (3.06)
 - tensors of a rank on an H100 in bfloat16, ZeRO 1, 16k tokens: 0.6B parameters 12.6 (15.5), 1.7B 34.3 (38.9)
 """
@@ -37,7 +38,10 @@ LIVE_PARAMETERS = 1_000_000_000
 
 
 class MemorySettings(Protocol):
-    """Settings of `Placement` that determine memory. A protocol, because pydantic may be missing here."""
+    """Settings of `Placement` that determine memory.
+
+    This is a protocol, because `Placement` needs pydantic, which may be missing here.
+    """
 
     @property
     def max_num_seqs(self) -> int: ...
@@ -57,9 +61,10 @@ class MemorySettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Memory of one engine or rank in bytes by part: `gpu` on each of its GPUs, `host` on its node.
+    """Memory of one engine or rank, in bytes for each part: `gpu` on each of its GPUs, `host` on its node.
 
-    `gpu` is empty on a CPU. `num_sequences` is the number of full-length sequences that an engine's cache holds.
+    `gpu` is empty if the engine or rank runs on CPUs. `num_sequences` is the number of full-length sequences that an
+    engine's cache holds; None for a rank.
     """
 
     gpu: Mapping[str, int] = field(default_factory=dict)
@@ -78,8 +83,8 @@ class MemoryEstimate:
 def kv_bytes_per_token(model: ModelShape, itemsize: int, gpus: int = 1) -> int:
     """Return the bytes of the key-value cache per token on each of an engine's GPUs.
 
-    Tensor parallelism splits heads, and each GPU has at least one (Kwon et al. 2023, "Efficient Memory Management for
-    Large Language Model Serving with PagedAttention").
+    Tensor parallelism divides the key-value heads between the GPUs, and each GPU has at least one head (Kwon et al.
+    2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention").
     """
     return kv_bytes(model.layers, max(1, model.kv_heads // gpus), model.head_dim, itemsize)
 
@@ -97,10 +102,10 @@ def engine_memory(
 ) -> MemoryEstimate:
     """Return the memory of an engine.
 
-    vLLM always takes `gpu_share` of a GPU; after weights and the activations of one step, the rest is cache. If the
-    size of the GPU is unknown, the cache of one sequence is counted. A step runs at most `max_num_batched_tokens`
-    tokens through one layer at a time. It computes the log-probabilities of one token per sequence, in three float32
-    tensors over the vocabulary: raw, scaled and normalized logits.
+    vLLM always takes the share `gpu_share` of a GPU's memory. Memory that the weights and the activations of one step
+    do not need becomes cache. If the GPU's memory is unknown, the cache counts as one full-length sequence. A step
+    passes at most `max_num_batched_tokens` tokens through one layer at a time. The step computes log-probabilities of
+    one token per sequence, in three float32 tensors over the vocabulary: raw, scaled and normalized logits.
 
     Args:
         model: Sizes of the model.
@@ -116,7 +121,7 @@ def engine_memory(
     tokens = max(MIN_BATCHED_TOKENS, context_length)
     layer = tokens * (4 * model.hidden + 3 * model.intermediate) * itemsize
     logits = 3 * cluster.max_num_seqs * model.vocabulary * 4
-    sequence = model.cache.sequence_bytes(context_length, itemsize, max(1, gpus))
+    sequence = model.cache_shape.sequence_bytes(context_length, itemsize, max(1, gpus))
     incoming = {"incoming weights": model.count_trained(lora) * itemsize}  # a new version in shared memory
     if not gpus:
         cache = cpu_cache_bytes(cluster.max_num_seqs, context_length, kv_bytes_per_token(model, itemsize))
@@ -135,10 +140,10 @@ def engine_memory(
 
 
 def with_time_sharing(memory: MemoryEstimate, slack: float = 0.0) -> MemoryEstimate:
-    """Return the memory of an engine or a rank that time-shares its GPU with the other one.
+    """Return the memory of an engine or a rank that shares a GPU with a rank or an engine, taking turns.
 
-    While it is offloaded, its node's memory holds the parts that cannot be computed again, and `slack` times their size
-    in addition. The other one's CUDA context stays on the GPU.
+    While it is offloaded, host memory holds the parts that cannot be recomputed (weights, gradients and optimizer),
+    plus a margin of `slack` times their size. The CUDA context of the other process stays on the GPU.
     """
     needed = sum(memory.gpu.get(part, 0) for part in ("weights", "gradients", "optimizer"))
     gpu, offloaded = {**memory.gpu, "other CUDA context": CUDA_CONTEXT_BYTES}, round(needed * (1 + slack))
@@ -156,13 +161,13 @@ def rank_memory(
     lora: LoraSpec | None = None,
     rank: int = 0,
 ) -> MemoryEstimate:
-    """Return the memory of a learner rank. Rank 0 needs most, because it copies the trained weights for checkpoints.
+    """Return the memory of a learner rank. Rank 0 needs most, because it copies the trained weights into checkpoints.
 
     Weights, gradients and optimizer follow ZeRO's stages (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward
     Training Trillion Parameter Models", section 5), as implemented by DeepSpeed 0.19 with our settings:
 
     - Adam's two moments are float32.
-    - bfloat16 weights have float32 master weights; from stage 1 on, float32 weights have them too.
+    - bfloat16 weights have float32 master weights; from stage 1 on, float32 weights have master weights too.
     - Gradients are summed in float32; below stage 2, each rank holds the sums for all parameters.
 
     Args:
@@ -171,7 +176,7 @@ def rank_memory(
         on_gpu: Whether the rank has a GPU.
         itemsize: Bytes per weight.
         max_length: Maximum length of a sequence in tokens.
-        keeps_reference: Whether the rank also holds the reference model. With `lora` it needs no second copy.
+        keeps_reference: Whether the rank also holds the reference model, which needs no second copy with `lora`.
         lora: The adapter to train; None for all weights.
         rank: Index of the rank.
     """
@@ -237,15 +242,16 @@ def _offloaded(
 def activation_bytes(model: ModelShape, num_tokens: int, itemsize: int, *, recomputed: bool) -> int:
     """Return the bytes that the forward pass of `num_tokens` packed tokens stores for the backward pass.
 
-    As in Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"), but for layers with
-    RMSNorm, gated feed-forward, grouped queries and an attention that stores no scores. A layer stores per token, in
-    multiples of hidden, query, key and intermediate width, 6, 5, 4 and 4 in float32. In bfloat16, whose norms compute
-    in float32, it stores 8, 6, 5 and 4. These were counted tensor by tensor in Qwen3; models without norms of queries
-    and keys store less. The backward pass of one layer adds about half as much. With activation checkpointing
-    (`recomputed`), only the input of each layer is stored, and one layer at a time in full.
+    The count follows Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"), but for
+    layers with RMSNorm, gated feed-forward, grouped-query attention, and an attention that stores no scores. For each
+    token, a layer stores a x hidden + b x query + c x key + d x intermediate values, where the names are widths. In
+    float32, (a, b, c, d) is (6, 5, 4, 4). In bfloat16, whose norms compute in float32, it is (8, 6, 5, 4). These
+    factors were counted tensor by tensor in Qwen3; models that do not normalize queries and keys store less. The
+    backward pass of one layer adds about half of what the layer stores. With activation checkpointing (`recomputed`),
+    all layers store only their inputs, and one layer at a time stores everything.
     """
     norms, queries, keys = (6, 5, 4) if itemsize == 4 else (8, 6, 5)
-    width = norms * model.hidden + queries * model.query + keys * model.key + 4 * model.intermediate
+    width = norms * model.hidden + queries * model.query_width + keys * model.key_width + 4 * model.intermediate
     layer = num_tokens * width * itemsize
     if recomputed:
         return model.layers * num_tokens * model.hidden * itemsize + round(1.5 * layer)

@@ -1,4 +1,4 @@
-"""Model folder of a job: finds it, checks that its files are complete, and reads sizes without loading the model.
+"""Functions that find a job's model folder, check its files, and read the model's sizes without loading the model.
 
 A command creates one `ModelFolder` for its job and passes it on, so that no file is read twice.
 """
@@ -41,13 +41,13 @@ GGUF_FIX = (
 )
 
 MXFP4_FIX = (
-    "write it in bfloat16 with transformers: AutoModelForCausalLM.from_pretrained(FOLDER, dtype='bfloat16', "
+    "convert the model to bfloat16 with transformers: AutoModelForCausalLM.from_pretrained(FOLDER, dtype='bfloat16', "
     "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(NEW, save_original_format=False); "
     "then copy its tokenizer and chat template to NEW"
 )
-"""Fix for gpt-oss, which is published only quantized.
+"""Fix for gpt-oss, whose weights are published only in quantized form.
 
-`save_original_format=False`: otherwise transformers 5.19 writes the experts without their names.
+`save_original_format=False` is needed, because transformers 5.19 would otherwise write the experts without their names.
 """
 
 
@@ -84,7 +84,7 @@ class ModelFolder:
 
     @property
     def lora(self) -> LoraSpec | None:
-        """Shape of the adapter; None if there is no adapter, or if its targets cannot be written as a setting."""
+        """Setting `lora` with the shape of the adapter; None without an adapter, or if no setting has its targets."""
         return None if self.adapter is None else self.adapter.config.to_lora_spec()
 
     @cached_property
@@ -107,18 +107,18 @@ class ModelFolder:
 
     @cached_property
     def weight_problems(self) -> tuple[Problem, ...]:
-        """Problems of missing or truncated weight files, of the model or of the adapter and its base model."""
+        """Problems of missing or truncated weight files, in `path` and, if it has an adapter, in `base`."""
         folders = dict.fromkeys((self.path, self.base))
         return tuple(problem for folder in folders for problem in _weight_problems(folder))
 
     @cached_property
     def num_parameters(self) -> int:
-        """Number of parameters, if there are no `weight_problems`. Raises the errors of `config`."""
+        """Number of parameters in `base`; only valid without `weight_problems`. Raises the errors of `config`."""
         return count_parameters(self.base, self.config)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | Problem:
-        """Fast tokenizer of the folder, or the problem with it."""
+        """Fast tokenizer of the folder; a problem if the tokenizer cannot be used."""
         if not [*self.path.glob("tokenizer*"), *self.path.glob("vocab*")]:
             return model_problem("not_a_model", f"{self.path} has no tokenizer", "add tokenizer.json and its config")
         from agent_rft.actors.engine.chat.tokenizer import load_tokenizer  # most checks need no tokenizer
@@ -126,8 +126,8 @@ class ModelFolder:
         try:
             tokenizer = load_tokenizer(self.path)
         except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exceptions
-            message = f"its tokenizer cannot be read: {format_error(error)}"
-            return model_problem("not_a_model", message, "give a complete folder")
+            message = f"the tokenizer cannot be read: {format_error(error)}"
+            return model_problem("not_a_model", message, "give a folder with all model files")
         if not hasattr(tokenizer, "backend_tokenizer"):
             message = f"{type(tokenizer).__name__} is not a fast tokenizer"
             return model_problem("slow_tokenizer", message, "add the tokenizer.json of a fast tokenizer")
@@ -143,7 +143,7 @@ class ModelSizes:
 
 
 def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
-    """Return the sizes in a model's config.json, or None and all problems with the folder's files."""
+    """Return the sizes of the model in a folder and the problems of its files. With problems, the sizes are None."""
     if folder.problem is not None:
         return None, [folder.problem]
     problems = list(folder.weight_problems)
@@ -158,16 +158,16 @@ def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
 
 
 def config_problem(error: Exception) -> Problem:
-    """Return the problem of an unusable config.json."""
+    """Return the problem of a config.json whose use raised `error`."""
     return model_problem(
-        "not_a_model", f"its config.json cannot be used: {format_error(error)}", "give a complete folder"
+        "not_a_model", f"the config.json cannot be used: {format_error(error)}", "give a folder with all model files"
     )
 
 
 def quantized_problem(quantization: Mapping[str, Any]) -> Problem:
     """Return the problem of quantized weights; `quantization` is config.json's `quantization_config`."""
     method = quantization.get("quant_method", "by an unknown method")
-    message = f"its weights are quantized ({method}) and cannot be trained"
+    message = f"the weights are quantized ({method}) and cannot be trained"
     fix = "give the folder of the model before it was quantized, in bfloat16 or float32"
     return model_problem("unsupported_model", message, MXFP4_FIX if method == "mxfp4" else fix)
 
@@ -229,7 +229,7 @@ def _weight_problems(path: Path) -> list[Problem]:
     if not files:
         fix = _gguf_fix(path) or "add its *.safetensors files"
         return [model_problem("not_a_model", f"{path} has no weights", fix)]
-    fix = "copy or download the file again (a Git LFS pointer has no weights)"
+    fix = "copy or download the file again (a Git LFS pointer file contains no weights)"
     problems = []
     for file in files:
         if file.suffix != ".safetensors":
@@ -247,7 +247,7 @@ def _weight_problems(path: Path) -> list[Problem]:
             message = f"{index.name} cannot be read: {format_error(error)}"
             return [*problems, model_problem("corrupt_weights", message, fix)]
         for name in sorted(listed - {file.name for file in files}):
-            problems.append(model_problem("corrupt_weights", f"{name} is listed in {index.name} but missing", fix))
+            problems.append(model_problem("corrupt_weights", f"{name} is listed in {index.name} but is missing", fix))
     return problems
 
 
@@ -255,7 +255,7 @@ MAX_AUTO_CONTEXT = 16_384
 
 
 def resolve_context(job: JobSpec, max_context: int | None) -> int:
-    """Return the job's context length. `auto` is the model's `max_context`, at most MAX_AUTO_CONTEXT.
+    """Return the job's context length. For `auto`, it is the model's `max_context`, but at most MAX_AUTO_CONTEXT.
 
     `max_context` is None if the model has no limit or was not read.
     """
@@ -269,5 +269,8 @@ def context_problems(context_length: int, max_context: int | None) -> list[Probl
     """Return a problem if the context is longer than the model allows."""
     if max_context is None or context_length <= max_context:
         return []
-    message, fix = f"is {context_length}, but the model allows {max_context}", f"set at most {max_context}, or auto"
+    message, fix = (
+        f"is {context_length}, but the model allows at most {max_context}",
+        f"set {max_context} or less, or auto",
+    )
     return [Problem("context_too_long", "cluster.context_length", message, fix)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # pydantic may be missing where this runs
 FULL = {"full_attention", "attention", "global_attention", "*"}
 WINDOWED = {"sliding_attention", "chunked_attention", "local_attention"}
 NO_MIXER = {"mlp", "moe", "-", "E"}
-"""Types of layers in hybrid models that have only a feed-forward part, and so no cache."""
+"""Types of layers in hybrid models that have only a feed-forward part and therefore no cache."""
 STATES = (
     ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     ("mamba_n_heads", "mamba_d_head", "mamba_d_state"),
@@ -43,22 +43,25 @@ CACHE_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Numbers of layers that cache all tokens and that cache the last `window` tokens.
+    """Shape of a model's cache: `full_layers` cache all tokens, and `window_layers` only the last `window` tokens.
 
-    `width` is the number of elements per token and layer.
+    `width` is the number of elements that one of these layers caches per token.
     """
 
     full_layers: int
     window_layers: int
     window: int
     heads: int
-    """Key-value heads, between which tensor parallelism splits `width`; 1 for a latent vector, which each GPU holds."""
+    """Number of key-value heads, between which tensor parallelism divides `width`.
+
+    It is 1 for a latent vector, because each GPU holds the full vector.
+    """
     width: int
     state_bytes: int = 0
-    """Total bytes of the state of all other layers; independent of the sequence length."""
+    """Total bytes of the state of all other layers, which does not depend on the sequence length."""
 
     def sequence_bytes(self, num_tokens: int, itemsize: int, gpus: int = 1) -> int:
-        """Return the cache bytes of a sequence on each of an engine's GPUs.
+        """Return the bytes that a sequence of `num_tokens` tokens caches on each of an engine's GPUs.
 
         Each GPU holds at least one head (Kwon et al. 2023, PagedAttention).
         """
@@ -68,7 +71,7 @@ class CacheShape:
 
 
 def read_cache_shape(config: Mapping[str, Any], layers: int, kv_heads: int, head_dim: int) -> CacheShape:
-    """Return the cache shape that config.json describes. If it has no layer types, all layers have full attention."""
+    """Return the cache shape of a model with this content of config.json and these sizes."""
     kinds = read_layer_types(config, layers)
     full = sum(kind in FULL for kind in kinds)
     windowed = sum(kind in WINDOWED for kind in kinds)
@@ -82,7 +85,10 @@ def read_cache_shape(config: Mapping[str, Any], layers: int, kv_heads: int, head
 
 
 def read_layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
-    """Return the type of each layer, as config.json names it."""
+    """Return the type of each layer, as config.json names it.
+
+    If config.json lists no types, all layers have sliding-window attention if it sets a window, else full attention.
+    """
     if kinds := config.get("layer_types") or config.get("layers_block_type"):
         return list(kinds)
     if pattern := config.get("hybrid_override_pattern"):
@@ -118,7 +124,7 @@ SCALED_LATER = ("linear", "dynamic")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a model. Widths are per token: `intermediate` is the sum over the experts that a token uses."""
+    """Sizes of a model. `intermediate` is the total feed-forward width of all experts that one token uses."""
 
     num_parameters: int
     layers: int
@@ -141,30 +147,31 @@ class ModelShape:
 
     @property
     def largest_parameter(self) -> int:
-        """Elements of the largest parameter: the embedding, or the fused gate and up weights of a layer's experts."""
+        """Number of elements of the largest tensor: the embedding, or the gate and up weights of a layer's experts."""
         return max(self.vocabulary * self.hidden, 2 * self.expert_parameters // 3)
 
     @property
-    def cache(self) -> CacheShape:
-        return self.layers_cache or CacheShape(self.layers, 0, 0, self.kv_heads, 2 * self.key)
+    def cache_shape(self) -> CacheShape:
+        return self.layers_cache or CacheShape(self.layers, 0, 0, self.kv_heads, 2 * self.key_width)
 
     @property
-    def query(self) -> int:
+    def query_width(self) -> int:
         return self.heads * self.head_dim
 
     @property
-    def key(self) -> int:
-        """Width of a token's keys in one layer; its values have the same width."""
+    def key_width(self) -> int:
+        """Total width of the keys of one token in one layer. The values have the same width."""
         return self.kv_heads * self.head_dim
 
     def count_trained(self, lora: LoraSpec | None) -> int:
-        """Return the number of trained parameters: all, or `rank` x (inputs + outputs) per linear layer with LoRA.
+        """Return the number of trained parameters: all or, with LoRA, `rank` x (inputs + outputs) per linear layer.
 
-        The LoRA number is too high if `lora` names targets or the model has experts, whose weights get no adapters.
+        With LoRA, the number is too high if `lora` names targets, or if the model has experts, because the weights of
+        experts get no adapters.
         """
         if lora is None:
             return self.num_parameters
-        attention = 2 * (self.hidden + self.query) + 2 * (self.hidden + self.key)
+        attention = 2 * (self.hidden + self.query_width) + 2 * (self.hidden + self.key_width)
         return self.layers * lora.rank * (attention + 3 * (self.hidden + self.intermediate))
 
 
@@ -188,13 +195,13 @@ def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_shape(config: Mapping[str, Any], num_parameters: int) -> ModelShape:
-    """Return the shape of a model with this `text_config` and number of parameters.
+    """Return the sizes of a model from the text section of its config.json and its number of parameters.
 
     Raises:
         ValueError: A size is missing in the config.
     """
     if missing := [key for key in REQUIRED_KEYS if not isinstance(config.get(key), int)]:
-        raise ValueError(f"{', '.join(missing)} must be an integer")
+        raise ValueError(f"missing or not an integer: {', '.join(missing)}")
     heads = config["num_attention_heads"]
     experts = config.get("num_experts_per_tok") or 1
     width = (config.get("moe_intermediate_size") if experts > 1 else None) or config["intermediate_size"]
@@ -240,9 +247,9 @@ def list_weight_files(path: Path) -> list[Path]:
 
 
 def count_parameters(path: Path, config: Mapping[str, Any]) -> int:
-    """Count the parameters in the headers of safetensors files; estimate those in other files from the file size.
+    """Count a model's parameters from the headers of safetensors files, or estimate them from the size of other files.
 
-    Quantized weights count with their unpacked shape. `config` is the content of config.json.
+    Quantized weights count as the elements that they have when unpacked. `config` is the content of config.json.
 
     Raises:
         OSError: A file cannot be read.
@@ -257,7 +264,11 @@ def count_parameters(path: Path, config: Mapping[str, Any]) -> int:
                 for name in tensors.keys():  # noqa: SIM118
                     header = tensors.get_slice(name)
                     count = math.prod(header.get_shape())
-                    total += count if quantization is None else _unpacked(name, count, header.get_dtype(), quantization)
+                    total += (
+                        count
+                        if quantization is None
+                        else _count_unpacked(name, count, header.get_dtype(), quantization)
+                    )
         else:
             total += file.stat().st_size // itemsize
     return total
@@ -272,7 +283,7 @@ _PACKED_BITS = {"U8": 8, "I8": 8, "I32": 32}
 """Bits per element of the dtypes that pack several weights into one element."""
 
 
-def _unpacked(name: str, count: int, dtype: str, quantization: Mapping[str, Any]) -> int:
+def _count_unpacked(name: str, count: int, dtype: str, quantization: Mapping[str, Any]) -> int:
     """Return the number of parameters in a tensor with `count` elements of a quantized model."""
     if _SCALES.search(name):
         return 0

@@ -1,7 +1,7 @@
 """Placement of engines and learner ranks on nodes, computed before anything starts.
 
-Each engine, with all its GPUs, and each learner rank is one bundle of resources that a single node must hold.
-`Seats` (cluster/ray_cluster/reservations.py) reserves the same bundles in Ray.
+Each engine (with all its GPUs) and each learner rank is a bundle of resources, which must fit on a single node.
+`Reservations` (cluster/ray_cluster/reservations.py) reserves the same bundles in Ray.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ as few dispatchers as possible, because several dispatchers split the limits of 
 class RecordedLayout:
     """Values of `cluster` that a run began with; None for a value that was not recorded.
 
-    A resumed run uses them for settings that are `auto`, if they still fit.
+    A resumed run uses these values for settings that are `auto`, if the layout still fits.
     """
 
     micro_batch_tokens: PositiveInt | None = None
@@ -60,7 +60,7 @@ class RecordedLayout:
 
     @classmethod
     def from_placement(cls, placement: Placement) -> RecordedLayout:
-        """Return the values of a placement to record. A run that only grades records no values."""
+        """Return the values of `placement` that a run records. A run that only grades records no values."""
         if not placement.learner_ranks:
             return cls()
         values = {name: getattr(placement, name) for name in RECORDED}
@@ -72,17 +72,17 @@ RECORDED = tuple(field.name for field in fields(RecordedLayout))
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A job to lay out on nodes.
+    """Request to lay out a job on nodes.
 
     Attributes:
         job: The job.
-        nodes: Nodes that it may use.
-        model: Sizes of its model; None if unknown: memory is not checked then.
+        nodes: Nodes that the job may use.
+        model: Sizes of the job's model; None if they are unknown, so that memory is not checked.
         context_length: Context length in tokens.
-        learner: Whether the run trains; else it only grades.
-        recorded: Recorded layout of the resumed run.
-        adapter: Shape of the adapter if the model is an adapter; None if its folder has all weights.
-        has_adapters: Whether adapters of the model can be trained and sampled.
+        trains: True if the run trains, False if it only grades.
+        recorded_layout: Layout that the resumed run has recorded; without values for a new run.
+        adapter: Setting `lora` of the adapter from which the job starts; None if the model folder has all weights.
+        can_use_lora: Whether learner and engines support adapters of the model.
         max_gpus: Maximum number of GPUs to choose; None for no limit.
     """
 
@@ -90,16 +90,16 @@ class PlanRequest:
     nodes: tuple[Node, ...]
     model: ModelShape | None
     context_length: int
-    learner: bool = True
-    recorded: RecordedLayout = RecordedLayout()
+    trains: bool = True
+    recorded_layout: RecordedLayout = RecordedLayout()
     adapter: LoraSpec | None = None
-    has_adapters: bool = True
+    can_use_lora: bool = True
     max_gpus: int | None = None
 
     def with_settings(self, settings: Settings) -> PlanRequest:
         job = self.job
         for path, value in settings.items():
-            job = _changed(job, path.split("."), value)
+            job = _with_setting(job, path.split("."), value)
         context = settings.get("cluster.context_length", self.context_length)
         return replace(self, job=job, context_length=context)
 
@@ -107,19 +107,20 @@ class PlanRequest:
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def _changed(model: Model, path: Sequence[str], value: Any) -> Model:
+def _with_setting(model: Model, path: Sequence[str], value: Any) -> Model:
     name, *rest = path
-    return model.model_copy(update={name: _changed(getattr(model, name), rest, value) if rest else value})
+    return model.model_copy(update={name: _with_setting(getattr(model, name), rest, value) if rest else value})
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Settings of `cluster` with every `auto` resolved: resources and limits of each engine and each learner rank.
 
-    Engines and ranks that are `colocated` share bundles. With `takes_turns`, they use the shared cores or GPUs
-    alternately; without, which is possible only on GPUs, each has a part of the memory all the time. `gpu_share` is the
-    share of a GPU's memory that an engine takes while it samples. Engines that are `has_shared_engines` with other jobs
-    count as the job's engines, but the job does not reserve them. `lora` is the adapter to train; None for all weights.
+    If `colocated`, engines and ranks share bundles. With `takes_turns`, they use the shared cores or GPUs alternately.
+    Without `takes_turns`, they run concurrently, each with a part of the GPU's memory; this is possible only on GPUs.
+    `gpu_share` is the share of a GPU's memory that an engine takes while it samples. With `has_shared_engines`, the
+    job's engines are shared with other jobs: they count as the job's engines, but the job does not reserve them. `lora`
+    is the adapter to train; None if all weights are trained.
     """
 
     engines: int
@@ -149,20 +150,23 @@ class Placement:
 
     @property
     def bundles(self) -> list[Bundle]:
-        """Resources that one node must hold together: a bundle per engine, then one per rank; or shared bundles."""
+        """Bundles of resources: one for each engine, then one for each rank; or bundles that engines and ranks share.
+
+        All resources of a bundle must be on the same node.
+        """
         if not self.colocated:
             engine, rank = (
                 _bundle(self.engine_cores, self.engine_gpus),
                 _bundle(self.rank_cores, self.rank_gpus),
             )
             return [engine] * self.engines + [rank] * self.learner_ranks
-        together = self._ranks_together
+        together = self._ranks_per_bundle
         num_bundles = max(self.engines, math.ceil(self.learner_ranks / together))
         cores = max(self.engine_cores, self.rank_cores * together)
         return [_bundle(cores, max(self.engine_gpus, self.rank_gpus * together))] * num_bundles
 
     def without_learner(self) -> Placement:
-        """Return a placement of the same engines without learner ranks. The engines share nothing."""
+        """Return a placement with the same engines and no learner ranks. The engines are not shared with other jobs."""
         return replace(
             self,
             learner_ranks=0,
@@ -181,19 +185,19 @@ class Placement:
         return index
 
     def rank_bundle(self, index: int) -> int:
-        return index // self._ranks_together if self.colocated else self.engines + index
+        return index // self._ranks_per_bundle if self.colocated else self.engines + index
 
     @property
-    def _ranks_together(self) -> int:
-        """Ranks in a shared bundle: one for each GPU of an engine."""
+    def _ranks_per_bundle(self) -> int:
+        """Number of ranks in a shared bundle: one for each GPU of an engine."""
         return max(1, self.engine_gpus)
 
 
 def num_dispatchers(tools: Sequence[ToolSpec], placement: Placement) -> int:
     """Return the number of dispatchers of a job: one per CALLS_PER_DISPATCHER concurrent calls, rounded up.
 
-    Two numbers limit concurrent calls: the sequences that all engines decode at a time, and the sum of the tools'
-    `max_concurrency`.
+    The number of concurrent calls is the smaller of two numbers: the sequences that all engines decode at a time, and
+    the sum of the tools' `max_concurrency`.
     """
     sequences = placement.engines * placement.max_num_seqs
     calls = min(sequences, sum(tool.max_concurrency for tool in tools))
@@ -222,33 +226,35 @@ class NodeAssignment:
 def micro_batch_sizes(request: PlanRequest) -> list[int]:
     """Return the micro-batch sizes in tokens that the job may use, largest first.
 
-    If the job sets a number, it is the only size. Otherwise the first size is 8,192 or the context length, whichever is
-    larger. The smaller multiples of 1,024 above the context length follow, then the context length. Smaller sizes save
-    no memory, because a sequence is never divided. A resumed run begins with its recorded size if it holds the context.
+    If the job sets a size, that is the only one. Otherwise the sizes are 8,192, the smaller multiples of 1,024 that
+    exceed the context length, and the context length itself. If the context length exceeds 8,192, it is the only size.
+    Smaller sizes would save no memory, because a sequence is never divided. A resumed run tries its recorded size
+    first, unless that is smaller than the context length.
     """
     setting, longest = request.job.cluster.micro_batch_tokens, request.context_length
     if setting != "auto":
         return [setting]
     sizes = [*range(AUTO_MICRO_BATCH_TOKENS, longest, -MICRO_BATCH_STEP), longest]
-    recorded = request.recorded.micro_batch_tokens
+    recorded = request.recorded_layout.micro_batch_tokens
     if recorded is None or recorded < longest:
         return sizes
-    return [recorded, *(format_bytes for format_bytes in sizes if format_bytes < recorded)]
+    return [recorded, *(size for size in sizes if size < recorded)]
 
 
 # -- assignment --------------------------------------------------------------------------------------------------------
 
 
 def assign_nodes(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, float]]) -> list[int | None]:
-    """Return the index of a node for each bundle, packed like Ray's strategy PACK; None for a bundle that does not fit.
+    """Return the index of a node for each bundle, packed like Ray's PACK strategy; None for a bundle that does not fit.
 
-    The largest bundle comes first. Nodes that already have a bundle are preferred, then nodes with the least left.
+    The largest bundle is assigned first. Nodes that already have a bundle are preferred. Among equally
+    preferred nodes, the node with the fewest free resources is chosen.
     """
     free = [dict(node) for node in nodes]
     chosen: list[int | None] = [None] * len(bundles)
     for index in sorted(range(len(bundles)), key=lambda i: [-bundles[i].get(kind, 0.0) for kind in ("GPU", "CPU")]):
         bundle = bundles[index]
-        fitting = [i for i, node in enumerate(free) if holds(node, bundle)]
+        fitting = [i for i, node in enumerate(free) if has_resources(node, bundle)]
         if fitting:
             left = {i: [free[i].get(kind, 0.0) for kind in ("GPU", "CPU")] for i in fitting}
             best = min(fitting, key=lambda i: (i not in chosen, left[i], i))
@@ -264,7 +270,7 @@ def total_resources(placement: Placement) -> tuple[float, float]:
     return sum(bundle.get("GPU", 0.0) for bundle in bundles), sum(bundle["CPU"] for bundle in bundles)
 
 
-def holds(node: Mapping[str, float], bundle: Bundle) -> bool:
+def has_resources(node: Mapping[str, float], bundle: Bundle) -> bool:
     return all(node.get(kind, 0.0) >= amount for kind, amount in bundle.items())
 
 
@@ -272,7 +278,7 @@ def holds(node: Mapping[str, float], bundle: Bundle) -> bool:
 
 
 def bundle_name(placement: Placement, index: int) -> str:
-    """Return a bundle's name: `engine 1`, `learner rank 0`, or `bundle 0 (engine and learner)` if they share it."""
+    """Return a bundle's name: `engine 1`, `learner rank 0`, or `bundle 0 (engine and learner)` if both share it."""
     if placement.colocated:
         return f"bundle {index} (engine and learner)"
     if index < placement.engines:
@@ -298,12 +304,15 @@ BUCKETS_ON_THEIR_WAY = 2
 TMP_BYTES = 3 * GIB
 """Estimated space for Ray's logs and compiler caches; not measured."""
 MANY_GPUS_SHM_BYTES = 256 << 20
-"""vLLM does not start an engine on several GPUs with less than this in /dev/shm."""
+"""Minimum size of /dev/shm for an engine on several GPUs; with less, vLLM does not start it."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSizes:
-    """Sizes in bytes that a node needs. `held_bytes` is the memory that objects in its object store take."""
+class RequiredNodeSizes:
+    """Sizes in bytes that a node needs for Ray's object store, /dev/shm and /tmp.
+
+    `held_bytes` is the memory that the objects in the node's object store take.
+    """
 
     store_bytes: int
     shm_bytes: int
@@ -311,13 +320,13 @@ class NodeSizes:
     held_bytes: int
 
 
-def node_sizes(
+def estimate_node_sizes(
     placement: Placement,
     nodes: Sequence[Node],
     assignments: Sequence[NodeAssignment],
     model: ModelShape | None,
     lora: LoraSpec | None = None,
-) -> tuple[NodeSizes, ...]:
+) -> tuple[RequiredNodeSizes, ...]:
     """Return the required sizes of each node; without a `model`, weights are not counted."""
     engines = [0] * len(nodes)
     source = None
@@ -331,12 +340,14 @@ def node_sizes(
     largest = model.largest_parameter * placement.bytes_per_weight if model is not None else 0
     bucket = min(version, max(MAX_BUCKET_BYTES, largest))
     return tuple(
-        _sizes(node, version, bucket, count, i == source, placement.engine_gpus > 1)
+        _sizes_of_node(node, version, bucket, count, i == source, placement.engine_gpus > 1)
         for i, (node, count) in enumerate(zip(nodes, engines, strict=True))
     )
 
 
-def _sizes(node: Node, version: int, bucket: int, engines: int, is_source: bool, many_gpus: bool) -> NodeSizes:
+def _sizes_of_node(
+    node: Node, version: int, bucket: int, engines: int, is_source: bool, many_gpus: bool
+) -> RequiredNodeSizes:
     on_their_way = 0 if is_source else engines * BUCKETS_ON_THEIR_WAY * bucket
     store = STORE_BYTES + (math.ceil(version / SPILL_SHARE) if is_source else on_their_way)
     own = store if node.object_store_bytes is None else node.object_store_bytes
@@ -344,16 +355,16 @@ def _sizes(node: Node, version: int, bucket: int, engines: int, is_source: bool,
     held = min(own, STORE_BYTES + version) if is_source or engines else 0
     shm = max(own, store) + engines * version + (MANY_GPUS_SHM_BYTES if engines and many_gpus else 0)
     spilled = max(0, STORE_BYTES + version - int(own * SPILL_SHARE)) if is_source and own < store else 0
-    return NodeSizes(store, shm, TMP_BYTES + spilled, held)
+    return RequiredNodeSizes(store, shm, TMP_BYTES + spilled, held)
 
 
-def size_warnings(nodes: Sequence[Node], sizes: Sequence[NodeSizes]) -> Iterator[Problem]:
-    """Yield a warning for each known size of a node that is too small."""
+def size_warnings(nodes: Sequence[Node], sizes: Sequence[RequiredNodeSizes]) -> Iterator[Problem]:
+    """Yield a warning for each size of a node that is known to be too small."""
     for node, needed in zip(nodes, sizes, strict=True):
         store, shm, tmp = node.object_store_bytes, node.shm_bytes, node.tmp_bytes
         if store is not None and store < needed.store_bytes:
             message = f"Ray's object store on {node.name} has {format_bytes(store)}"
-            needs = f"but the weights need {format_bytes_up(needed.store_bytes)}: Ray will write them to /tmp"
+            needs = f"but the weights need {format_bytes_up(needed.store_bytes)}, so Ray will write weights to /tmp"
             fix = f"start Ray on that node with --object-store-memory={needed.store_bytes}"
             yield Problem("small_object_store", "cluster", f"{message}, {needs}", fix)
         if shm is not None and shm < needed.shm_bytes:
@@ -362,13 +373,13 @@ def size_warnings(nodes: Sequence[Node], sizes: Sequence[NodeSizes]) -> Iterator
                 f"{format_bytes_up(needed.shm_bytes)}"
             )
             yield Problem(
-                "small_shared_memory", "cluster", message, f"enlarge it to {format_bytes_up(needed.shm_bytes)}"
+                "small_shared_memory", "cluster", message, f"enlarge /dev/shm to {format_bytes_up(needed.shm_bytes)}"
             )
         if tmp is not None and tmp < needed.tmp_bytes:
             message = (
                 f"/tmp on {node.name} has {format_bytes(tmp)}, but the job may need {format_bytes_up(needed.tmp_bytes)}"
             )
-            yield Problem("small_tmp", "cluster", message, "enlarge it, or give Ray a larger object store")
+            yield Problem("small_tmp", "cluster", message, "enlarge /tmp, or give Ray a larger object store")
 
 
 def format_bytes_up(num_bytes: int) -> str:

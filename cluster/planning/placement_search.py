@@ -1,10 +1,11 @@
 """Search for the possible placements of a job on given nodes, best first.
 
-Values that the job gives stay, and the search chooses the others. On CPUs there is one placement: one engine and one
-rank with one core each. On GPUs, engines and ranks get half of the GPUs each, or as close to half as memory allows.
+The search keeps the values that the job sets and chooses all other values. On CPUs there is one placement: one engine
+and one rank, with one core each. On GPUs, engines and ranks get half of the GPUs each, or as close to half as memory
+allows.
 
-Two rules have not been measured on GPUs, and hold until a cost function is calibrated: the even division, and the order
-of memory savings (sharding before LoRA, LoRA before offload, because offload slows down every step).
+Two rules have not been measured on GPUs: the even division, and the order of memory savings. They are used until a cost
+function is calibrated. Sharding is tried before LoRA, and LoRA before offload, because offload slows down every step.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ MAX_AUTO_GPUS = 256
 def search_placements(request: PlanRequest, *, fewest_gpus: bool = False) -> Iterator[Placement]:
     """Yield the placements to try for a job, best first; some of them do not fit.
 
-    If a resumed run has recorded its layout, that layout comes first. With `fewest_gpus`, the best placement is the one
-    with the fewest GPUs.
+    The layout that a resumed run has recorded comes first. With `fewest_gpus`, the placements with the fewest GPUs are
+    the best.
     """
-    search = _Search(request)
-    if (recorded := _recorded(request, search)) is not None:
+    search = _PlacementSearch(request)
+    if (recorded := _recorded_placement(request, search)) is not None:
         yield recorded
     if search.on_gpus:
-        yield from search.on_gpus_by_size() if fewest_gpus else search.balanced()
+        yield from search.iterate_by_gpu_count() if fewest_gpus else search.iterate_balanced()
     else:
         yield search.base
 
 
-def _recorded(request: PlanRequest, search: _Search) -> Placement | None:
-    """Return the recorded layout of the resumed run, with the values that its job sets now; None if not recorded."""
-    recorded: RecordedLayout = request.recorded
-    if recorded.engines is None or not search.on_gpus or not request.learner:
+def _recorded_placement(request: PlanRequest, search: _PlacementSearch) -> Placement | None:
+    """Return the recorded layout of the resumed run, with the values that its job sets now; None for a new run."""
+    recorded: RecordedLayout = request.recorded_layout
+    if recorded.engines is None or not search.on_gpus or not request.trains:
         return None
     given, names = request.job.cluster, [name for name in RECORDED if name != "micro_batch_tokens"]
     values = {name: getattr(recorded, name) for name in names if getattr(given, name) == "auto"}
@@ -63,7 +64,7 @@ def _recorded(request: PlanRequest, search: _Search) -> Placement | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Division:
+class _GpuDivision:
     """Division of the GPUs between engines and ranks."""
 
     engines: int
@@ -76,7 +77,7 @@ class _Division:
         return max(self.engines, self.ranks) if self.colocated else self.engines * self.engine_gpus + self.ranks
 
 
-class _Search:
+class _PlacementSearch:
     """Search for the placements of one request."""
 
     def __init__(self, request: PlanRequest) -> None:
@@ -86,10 +87,12 @@ class _Search:
         self._num_gpus = min(MAX_AUTO_GPUS, sum(int(node.gpus) for node in self._nodes))
         if request.max_gpus is not None:
             self._num_gpus = min(self._num_gpus, request.max_gpus)
-        self._largest_gpu = _largest([node.usable_gpu_bytes for node in self._nodes])
+        self._largest_gpu = _largest_known([node.usable_gpu_bytes for node in self._nodes])
         self._samples = request.job.method.type == "reinforcement"
         given = self._cluster.engine_gpus
-        has_gpus = any(node.gpus or node.held_gpus for node in request.nodes) or bool(request.recorded.engine_gpus)
+        has_gpus = any(node.gpus or node.held_gpus for node in request.nodes) or bool(
+            request.recorded_layout.engine_gpus
+        )
         self.on_gpus = has_gpus if given == "auto" else given > 0
         self.base = self._base()
 
@@ -108,7 +111,7 @@ class _Search:
                 cluster.engine_cores, min(MAX_ENGINE_CORES, share) if self._can_tune_engines else 1
             ),
             engine_gpus=gpus,
-            learner_ranks=_resolve_auto(cluster.learner_ranks, 1) if request.learner else 0,
+            learner_ranks=_resolve_auto(cluster.learner_ranks, 1) if request.trains else 0,
             rank_cores=_resolve_auto(cluster.rank_cores, min(MAX_RANK_CORES, share)),
             rank_gpus=int(gpus > 0),
             dtype=("bfloat16" if gpus else "float32") if cluster.dtype == "auto" else cluster.dtype,
@@ -116,10 +119,10 @@ class _Search:
             zero_stage=_resolve_auto(cluster.zero_stage, 0),
             offload=_resolve_auto(cluster.offload, "none"),
             micro_batch_tokens=micro_batch_sizes(request)[0],
-            lora=self._adapters()[0] if optimizer.lora == "auto" else optimizer.adapter,
+            lora=self._possible_adapters()[0] if optimizer.lora == "auto" else optimizer.adapter,
             colocated=colocated,
             takes_turns=colocated,
-            has_shared_engines=cluster.share_engines and request.learner,
+            has_shared_engines=cluster.share_engines and request.trains,
         )
 
     @property
@@ -131,29 +134,33 @@ class _Search:
         given = self._cluster.colocated
         if given == "auto":
             given = self._samples and not self._cluster.share_engines and engine_gpus > 0 and self._num_gpus == 1
-        return given and self._request.learner
+        return given and self._request.trains
 
     def _cores_per_gpu(self) -> int:
-        """Return the cores that each engine or rank may use so that no GPU is left without cores."""
+        """Return the number of cores that each engine or rank may use, so that no GPU is left without cores."""
         if not self.on_gpus or not self._nodes:
             return 1
         return max(1, min(int(node.cores // node.gpus) for node in self._nodes))
 
     # -- on GPUs -------------------------------------------------------------------------------------------------------
 
-    def balanced(self) -> Iterator[Placement]:
-        """Yield placements on GPUs: smallest memory savings first, then most even division, then lowest ZeRO stage."""
-        for lora, offload in self._savings():
-            for division, stage in product(self._divisions(), self._stages()):
+    def iterate_balanced(self) -> Iterator[Placement]:
+        """Yield placements on GPUs, best first.
+
+        They are sorted by memory savings (smallest first), then by the division of the GPUs (most even first), then by
+        ZeRO stage (lowest first).
+        """
+        for lora, offload in self._memory_savings():
+            for division, stage in product(self._divisions(), self._possible_stages()):
                 placement = self._placement(division, lora, offload, stage)
                 if self._may_fit(placement):
                     yield placement
         yield from self._fallback()
 
-    def on_gpus_by_size(self) -> Iterator[Placement]:
-        """Yield placements on GPUs, those with the fewest GPUs first."""
+    def iterate_by_gpu_count(self) -> Iterator[Placement]:
+        """Yield placements on GPUs, sorted by number of GPUs (smallest first)."""
         divisions = sorted(self._divisions(try_colocated=True), key=lambda division: division.num_gpus)
-        for division, (lora, offload), stage in product(divisions, self._savings(), self._stages()):
+        for division, (lora, offload), stage in product(divisions, self._memory_savings(), self._possible_stages()):
             placement = self._placement(division, lora, offload, stage)
             if self._may_fit(placement):
                 yield placement
@@ -161,20 +168,20 @@ class _Search:
 
     def _fallback(self) -> Iterator[Placement]:
         """Yield the placement to report if nothing fits: an even division with all memory savings."""
-        lora, offload = self._savings()[-1]
-        yield self._placement(next(self._divisions()), lora, offload, self._stages()[-1])
+        lora, offload = self._memory_savings()[-1]
+        yield self._placement(next(self._divisions()), lora, offload, self._possible_stages()[-1])
 
-    def _savings(self) -> list[tuple[LoraSpec | None, Offload]]:
+    def _memory_savings(self) -> list[tuple[LoraSpec | None, Offload]]:
         """Return the combinations of adapter and offload to try, those that save least memory first."""
         optimizer, offload = self._request.job.optimizer_settings, self._cluster.offload
         offloads = OFFLOADS if offload == "auto" else (offload,)
-        if not self._request.learner:
+        if not self._request.trains:
             return [(self.base.lora, self.base.offload)]
-        loras = self._adapters() if optimizer.lora == "auto" else [optimizer.adapter]
+        loras = self._possible_adapters() if optimizer.lora == "auto" else [optimizer.adapter]
         plain = [(lora, each) for each in offloads[:1] for lora in loras]
         return [*plain, *((lora, each) for lora in reversed(loras) for each in offloads[1:])]
 
-    def _adapters(self) -> list[LoraSpec | None]:
+    def _possible_adapters(self) -> list[LoraSpec | None]:
         """Return the possible values of `lora: auto`.
 
         A model that is an adapter keeps its shape, and shared engines require an adapter.
@@ -182,19 +189,19 @@ class _Search:
         request = self._request
         if request.adapter is not None:
             return [request.adapter]
-        if self._cluster.share_engines and request.has_adapters:
+        if self._cluster.share_engines and request.can_use_lora:
             return [LoraSpec()]
-        return [None, LoraSpec()] if self.on_gpus and request.has_adapters else [None]
+        return [None, LoraSpec()] if self.on_gpus and request.can_use_lora else [None]
 
-    def _stages(self) -> Sequence[int]:
+    def _possible_stages(self) -> Sequence[int]:
         if self._cluster.zero_stage != "auto":
             return (self._cluster.zero_stage,)
-        if not self._request.learner:
+        if not self._request.trains:
             return (0,)
         model = self._request.model
-        return STAGES[:3] if model is not None and model.cache.state_bytes else STAGES
+        return STAGES[:3] if model is not None and model.cache_shape.state_bytes else STAGES
 
-    def _placement(self, division: _Division, lora: LoraSpec | None, offload: Offload, stage: int) -> Placement:
+    def _placement(self, division: _GpuDivision, lora: LoraSpec | None, offload: Offload, stage: int) -> Placement:
         base, cluster = self.base, self._cluster
         cores = base.engine_cores
         if cluster.engine_cores == "auto" and self._can_tune_engines:
@@ -218,53 +225,53 @@ class _Search:
 
     # -- divisions of GPUs ---------------------------------------------------------------------------------------------
 
-    def _divisions(self, *, try_colocated: bool = False) -> Iterator[_Division]:
-        """Yield the possible divisions of the GPUs, best first. With `try_colocated`, include colocated ones."""
+    def _divisions(self, *, try_colocated: bool = False) -> Iterator[_GpuDivision]:
+        """Yield the possible divisions of the GPUs, best first. With `try_colocated`, include colocated divisions."""
         cluster, base, total = self._cluster, self.base, self._num_gpus
         found = False
         if base.colocated or (try_colocated and self._can_colocate):
             for number in range(max(1, total), 0, -1):
                 if (
-                    _allows(cluster.engines, number)
-                    and _allows(cluster.learner_ranks, number)
+                    _is_allowed(cluster.engines, number)
+                    and _is_allowed(cluster.learner_ranks, number)
                     and base.engine_gpus == 1
                 ):
                     found = True
-                    yield _Division(number, 1, number, colocated=True)
+                    yield _GpuDivision(number, 1, number, colocated=True)
         if not base.colocated:
             for gpus in self._engine_gpus():
                 for division in self._separate_divisions(gpus):
                     found = True
                     yield division
         if not found:
-            yield _Division(base.engines, base.engine_gpus, base.learner_ranks, base.colocated)
+            yield _GpuDivision(base.engines, base.engine_gpus, base.learner_ranks, base.colocated)
 
     @property
     def _can_colocate(self) -> bool:
         return (
             self._cluster.colocated == "auto"
             and self._samples
-            and self._request.learner
+            and self._request.trains
             and not self._cluster.share_engines
             and self._cluster.engine_gpus in ("auto", 1)
         )
 
-    def _separate_divisions(self, gpus: int) -> Iterator[_Division]:
+    def _separate_divisions(self, gpus: int) -> Iterator[_GpuDivision]:
         """Yield divisions with separate GPUs and `gpus` per engine.
 
         Divisions that use most GPUs come first, then the most even ones, then those with fewer ranks.
         """
         cluster, total = self._cluster, self._num_gpus
         engines = range(1, total // gpus + 1) if self._samples else range(1)
-        ranks = range(1, total + 1) if self._request.learner else range(1)
+        ranks = range(1, total + 1) if self._request.trains else range(1)
         if cluster.share_engines and cluster.engines == "auto":
             engines = range(1, 2)
-        if cluster.share_engines and cluster.learner_ranks == "auto" and self._request.learner:
+        if cluster.share_engines and cluster.learner_ranks == "auto" and self._request.trains:
             ranks = range(1, 2)
         pairs = [
             (engine_count, rank_count)
-            for engine_count in _values(cluster.engines if self._samples else "auto", engines)
-            for rank_count in _values(cluster.learner_ranks if self._request.learner else "auto", ranks)
+            for engine_count in _possible_values(cluster.engines if self._samples else "auto", engines)
+            for rank_count in _possible_values(cluster.learner_ranks if self._request.trains else "auto", ranks)
             if engine_count * gpus + rank_count <= total
         ]
 
@@ -273,7 +280,7 @@ class _Search:
             return total - used - pair[1], abs(used - pair[1]), pair[1]
 
         for engine_count, rank_count in sorted(pairs, key=sort_key):
-            yield _Division(engine_count, gpus, rank_count)
+            yield _GpuDivision(engine_count, gpus, rank_count)
 
     def _engine_gpus(self) -> list[int]:
         """Return the numbers of GPUs with which an engine's cache holds a full-length sequence, best first."""
@@ -288,11 +295,11 @@ class _Search:
         if model is None or gpu_bytes is None:
             return numbers[:1]
         numbers = [number for number in numbers if model.heads % number == 0]
-        cached = {number: self._num_cached(number, MIN_GPU_SEQUENCES, gpu_bytes) for number in numbers}
+        cached = {number: self._num_cached_sequences(number, MIN_GPU_SEQUENCES, gpu_bytes) for number in numbers}
         many = [number for number in numbers if cached[number] >= MIN_SEQUENCES_AT_ONCE]
         return [*many, *(number for number in numbers if 1.0 <= cached[number] < MIN_SEQUENCES_AT_ONCE)]
 
-    def _num_cached(self, gpus: int, max_num_seqs: int, gpu_bytes: int) -> float:
+    def _num_cached_sequences(self, gpus: int, max_num_seqs: int, gpu_bytes: int) -> float:
         """Return the number of full-length sequences that an engine's cache holds."""
         placement = replace(self.base, engine_gpus=gpus, max_num_seqs=max_num_seqs, colocated=False)
         memory = estimate_engine_memory(self._request, placement, gpu_bytes)
@@ -300,12 +307,17 @@ class _Search:
 
     @cache  # noqa: B019 - a search lives as long as one call
     def _choose_max_num_seqs(self, engine_gpus: int) -> int:
-        """Return the largest power of two of sequences that fit in the cache if each fills a quarter of the context."""
+        """Return the largest number of sequences, a power of two, that fit in the cache.
+
+        Each sequence is assumed to fill a quarter of the context.
+        """
         smallest = min((node.usable_gpu_bytes for node in self._nodes if node.usable_gpu_bytes), default=None)
         if smallest is None or self._request.model is None:
             return CPU_SEQUENCES
         number = MAX_GPU_SEQUENCES
-        while number > MIN_GPU_SEQUENCES and SHORTER * self._num_cached(engine_gpus, number, smallest) < number:
+        while (
+            number > MIN_GPU_SEQUENCES and SHORTER * self._num_cached_sequences(engine_gpus, number, smallest) < number
+        ):
             number //= 2
         return number
 
@@ -334,15 +346,15 @@ def _resolve_auto(value: Value | str, auto: Value) -> Value:
     return auto if value == "auto" else value  # type: ignore[return-value]
 
 
-def _allows(given: int | str, value: int) -> bool:
+def _is_allowed(given: int | str, value: int) -> bool:
     return given in ("auto", value)
 
 
-def _values(given: int | str, possible: Sequence[int]) -> Sequence[int]:
+def _possible_values(given: int | str, possible: Sequence[int]) -> Sequence[int]:
     return possible if isinstance(given, str) else (given,)
 
 
-def _largest(sizes: Sequence[int | None]) -> int | None:
+def _largest_known(sizes: Sequence[int | None]) -> int | None:
     """Return the largest size; None if a size is unknown."""
     known = [size for size in sizes if size is not None]
     return max(known, default=None) if len(known) == len(sizes) else None
@@ -352,7 +364,7 @@ def _largest(sizes: Sequence[int | None]) -> int | None:
 
 
 def estimate_engine_memory(request: PlanRequest, placement: Placement, gpu_bytes: int | None) -> MemoryEstimate | None:
-    """Return the memory of an engine on GPUs of `gpu_bytes`; None without a model."""
+    """Return the memory of an engine on GPUs with `gpu_bytes` of memory each; None if the model is unknown."""
     if request.model is None:
         return None
     memory = engine_memory(
@@ -369,7 +381,7 @@ def estimate_engine_memory(request: PlanRequest, placement: Placement, gpu_bytes
 
 
 def estimate_rank_memory(request: PlanRequest, placement: Placement, rank: int) -> MemoryEstimate | None:
-    """Return the memory of a learner rank; None without a model."""
+    """Return the memory of the learner rank with index `rank`; None if the model is unknown."""
     if request.model is None:
         return None
     job = request.job

@@ -1,4 +1,7 @@
-"""Nodes that a plan may use: from a NODES.yaml, or this computer. `ray_cluster.live_nodes` reads a live cluster's."""
+"""Nodes that a plan may use, read from a NODES.yaml or from this computer.
+
+The module `ray_cluster.live_nodes` reads the nodes of a live cluster.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import psutil
 from agent_rft.actors.runtime.cpu_cores import CGROUPS, count_usable_cores
 from agent_rft.cluster.planning.memory_estimates import GIB
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.spec.config_reader import drop_consequences, read_source, substitute_variables, validate
+from agent_rft.spec.config_reader import drop_missing_variable_problems, read_source, substitute_variables, validate
 from agent_rft.spec.node_groups import NodeGroup, NodesFile
 
 ASK_TIMEOUT_S = 30.0
@@ -28,8 +31,8 @@ MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 class Node:
     """Resources of one node, as Ray counts them.
 
-    `gpu_memory_bytes` is the memory of each GPU. `held_gpus` and `held_cores` are held by other jobs now, and included
-    in `gpus` and `cores`. `object_store_bytes` is the size of Ray's object store, `shm_bytes` the size of /dev/shm,
+    `gpus` and `cores` include `held_gpus` and `held_cores`, which other jobs currently hold. `gpu_memory_bytes` is the
+    memory of each GPU. `object_store_bytes` is the size of Ray's object store, `shm_bytes` the size of /dev/shm, and
     `tmp_bytes` the size of /tmp. A size of None is unknown.
     """
 
@@ -45,7 +48,7 @@ class Node:
     held_cores: float = 0.0
 
     def only_free(self) -> Node:
-        """Return the node with only its free GPUs and cores; `held_gpus` and `held_cores` stay as they are."""
+        """Return a copy of the node with only its free GPUs and cores. `held_gpus` and `held_cores` do not change."""
         return replace(self, gpus=self.gpus - self.held_gpus, cores=self.cores - self.held_cores)
 
     @property
@@ -58,7 +61,7 @@ class Node:
 
     @property
     def resources(self) -> dict[str, float]:
-        """Cores and GPUs by Ray's resource names."""
+        """Numbers of cores and GPUs, by Ray's resource names."""
         return {"CPU": self.cores, "GPU": self.gpus}
 
 
@@ -70,7 +73,7 @@ def _without_headroom(num_bytes: int | None) -> int | None:
 
 
 def read_nodes(path: Path) -> list[Node]:
-    """Read nodes from a file `nodes: [{name, count, cores, gpus, memory_gib, ...}]`, as in NodesFile.
+    """Read nodes from a YAML file `nodes: [{name, count, cores, gpus, memory_gib, ...}]` (see `NodesFile`).
 
     Raises:
         InvalidJob: The file is missing or has errors; lists all of them.
@@ -80,24 +83,24 @@ def read_nodes(path: Path) -> list[Node]:
         raise InvalidJob("the list of nodes cannot be read", [source])
     raw, variables, problems = substitute_variables(source, os.environ)
     found, wrong = validate(NodesFile, raw, source, variables)
-    problems += source.find_duplicates() + drop_consequences(wrong, variables)
+    problems += source.find_duplicates() + drop_missing_variable_problems(wrong, variables)
     if found is None or problems:
         raise InvalidJob("the list of nodes has errors", problems)
     return expand_nodes(found.nodes)
 
 
 def expand_nodes(groups: Iterable[NodeGroup]) -> list[Node]:
-    """Return the nodes of node groups."""
+    """Return a `Node` for each node of the groups; a group describes `count` equal nodes."""
     return [
         Node(
             name=name,
             cores=group.cores,
             gpus=group.gpus,
-            memory_bytes=_bytes(group.memory_gib),
-            gpu_memory_bytes=_bytes(group.gpu_memory_gib),
-            object_store_bytes=_bytes(group.object_store_gib),
-            shm_bytes=_bytes(group.shm_gib),
-            tmp_bytes=_bytes(group.tmp_gib),
+            memory_bytes=_gib_to_bytes(group.memory_gib),
+            gpu_memory_bytes=_gib_to_bytes(group.gpu_memory_gib),
+            object_store_bytes=_gib_to_bytes(group.object_store_gib),
+            shm_bytes=_gib_to_bytes(group.shm_gib),
+            tmp_bytes=_gib_to_bytes(group.tmp_gib),
         )
         for group in groups
         for name in group.node_names
@@ -117,7 +120,7 @@ def add_joining_nodes(live: Sequence[Node], groups: Iterable[NodeGroup]) -> list
     return [*live, *joining]
 
 
-def _bytes(gib: float | None) -> int | None:
+def _gib_to_bytes(gib: float | None) -> int | None:
     return None if gib is None else round(gib * GIB)
 
 
@@ -133,7 +136,7 @@ def read_local_node() -> Node:
 
 
 def read_local_memory(cgroup: Path = CGROUPS) -> int:
-    """Return the memory in bytes of this computer, or of this container if its limit is lower, as Ray does."""
+    """Return this computer's memory in bytes, or this container's memory limit if that is lower. Ray does the same."""
     limits = [psutil.virtual_memory().total]
     for file in MEMORY_LIMITS:
         with suppress(OSError, ValueError):  # no such file, or "max"

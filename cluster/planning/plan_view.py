@@ -1,4 +1,4 @@
-"""Output of `agent-rft plan`: a job's layout and needs, as tables and as JSON."""
+"""Output of `agent-rft plan`: a job's layout and the memory that it needs, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ STOP_SETTINGS = ("checkpoint_bytes", "write_bytes_per_s", "wait_s", "grace_s")
 
 
 def read_request(path: Path, nodes: Sequence[Node]) -> PlanRequest:
-    """Read the request to plan from a job file. Its endpoints and data files may be missing.
+    """Read a job file and return the request to plan its job. Endpoints and data files of the job need not exist.
 
-    Environment variables may be missing too, except in required settings such as `model` and `training_file`.
+    Environment variables need not exist either, except in required settings such as `model` and `training_file`.
 
     Raises:
         InvalidJob: The job file or its model has errors.
@@ -57,7 +57,7 @@ def read_request(path: Path, nodes: Sequence[Node]) -> PlanRequest:
 def plan_and_print(console: Console, request: PlanRequest, *, smallest: bool, as_json: bool) -> bool:
     """Print the plan of a request, with the fewest GPUs if `smallest`, and return whether it fits."""
     plan = plan_cluster(request, fewest_gpus=smallest)
-    settings = _fixing_settings(request, plan.placement) if smallest and plan.fits else None
+    settings = _settings_for_placement(request, plan.placement) if smallest and plan.fits else None
     stop = estimate_stop_time(request, plan) if plan.fits else None
     if as_json:
         found = plan_to_json(plan, stop) | ({"smallest": settings} if smallest else {})
@@ -72,7 +72,7 @@ def plan_and_print(console: Console, request: PlanRequest, *, smallest: bool, as
 
 
 def estimate_stop_time(request: PlanRequest, plan: ClusterPlan) -> StopTime | None:
-    """Return the time to stop a run at an assumed disk speed; None without a model or a learner."""
+    """Return the time that stopping a run takes at an assumed disk speed; None without a model or a learner."""
     cost = estimate_step(request, plan)
     if request.model is None or cost is None:
         return None
@@ -80,7 +80,7 @@ def estimate_stop_time(request: PlanRequest, plan: ClusterPlan) -> StopTime | No
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
-    """Print the memory of an engine and a rank, the layout, the required sizes of nodes, notes and problems."""
+    """Print a plan: an engine's and a rank's memory, the layout, the sizes that each node needs, notes and problems."""
     firsts = [assignment for assignment in plan.assignments if assignment.index == 0 and assignment.memory is not None]
     if firsts:
         console.print(_memory_table(firsts))
@@ -93,11 +93,11 @@ def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
     for problem in (*plan.resource_problems, *plan.problems):
         console.print(f"[red]does not fit[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
     if plan.fits:
-        console.print(f"[green]it fits[/]: at least {HEADROOM:.0%} of the known memory stays free")
+        console.print(f"[green]the job fits[/]: at least {HEADROOM:.0%} of the known memory stays free")
 
 
-def _fixing_settings(request: PlanRequest, placement: Placement) -> dict[str, Any]:
-    """Return the job settings that fix a placement, except those that the job already gives."""
+def _settings_for_placement(request: PlanRequest, placement: Placement) -> dict[str, Any]:
+    """Return the settings that make a job always get `placement`, without the settings that the job already has."""
     cluster, lora = request.job.cluster, placement.lora
     found = {f"cluster.{name}": getattr(placement, name) for name in RECORDED if getattr(cluster, name) == "auto"}
     if cluster.colocated == "auto":
@@ -108,18 +108,18 @@ def _fixing_settings(request: PlanRequest, placement: Placement) -> dict[str, An
 
 
 def _print_smallest(console: Console, settings: Settings) -> None:
-    """Print the settings that fix the smallest layout, as in a job file."""
+    """Print the settings with which a job always gets its smallest layout, in the format of a job file."""
     if not settings:
         console.print("the job already sets all values of its layout")
         return
-    console.print("[bold]to fix the layout with the fewest GPUs, set in the job:[/]")
+    console.print("[bold]to always get the layout with the fewest GPUs, set in the job:[/]")
     console.print(
         dump(nest_settings(settings), sort_keys=False).rstrip(), highlight=False, markup=False, soft_wrap=True
     )
 
 
 def nest_settings(settings: Settings) -> dict[str, Any]:
-    """Return settings, given by their paths, as nested mappings like in a job file."""
+    """Convert settings that are keyed by path to nested mappings, as in a job file."""
     found: dict[str, Any] = {}
     for path, value in settings.items():
         *parents, name = path.split(".")
@@ -134,7 +134,7 @@ def print_stop_time(console: Console, stop: StopTime) -> None:
     """Print the settings of Ray and Kubernetes that leave enough time for a stop."""
     write = partial(console.print, highlight=False, soft_wrap=True)
     settings = f"RAY_JOB_STOP_WAIT_TIME_S={stop.wait_s}, terminationGracePeriodSeconds: {stop.grace_s}"
-    write(f"to leave enough time for a stop: {settings}")
+    write(f"settings that leave enough time for stopping the run: {settings}")
     size, speed = format_bytes(stop.checkpoint_bytes), format_bytes(stop.write_bytes_per_s)
     written = f"a checkpoint of {size}, written at {speed} per second"
     write(f"  assumed: {written}; `agent-rft check` measures the actual write speed")
@@ -143,7 +143,7 @@ def print_stop_time(console: Console, stop: StopTime) -> None:
 def _memory_table(firsts: Sequence[NodeAssignment]) -> Table:
     """Return a table with a row per part of memory and a column per role and kind of memory.
 
-    `firsts` are the first actor of each role; the others of a role need the same.
+    `firsts` are the first actor of each role. The other actors of the role need the same memory.
     """
     columns: dict[str, Mapping[str, int]] = {}
     for assignment in firsts:
@@ -167,8 +167,8 @@ def _node_table(plan: ClusterPlan) -> Table:
         table.add_column(column, justify="right")
     table.add_column("actors")
     for node, used in zip(plan.nodes, plan.host_bytes, strict=True):
-        gpu = _known(node.gpu_memory_bytes) if node.gpus else ""
-        resources = f"{node.cores:g}", f"{node.gpus:g}", gpu, _known(node.memory_bytes), format_bytes(used)
+        gpu = _format_known_bytes(node.gpu_memory_bytes) if node.gpus else ""
+        resources = f"{node.cores:g}", f"{node.gpus:g}", gpu, _format_known_bytes(node.memory_bytes), format_bytes(used)
         table.add_row(escape(node.name), *resources, _actors_text(p for p in plan.assignments if p.node is node))
     if unplaced := [assignment for assignment in plan.assignments if assignment.node is None]:
         table.add_row("[red]not placed[/]", *[""] * 5, _actors_text(unplaced))
@@ -197,37 +197,41 @@ def _notes(plan: ClusterPlan) -> list[str]:
     placement, notes = plan.placement, []
     sequences = [assignment.memory.num_sequences for assignment in plan.assignments if assignment.memory is not None]
     if cached := [number for number in sequences if number is not None]:
-        notes.append(f"an engine's cache holds {min(cached):,.1f} full-length sequences, or more shorter ones")
+        notes.append(
+            f"an engine's cache holds {min(cached):,.1f} full-length sequences, or a larger number of shorter ones"
+        )
     notes.append("each engine and each rank runs on one node; Ray uses as few nodes as possible (PACK)")
     notes += [] if (how := describe_sharing(placement)) is None else [how]
     if placement.has_shared_engines:
         notes.append("engines are shared: if another job has started them, only the learner needs free resources")
     if placement.engines > 1 and not placement.colocated:
         notes.append("the first engine and all ranks start together; further engines join when resources are free")
-    notes.append("driver, dispatchers and grader pool reserve no cores; the last two run on the nodes of the engines")
+    notes.append(
+        "driver, dispatchers and grader pool reserve no cores; dispatchers and grader pool run on the engines' nodes"
+    )
     notes += map(str, plan.choices)
     if any(node.gpus and node.gpu_memory_bytes is None for node in plan.nodes):
-        notes.append("[yellow]the memory of some GPUs is unknown and not checked[/]")
+        notes.append("[yellow]the memory of some GPUs is unknown and was not checked[/]")
     return notes
 
 
 def describe_sharing(placement: Placement) -> str | None:
-    """Return a sentence on how engines and ranks share cores or GPUs; None if they do not."""
+    """Return a sentence that describes how engines and ranks share cores or GPUs; None if they share nothing."""
     if not placement.colocated:
         return None
     if not placement.shares_gpus:
         return "an engine and its ranks take turns on the same cores, so no token is stale"
-    shared = "an engine and a rank share a GPU (calculated, not yet measured on GPUs)"
+    shared = "an engine and a rank share a GPU (estimated, not yet measured on GPUs)"
     part = f"the engine takes {placement.gpu_share:.0%} of the GPU's memory"
     if placement.takes_turns:
         return (
-            f"{shared}: they take turns, and the other one is offloaded to the node's memory, so no token is stale; "
+            f"{shared}: they take turns, and the one that waits is offloaded to host memory, so no token is stale; "
             f"{part} in its turn"
         )
     return f"{shared}: both run concurrently; {part}"
 
 
-def _known(num_bytes: int | None) -> str:
+def _format_known_bytes(num_bytes: int | None) -> str:
     return "unknown" if num_bytes is None else format_bytes(num_bytes)
 
 
@@ -242,7 +246,7 @@ def plan_to_json(plan: ClusterPlan, stop: StopTime | None = None) -> dict[str, A
         "turns": plan.placement.takes_turns,
         "gpu_share": plan.placement.gpu_share,
         "micro_batch_tokens": plan.placement.micro_batch_tokens,
-        "places": [_assignment(assignment) for assignment in plan.assignments],
+        "places": [_assignment_to_json(assignment) for assignment in plan.assignments],
         "nodes": [
             {
                 "name": node.name,
@@ -250,7 +254,7 @@ def plan_to_json(plan: ClusterPlan, stop: StopTime | None = None) -> dict[str, A
                 "gpus": node.gpus,
                 "memory_bytes": node.memory_bytes,
                 "gpu_memory_bytes": node.gpu_memory_bytes,
-                "taken_bytes": taken,
+                "used_bytes": taken,
                 "needs": {
                     "object_store_bytes": sizes.store_bytes,
                     "shm_bytes": sizes.shm_bytes,
@@ -259,13 +263,13 @@ def plan_to_json(plan: ClusterPlan, stop: StopTime | None = None) -> dict[str, A
             }
             for node, taken, sizes in zip(plan.nodes, plan.host_bytes, plan.sizes, strict=True)
         ],
-        "warnings": [_problem(warning) for warning in plan.warnings],
-        "problems": [_problem(problem) for problem in (*plan.resource_problems, *plan.problems)],
+        "warnings": [_problem_to_json(warning) for warning in plan.warnings],
+        "problems": [_problem_to_json(problem) for problem in (*plan.resource_problems, *plan.problems)],
         "stop": None if stop is None else {"measured": False} | {name: getattr(stop, name) for name in STOP_SETTINGS},
     }
 
 
-def _assignment(assignment: NodeAssignment) -> dict[str, Any]:
+def _assignment_to_json(assignment: NodeAssignment) -> dict[str, Any]:
     memory = assignment.memory
     return {
         "role": assignment.role,
@@ -279,5 +283,5 @@ def _assignment(assignment: NodeAssignment) -> dict[str, Any]:
     }
 
 
-def _problem(problem: Problem) -> dict[str, str]:
+def _problem_to_json(problem: Problem) -> dict[str, str]:
     return {name: getattr(problem, name) for name in ("code", "field", "message", "fix")}

@@ -1,6 +1,6 @@
 """Use of the cluster's resources: the runs that wait for them, and the runs and served models that hold them.
 
-The names of placement groups and actors contain their run or application, so that any process can find the owner.
+The name of a placement group or actor contains the name of its run or application, so any process can find the owner.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ray.util.placement_group import placement_group_table
 
-from agent_rft.cluster.planning.placement import Bundle, assign_nodes, holds
+from agent_rft.cluster.planning.placement import Bundle, assign_nodes, has_resources
 from agent_rft.cluster.ray_cluster.ray_internals import (
     Row,
     free_resources,
@@ -23,7 +23,7 @@ from agent_rft.cluster.ray_cluster.ray_internals import (
 MODEL_APPS = "agent-rft-model-"
 """Prefix of the Ray Serve application names of served models."""
 REQUIRED, FURTHER = "required", "further"
-"""Part of a placement group's name after the run's name: required to start the run, or a further engine."""
+"""Parts of the names of placement groups: of the group that a run needs to start, and of groups of further engines."""
 _REPLICA = "SERVE_REPLICA::"
 _NAMESPACE = b"agent-rft"
 
@@ -39,9 +39,10 @@ class ClusterUsage:
 
     Attributes:
         free: Free resources by node id.
-        waiting: Bundles that each waiting run needs to start, by run, in no particular order.
+        waiting: Bundles that a waiting run needs to start, by run, in no particular order.
         running: Runs that hold resources.
-        engines: Node id of each engine of a served model, by application; "" for an engine that waits for resources.
+        engines: Node ids of the engines of a served model, by Ray Serve application. The node id of an engine that
+            waits for resources is "".
         adds_nodes: Whether the autoscaler is adding a node.
     """
 
@@ -52,15 +53,18 @@ class ClusterUsage:
     adds_nodes: bool = False
 
     def can_hold(self, bundle: Bundle) -> bool:
-        """Whether no run waits for resources and a node has enough free resources for `bundle`."""
-        return not self.waiting and any(holds(node, bundle) for node in self.free.values())
+        """Whether `bundle` can be placed: no run waits for resources, and a node has enough free resources for it."""
+        return not self.waiting and any(has_resources(node, bundle) for node in self.free.values())
 
-    def choose_released(self, engine: Bundle, idle_s: Mapping[str, float]) -> list[str]:
-        """Return the fewest applications to stop so that a waiting run can start; empty if no choice lets one start.
+    def choose_apps_to_stop(self, engine: Bundle, idle_s: Mapping[str, float]) -> list[str]:
+        """Return the Ray Serve applications to stop, as few as possible, so that a waiting run can start.
+
+        The list is empty if no run needs an application to stop, or if stopping applications does not help any run.
 
         Args:
             engine: Resources of each engine of a served model.
-            idle_s: Idle seconds of the applications that may be stopped. Applications idle for longest come first.
+            idle_s: Idle seconds of each application that may be stopped. Those with the longest idle time are stopped
+                first.
         """
         names = sorted(idle_s, key=lambda name: -idle_s[name])
         for bundles in self.waiting.values():
@@ -111,12 +115,12 @@ def parse_usage(
 
 
 def record_model_name(app: str, model: str) -> None:
-    """Record which model an application serves, for `holders`."""
+    """Record which model a Ray Serve application serves, for `list_holders`."""
     store_value(app, model, _NAMESPACE)
 
 
 def list_holders(use: ClusterUsage, run: str) -> list[str]:
-    """Return the holders of resources other than `run`, such as `the run ftjob-1` and `the served model gpt-5`."""
+    """Return who holds resources, except `run`: texts such as `the run ftjob-1` and `the served model gpt-5`."""
     found = [f"the run {other}" for other in use.running if other != run]
     for app, nodes in use.engines.items():
         if any(nodes):

@@ -16,17 +16,17 @@ from agent_rft.cluster.ray_cluster.ray_internals import free_resources
 HEAD = "node:__internal_head__"
 
 
-def live_nodes() -> list[Node]:
+def read_live_nodes() -> list[Node]:
     """Return the nodes of the connected cluster, head first.
 
-    Queries each node with GPUs for their memory, which Ray does not report. Call it before anything is reserved for the
-    job, because reserved resources count as held by others.
+    Queries each node with GPUs for the memory of its GPUs, which Ray does not report. Call this before resources are
+    reserved for the job, because all reserved resources count as held by other jobs.
     """
-    return LiveNodes()()
+    return LiveNodeReader()()
 
 
-class LiveNodes:
-    """Reader of the live nodes, like `live_nodes`, that queries each node for its GPU memory only once."""
+class LiveNodeReader:
+    """Callable that returns the same as `read_live_nodes`, but queries each node for its GPU memory only once."""
 
     def __init__(self) -> None:
         self._gpu_memory: dict[str, int | None] = {}
@@ -34,13 +34,13 @@ class LiveNodes:
     def __call__(self) -> list[Node]:
         alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: HEAD not in node["Resources"])
         with_gpus = [node["NodeID"] for node in alive if node["Resources"].get("GPU")]
-        asked = {name: _ask_gpu_memory(name) for name in with_gpus if name not in self._gpu_memory}
-        self._gpu_memory |= {name: _answer(ref) for name, ref in asked.items()}
+        asked = {name: _query_gpu_memory(name) for name in with_gpus if name not in self._gpu_memory}
+        self._gpu_memory |= {name: _get_gpu_memory(ref) for name, ref in asked.items()}
         free = free_resources()
-        return [_live(node, self._gpu_memory.get(node["NodeID"]), free.get(node["NodeID"], {})) for node in alive]
+        return [_to_node(node, self._gpu_memory.get(node["NodeID"]), free.get(node["NodeID"], {})) for node in alive]
 
 
-def _live(node: Mapping[str, Any], gpu_memory: int | None, available: Mapping[str, float]) -> Node:
+def _to_node(node: Mapping[str, Any], gpu_memory: int | None, available: Mapping[str, float]) -> Node:
     resources, host = node["Resources"], node["NodeManagerHostname"]
     # For other nodes, Ray reports only the memory that was free when it started there.
     store = resources.get("object_store_memory", 0.0)
@@ -57,13 +57,13 @@ def _live(node: Mapping[str, Any], gpu_memory: int | None, available: Mapping[st
     )
 
 
-def _ask_gpu_memory(node_id: str) -> Any:
+def _query_gpu_memory(node_id: str) -> Any:
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     # A separate process (max_calls=1): one reused for an actor must not have queried GPUs before it gets its own.
     return ray.remote(num_cpus=0, max_calls=1)(read_gpu_memory).options(scheduling_strategy=there).remote()
 
 
-def _answer(ref: Any) -> int | None:
+def _get_gpu_memory(ref: Any) -> int | None:
     try:
         return min(ray.get(ref, timeout=ASK_TIMEOUT_S), default=None)
     except RayError:  # the node died, or is too busy to respond

@@ -18,7 +18,7 @@ TOKEN_FILE = Path(".ray") / "auth_token"
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo"}
 """Variables that make 127.0.0.1 the node's address, so that Ray and torch's process groups listen only there.
 
-Without the first, Ray replaces an address of 127.0.0.1 by another one, except on macOS.
+Without the first variable, Ray replaces the address 127.0.0.1 by another address, except on macOS.
 """
 LOOPBACK = "127.0.0.1,localhost"
 
@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1,localhost"
 def loopback_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables with which processes listen only on the loopback address and use no proxy for it.
 
-    Otherwise Ray's job client would use the environment's proxy even for a local cluster.
+    Without the exception for this address, Ray's job client would use the environment's proxy even for a local cluster.
     """
     names = ("no_proxy", "NO_PROXY")  # the first takes precedence
     name = next((name for name in names if environment.get(name)), names[-1])
@@ -38,7 +38,7 @@ def loopback_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def use_loopback() -> Iterator[None]:
-    """Context manager in which processes that this one starts listen only on the loopback address."""
+    """Context manager that makes processes listen only on the loopback address if they are started within it."""
     environment = dict(os.environ)
     variables = loopback_variables(environment)
     os.environ |= variables
@@ -61,7 +61,7 @@ def protect_token(home: str | None = None, environment: Mapping[str, str] = os.e
         return
     home = expanduser("~") if home is None else home
     path = Path(home) / TOKEN_FILE
-    fix = "set HOME to a folder that you can write, for the files of Ray and vLLM"
+    fix = "set HOME to a folder in which Ray and vLLM can write files"
     if not path.is_absolute():
         raise UserError(f"this user has no home folder: {fix}")
     try:

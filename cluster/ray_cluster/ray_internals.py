@@ -1,7 +1,7 @@
 """All uses of undocumented parts of Ray.
 
-Each function names the upstream object that it uses, the reason, and what would make the function unnecessary. Modules
-that `import ray` does not load are imported inside the functions.
+The docstring of each function names the part of Ray that it uses, the reason, and what would make the function
+unnecessary. Modules that `import ray` does not load are imported inside the functions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_adding_nodes() -> bool:
     """Whether the autoscaler is adding a node.
 
     Uses: `ray.autoscaler.v2.sdk.get_cluster_status`.
-    Why: `ray.autoscaler.sdk` only requests resources.
+    Why: `ray.autoscaler.sdk` can request resources, but does not report pending nodes.
     Unnecessary once: a documented module reports pending nodes.
     """
     from ray.autoscaler.v2.sdk import get_cluster_status
@@ -73,7 +73,7 @@ def store_value(key: str, value: str, namespace: bytes) -> None:
     """Store a string in the cluster's key-value store, replacing an earlier value.
 
     Uses: `ray.experimental.internal_kv`.
-    Why: an actor that stores it would need a process and would end with its owner.
+    Why: an actor that stores the string would need a process, and would end when its owner ends.
     Unnecessary once: Ray documents a key-value store.
     """
     from ray.experimental.internal_kv import _internal_kv_put
@@ -123,7 +123,7 @@ def dashboard_address() -> str | None:
 
 @contextmanager
 def allow_loopback() -> Iterator[None]:
-    """Context manager in which Ray takes 127.0.0.1 as the address of this node.
+    """Context manager in which Ray accepts 127.0.0.1 as the address of this node.
 
     Uses: `ray._private.ray_constants.ENABLE_RAY_CLUSTER`.
     Why: Ray reads RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER when it is imported, before the variable is set here.
@@ -140,7 +140,7 @@ def allow_loopback() -> Iterator[None]:
 # -- drivers and jobs --------------------------------------------------------------------------------------------------
 
 
-def silence_other_processes() -> None:
+def suppress_death_messages() -> None:
     """Suppress the raylet's messages about dead processes in this process's output.
 
     Uses: `ray._private.worker._worker_logs_enabled`.
@@ -154,14 +154,14 @@ class _NoFolders(list[str]):
     """List to which Ray tries to add the folders that its workers search first. It stays empty."""
 
     def extend(self, folders: Iterable[str]) -> None:
-        """Ignore `folders`, the working directory and the folder of the command."""
+        """Ignore `folders`: the working directory and the folder of the driver's command."""
 
 
 def exclude_driver_path(config: JobConfig) -> None:
-    """Make the workers of a Ray job find modules only where their own Python finds them.
+    """Remove the driver's folders from the module search path of a Ray job's workers.
 
     Uses: `JobConfig._py_driver_sys_path`.
-    Why: Ray puts the driver's working directory first on the path of each worker.
+    Why: Ray puts the driver's working directory first on the module search path of each worker.
     Unnecessary once: Ray has a setting for this.
     """
     config._py_driver_sys_path = _NoFolders()
@@ -173,7 +173,7 @@ def job_status_client(address: str | None = None) -> Any:
     `address` is the cluster's address; None for the cluster that this process is connected to.
 
     Uses: `JobInfoStorageClient`, `ray._raylet.GcsClient` and the `gcs_client` of the global worker.
-    Why: no other way lets a job change its message or final status; Ray's job supervisor does the same.
+    Why: a job has no other way to change its message or final status. Ray's job supervisor uses the same client.
     Unnecessary once: JobSubmissionClient changes the status message of a job.
     """
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
@@ -188,11 +188,11 @@ def job_status_client(address: str | None = None) -> Any:
 
 
 def serve_is_running() -> bool:
-    """Whether Ray Serve runs in the cluster that this process is connected to.
+    """Whether Ray Serve is running in the cluster that this process is connected to.
 
     Uses: `ray.serve.context._get_global_client`.
-    Why: `ray.serve.status` returns the same status for no Ray Serve and for one without proxies and applications.
-    Unnecessary once: the status shows whether Ray Serve runs.
+    Why: `ray.serve.status` does not distinguish a missing Ray Serve from one without proxies and applications.
+    Unnecessary once: the status shows whether Ray Serve is running.
     """
     from ray.serve.context import _get_global_client
 
@@ -200,11 +200,11 @@ def serve_is_running() -> bool:
 
 
 def serve_address() -> tuple[str, int]:
-    """Return host and port of the running Ray Serve's proxy.
+    """Return the host and port of the proxy of the running Ray Serve.
 
     Uses: `ray.serve.context._get_global_client`.
-    Why: `ray.serve.start` ignores its options if Ray Serve runs already, and does not return those in effect.
-    Unnecessary once: `ray.serve.status` reports them.
+    Why: `ray.serve.start` ignores its options if Ray Serve is already running, and does not return those in effect.
+    Unnecessary once: `ray.serve.status` reports the host and port.
     """
     from ray.serve.context import _get_global_client
 
@@ -216,11 +216,11 @@ def serve_address() -> tuple[str, int]:
 
 
 def ray_command() -> Sequence[str]:
-    """Return the start of a command line that runs `ray` in this Python.
+    """Return the first arguments of a command that runs the program `ray` with this Python interpreter.
 
     Uses: the module `ray.scripts.scripts`.
-    Why: the program `ray` may be missing on the PATH or belong to another environment. `-P` prevents imports of a
-    user's files from the working directory.
+    Why: the program `ray` may be missing on the PATH or belong to another environment. The option `-P` prevents
+    Python from importing a user's files from the working directory.
     Unnecessary once: `python -m ray` works.
     """
     return sys.executable, "-P", "-m", "ray.scripts.scripts"
@@ -238,7 +238,7 @@ def read_submitted_job(environment: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def read_node_programs() -> None:
-    """Import the modules and read the programs that the processes of a node use, to load them from the disk.
+    """Import the modules and read the programs that the processes of a node use, so that the disk cache contains them.
 
     Uses: the modules of the dashboard and its agents; GCS_SERVER_EXECUTABLE and RAYLET_EXECUTABLE.
     Why: see `agent_rft.cluster.ray_cluster.read_ahead`.

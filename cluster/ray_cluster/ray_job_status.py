@@ -49,15 +49,15 @@ def check_stop_wait(stop: StopTime | None, environment: Mapping[str, str] = os.e
     needed_s = NEEDED_TO_STOP_S if stop is None else max(NEEDED_TO_STOP_S, stop.wait_s)
     if find_submission_id(environment) is None or wait_s >= needed_s:
         return None
-    fix = f'submit it with --runtime-env-json \'{{"env_vars": {{"{STOP_WAIT}": "{needed_s}"}}}}\''
+    fix = f'submit the job with --runtime-env-json \'{{"env_vars": {{"{STOP_WAIT}": "{needed_s}"}}}}\''
     return f"`ray job stop` kills this job after {wait_s} s, before its checkpoint is written: {fix}"
 
 
 def stop_without_retry(error: InvalidJob | OutdatedFormat, environment: Mapping[str, str] = os.environ) -> None:
     """Set the status of this process's Ray job to STOPPED, so that KubeRay does not retry it.
 
-    Does nothing if the next try may succeed. Ray sets the status FAILED later, which does not replace STOPPED. If Ray
-    does not respond, KubeRay retries the job.
+    Does nothing if the next try may succeed. When this process exits, Ray sets the status FAILED, but this does not
+    replace STOPPED. If Ray does not respond, KubeRay retries the job.
     """
     job, problems = find_submission_id(environment), error.problems if isinstance(error, InvalidJob) else []
     if job is None or (problems and all(problem.code in PASSING for problem in problems)):
@@ -76,7 +76,7 @@ def check_run_folder(run: Path) -> str | None:
     """Return a warning if the run folder is in Ray's copy of `--working-dir`, else None."""
     if RAYS_COPIES not in run.resolve().parts:
         return None
-    fix = "give --runs or --run-folder as an absolute path outside of it"
+    fix = "set --runs or --run-folder to an absolute path outside of the working directory"
     return f"the run's folder is in Ray's copy of the working directory, which Ray deletes: {fix}"
 
 
@@ -99,7 +99,7 @@ class RayJobStatus:
                 self._set_message(", ".join([f"step {event.step} of {total_steps}", *shown]))
 
     def close(self) -> None:
-        """Do nothing. Call `ended` to stop writing."""
+        """Do nothing. Call `stop` to stop writing."""
 
     async def stop(self) -> None:
         """Stop writing, so that Ray's own final message is not overwritten."""

@@ -25,13 +25,13 @@ from agent_rft.actors.runtime.cpu_cores import count_usable_cores
 from agent_rft.actors.runtime.telemetry.exporter import HOST as METRICS_HOST
 from agent_rft.actors.runtime.telemetry.temporary_folder import short_temporary_folder
 from agent_rft.cluster.planning.plan_nodes import Node
-from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
+from agent_rft.cluster.ray_cluster.live_nodes import read_live_nodes
 from agent_rft.cluster.ray_cluster.loopback import loopback_variables, protect_token, use_loopback
 from agent_rft.cluster.ray_cluster.ray_internals import (
     exclude_driver_path,
     ray_command,
     read_submitted_job,
-    silence_other_processes,
+    suppress_death_messages,
 )
 from agent_rft.errors import InvalidJob, Problem, RftError
 
@@ -45,8 +45,8 @@ CLUSTER_VARIABLE = "AGENT_RFT_CLUSTER"
 PR_SET_PDEATHSIG = 1
 ADDRESS_FIX = "give HOST:PORT of a running cluster, or leave out --address and RAY_ADDRESS to start a local one"
 TOKEN_FIX = (
-    "give HOST:PORT of a running cluster. If it requires a token, set RAY_AUTH_MODE=token and provide the token in "
-    "~/.ray/auth_token or RAY_AUTH_TOKEN; a cluster requires one if that file exists where `ray start` starts it"
+    "give HOST:PORT of a running cluster. If the cluster requires a token, set RAY_AUTH_MODE=token and provide the "
+    "token in ~/.ray/auth_token or RAY_AUTH_TOKEN. A cluster requires a token if `ray start` found ~/.ray/auth_token"
 )
 NICENESS = "RAY_worker_niceness"
 """Variable for the niceness of Ray's workers. Ray's default of 15 would give other processes priority over engines."""
@@ -69,7 +69,7 @@ def ray_session(address: str | None) -> Iterator[list[Node]]:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
-    silence_other_processes()
+    suppress_death_messages()
     if address is not None:
         _check_reachable(address)
         yield from _session(address)
@@ -95,18 +95,18 @@ def _session(address: str | None) -> Iterator[list[Node]]:
             )
     except Exception as error:  # Ray raises plain Exceptions
         if address is not None:
-            raise _no_cluster(address, str(error), TOKEN_FIX) from error
+            raise _no_cluster_error(address, str(error), TOKEN_FIX) from error
         raise RftError(f"{NOT_STARTED}: {error}", public_message=NOT_STARTED) from error
     try:
-        yield live_nodes()
+        yield read_live_nodes()
     finally:
         ray.shutdown()
 
 
 def job_config() -> JobConfig:
-    """Return the settings of a Ray job whose workers find modules only where their own Python finds them.
+    """Return the settings of a Ray job that keep the driver's folders off the module search path of its workers.
 
-    A user's `trainer.py` next to the job must not hide agent-rft's package of that name.
+    Otherwise a user's `trainer.py` next to the job would hide agent-rft's package of the same name.
     """
     config = JobConfig()
     exclude_driver_path(config)
@@ -116,8 +116,9 @@ def job_config() -> JobConfig:
 def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """Return the runtime environment of the workers, or None for Ray's default.
 
-    In a job submitted with `ray job submit --working-dir`, workers would search that folder first. The hook removes it
-    before they import agent-rft. In other jobs, workers do not search the working directory (see `job_config`).
+    In a job submitted with `ray job submit --working-dir`, workers search the working directory first for modules. The
+    setup hook in the returned environment removes this directory from their search path before they import agent-rft.
+    In other jobs, workers do not search the working directory (see `job_config`).
     """
     if "working_dir" not in (read_submitted_job(environment).get("runtime_env") or {}):
         return None
@@ -140,15 +141,16 @@ def _block_hangups() -> Iterator[None]:
 
 @contextmanager
 def job_cluster(
-    address: str | None, note: Path | None = None, on_starting: Callable[[], object] = lambda: None
+    address: str | None, owner_file: Path | None = None, on_starting: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
     """Context manager that connects to a cluster which accepts Ray jobs: at `address`, or a new local one.
 
-    A local cluster ends with this process, even if it is killed, and requires a token (see `own_token`).
+    A local cluster ends when this process ends, even if this process is killed, and requires a token (see
+    `local_token`).
 
     Args:
         address: HOST:PORT of a running cluster; None starts a local one.
-        note: File in which to record a local cluster's owner, for `end_leftover`.
+        owner_file: File in which the owner and the folder of a local cluster are recorded for `kill_leftover_cluster`.
         on_starting: Called while a local cluster starts.
 
     Raises:
@@ -185,25 +187,25 @@ def job_cluster(
             preexec_fn=_end_with_parent,
         )
         try:
-            if note is not None:
-                note.write_text(json.dumps({"owner": _identity(os.getpid()), "folder": folder}))
+            if owner_file is not None:
+                owner_file.write_text(json.dumps({"owner": _process_identity(os.getpid()), "folder": folder}))
             on_starting()
             _wait_for_head(head, port, log)
             with use_loopback(), ray_session(f"127.0.0.1:{port}"):
                 yield
         finally:
-            _end(head)
+            _kill_head(head)
 
 
-def end_leftover(note: Path) -> None:
-    """Kill the processes that a local cluster left when its owner was killed, and delete its folder.
+def kill_leftover_cluster(owner_file: Path) -> None:
+    """Kill the remaining processes of a local cluster whose owner was killed, and delete the folder of the cluster.
 
-    These orphans are recognized by the variable `MARK` in their environment. Otherwise they would end only after up to
-    a minute, and hold ports and memory until then.
+    The processes are recognized by CLUSTER_VARIABLE in their environment. Without this function, they would hold ports
+    and memory for up to a minute.
     """
     try:
-        cluster = json.loads(note.read_text())
-        owner, folder = _process(*cluster["owner"]), Path(cluster["folder"])
+        cluster = json.loads(owner_file.read_text())
+        owner, folder = _find_process(*cluster["owner"]), Path(cluster["folder"])
     except (OSError, ValueError, TypeError, KeyError):  # the note is missing, or its owner was killed while writing
         return
     if owner is None and folder.name.startswith(HOME_PREFIX):
@@ -218,11 +220,11 @@ def _cluster_folder(process: psutil.Process) -> str | None:
         return None
 
 
-def _identity(pid: int) -> tuple[int, float]:
+def _process_identity(pid: int) -> tuple[int, float]:
     return pid, psutil.Process(pid).create_time()
 
 
-def _process(pid: int, created: float) -> psutil.Process | None:
+def _find_process(pid: int, created: float) -> psutil.Process | None:
     """Return the process with this PID and creation time; None if it ended, even if its PID was reused."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
@@ -231,7 +233,7 @@ def _process(pid: int, created: float) -> psutil.Process | None:
     return None
 
 
-def _family(process: psutil.Process) -> list[psutil.Process]:
+def _list_descendants(process: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return process.children(recursive=True)
     return []
@@ -257,14 +259,14 @@ def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> 
     raise RftError(f"{NOT_STARTED}: {output}", public_message=NOT_STARTED)
 
 
-def _end(head: subprocess.Popen[bytes]) -> None:
+def _kill_head(head: subprocess.Popen[bytes]) -> None:
     """Kill a head node and all its child processes.
 
     A graceful stop of Ray takes most of a minute and holds ports and memory until then. No state needs saving.
     """
     if head.poll() is None:
         process = psutil.Process(head.pid)
-        _kill([*_family(process), process])
+        _kill([*_list_descendants(process), process])
     head.wait()
 
 
@@ -281,7 +283,10 @@ def _end_with_parent() -> None:
 
 
 def why_unreachable(address: str) -> str | None:
-    """Return why a cluster's head cannot be reached at HOST:PORT; None if it can, or if `address` is a Ray keyword."""
+    """Return the reason why the head of a cluster cannot be reached at `address`; None if it can be reached.
+
+    The result is also None if `address` is not HOST:PORT but a keyword of Ray, such as `auto`.
+    """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():  # "auto", "local"
         return None
@@ -293,12 +298,12 @@ def why_unreachable(address: str) -> str | None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise InvalidJob if nothing listens at `address`. Ray would retry for two minutes, then exit the process."""
+    """Raise InvalidJob if nothing listens at `address`. Ray itself would retry for two minutes and exit the process."""
     if (why := why_unreachable(address)) is not None:
-        raise _no_cluster(address, why)
+        raise _no_cluster_error(address, why)
 
 
-def _no_cluster(address: str, why: str, fix: str = ADDRESS_FIX) -> InvalidJob:
+def _no_cluster_error(address: str, why: str, fix: str = ADDRESS_FIX) -> InvalidJob:
     return InvalidJob(
         "cannot connect to the Ray cluster", [Problem("no_cluster", "--address", f"{address}: {why}", fix)]
     )

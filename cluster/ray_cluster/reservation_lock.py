@@ -1,7 +1,7 @@
-"""Lock that a job holds while it chooses and reserves GPUs, so that two jobs of a cluster never choose the same ones.
+"""Lock that a job holds while it chooses and reserves GPUs, so that two jobs of a cluster never choose the same GPUs.
 
-The holder of the lock owns an actor with a name that Ray allows only once. Ray frees the name when the holder's driver
-ends, even if it is killed.
+The holder of the lock owns an actor whose name Ray allows only once per cluster. Ray frees the name when the holder's
+driver ends, even if the driver is killed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import ray
 
 NAME, NAMESPACE = "reserves-gpus", "agent-rft"
 MAX_WAIT_S = 120.0
-"""Maximum wait for the lock. Then a job continues without it, because the holder's node probably does not respond."""
+"""Maximum wait for the lock.
+
+After this time, a job continues without the lock, because the holder's node probably does not respond.
+"""
 POLL_S = 0.25
 
 
 class _Holder:
-    """Actor whose existence is the lock."""
+    """Actor that represents the lock: the lock is held as long as this actor exists."""
 
 
 def take_lock() -> Any | None:
@@ -38,7 +41,7 @@ async def reservation_lock(
     max_wait_s: float = MAX_WAIT_S,
     poll_s: float = POLL_S,
 ) -> AsyncIterator[None]:
-    """Context manager that holds the lock. Waits for it at most `max_wait_s`, then enters without it."""
+    """Context manager that holds the lock. It waits for the lock at most `max_wait_s`, then enters without the lock."""
     holder = None
     try:
         async with asyncio.timeout(max_wait_s):

@@ -28,7 +28,7 @@ from agent_rft.cluster.planning.placement import (
     assign_nodes,
     bundle_name,
     format_resources,
-    holds,
+    has_resources,
 )
 from agent_rft.cluster.ray_cluster.cluster_usage import (
     FURTHER,
@@ -51,10 +51,10 @@ RANK_NAME = ":learner-rank-"
 
 
 class Reservations:
-    """Reservations of one job: requested on construction, awaited by `ready`, returned by `release`.
+    """Resource reservations of one job: requested by the constructor, awaited by `wait`, and ended by `release`.
 
     `release` also cancels pending reservations. The names of the job's actors start with `run`, so that Ray's dashboard
-    shows which job they belong to.
+    shows to which job an actor belongs.
     """
 
     def __init__(self, placement: Placement, run: str) -> None:
@@ -67,7 +67,7 @@ class Reservations:
         self._where: dict[int, tuple[int, int]] = {bundle: (n, 0) for n, bundle in enumerate(self._further, start=1)}
         together = [i for i in placement.reserved_bundles if i not in self._where]
         self._where |= {bundle: (0, n) for n, bundle in enumerate(together)}
-        self._groups = [self._request(together, REQUIRED)]
+        self._groups = [self._request_group(together, REQUIRED)]
 
     async def wait(
         self,
@@ -77,26 +77,26 @@ class Reservations:
     ) -> list[int]:
         """Wait until the first engine and all learner ranks are placed, and return the indices of the placed engines.
 
-        Missing resources are reported to `on_missing`. With `wait_for_nodes_s`, a bundle that no present node can hold
-        does not fail immediately but waits that long for a larger node.
+        Missing resources are reported to `on_missing`. With `wait_for_nodes_s`, a bundle that is too large for all
+        current nodes is not an immediate error; a larger node may join within `wait_for_nodes_s`.
 
         Raises:
-            InvalidJob: The resources were not available in time; or a bundle fits on no present node, and
-                `wait_for_nodes_s` is 0.
+            InvalidJob: The resources were not available in time; or a bundle is too large for all current
+                nodes, and `wait_for_nodes_s` is 0.
         """
-        if not wait_for_nodes_s and (too_large := self._too_large()):
+        if not wait_for_nodes_s and (too_large := self._describe_too_large()):
             fix = "lower the cores or GPUs of each engine and learner rank, or add larger nodes"
             problem = Problem("too_few_resources", "cluster", too_large, fix)
             raise InvalidJob("the job does not fit on the cluster", [problem])
         timeout_s, news = max(timeout_s, wait_for_nodes_s), ""
-        reserved = self._reserved(0)
+        reserved = self._group_future(0)
         try:
             async with asyncio.timeout(timeout_s):
                 while not (await asyncio.wait({reserved}, timeout=REPORT_INTERVAL_S))[0]:
-                    if news != (news := self._missing()):
+                    if news != (news := self._describe_missing()):
                         on_missing(news)
         except TimeoutError:
-            raise unavailable_error(timeout_s, self._missing()) from None
+            raise unavailable_error(timeout_s, self._describe_missing()) from None
         finally:
             reserved.cancel()
         reserved.result()  # raises if Ray could not reserve them
@@ -107,8 +107,8 @@ class Reservations:
 
         Further engines are not requested earlier, because they would compete with the first group.
         """
-        self._groups += [self._request([bundle], FURTHER) for bundle in self._further]
-        waiting = {self._reserved(n): n for n in range(1, len(self._groups))}
+        self._groups += [self._request_group([bundle], FURTHER) for bundle in self._further]
+        waiting = {self._group_future(n): n for n in range(1, len(self._groups))}
         placed = (await asyncio.wait(waiting, timeout=FURTHER_S))[0] if waiting else set()
         for task in waiting:
             task.cancel()
@@ -119,13 +119,14 @@ class Reservations:
     async def wait_for_engine(self, index: int) -> None:
         """Wait until engine `index` is placed, or placed again after its node was lost."""
         group, _ = self._where[self._placement.engine_bundle(index)]
-        await self._reserved(group)
+        await self._group_future(group)
 
     def engine_options(self, index: int) -> dict[str, Any]:
         """Return Ray's options for a new actor of engine `index`.
 
-        Cores shared with ranks count as the engine's. Of a GPU shared with a rank, each gets half. If the job shares
-        its engines with other jobs, this actor runs next to rank 0 and reserves nothing.
+        If the engine shares cores with ranks, its actor reserves all of them. If it shares a GPU with a rank, each
+        of the two actors reserves half of the GPU. If the job shares its engines with other jobs, the actor runs in the
+        bundle of rank 0 and reserves nothing.
         """
         placement = self._placement
         gpus = SHARED_GPU if placement.shares_gpus else placement.engine_gpus
@@ -149,7 +150,7 @@ class Reservations:
         }
 
     def helper_options(self, name: str, index: int = 0) -> dict[str, Any]:
-        """Return Ray's options for a helper actor: without resources, and on an engine's node if that is alive."""
+        """Return Ray's options for a helper actor, which reserves nothing and prefers the node of an engine."""
         nodes = list(dict.fromkeys(filter(None, map(self._engine_node, range(self._placement.engines)))))
         options = {"name": f"{self._run}:{name}"}
         if not nodes:
@@ -167,8 +168,8 @@ class Reservations:
         return node
 
     @property
-    def are_granted(self) -> bool:
-        """Whether Ray has reserved what the job needs to start."""
+    def is_reserved(self) -> bool:
+        """Whether Ray has reserved the resources that the job needs to start."""
         created: bool = placement_group_table(self._groups[0])["state"] == "CREATED"
         return created
 
@@ -180,43 +181,43 @@ class Reservations:
         group, index = self._where[bundle]
         return PlacementGroupSchedulingStrategy(self._groups[group], placement_group_bundle_index=index)
 
-    def _request(self, bundles: Sequence[int], part: str) -> PlacementGroup:
+    def _request_group(self, bundles: Sequence[int], part: str) -> PlacementGroup:
         requested = [self._placement.bundles[i] for i in bundles]
         return placement_group(requested, strategy="PACK", name=placement_group_name(self._run, part, bundles[0]))
 
-    def _reserved(self, group: int) -> asyncio.Future[Any]:
+    def _group_future(self, group: int) -> asyncio.Future[Any]:
         reserved: asyncio.Future[Any] = asyncio.ensure_future(self._groups[group].ready())
         return reserved
 
     # -- what is missing -----------------------------------------------------------------------------------------------
 
-    def _needed(self) -> list[int]:
+    def _required_bundles(self) -> list[int]:
         """Return the bundles that the job needs to start."""
         return [bundle for bundle, (group, _) in self._where.items() if group == 0]
 
-    def _too_large(self) -> str | None:
-        """Return a description of the first bundle that no present node can hold, even when idle; None if all fit."""
+    def _describe_too_large(self) -> str | None:
+        """Return a description of the first bundle that is too large for all current nodes; None if all bundles fit."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for index, bundle in enumerate(self._placement.bundles):
-            if not any(holds(node, bundle) for node in nodes):
+            if not any(has_resources(node, bundle) for node in nodes):
                 return (
                     f"{bundle_name(self._placement, index)} requires {format_resources(bundle)}, more than any node has"
                 )
         return None
 
-    def _missing(self) -> str:
+    def _describe_missing(self) -> str:
         use = read_usage()
         free = list(use.free.values())
-        needed = self._needed()
+        needed = self._required_bundles()
         required = [self._placement.bundles[i] for i in needed]
         assigned = assign_nodes(required, free)
         unplaced = [bundle_name(self._placement, i) for i, node in zip(needed, assigned, strict=True) if node is None]
-        text = f"{format_resources(_total(required))} required, {format_resources(_total(free))} free"
+        text = f"{format_resources(_sum_bundles(required))} required, {format_resources(_sum_bundles(free))} free"
         if unplaced:
             text += f"; not placed: {', '.join(unplaced)}"
         if others := list_holders(use, self._run.partition(":")[0]):
             text += f"; in use by {', '.join(others)}"
-        too_large = self._too_large()
+        too_large = self._describe_too_large()
         return text if too_large is None else f"{text}; {too_large}: waiting for a larger node to join"
 
 
@@ -227,5 +228,5 @@ def unavailable_error(timeout_s: float, missing: str) -> InvalidJob:
     return InvalidJob("the job's resources did not become available", [problem])
 
 
-def _total(bundles: Sequence[Bundle]) -> Bundle:
+def _sum_bundles(bundles: Sequence[Bundle]) -> Bundle:
     return {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in KINDS}

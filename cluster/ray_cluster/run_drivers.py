@@ -1,4 +1,4 @@
-"""Drivers of training runs on the cluster, found by the learner ranks that they own."""
+"""Drivers of training runs on the cluster, found through the learner rank actors that they own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class RunDriver(NamedTuple):
 
 
 def find_drivers(node: str) -> set[RunDriver]:
-    """Return the drivers of runs that have their driver or a learner rank on this node."""
+    """Return the driver of each run whose driver or learner rank is on this node."""
     return match_drivers(node, list_actors(), list_ray_jobs())
 
 
 def match_drivers(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[RunDriver]:
-    """Return the drivers of runs on a node, as `find_drivers` does, from Ray's tables of actors and jobs."""
+    """Return the same as `find_drivers`, from Ray's tables of actors and jobs."""
     pids = {job["JobID"]: job["DriverPid"] for job in jobs if not job["IsDead"]}
     return {
         RunDriver(actor["JobID"], actor["OwnerAddress"]["NodeID"], pids[actor["JobID"]])

@@ -1,7 +1,7 @@
-"""Resources of shared engines. The engines' actors, which the first job creates, reserve them.
+"""Resources of shared engines, which are reserved by the actors of the engines. The first job creates these actors.
 
 A job waits for its shared engines before it reserves resources for its ranks. Otherwise the ranks of several jobs could
-take the resources of the engine for which the jobs wait.
+take the resources of the very engine for which these jobs wait.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from agent_rft.cluster.ray_cluster.reservations import FURTHER_S, PLACEMENT_TIME
 
 
 class SharedReservations:
-    """Shared engines of one job, in the order of their indices; empty if the job has engines of its own.
+    """Reservations of the shared engines of one job, by index; empty if the job does not share engines.
 
-    After `patience_s`, a wait for the first engine is reported, and a wait for further engines ends.
+    If the first engine has no resources after `patience_s`, this is reported. The wait for further engines ends after
+    `patience_s`.
     """
 
     def __init__(self, engines: Sequence[SharedConfig], patience_s: float = FURTHER_S) -> None:
@@ -25,7 +26,7 @@ class SharedReservations:
         self._patience_s = patience_s
 
     def get(self, index: int) -> SharedConfig | None:
-        """Return the shared engine with this index; None if the job has engines of its own."""
+        """Return the shared engine with this index; None if the job does not share engines."""
         return self._engines[index] if self._engines else None
 
     async def wait(
@@ -59,7 +60,7 @@ class SharedReservations:
                 task.cancel()
 
     async def wait_for_engine(self, index: int) -> None:
-        """Wait until an engine has its resources. If the engine does not exist, it is created."""
+        """Wait until engine `index` has its resources. If the engine does not exist, it is created."""
         await self._engines[index].reserve_actor()
 
     def _missing(self) -> str:

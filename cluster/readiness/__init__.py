@@ -1,4 +1,5 @@
 """Readiness check: judges from rollouts of the base model whether a job is worth training, before the first step.
 
-Pure functions of rows and graded rollouts. This package does not sample, grade, print or access files.
+The functions in this package compute their results only from rows and graded rollouts. They do not sample, grade, print
+or access files.
 """

@@ -13,11 +13,11 @@ from agent_rft.types import Task
 NEAR = 95.0
 """Minimum rapidfuzz ratio of near-duplicate questions: one letter in twenty may differ."""
 COMPARED_ROWS = 2_000
-"""Maximum rows with the same reference that are compared with each other: 2 million pairs, about a second."""
+"""Maximum number of rows with the same reference that are compared with each other: 2 million pairs in a second."""
 MAX_PAIRS = 200
 """Maximum number of near-duplicate pairs in the result."""
 MESSAGES, NOT_THE_REFERENCE = "messages", ("messages", "tools", "id", "row_id", "uuid")
-"""Fields that are not part of the reference. Graders may read all other fields, so these form the reference."""
+"""Row fields that are not part of the reference. All other fields are, because graders may read them."""
 NO_REFERENCE = "{}"
 """JSON of an empty reference. Without a reference, two similar questions may still have different answers."""
 
@@ -28,7 +28,8 @@ class DataFinding:
 
     `contradictory` rows have the same question but different references; `duplicates` have the same question and
     reference. `near_duplicates` are at most MAX_PAIRS pairs with the same reference and nearly the same question.
-    `distinct` counts different questions. `shared` counts the rows of each other file whose question is in this file.
+    `distinct` is the number of different questions. `shared` has, for each other file, the number of its rows whose
+    question is also in this file.
     """
 
     file: str
@@ -45,7 +46,10 @@ class DataFinding:
 
 
 def check_rows(file: str, tasks: Sequence[Task], others: Mapping[str, Sequence[Task]]) -> DataFinding:
-    """Find problems in the rows of `file`, named by its field in the job; `others` has the rows of the other files."""
+    """Find problems in `tasks`, the rows of one file of a job.
+
+    `file` is the job field that names the file. `others` has the rows of the job's other files, by job field.
+    """
     same_question: dict[str, dict[str, list[int]]] = {}
     for task in tasks:
         references = same_question.setdefault(_question(task), {})

@@ -12,7 +12,7 @@ from agent_rft.metrics.confidence_intervals import Interval, bootstrap_interval
 from agent_rft.types import Group, Rollout
 
 CHANGED = 1e-3
-"""Two grades of one answer that differ by no more than this count as equal."""
+"""Maximum difference of two grades of one answer that count as equal."""
 _DIGITS = 3
 
 
@@ -21,12 +21,14 @@ class GraderFinding:
     """Reliability of the grader, measured on the sampled rollouts.
 
     Attributes:
-        distinct: Number of different grades among the `graded` rollouts.
-        regraded: Number of answers that got a second grade; `failed` counts second gradings without a grade.
+        graded: Number of graded rollouts.
+        distinct: Number of different grades of these rollouts.
+        regraded: Number of answers that got a second grade.
+        failed: Number of answers that got no second grade, because the second grading failed.
         changed: Share of the regraded answers whose grade changed; None if no answer was regraded.
         noise: Grader noise as a share of the grade variance within rows; None if unknown or all grades are equal.
-        agreement: Mean over rows of the correlation between grade and held-out grade within a row. Rows with equal
-            grades are left out; equal held-out grades count as 0. None without a held-out grader.
+        agreement: Correlation between grade and held-out grade within a row, averaged over rows. Rows whose grades are
+            all equal are left out. Rows whose held-out grades are all equal count as 0. None without a held-out grader.
     """
 
     graded: int
@@ -38,10 +40,14 @@ class GraderFinding:
     agreement: Interval | None = None
 
 
-def measure_grader(groups: Sequence[Group], again: Mapping[str, float | None]) -> GraderFinding:
-    """Measure the grader; `again` has second grades of the same answers by trace id, None if the grading failed."""
+def measure_grader(groups: Sequence[Group], second_grades: Mapping[str, float | None]) -> GraderFinding:
+    """Measure the reliability of the grader.
+
+    `second_grades` has the second grade of each answer that was graded twice, by trace id; None if that
+    second grading failed.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    twice = [(_ungated(r), again[r.trace_id]) for r in rollouts if r.trace_id in again]
+    twice = [(_grade_before_guards(r), second_grades[r.trace_id]) for r in rollouts if r.trace_id in second_grades]
     pairs = [(first, second) for first, second in twice if second is not None]
     differences = [second - first for first, second in pairs]
     return GraderFinding(
@@ -55,7 +61,7 @@ def measure_grader(groups: Sequence[Group], again: Mapping[str, float | None]) -
     )
 
 
-def _ungated(rollout: Rollout) -> float:
+def _grade_before_guards(rollout: Rollout) -> float:
     """Return the grade before guards."""
     return rollout.grade.scores.get("ungated", rollout.grade.value)
 
@@ -66,7 +72,7 @@ def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | Non
     The mean squared difference of two grades of one answer is twice the variance of the noise: Lord and Novick 1968,
     Statistical Theories of Mental Test Scores, chapter 3.
     """
-    within = [variance(map(_ungated, group.rollouts)) for group in groups if len(group.rollouts) > 1]
+    within = [variance(map(_grade_before_guards, group.rollouts)) for group in groups if len(group.rollouts) > 1]
     if not differences or not within or fmean(within) == 0.0:
         return None
     return min(1.0, fmean(d * d for d in differences) / 2 / fmean(within))

@@ -20,7 +20,7 @@ from agent_rft.cluster.readiness.rollout_behavior import RolloutBehavior, measur
 from agent_rft.cluster.readiness.row_signal import (
     SIZES,
     GroupSignal,
-    PassAt,
+    PassAtK,
     RowShares,
     RowSignal,
     count_row_shares,
@@ -53,7 +53,7 @@ class Readiness:
     grade: Interval
     reward: Interval
     shares: RowShares
-    pass_at: tuple[PassAt, ...]
+    pass_at: tuple[PassAtK, ...]
     group_signal: tuple[GroupSignal, ...]
     grader: GraderFinding
     behavior: RolloutBehavior | None
@@ -66,7 +66,10 @@ class Readiness:
         return [found.reason.value for found in self.reasons]
 
     def as_json(self, *, with_rows: bool = True) -> dict[str, Any]:
-        """Return all fields as JSON values, with NaN as None and a fix for each reason; shortened without rows."""
+        """Return all fields as JSON values, with NaN as None and a fix for each reason.
+
+        Without `with_rows`, `rows` is left out and the lists of similar rows in `data` are shortened.
+        """
         values: dict[str, Any] = _finite({"format": FORMAT} | asdict(self))
         values["reasons"] = [
             {
@@ -92,7 +95,7 @@ def judge_samples(
     others: Mapping[str, Sequence[Task]],
     *,
     samples: int,
-    again: Mapping[str, float | None],
+    second_grades: Mapping[str, float | None],
     file: str = TRAINED,
     target_s: float | None = None,
     rollout_s: float | None = None,
@@ -101,18 +104,18 @@ def judge_samples(
 
     Args:
         job: The job.
-        plan: The job's numbers of steps and rollouts.
+        plan: Plan of the job, with its numbers of steps and rollouts.
         tasks: The sampled rows.
         groups: One group of `samples` rollouts for each sampled row.
-        others: Rows of the job's other files, by the job's field.
+        others: Rows of the job's other files, by job field.
         samples: Rollouts per row.
-        again: Second grade of the same answer by trace id; None if the second grading failed.
-        file: Field of the job that names the file of the rows.
-        target_s: Target for the model and tool time of a rollout; None if there is no target.
-        rollout_s: Elapsed seconds divided by the number of rollouts, with the engines fully loaded.
+        second_grades: Second grade of each answer that was graded twice, by trace id; None if that grading failed.
+        file: Job field that names the file of the sampled rows.
+        target_s: Maximum seconds that the model and the tools should take per rollout; None if there is no target.
+        rollout_s: Elapsed seconds per rollout, measured while the engines were fully loaded; None if unknown.
     """
     rows = measure_rows(groups, job.reinforcement.grader.pass_threshold)
-    shares, grader = count_row_shares(rows), measure_grader(groups, again)
+    shares, grader = count_row_shares(rows), measure_grader(groups, second_grades)
     behavior, data = measure_behavior(groups, target_s), check_rows(file, tasks, others)
     reward = job.reinforcement.reward
     penalties = any((reward.tool_call_penalty, reward.turn_penalty, reward.token_penalty, reward.time_penalty_per_s))

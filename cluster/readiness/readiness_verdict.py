@@ -1,4 +1,4 @@
-"""Verdict of the readiness check and its reasons; the thresholds were fixed before any measurement."""
+"""Verdict of the readiness check, with its reasons. The thresholds were fixed before any measurement."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MIN_CALLING = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Measurements that decide the verdict. `penalties`: whether the reward depends on calls, tokens or time."""
+    """Measurements that decide the verdict. `penalties` is whether rewards penalize calls, turns, tokens or time."""
 
     rows: Sequence[RowSignal]
     shares: RowShares
@@ -54,14 +54,17 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class ReadinessFinding:
-    """Reason with its measured values as text."""
+    """Reason or note in the result of a readiness check, with its measured values in the text `words`."""
 
     reason: Reason
     words: str
 
 
 def decide_verdict(evidence: Evidence) -> tuple[Verdict, tuple[ReadinessFinding, ...]]:
-    """Return the verdict, and its reasons followed by notes. `fix_first` takes precedence over `sft_warm_up`."""
+    """Return the verdict and its reasons, followed by notes, which do not affect the verdict.
+
+    The verdict `fix_first` takes precedence over `sft_warm_up`.
+    """
     found = (*_check_run(evidence), *_check_data(evidence.data), *_check_grader(evidence), *_check_rewards(evidence))
     notes = tuple(_notes(evidence))
     verdicts = {REASONS[entry.reason].verdict for entry in found}
@@ -69,7 +72,7 @@ def decide_verdict(evidence: Evidence) -> tuple[Verdict, tuple[ReadinessFinding,
         return "fix_first", (*found, *notes)
     if "sft_warm_up" in verdicts:
         return "sft_warm_up", (*found, *notes)
-    words = f"the rollouts of {evidence.shares.signal:.0%} of the rows differ in reward"
+    words = f"in {evidence.shares.signal:.0%} of the rows, the rollouts differ in reward"
     return "train", (ReadinessFinding(Reason.ENOUGH_SIGNAL, words), *notes)
 
 
@@ -97,14 +100,15 @@ def _check_data(data: DataFinding) -> Iterator[ReadinessFinding]:
     if data.distinct < MIN_ROWS and data.file == TRAINED:
         yield ReadinessFinding(Reason.TOO_FEW_ROWS, f"the training file has only {data.distinct} different questions")
     if data.contradictory_share > MAX_CONTRADICTORY:
-        words = f"{data.contradictory_share:.0%} of the rows have the question of another row but a different reference"
-        yield ReadinessFinding(Reason.CONTRADICTORY_ROWS, f"{words}: {_lines(data.contradictory)}")
+        share = data.contradictory_share
+        words = f"{share:.0%} of the rows have the same question as another row, but a different reference"
+        yield ReadinessFinding(Reason.CONTRADICTORY_ROWS, f"{words}: {_format_lines(data.contradictory)}")
 
 
 def _check_grader(evidence: Evidence) -> Iterator[ReadinessFinding]:
     grader = evidence.grader
     if grader.noise is not None and grader.noise > MAX_NOISE:
-        words = f"{grader.noise:.0%} of the grade variance within rows is noise of the grader"
+        words = f"{grader.noise:.0%} of the grade variance within rows is noise from the grader"
         yield ReadinessFinding(Reason.GRADER_NOISY, f"{words} ({grader.regraded} answers graded twice)")
     agreement = grader.agreement
     if agreement is not None and agreement.n >= MIN_ROWS and agreement.low <= 0.0:
@@ -117,11 +121,13 @@ def _check_rewards(evidence: Evidence) -> Iterator[ReadinessFinding]:
     if behavior is None:
         return
     if behavior.calling is not None and behavior.calling < MIN_CALLING and shares.all_right < MAX_PASS:
-        yield ReadinessFinding(Reason.TOOLS_UNUSED, f"{behavior.calling:.1%} of the rollouts with tools called a tool")
+        yield ReadinessFinding(
+            Reason.TOOLS_UNUSED, f"{behavior.calling:.1%} of the rollouts in rows with tools called a tool"
+        )
     if evidence.pass_rate.mean > MAX_PASS and not evidence.penalties:
         yield ReadinessFinding(Reason.TOO_EASY, f"{evidence.pass_rate.mean:.0%} of the rollouts pass")
     elif shares.signal < MIN_SIGNAL:
-        words = f"the rollouts of {shares.signal:.0%} of the rows differ in reward"
+        words = f"in {shares.signal:.0%} of the rows, the rollouts differ in reward"
         largest = max(shares.all_right, shares.all_wrong, shares.equal)
         if largest == shares.all_wrong:
             yield ReadinessFinding(
@@ -142,9 +148,9 @@ def _notes(evidence: Evidence) -> Iterator[ReadinessFinding]:
     if data.near_duplicates:
         many = "or more " * (len(data.near_duplicates) == MAX_PAIRS)
         words = f"{len(data.near_duplicates)} {many}pairs of rows are nearly identical"
-        yield ReadinessFinding(Reason.NEAR_DUPLICATES, f"{words}: {_lines(data.near_duplicates)}")
+        yield ReadinessFinding(Reason.NEAR_DUPLICATES, f"{words}: {_format_lines(data.near_duplicates)}")
     for name, count in (data.shared or {}).items():
-        yield ReadinessFinding(Reason.ROWS_SHARED, f"{count} rows of the {name} are also in the {data.file}")
+        yield ReadinessFinding(Reason.ROWS_SHARED, f"{count} rows of {name} are also in {data.file}")
     if 1 <= grader.distinct <= 2 and grader.graded >= MIN_VALUES:
         yield ReadinessFinding(
             Reason.GRADER_COARSE, f"{grader.graded} rollouts got only {grader.distinct} different grades"
@@ -159,6 +165,6 @@ def _notes(evidence: Evidence) -> Iterator[ReadinessFinding]:
         yield ReadinessFinding(Reason.TOO_SLOW, f"{words}; 95% take at most {behavior.busy_s.p95:.1f} s")
 
 
-def _lines(groups: Sequence[Sequence[int]], shown: int = 3) -> str:
+def _format_lines(groups: Sequence[Sequence[int]], shown: int = 3) -> str:
     texts = [" and ".join(map(str, lines[:4])) for lines in groups[:shown]]
     return f"lines {', '.join(texts)}" + (f" and {len(groups) - shown} more" if len(groups) > shown else "")

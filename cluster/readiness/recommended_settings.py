@@ -13,11 +13,14 @@ from agent_rft.spec.step_plan import GROUP_SIZE, StepPlan
 
 HYPERPARAMETERS, REINFORCEMENT = "method.reinforcement.hyperparameters", "method.reinforcement"
 TARGET_SIGNAL = 0.5
-"""Share of groups with signal below which a larger group is recommended. Each doubling costs twice the sampling."""
+"""Share of groups with different rewards below which larger groups are recommended.
+
+Doubling the group size costs twice the sampling.
+"""
 MIN_SHARE_GAIN = 0.1
-"""Minimum increase in the share of groups with signal that justifies a larger group."""
+"""Minimum increase in the share of groups with different rewards that justifies larger groups."""
 TARGET_GROUPS = 8
-"""Groups with signal that a step needs. With fewer, the direction of a step changes from batch to batch."""
+"""Groups with different rewards that a step needs. With fewer, the direction of a step varies between batches."""
 MAX_BATCH = 64
 CUT_SHARE = 0.1
 """Share of rollouts cut off at the token limit above which a higher limit is recommended."""
@@ -34,10 +37,10 @@ class RecommendedSetting:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimated steps, rollouts and sampling time of a training run with the plan.
+    """Estimated steps, rollouts and sampling time of a training run.
 
-    `sampling_s` assumes the speed measured in the readiness check and excludes the learner's time. `useful_groups` is
-    the number of groups with signal per step.
+    `sampling_s` assumes the speed that the readiness check measured, and excludes the learner's time. `useful_groups`
+    is the number of groups per step whose rewards differ.
     """
 
     steps: int
@@ -49,19 +52,20 @@ class Estimate:
 def recommend_settings(
     job: JobSpec, plan: StepPlan, signal: Sequence[GroupSignal], behavior: RolloutBehavior
 ) -> Iterator[RecommendedSetting]:
-    """Yield the settings that should change, judging by the readiness samples."""
+    """Yield recommended values of the settings that should change, judging by the readiness samples."""
     shares = {entry.size: entry.low for entry in signal}
     size = plan.group_size
     share = shares.get(size, 0.0)
     for entry in signal:
         if entry.size > size and share < TARGET_SIGNAL and entry.low >= share + MIN_SHARE_GAIN:
-            why = f"{entry.low:.0%} of groups of {entry.size} have signal, but only {share:.0%} of groups of {size}"
+            larger = f"{entry.low:.0%} of groups of {entry.size} rollouts"
+            why = f"rewards differ in {larger}, but only in {share:.0%} of groups of {size}"
             yield RecommendedSetting(f"{HYPERPARAMETERS}.compute_multiplier", entry.size / GROUP_SIZE, why)
             size, share = entry.size, entry.low
             break
     batch_size = min(MAX_BATCH, plan.num_rows, ceil(TARGET_GROUPS / share)) if share > 0 else plan.batch_size
     if batch_size > plan.batch_size:
-        why = f"{share:.0%} of the groups have signal, and a step needs about {TARGET_GROUPS} groups with signal"
+        why = f"rewards differ in {share:.0%} of the groups, but a step needs about {TARGET_GROUPS} such groups"
         yield RecommendedSetting(f"{HYPERPARAMETERS}.batch_size", batch_size, why)
     if behavior.ended.get("max_tokens", 0.0) > CUT_SHARE:
         limit = 2 * job.reinforcement.limits.max_completion_tokens
@@ -70,7 +74,7 @@ def recommend_settings(
 
 
 def estimate_training(plan: StepPlan, signal: Sequence[GroupSignal], rollout_s: float | None) -> Estimate:
-    """Estimate the training run; `rollout_s` is explained in `judge_samples`."""
+    """Estimate the training run. `rollout_s` is the measured elapsed time in seconds per rollout; None if unknown."""
     rollouts = plan.steps * plan.rollouts_per_step
     share = next((entry.low for entry in signal if entry.size == plan.group_size), 0.0)
     return Estimate(plan.steps, rollouts, None if rollout_s is None else rollouts * rollout_s, plan.batch_size * share)

@@ -17,7 +17,7 @@ MODEL_ERRORS = ("malformed_call", "unknown_tool", "invalid_arguments")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Mean, median and 95th percentile over rollouts (or calls)."""
+    """Mean, median and 95th percentile of a value over rollouts or calls."""
 
     mean: float
     median: float
@@ -26,7 +26,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class ToolUsage:
-    """Use of one tool: calls sent to it, calls that it answered with an error, and its latency in seconds."""
+    """Use of one tool: number of calls sent to it, number of calls that it answered with an error, and its latency."""
 
     name: str
     calls: int
@@ -36,16 +36,16 @@ class ToolUsage:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBehavior:
-    """Statistics of the rollouts.
+    """Statistics of the graded rollouts in a readiness check.
 
     Attributes:
-        calling: Share of rollouts that called a tool, among rows that offer tools; None if no row offers tools.
-        invalid_calls: Share of calls that fail because of the model (MODELS_MISTAKES); 0 if there are no calls.
+        calling: Share of rollouts that called a tool, counting only rows with tools; None if no row has tools.
+        invalid_calls: Share of calls that failed because of the model (MODEL_ERRORS); 0 if there are no calls.
         call_errors: Number of failed calls by error.
         ended: Share of rollouts by finish reason: answer, max_steps, max_tokens, context.
         discarded: Number of discarded rollouts by reason.
         guards: Number of rollouts by the guard that set their grade.
-        over_target: Share of rollouts whose model and tool time exceeds the target; None if there is no target.
+        over_target: Share of rollouts in which model and tools took longer than the target; None without a target.
     """
 
     rollouts: int

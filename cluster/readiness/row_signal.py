@@ -1,4 +1,4 @@
-"""Training signal in the readiness samples: reward statistics per row, and the share of groups with signal."""
+"""Training signal in the readiness samples: reward statistics of rows, and the share of groups whose rewards differ."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SHOWN_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class RowSignal:
-    """Statistics of one row, which has at least one graded rollout, so no value is NaN.
+    """Statistics of one row that has at least one graded rollout, so that no value is NaN.
 
-    `mean`, `deviation`, `best` and `worst` describe the rewards. `no_signal` is the reason why the rollouts, taken as
-    one group, have no signal; None if they have.
+    `mean`, `deviation`, `best` and `worst` describe the rewards. `no_signal` is the kind of zero variance that the
+    row's rollouts have as one group; None if their rewards differ.
     """
 
     row_id: str
@@ -48,7 +48,7 @@ class RowSignal:
 
 @dataclass(frozen=True, slots=True)
 class RowShares:
-    """Shares of the graded rows by result: rollouts all right, all wrong, otherwise equal, or different (`signal`)."""
+    """Shares of the graded rows whose rollouts are all right, all wrong, equal otherwise, or different (`signal`)."""
 
     all_right: float
     all_wrong: float
@@ -57,14 +57,14 @@ class RowShares:
 
 
 @dataclass(frozen=True, slots=True)
-class PassAt:
+class PassAtK:
     k: int
     share: Interval
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSignal:
-    """Bounds of the expected share of groups of this size whose rewards differ."""
+    """Lower and upper bound of the expected share of groups with `size` rollouts whose rewards differ."""
 
     size: int
     low: float
@@ -72,12 +72,12 @@ class GroupSignal:
 
 
 def measure_rows(groups: Iterable[Group], pass_threshold: float) -> list[RowSignal]:
-    """Return the rows with a graded rollout, in ascending order of mean reward."""
-    rows = [_row(group, pass_threshold) for group in groups if group.rollouts]
+    """Return the statistics of each row that has a graded rollout, in ascending order of mean reward."""
+    rows = [_measure_row(group, pass_threshold) for group in groups if group.rollouts]
     return sorted(rows, key=lambda row: (row.mean, row.best, row.line))
 
 
-def _row(group: Group, pass_threshold: float) -> RowSignal:
+def _measure_row(group: Group, pass_threshold: float) -> RowSignal:
     task, rewards = group.request.task, group.rewards.tolist()
     grades = [rollout.grade.value for rollout in group.rollouts]
     return RowSignal(
@@ -102,29 +102,30 @@ def count_row_shares(rows: Sequence[RowSignal]) -> RowShares:
     return RowShares(*(counts[kind] / total for kind in ("all_right", "all_wrong", "equal", None)))
 
 
-def estimate_pass_at(rows: Sequence[RowSignal], samples: int) -> tuple[PassAt, ...]:
-    """Return pass@k for k = 1, 2, 4, ... up to `samples`, with intervals over rows.
+def estimate_pass_at(rows: Sequence[RowSignal], samples: int) -> tuple[PassAtK, ...]:
+    """Return pass@k for k = 1, 2, 4, ... and `samples`, with confidence intervals over rows.
 
-    The estimator is unbiased for each row with at least k rollouts: `agent_rft.metrics.pass_at_k`, after Chen et
-    al. 2021, arXiv:2107.03374, equation 1. Rows with fewer rollouts are left out.
+    The estimator `agent_rft.metrics.pass_at_k` is unbiased for each row with at least k rollouts (Chen et al. 2021,
+    arXiv:2107.03374, equation 1). Rows with fewer rollouts are left out.
     """
     found = []
     for k in sorted({*(1 << i for i in range(samples.bit_length())), samples}):
         values = [pass_at_k(row.graded, row.passed, k) for row in rows if row.graded >= k]
         if values:
-            found.append(PassAt(k, bootstrap_interval(values)))
+            found.append(PassAtK(k, bootstrap_interval(values)))
     return tuple(found)
 
 
 def estimate_group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple[GroupSignal, ...]:
     """Return the expected share of groups whose rewards differ, for each group size.
 
-    Up to a row's n rollouts, the estimate is unbiased, as for pass@k: 1 - sum of C(c, size) / C(n, size) over its
-    distinct outcomes, each of which c rollouts share. Larger sizes get bounds: 1 - sum of p^size is concave in the
-    size for any probabilities p. So the share is at least the share at n, and each further rollout adds at most as
-    much as the step from n - 1 to n.
+    For sizes up to the number n of a row's rollouts, the estimate is unbiased, as for pass@k: 1 - sum of
+    C(c, size) / C(n, size) over the row's distinct outcomes, where c is the number of rollouts with an outcome. Larger
+    sizes get bounds, because 1 - sum of p^size is concave in the size for any probabilities p of the outcomes.
+    Therefore the share is at least the share at n, and each further rollout adds at most as much as the step from
+    n - 1 to n.
     """
-    outcomes = [_outcomes(group.rollouts) for group in groups if len(group.rollouts) >= 2]
+    outcomes = [_count_outcomes(group.rollouts) for group in groups if len(group.rollouts) >= 2]
     if not outcomes:
         return ()
     bounds = [[_difference_bounds(counts, size) for counts in outcomes] for size in sorted(sizes)]
@@ -134,7 +135,7 @@ def estimate_group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES)
     )
 
 
-def _outcomes(rollouts: Sequence[Rollout]) -> Counter[int]:
+def _count_outcomes(rollouts: Sequence[Rollout]) -> Counter[int]:
     """Count rollouts per outcome.
 
     Equal grades with nearly equal penalties are one outcome, as in `classify_group_variance`.
@@ -149,12 +150,12 @@ def _outcomes(rollouts: Sequence[Rollout]) -> Counter[int]:
 
 
 def _difference_bounds(counts: Counter[int], size: int) -> tuple[float, float]:
-    """Return bounds of the probability that `size` rollouts of a row with these outcomes are not all equal."""
+    """Return bounds of the probability that the outcomes of `size` rollouts differ, from a row's outcome counts."""
     n = counts.total()
 
-    def within(m: int) -> float:
+    def probability(m: int) -> float:
         return 1.0 - sum(comb(count, m) for count in counts.values()) / comb(n, m)
 
     if size <= n:
-        return within(size), within(size)
-    return within(n), within(n) + (size - n) * (within(n) - within(n - 1))
+        return probability(size), probability(size)
+    return probability(n), probability(n) + (size - n) * (probability(n) - probability(n - 1))

@@ -1,4 +1,5 @@
 """Records of a run on disk: the run folder, rollout files and their index, checkpoint storage, and redaction.
 
-The package has only formats and files: no Ray, no server's database, and no decision about what is worth recording.
+The package defines file formats, and reads and writes the files. It does not use Ray or the server's database, and does
+not decide what is recorded.
 """

@@ -1,11 +1,12 @@
-"""Claims on a run's checkpoints in a store: only the process with the newest claim writes them.
+"""Claims on a run's checkpoints in a store: only the process with the newest claim may write the checkpoints.
 
-    <run>/owner-000002.json          the claim of the second process that trained this run
-    <run>/owner-000002/step-000005/  a checkpoint that it wrote; older versions wrote step-000005 directly into <run>
+    <run>/owner-000002.json          claim of the second process that trained this run
+    <run>/owner-000002/step-000005/  checkpoint that the second process wrote
+    <run>/step-000005/               checkpoint that a version without claims wrote
 
-A process creates its claim only if no file of that name exists. The claim lists the complete checkpoints that it
-adopts from earlier owners. An earlier owner that was suspended may still finish an upload, but only in its own folder,
-and readers ignore uploads that ended after the newest claim. No clock, lock or rename is needed.
+A process creates its claim only if no file of that name exists. The claim lists the complete checkpoints of earlier
+owners that the new owner adopts. An earlier owner that was suspended may still finish an upload, but only in its own
+folder, and readers ignore uploads that were completed after the newest claim. So no clock, lock or rename is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pydantic import BaseModel, Field, StringConstraints, ValidationError
 from agent_rft.errors import RftError, UserError
 
 FORMAT = 1
-"""Version of the format of claims. Raise it when older programs must not read them."""
+"""Version of the claim format. Increase it when older programs must not read new claims."""
 MAX_CLAIM_BYTES = 16 << 20
 MANIFEST = "manifest.json"
 """The file that makes a checkpoint complete."""
@@ -33,13 +34,13 @@ _CLAIM = re.compile(r"owner-(\d{6,12})\.json")
 
 
 class CheckpointsTaken(RftError):
-    """Another process writes the run's checkpoints now. Trying again does not help."""
+    """Another process has taken over the run's checkpoints. Trying again does not help."""
 
 
 class CheckpointClaims:
-    """Claims of this process and other processes on the runs in a store. A run is named by its run folder.
+    """Claims of this process and of other processes on the runs in a store.
 
-    `files` is an fsspec file system. Its errors are raised unchanged.
+    The name of a run is the name of its run folder. `files` is an fsspec file system; its errors are raised unchanged.
     """
 
     def __init__(self, files: Any, root: str, setting: str) -> None:
@@ -48,8 +49,8 @@ class CheckpointClaims:
         self._setting = setting
         self._claimed: dict[str, int] = {}
 
-    def take(self, run: str) -> None:
-        """Become the writer of a run's checkpoints, and adopt the complete checkpoints.
+    def take_ownership(self, run: str) -> None:
+        """Make this process the owner of a run's checkpoints, and adopt the checkpoints that are already complete.
 
         Raises:
             UserError: The store does not support conditional writes.
@@ -58,7 +59,7 @@ class CheckpointClaims:
         claims = self.list_claims(run)
         while True:
             number = max(claims, default=NO_OWNER) + 1
-            path, claim = self._path(run, number), _Claim(format=FORMAT, adopted=self.find_complete(run, claims))
+            path, claim = self._claim_path(run, number), _Claim(format=FORMAT, adopted=self.find_complete(run, claims))
             if not self._create(path, claim):
                 claims.append(number)  # another process was faster, or the listing was outdated
                 continue
@@ -68,11 +69,11 @@ class CheckpointClaims:
                 break
             self._files.rm_file(path)
             if is_unconditional:
-                raise self._unsupported()
+                raise self._unsupported_error()
         self._claimed[run] = number
 
     def ensure_claim(self, run: str) -> int:
-        """Return the number of this process's claim on a run, claiming it if necessary.
+        """Return the number of this process's claim on a run; claim the run first if necessary.
 
         Raises:
             CheckpointsTaken: Another process has a newer claim.
@@ -80,9 +81,11 @@ class CheckpointClaims:
         """
         claims = self.list_claims(run)
         if max(claims, default=NO_OWNER) > self._claimed.get(run, math.inf):
-            raise CheckpointsTaken(f"another process has claimed the checkpoints of {run}; uploads stop here")
+            raise CheckpointsTaken(
+                f"another process has claimed the checkpoints of {run}; this process stops uploading"
+            )
         if self._claimed.get(run) not in claims:
-            self.take(run)
+            self.take_ownership(run)
         return self._claimed[run]
 
     def list_claims(self, run: str) -> list[int]:
@@ -94,7 +97,7 @@ class CheckpointClaims:
         return [NO_OWNER, *self._list_numbers(run, _OWNER)]
 
     def find_complete(self, run: str, claims: Sequence[int]) -> dict[str, int]:
-        """Return the owner of each complete checkpoint by the newest of `claims`, oldest checkpoint first."""
+        """Return {checkpoint: owner} of the complete checkpoints, oldest first, according to the newest of `claims`."""
         number, adopted = self._read_newest(run, claims)
         candidates = [*adopted.items(), *((name, number) for name in self.list_checkpoints(run, number))]
         found = {
@@ -106,19 +109,19 @@ class CheckpointClaims:
 
     def list_checkpoints(self, run: str, owner: int) -> list[str]:
         """Return the checkpoints that an owner wrote or began to write, oldest first."""
-        names = map(last_part, self.list_paths(self._folder(run, owner)))
+        names = map(last_part, self.list_paths(self._owner_folder(run, owner)))
         return sorted((name for name in names if STEP.fullmatch(name)), key=step_number)
 
     def remove(self, run: str, number: int) -> None:
-        """Remove the claim of an earlier owner and its folder."""
+        """Remove the claim and the folder of an earlier owner."""
         with suppress(FileNotFoundError):
-            self._files.rm_file(self._path(run, number))
+            self._files.rm_file(self._claim_path(run, number))
         with suppress(FileNotFoundError):
-            self._files.rm(self._folder(run, number), recursive=True)
+            self._files.rm(self._owner_folder(run, number), recursive=True)
 
     def checkpoint_path(self, run: str, owner: int, checkpoint: str) -> str:
         """Return the path of an owner's checkpoint."""
-        return f"{self._folder(run, owner)}/{checkpoint}"
+        return f"{self._owner_folder(run, owner)}/{checkpoint}"
 
     def list_paths(self, at: str) -> list[str]:
         """Return the paths in a folder; empty if the folder does not exist."""
@@ -129,14 +132,14 @@ class CheckpointClaims:
             return []
 
     def _read_newest(self, run: str, claims: Sequence[int]) -> tuple[int, dict[str, int]]:
-        """Return the newest of `claims` and the checkpoints it adopted. Partly written claims are ignored."""
+        """Return the newest of `claims`, and the checkpoints that it adopted. Partly written claims are ignored."""
         for number in sorted(claims, reverse=True):
-            path = self._path(run, number)
+            path = self._claim_path(run, number)
             try:
                 claim = _Claim.model_validate_json(self._files.cat_file(path, end=MAX_CLAIM_BYTES))
             except (FileNotFoundError, ValidationError):
                 continue
-            refuse_newer(claim.format, FORMAT, path.removeprefix(f"{self._root}/"))
+            refuse_newer_format(claim.format, FORMAT, path.removeprefix(f"{self._root}/"))
             return number, claim.adopted
         return NO_OWNER, {}
 
@@ -146,7 +149,7 @@ class CheckpointClaims:
             with self._files.open(path, "xb") as file:
                 file.write(claim.model_dump_json().encode())
         except (NotImplementedError, ValueError) as error:
-            raise self._unsupported() from error
+            raise self._unsupported_error() from error
         except OSError:  # FileExistsError, or an error of an S3-compatible server that does not name the condition
             self._files.invalidate_cache()
             if self._files.exists(path):
@@ -154,31 +157,34 @@ class CheckpointClaims:
             raise
         return True
 
-    def _unsupported(self) -> UserError:
-        problem = "the store does not support conditional writes, so two processes could write the same run"
-        fix = "use a store that does, such as s3://, gs://, az:// or file://"
+    def _unsupported_error(self) -> UserError:
+        problem = "the store does not support conditional writes, so two processes could write the same checkpoints"
+        fix = "use a store that supports them, such as s3://, gs://, az:// or file://"
         return UserError(f"{self._setting}: {problem}; {fix}")
 
     def _list_numbers(self, run: str, pattern: re.Pattern[str]) -> list[int]:
         found = (pattern.fullmatch(last_part(path)) for path in self.list_paths(f"{self._root}/{run}"))
         return sorted(int(match[1]) for match in found if match)
 
-    def _folder(self, run: str, owner: int) -> str:
+    def _owner_folder(self, run: str, owner: int) -> str:
         return f"{self._root}/{run}" if owner == NO_OWNER else f"{self._root}/{run}/owner-{owner:06d}"
 
-    def _path(self, run: str, number: int) -> str:
-        return f"{self._folder(run, number)}.json"
+    def _claim_path(self, run: str, number: int) -> str:
+        return f"{self._owner_folder(run, number)}.json"
 
 
 class _Claim(BaseModel):
-    """The claim of an owner; `adopted` maps the checkpoints that were complete before it to their owners."""
+    """Claim of an owner. `adopted` maps each checkpoint that was complete before the claim to its owner."""
 
     format: int
     adopted: dict[Annotated[str, StringConstraints(pattern=rf"^{STEP.pattern}$")], Annotated[int, Field(ge=0)]]
 
 
-def refuse_newer(found: int, known: int, shown: str) -> None:
-    """Raise UserError if the format of a file is newer than this version supports."""
+def refuse_newer_format(found: int, known: int, shown: str) -> None:
+    """Raise UserError if `found`, a file's format version, is newer than `known`, the newest supported version.
+
+    `shown` is the displayed path of the file.
+    """
     if found > known:
         raise UserError(f"{shown} was written by a newer version of agent-rft; resume with that version")
 

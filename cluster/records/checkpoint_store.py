@@ -1,12 +1,13 @@
 """Storage of checkpoints at any location that fsspec supports, such as `s3://bucket/checkpoints`.
 
-    <run>/owner-000002/step-000005/files-3f9c.../model.safetensors   one upload: the checkpoint's files, and RECORDS
-    <run>/owner-000002/step-000005/manifest.json    names the upload and its files, with sizes and digests
+    <run>/owner-000002/step-000005/files-3f9c.../checkpoint/    files of the checkpoint, from one upload
+    <run>/owner-000002/step-000005/files-3f9c.../run/           RESUME_FILES of the run, from the same upload
+    <run>/owner-000002/step-000005/manifest.json                names the upload and its files, with sizes and digests
 
-A checkpoint is complete when it has its manifest, which is written last and replaced atomically. So a reader sees the
-new checkpoint, the previous one, or no checkpoint. Later uploads remove the files that a killed upload left. Only one
-process writes the checkpoints of a run, see `agent_rft.cluster.records.checkpoint_claims`. Calls block. A few files are
-transferred concurrently, in chunks.
+A checkpoint is complete when its manifest exists. The manifest is written last and replaced atomically, so a reader
+sees the new upload, the previous upload, or no checkpoint. If an upload was killed, the next upload removes the files
+that were left. Only one process writes the checkpoints of a run, see `agent_rft.cluster.records.checkpoint_claims`.
+Calls block. A few files are transferred concurrently, in chunks.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from agent_rft.cluster.records.checkpoint_claims import (
     STEP,
     CheckpointClaims,
     last_part,
-    refuse_newer,
+    refuse_newer_format,
     step_number,
 )
 from agent_rft.errors import RftError, UserError
 from agent_rft.rows.durable_write import sync_to_disk
 from agent_rft.rows.ownership import current_folder
-from agent_rft.trainer.loop.checkpoint import LOOP_STATE_FILE, TRAINING_STATE, latest_checkpoint, publish_folder
+from agent_rft.trainer.loop.checkpoint import LOOP_STATE_FILE, TRAINING_STATE, finalize_folder, latest_checkpoint
 from agent_rft.trainer.loop.journal import Journal
 
 RESUME_FILES = ("job.resolved.json", "journal/starts.json")
 """Files that a run needs to resume in addition to a checkpoint, by path in the run folder; uploaded if they exist."""
 SETTING = "checkpoint_store"
 FORMAT = 1
-"""Version of the format of manifests. Raise it when older programs must not read them."""
+"""Version of the manifest format. Increase it when older programs must not read new manifests."""
 MAX_CONCURRENT_TRANSFERS = 4
 CHUNK_BYTES = 8 << 20
 MAX_MANIFEST_BYTES = 16 << 20
@@ -58,7 +59,7 @@ class StoreFailed(RftError):
 
 
 class CheckpointStore:
-    """Uploaded checkpoints of all runs, each run below the name of its run folder."""
+    """Store with the checkpoints of all runs. The folder of a run in the store has the name of the run folder."""
 
     def __init__(self, url: str) -> None:
         """Open the location.
@@ -69,7 +70,9 @@ class CheckpointStore:
         if "://" not in url:
             raise UserError(f"{SETTING}: must be a URL, such as s3://bucket/checkpoints or file:///mnt/checkpoints")
         if urlsplit(url).password is not None:
-            raise UserError(f"{SETTING}: the URL has a password; remove it, and set credentials in the environment")
+            raise UserError(
+                f"{SETTING}: the URL has a password; remove the password, and set credentials in the environment"
+            )
         with _report_failure("open the store"):
             self._files, root = open_location(url, SETTING)
         self._root = root.rstrip("/")
@@ -83,21 +86,21 @@ class CheckpointStore:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def claim(self, run_folder: Path) -> None:
-        """Become the process that writes a run's checkpoints; earlier writers then get CheckpointsTaken.
+        """Make this process the only one that may write a run's checkpoints; earlier writers then get CheckpointsTaken.
 
-        `put` does this if it was not done before.
+        `put` claims the run if this process has not claimed it before.
 
         Raises:
             StoreFailed: The store failed.
             UserError: The store does not support conditional writes.
         """
         with _report_failure("claim the checkpoints of a run"):
-            self._claims.take(_run_name(run_folder))
+            self._claims.take_ownership(_run_name(run_folder))
 
     def put(self, run_folder: Path, checkpoint: Path) -> int:
-        """Upload a complete checkpoint of a run; return its bytes, or 0 if it was uploaded before.
+        """Upload a complete checkpoint of a run; return its size in bytes, or 0 if it was already uploaded.
 
-        An earlier upload of the same step is removed at the end.
+        After the upload, an earlier upload of the same step is removed.
 
         Raises:
             StoreFailed: The store failed, or the checkpoint was removed or replaced during the upload.
@@ -110,9 +113,9 @@ class CheckpointStore:
             names = [str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()]
             if self._is_uploaded(run, checkpoint, names):
                 return 0
-            files = self._send_all(checkpoint, names, f"{at}/{upload}/checkpoint")
+            files = self._send_files(checkpoint, names, f"{at}/{upload}/checkpoint")
             records = [name for name in RESUME_FILES if (run_folder / name).exists()]
-            recorded = self._send_all(run_folder, records, f"{at}/{upload}/run")
+            recorded = self._send_files(run_folder, records, f"{at}/{upload}/run")
             if checkpoint.stat().st_ino != identity:
                 raise StoreFailed(f"{checkpoint.name} was replaced during the upload")
             self._write_manifest(at, _Manifest(format=FORMAT, upload=upload, files=files, records=recorded))
@@ -134,7 +137,9 @@ class CheckpointStore:
         return digests.keys() == set(names) and digests.get(LOOP_STATE_FILE) == state
 
     def prune(self, run_folder: Path) -> None:
-        """Remove checkpoints and training states that are no longer in the run folder, except the newest checkpoint.
+        """Remove from the store all checkpoints and training states that are no longer in the run folder.
+
+        The newest checkpoint in the store is never removed.
 
         Raises:
             StoreFailed: The store failed; the next call removes the rest.
@@ -162,7 +167,7 @@ class CheckpointStore:
         if not local.exists():
             self._remove(run, at)
         elif not (local / TRAINING_STATE).exists():
-            self._remove_state(run, at)
+            self._remove_training_state(run, at)
 
     def _remove(self, run: str, at: str) -> None:
         self._claims.ensure_claim(run)  # raises if another process has claimed the run since the last removal
@@ -171,7 +176,7 @@ class CheckpointStore:
         with suppress(FileNotFoundError):
             self._files.rm(at, recursive=True)
 
-    def _remove_state(self, run: str, at: str) -> None:
+    def _remove_training_state(self, run: str, at: str) -> None:
         manifest = self._read_manifest(at)
         models = [file for file in manifest.files if not file.name.startswith(f"{TRAINING_STATE}/")]
         if len(models) < len(manifest.files):
@@ -179,7 +184,7 @@ class CheckpointStore:
             self._write_manifest(at, manifest.model_copy(update={"files": models}))
             self._files.rm(f"{at}/{manifest.upload}/checkpoint/{TRAINING_STATE}", recursive=True)
 
-    def _send_all(self, folder: Path, names: Sequence[str], at: str) -> list[_File]:
+    def _send_files(self, folder: Path, names: Sequence[str], at: str) -> list[_File]:
         for parent in sorted({str(PurePosixPath(at, name).parent) for name in names}):
             self._files.makedirs(parent, exist_ok=True)
         return _map_concurrently(lambda name: self._send(folder / name, name, f"{at}/{name}"), names)
@@ -213,7 +218,10 @@ class CheckpointStore:
             return list(self._list_complete(run))
 
     def fetch(self, run_folder: Path) -> list[str]:
-        """Download a run's checkpoints if the store has a newer one than the run folder; return their names.
+        """Download the checkpoints that the run folder lacks, if the store has a newer checkpoint than the folder.
+
+        Returns:
+            The names of the downloaded checkpoints; empty if the store has no newer checkpoint.
 
         Raises:
             StoreFailed: The store failed.
@@ -228,29 +236,31 @@ class CheckpointStore:
             return []
         missing = [name for name in there if not (checkpoints / name).exists()]
         for name in missing:
-            self._fetch(self._claims.checkpoint_path(run, there[name], name), checkpoints / f"{name}.tmp")
+            self._fetch_checkpoint(self._claims.checkpoint_path(run, there[name], name), checkpoints / f"{name}.tmp")
         self._fetch_records(self._claims.checkpoint_path(run, there[newest], newest), here)
         for name in missing:  # after all downloads, newest last: a run must not resume from an older one
-            publish_folder(checkpoints / f"{name}.tmp")
+            finalize_folder(checkpoints / f"{name}.tmp")
         return missing
 
-    def _fetch(self, at: str, folder: Path) -> None:
+    def _fetch_checkpoint(self, at: str, folder: Path) -> None:
         manifest = self._read_manifest(at)
         files = f"{at}/{manifest.upload}/checkpoint"
         shutil.rmtree(folder, ignore_errors=True)
-        _map_concurrently(lambda file: self._receive(f"{files}/{file.name}", file, folder / file.name), manifest.files)
+        _map_concurrently(
+            lambda file: self._receive_file(f"{files}/{file.name}", file, folder / file.name), manifest.files
+        )
 
     def _fetch_records(self, at: str, here: Path) -> None:
         manifest = self._read_manifest(at)
         for file in manifest.records:
             record = here / file.name
             received = record.with_suffix(".tmp")
-            self._receive(f"{at}/{manifest.upload}/run/{file.name}", file, received)
+            self._receive_file(f"{at}/{manifest.upload}/run/{file.name}", file, received)
             received.replace(record)
             sync_to_disk(record.parent)
         Journal(here / "journal").count_restore()
 
-    def _receive(self, source: str, file: _File, target: Path) -> None:
+    def _receive_file(self, source: str, file: _File, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with _report_failure("read a checkpoint"):
@@ -274,7 +284,7 @@ class CheckpointStore:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             raise self._damaged_error(path, f"is damaged ({first['msg']})") from None
-        refuse_newer(manifest.format, FORMAT, self._public_path(path))
+        refuse_newer_format(manifest.format, FORMAT, self._public_path(path))
         return manifest
 
     def _damaged_error(self, path: str, what: str) -> UserError:
@@ -284,8 +294,8 @@ class CheckpointStore:
         to_step = 1 + next(index for index, name in enumerate(folders) if STEP.fullmatch(name))
         step = "/".join([run, *folders[:to_step]])
         return UserError(
-            f"{shown} in the checkpoint store {what}; restore it, or remove {step} there to resume from the "
-            f"previous checkpoint",
+            f"{shown} in the checkpoint store {what}; restore this file, or remove {step} from the store to "
+            f"resume from the previous checkpoint",
             public_message="a checkpoint in the operator's checkpoint store is damaged",
         )
 

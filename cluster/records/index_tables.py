@@ -38,12 +38,12 @@ COLUMNS = (
     "f.name, r.number, r.frame, r.start, r.length, r.group_start, r.group_length, f.step, r.trace_id, r.row_id, "
     "r.sample, r.grade, r.reward, r.finish, r.tools, r.errors, r.num_calls, r.num_sampled, r.wall_s, r.answer"
 )
-"""Columns that `to_indexed_rollout` reads, from files as f and rollouts as r."""
+"""SQL columns that `to_indexed_rollout` reads; `f` is an alias of the table `files`, and `r` of `rollouts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSummary:
-    """A rollout in a list. If it was discarded, numbers are None and `errors` has the reason.
+    """Summary of a rollout, for lists. If the rollout was discarded, numbers are None and `errors` has the reason.
 
     Attributes:
         step: Step of the rollout's file; None for tests.
@@ -69,12 +69,16 @@ class RolloutSummary:
 
 @dataclass(frozen=True, slots=True)
 class IndexedRollout:
-    """A rollout in the index. The next page starts after its `id`, which is valid until its file is rewritten."""
+    """Rollout in the index.
+
+    `place` and `group_position` are the positions of the rollout's line and of its group's line in the rollout file
+    `name`. `id` serves as the cursor for the next page, and is valid until the rollout file is rewritten.
+    """
 
     name: str
     number: int
     place: LinePosition
-    group: LinePosition
+    group_position: LinePosition
     summary: RolloutSummary
 
     @property
@@ -83,12 +87,12 @@ class IndexedRollout:
 
 
 def shorten_names(names: list[str]) -> list[str]:
-    """Return the names for a list, shortened: models may make up many long names."""
+    """Return the names, limited in number and length: a model may invent many long tool names."""
     return [name[:NAME_CHARS] for name in names[:MAX_NAMES]]
 
 
 def to_indexed_rollout(row: tuple[Any, ...]) -> IndexedRollout:
-    """Return the rollout of a row of SELECTED."""
+    """Convert a database row with COLUMNS to a rollout."""
     name, number, frame, start, length, group_start, group_length, step, trace_id, row_id, sample, *values = row
     grade, reward, finish, tools, errors, num_calls, num_sampled, wall_s, answer = values
     called, failed = shorten_names(tools.split("\n")[1:-1]), errors.split("\n")[1:-1]
@@ -100,7 +104,10 @@ def to_indexed_rollout(row: tuple[Any, ...]) -> IndexedRollout:
 
 
 def make_index_rows(groups: Sequence[Group], places: Sequence[Sequence[LinePosition]]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of groups whose lines were written at these places, without the columns file and number."""
+    """Yield a database row for each rollout of the groups, without the columns `file` and `number`.
+
+    `places` has one entry per group: the positions of the group's line and of its rollouts' lines in the rollout file.
+    """
     for group, (head, *rest) in zip(groups, places, strict=True):
         outcomes: tuple[Rollout | DiscardedRollout, ...] = (*group.rollouts, *group.discarded)
         for outcome, place in zip(outcomes, rest, strict=True):
@@ -108,10 +115,10 @@ def make_index_rows(groups: Sequence[Group], places: Sequence[Sequence[LinePosit
 
 
 def read_index_rows(path: Path) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a file, see `rows_of`.
+    """Yield a database row for each rollout in a rollout file, as `make_index_rows` does.
 
     Raises:
-        DamagedFile: Raised after the last complete line.
+        DamagedFile: The file is damaged. The rows of all complete lines are yielded first.
         UserError: A newer version wrote the file.
     """
     head: LinePosition | None = None

@@ -1,4 +1,4 @@
-"""Redaction: jobs without secrets, and JSON values whose URLs have no credentials and no query."""
+"""Redaction: removes secrets from jobs, and credentials and queries from the URLs in JSON values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ REDACTED = "**********"
 
 
 def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
-    """Return the job without secrets, with all settings of its method unless `exclude_unset`.
+    """Return the job as JSON without secrets.
 
-    Unknown keys of a tool may contain secrets, so their values are redacted too.
+    If `exclude_unset`, only settings that were set in the job are included; otherwise, all settings of the job's method
+    are included. Unknown keys of a tool may contain secrets, so their values are redacted too.
     """
     public = job.model_dump(mode="json", exclude_unset=exclude_unset)
     if job.method.reinforcement is not None:
@@ -31,7 +32,7 @@ def public_job(job: JobSpec, *, exclude_unset: bool = False) -> dict[str, Any]:
 
 
 def to_plain_json(value: Any) -> Any:
-    """Return the value as JSON: non-finite numbers become null, and URLs lose their credentials and query."""
+    """Convert a value to JSON types. Non-finite numbers become null; credentials and queries in URLs are redacted."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
@@ -46,7 +47,7 @@ def to_plain_json(value: Any) -> Any:
 
 
 def replace_substrings(value: Any, names: Mapping[str, str]) -> Any:
-    """Return the JSON value; in its strings, each key of `names`, such as a path, is replaced by its name."""
+    """Return a copy of a JSON value in which all strings have each key of `names` replaced by the key's value."""
     if isinstance(value, dict):
         return {key: replace_substrings(item, names) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,9 @@
 """Index of a run's rollouts: `rollouts.sqlite`, next to the folder of the rollout files.
 
-All of its data comes from the rollout files, so it can be deleted at any time. It has the size and time of each indexed
-file. The next reader catches up: it adds missing and replaced files, and drops removed files. So a kill or a failed
-write needs no repair. If the index cannot be written, as in a read-only folder, the reader makes a temporary index.
+All data in the index comes from the rollout files, so the index can be deleted at any time. It contains the size and
+modification time of each indexed file. A reader first updates the index: it adds new and replaced files, and drops
+removed files. So nothing must be repaired after a killed process or a failed write. If the index cannot be written, for
+example in a read-only folder, the reader creates a temporary index.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MAX_LISTED_VALUES = 50
 """Maximum number of values that a message lists."""
 BUSY_S = 5.0
 BATCH = 2_000
-"""Rows that are written, or read, at a time, so that other processes wait only briefly."""
+"""Rows that are written or read at a time. The number is small so that other processes wait only briefly."""
 CORRUPT_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 PAUSE_S = 0.1
 """First wait of a reader for another reader that is indexing the same file; doubled each time."""
@@ -51,11 +52,11 @@ Order = Literal["oldest", "newest", "best", "worst"]
 
 
 class UnknownRollout(UserError):
-    """No rollout has this id; it may have been removed."""
+    """No rollout has this id; the rollout may have been removed."""
 
 
 class UnknownValue(UserError):
-    """No rollout has this value. `field` is a field of `Wanted`, or `file` for the name of a file."""
+    """No rollout has a requested value. `field` is the parameter with this value, such as a field of RolloutFilter."""
 
     def __init__(self, message: str, field: str = "", **details: Any) -> None:
         super().__init__(message, field=field, **details)
@@ -64,7 +65,7 @@ class UnknownValue(UserError):
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A rollout file in the index. `problem` describes why it cannot be read to its end; empty if it can."""
+    """Rollout file in the index. `problem` describes why the file cannot be read to its end, and is empty if it can."""
 
     name: str
     step: int | None
@@ -99,10 +100,13 @@ class RolloutIndex:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def put(self, name: str, groups: Sequence[Group], places: Sequence[Sequence[LinePosition]]) -> None:
-        """Add a file that was just written. If this fails, the next reader catches up."""
+    def add_file(self, name: str, groups: Sequence[Group], places: Sequence[Sequence[LinePosition]]) -> None:
+        """Add a rollout file that was just written. Errors are ignored, because the next reader adds the file.
+
+        `places` has one entry per group: the positions of the group's line and of its rollouts' lines in the file.
+        """
         with suppress(sqlite3.Error, OSError):
-            stat = self._file(name).stat()
+            stat = self._rollout_path(name).stat()
             rows = list(make_index_rows(groups, places))
             with self.connect() as db, _transaction(db):
                 file = self._begin_file(db, name)
@@ -110,10 +114,10 @@ class RolloutIndex:
                 self._end_file(db, file, stat, len(rows), "")
 
     def catch_up(self, seconds: float = math.inf) -> bool:
-        """Update the index from the files; return False if `seconds` was too short, so that the call must be repeated.
+        """Update the index from the rollout files for about `seconds`; return whether the index is up to date.
 
-        At least one file is read, and no file is read in part. Several readers may catch up concurrently: the last one
-        that begins a file reads it, and the others wait.
+        If it returns False, call it again. Each call reads at least one file, and no file is read in part. Several
+        readers may call this concurrently: if they begin the same file, the last one reads it and the others wait.
         """
         deadline = time.monotonic() + seconds
         try:
@@ -146,7 +150,7 @@ class RolloutIndex:
                     self._delete_files(db, *gone)
                 for name, stat in changed:
                     with suppress(FileNotFoundError):  # the file was removed
-                        all_read &= self._scan(db, name, stat)
+                        all_read &= self._index_file(db, name, stat)
                     if time.monotonic() > deadline:
                         return not any(self._find_changes(db))
                 if not all_read:
@@ -161,14 +165,14 @@ class RolloutIndex:
         changed = [(name, s) for name, s in on_disk.items() if known.get(name) != (s.st_mtime_ns, s.st_size)]
         return known.keys() - on_disk.keys(), sorted(changed, key=lambda file: (file[1].st_mtime_ns, file[0]))
 
-    def _scan(self, db: sqlite3.Connection, name: str, stat: os.stat_result) -> bool:
-        """Index a file, as far as it can be read; return False if another reader began it again."""
+    def _index_file(self, db: sqlite3.Connection, name: str, stat: os.stat_result) -> bool:
+        """Index a file, as far as it can be read; return False if another reader has begun the file since."""
         with _transaction(db):
             same = "SELECT 1 FROM files WHERE name = ? AND mtime_ns = ? AND size = ?"
             if db.execute(same, [name, stat.st_mtime_ns, stat.st_size]).fetchone():
                 return True  # another reader has indexed it
             file = self._begin_file(db, name)
-        number, problem, rows = 0, "", read_index_rows(self._file(name))
+        number, problem, rows = 0, "", read_index_rows(self._rollout_path(name))
         while not problem:
             batch: list[tuple[Any, ...]] = []
             try:
@@ -186,7 +190,7 @@ class RolloutIndex:
             return self._end_file(db, file, stat, number, problem)
 
     def _begin_file(self, db: sqlite3.Connection, name: str) -> int:
-        """Add a file without rows to the index, replacing its earlier rows; return the id. `_end_file` completes it."""
+        """Add an entry without rows for a file, and remove its old rows; return its id. `_end_file` completes it."""
         self._delete_files(db, name)
         counted = re.match(r"(?:step|validation|zero-variance)-(\d+)", name)
         step = int(counted[1]) if counted else None
@@ -217,7 +221,7 @@ class RolloutIndex:
         return sorted({name for (names,) in lists for name in names.split("\n") if name})
 
     def check_filter(self, rollout_filter: RolloutFilter) -> RolloutFilter:
-        """Return `rollout_filter` with the full name of the file: users may leave out the zeros of step-000012.
+        """Return the filter with the full file name: users may write `step-12` instead of `step-000012`.
 
         Raises:
             UnknownValue: There are rollouts, but none with this file, step, tool or error.
@@ -225,13 +229,13 @@ class RolloutIndex:
         files, name = self.files(), rollout_filter.name
         if name is not None and (counted := re.fullmatch(r"(step|validation)-(\d{1,9})", name)):
             name = f"{counted[1]}-{int(counted[2]):06d}"
-        tests: list[tuple[str, str | int | None, Callable[[], Iterable[str | int]]]] = [
+        checks: list[tuple[str, str | int | None, Callable[[], Iterable[str | int]]]] = [
             ("file", name, lambda: {f.name for f in files}),
             ("step", rollout_filter.step, lambda: {f.step for f in files if f.step is not None}),
             ("tool", rollout_filter.tool, lambda: self.list_values("tools")),
             ("error", rollout_filter.error, lambda: self.list_values("errors")),
         ]
-        for field, value, values in tests if files else ():
+        for field, value, values in checks if files else ():
             if value is not None and value not in (
                 known := sorted(values(), key=lambda known: f"{known:09}" if isinstance(known, int) else known)
             ):
@@ -242,9 +246,10 @@ class RolloutIndex:
         return replace(rollout_filter, name=name)
 
     def page(self, filters: RolloutFilter, order: Order, limit: int, after: str | None = None) -> list[IndexedRollout]:
-        """Return the first `limit` rollouts, or the next ones after the id `after`.
+        """Return the first `limit` rollouts, or the next `limit` after the rollout with the id `after`.
 
-        Orders by age sort the files, not the rollouts in a file. Orders by grade omit rollouts without a grade.
+        When ordered by age, only the files are sorted; the rollouts of each file keep their order in the file. When
+        ordered by grade, rollouts without a grade are omitted.
 
         Raises:
             UnknownRollout: The rollout `after` does not exist.
@@ -254,10 +259,12 @@ class RolloutIndex:
                 return _page_by_grade(db, filters, order == "best", limit, after)
             return _page_by_age(db, filters, order == "newest", limit, after)
 
-    def all(
+    def iter_rollouts(
         self, rollout_filter: RolloutFilter, order: Order, limit: int | None = None, after: str | None = None
     ) -> Iterator[IndexedRollout]:
-        """Yield all rollouts, or the first `limit`. Read in pages, so that writers wait only briefly.
+        """Yield all rollouts, or the first `limit`, after the rollout with the id `after`.
+
+        The rollouts are read in pages, so that writers wait only briefly.
 
         Raises:
             UnknownRollout: The rollout `after` does not exist.
@@ -271,11 +278,14 @@ class RolloutIndex:
             after, left = found[-1].id, left - len(found)
 
     def search_text(self, found: Iterable[IndexedRollout], query: str) -> Iterator[tuple[IndexedRollout, bool]]:
-        """Yield each rollout, and whether its prompt, turns, answer or reason contain a string: see `text_search`."""
+        """Yield each rollout with a bool: whether its prompt, turns, answer or reason contains `query`.
+
+        Rollouts whose file was removed are omitted. See `text_search`.
+        """
         with closing(TextSearch(query)) as search:
             for one in found:
                 with suppress(FileNotFoundError):
-                    yield one, search.matches(self._file(one.name), one)
+                    yield one, search.matches(self._rollout_path(one.name), one)
 
     def find(self, id: str) -> IndexedRollout:
         """Return the rollout with this id.
@@ -289,22 +299,25 @@ class RolloutIndex:
                 db.execute(f"{SELECT_SQL} f.name = ? AND r.number = ?", [name, number]).fetchone()
             )
 
-    def read(
+    def read_rollouts(
         self, found: Iterable[IndexedRollout]
     ) -> Iterator[tuple[IndexedRollout, GroupRequest, Rollout | DiscardedRollout]]:
-        """Yield the full rollouts from their files. Rollouts whose file was removed are omitted."""
+        """Yield (entry, request, full rollout) for each index entry; omit rollouts whose file was removed."""
         request: tuple[tuple[str, LinePosition], GroupRequest] | None = None
         with closing(LineReader()) as reader:
             for one in found:
-                path = self._file(one.name)
+                path = self._rollout_path(one.name)
                 with suppress(FileNotFoundError):
-                    if request is None or request[0] != (one.name, one.group):
-                        request = (one.name, one.group), parse_request(reader.read(path, one.group))[0]
+                    if request is None or request[0] != (one.name, one.group_position):
+                        request = (
+                            (one.name, one.group_position),
+                            parse_request(reader.read(path, one.group_position))[0],
+                        )
                     yield one, request[1], outcome_from_json(reader.read(path, one.place))
 
     # -- the database --------------------------------------------------------------------------------------------------
 
-    def _file(self, name: str) -> Path:
+    def _rollout_path(self, name: str) -> Path:
         return self._folder / (name + ROLLOUTS_SUFFIX)
 
     @contextmanager
@@ -319,7 +332,7 @@ class RolloutIndex:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether the database was locked by another process for too long; trying again helps."""
+    """Whether the error means that another process locked the database for too long, so that trying again helps."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
@@ -379,7 +392,7 @@ def _page_by_age(
     if after is not None:
         name, last, *_ = _find_cursor(db, after)
         if name not in files:
-            raise UnknownRollout(f"the rollout {after!r} is not in this list")
+            raise UnknownRollout(f"the rollout {after!r} is not in this list; start again from the first page")
         files = files[files.index(name) :]
     found: list[IndexedRollout] = []
     for name in files:

@@ -14,12 +14,12 @@ RowOrder = Literal["worst", "best", "widest"]
 
 @dataclass(slots=True)
 class RowRewards:
-    """The rewards of one row.
+    """Distribution of the rewards of one row.
 
     Attributes:
         bins: Number of rewards in each tenth of the range.
         range: Lowest and highest reward of all selected rows, so that the bins of rows can be compared.
-        num_lost: Rollouts without a grade.
+        num_lost: Number of rollouts without a grade.
     """
 
     row_id: str
@@ -40,10 +40,10 @@ class RowRewards:
         return 0.0 if self.low is None or self.high is None else self.high - self.low
 
 
-def row_rewards(index: RolloutIndex, requested: RolloutFilter, order: RowOrder) -> list[RowRewards]:
-    """Return the rows of the selected rollouts. Rows without any grade come last.
+def compute_row_rewards(index: RolloutIndex, requested: RolloutFilter, order: RowOrder) -> list[RowRewards]:
+    """Return the reward distribution of each row of the requested rollouts. Rows without any grade come last.
 
-    `widest` starts with the rows whose rewards differ most: a model learns from these rows.
+    The order `widest` starts with the rows whose rewards differ most, because a model learns most from these rows.
     """
     condition, values = requested.to_sql()
     with index.connect() as db:
@@ -64,11 +64,11 @@ def row_rewards(index: RolloutIndex, requested: RolloutFilter, order: RowOrder) 
             row.bins[bin] += count
             row.num_rollouts, row.total = row.num_rollouts + count, row.total + total
             row.low, row.high = low_in_bin if row.low is None else row.low, high_in_bin  # bins are in order
-    return sorted(rows.values(), key=lambda row: (row.mean is None, _rank(row, order), *_line_key(row)))
+    return sorted(rows.values(), key=lambda row: (row.mean is None, _sort_value(row, order), *_line_key(row)))
 
 
 def rows_after(rows: list[RowRewards], after: str | None) -> list[RowRewards]:
-    """Return the rows that follow the row with this id.
+    """Return the rows after the row with the id `after`, or all rows if `after` is None.
 
     Raises:
         UnknownValue: No row has this id.
@@ -78,10 +78,10 @@ def rows_after(rows: list[RowRewards], after: str | None) -> list[RowRewards]:
     for number, row in enumerate(rows, start=1):
         if row.row_id == after:
             return rows[number:]
-    raise UnknownValue(f"no rollouts have the row {after!r}; start again from the first page", "after")
+    raise UnknownValue(f"there are no rollouts of the row {after!r}; start again from the first page", "after")
 
 
-def _rank(row: RowRewards, order: RowOrder) -> float:
+def _sort_value(row: RowRewards, order: RowOrder) -> float:
     mean = row.mean or 0.0
     return {"worst": mean, "best": -mean, "widest": -row.spread}[order]
 

@@ -1,7 +1,8 @@
-"""The folder of one run: all files that a job writes, readable while it runs and after it was killed.
+"""Folder of one run, with all files that a job writes.
 
-Only its owner, one process, writes the files (see `agent_rft.rows.ownership`), and removes the oldest rollout files
-that exceed the operator's limits:
+The files can be read while the job is running, and after it was killed. Only one process, the owner of the folder (see
+`agent_rft.rows.ownership`), writes the files. The owner removes the oldest rollout files when they exceed the
+operator's limits. The files are:
 
     job.resolved.json      format, job and plan, without secrets; a resumed run keeps these values
     events.jsonl           see `agent_rft.stored_events`
@@ -11,12 +12,13 @@ that exceed the operator's limits:
     rollouts.sqlite        see `agent_rft.cluster.records.rollout_index`
     checkpoints/           see `agent_rft.trainer.loop.checkpoint`
     journal/               see `agent_rft.trainer.loop.journal`
-    now.json               state of the actors of a run in progress, see `agent_rft.cluster.run.live_status`
+    status.json            state of the actors of a run in progress, see `agent_rft.cluster.run.live_status`
     report.html
 
-Each line is appended in one write. Rollout files are written under a temporary name and renamed. A resumed run may
-report a step again: the last line counts, and the rollouts replace the earlier file. One thread does all writes in
-order, so that callers do not wait for the disk. A failed write is recorded in `problems`, never raised.
+Each line is appended in a single write. Rollout files are written under a temporary name and then renamed. A resumed
+run may report a step again: then the last line of this step counts, and the new rollout file replaces the earlier file.
+A single thread performs all writes in order, so that callers do not wait for the disk. A failed write is recorded in
+`problems`, but never raised.
 """
 
 from __future__ import annotations
@@ -58,23 +60,24 @@ from agent_rft.types import DiscardedRollout, Evaluation, Group, GroupRequest, R
 
 NAMES = (
     *("job.resolved.json", "events.jsonl", "metrics.jsonl", "evaluations.jsonl", "rollouts", "rollouts.sqlite"),
-    *("checkpoints", "journal", "now.json", "report.html", "readiness.json", "readiness.html"),
+    *("checkpoints", "journal", "status.json", "report.html", "readiness.json", "readiness.html"),
 )
 """Entries of the folder; see `agent_rft.rows.ownership.claim_folder`."""
 READINESS_PREFIX = "ready"
 """Prefix of the rollout files of a readiness check."""
-FORMAT = 3
-"""The format of job.resolved.json and of the folder, the same since 0.2.0. Raise it when older programs must not resume
-the run."""
+FORMAT = 4
+"""Version of the format of job.resolved.json and of the folder, unchanged since 0.2.0. Increase it when older programs
+must not resume the run."""
 
 
 KEEP_ALL = RecordLimits()
 
 
 def new_run_folder(root: Path, suffix: str | None) -> Path:
-    """Create `root/<UTC time>[-suffix]`; names sort by age.
+    """Create the folder `root/<UTC time>[-suffix]` and return its path.
 
-    The time has milliseconds: jobs may start together under several roots, and metrics identify them by these names.
+    When sorted by name, run folders are sorted by age. The time includes milliseconds, because metrics identify jobs by
+    the names of their folders, and several jobs may start at the same time under different roots.
     """
     slug = re.sub(r"[^\w.-]+", "-", suffix or "").strip("-.")
     stem = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"[:-3] + (f"-{slug}" if slug else "")
@@ -114,34 +117,34 @@ def check_version(path: Path, resolved: object) -> None:
 
 
 class RunFolder:
-    """Writes one run's folder, as a Sink, and reads it. A writer must call `close` at the end.
+    """Reads and writes the folder of one run. For writing, it is a Sink. A writer must call `close` at the end.
 
-    `at` is the owner's folder, which contains the files.
+    `owner_folder` is the folder of the current owner, which contains the files.
     """
 
-    def __init__(self, path: Path, limits: RecordLimits = KEEP_ALL, at: Path | None = None) -> None:
+    def __init__(self, path: Path, limits: RecordLimits = KEEP_ALL, owner_folder: Path | None = None) -> None:
         self.path = path
-        self.at = at or current_folder(path)
+        self.owner_folder = owner_folder or current_folder(path)
         self._limits = limits
-        self.index = RolloutIndex(self.at)
+        self.index = RolloutIndex(self.owner_folder)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="run-folder")
         self._failures: dict[str, list[str]] = {}
 
     @property
     def checkpoints(self) -> Path:
-        return self.at / "checkpoints"
+        return self.owner_folder / "checkpoints"
 
     @property
     def journal(self) -> Path:
-        return self.at / "journal"
+        return self.owner_folder / "journal"
 
     @property
     def status_file(self) -> Path:
-        return self.at / "now.json"
+        return self.owner_folder / "status.json"
 
     @property
     def can_resume(self) -> bool:
-        """Whether the run can resume: it has a checkpoint, or a journal from its start."""
+        """Whether the run can be resumed: it has a checkpoint, or a journal that begins at the start of the run."""
         return bool(latest_checkpoint(self.checkpoints)) or any(self.journal.glob("group-*"))
 
     @property
@@ -151,21 +154,27 @@ class RunFolder:
 
     @property
     def metrics_file(self) -> Path:
-        return self.at / "metrics.jsonl"
+        return self.owner_folder / "metrics.jsonl"
 
     @property
-    def report(self) -> Path:
-        return self.at / "report.html"
+    def report_file(self) -> Path:
+        return self.owner_folder / "report.html"
 
     @property
     def problems(self) -> list[str]:
-        """One message per file that had failed writes. Complete after `close`."""
-        return [f"{name}: {len(errors)} write(s) failed, first: {errors[0]}" for name, errors in self._failures.items()]
+        """Messages about failed writes, one per file. The list is complete after `close`."""
+        return [
+            f"{name}: {len(errors)} write(s) failed; first error: {errors[0]}"
+            for name, errors in self._failures.items()
+        ]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def handle_event(self, event: RunEvent) -> None:
-        """Append to events.jsonl; a step's metrics go to metrics.jsonl, a test evaluation also to evaluations.jsonl."""
+        """Append an event to events.jsonl, unless it is transient.
+
+        A step's metrics are written to metrics.jsonl instead. A test evaluation is also written to evaluations.jsonl.
+        """
         line, happened = event.to_line(), event.event
         if happened is not None and happened.is_transient:
             return
@@ -181,23 +190,25 @@ class RunFolder:
         path = self._rollouts_path(name)
 
         def write() -> None:
-            self.index.put(name, groups, write_groups(path, groups))
+            self.index.add_file(name, groups, write_groups(path, groups))
             with suppress(sqlite3.Error, UserError):  # trimmed after the next file
-                trim(self.at, self.index, self._limits)
+                remove_old_files(self.owner_folder, self.index, self._limits)
 
         self._enqueue(f"rollouts/{path.name}", write)
 
     def write_job(self, job: JobSpec, plan: StepPlan, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the resolved job without secrets, durably, since a run resumes with it.
+        """Write the resolved job without secrets, durably, because a resumed run reads it.
 
-        `extra` has versions, placement and similar values.
+        `extra` contains further entries, such as versions and the placement.
 
         Raises:
-            OSError: The folder is not writable. Raised here so that a run fails before anything starts.
+            OSError: The folder is not writable. It is raised immediately, so that a run fails before actors start.
         """
         resolved = {"format": FORMAT, "job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
-        self.at.mkdir(parents=True, exist_ok=True)
-        write_durably(self.at / "job.resolved.json", (json.dumps(to_plain_json(resolved), indent=2) + "\n").encode())
+        self.owner_folder.mkdir(parents=True, exist_ok=True)
+        write_durably(
+            self.owner_folder / "job.resolved.json", (json.dumps(to_plain_json(resolved), indent=2) + "\n").encode()
+        )
 
     def flush(self) -> None:
         """Wait for all writes that were submitted so far."""
@@ -209,7 +220,7 @@ class RunFolder:
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         line = json.dumps(to_plain_json(value)).encode() + b"\n"
-        self._enqueue(name, lambda: _append_line(self.at / name, line))
+        self._enqueue(name, lambda: _append_line(self.owner_folder / name, line))
 
     def _enqueue(self, name: str, write: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -230,29 +241,29 @@ class RunFolder:
             print(f"warning: cannot write {self.path / name}: {error}; the run continues", file=sys.stderr)
 
     def _rollouts_path(self, name: str) -> Path:
-        return self.at / "rollouts" / (name + ROLLOUTS_SUFFIX)
+        return self.owner_folder / "rollouts" / (name + ROLLOUTS_SUFFIX)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def job(self) -> dict[str, Any]:
-        """Return {job, plan, ...} as `write_job` wrote it; empty if the run failed before that."""
+        """Return the object {job, plan, ...} that `write_job` wrote; empty if the run failed before `write_job`."""
         try:
-            resolved: dict[str, Any] = json.loads((self.at / "job.resolved.json").read_text())
+            resolved: dict[str, Any] = json.loads((self.owner_folder / "job.resolved.json").read_text())
         except FileNotFoundError:
             return {}
         return resolved
 
     def events(self) -> list[RunEvent]:
         """Return all events, in order."""
-        return [RunEvent.from_line(line) for line in _read_lines(self.at / "events.jsonl")]
+        return [RunEvent.from_line(line) for line in _read_lines(self.owner_folder / "events.jsonl")]
 
     def metrics(self) -> list[dict[str, float]]:
-        """Return one dict per step, sorted by step, without non-finite numbers."""
+        """Return the metrics of each step, sorted by step, without non-finite numbers."""
         steps = {line["step"]: line for line in _read_lines(self.metrics_file)}
         return [{k: v for k, v in steps[step].items() if v is not None} for step in sorted(steps)]
 
     def evaluations(self) -> dict[str, Evaluation]:
-        return {line["name"]: parse_evaluation(line) for line in _read_lines(self.at / "evaluations.jsonl")}
+        return {line["name"]: parse_evaluation(line) for line in _read_lines(self.owner_folder / "evaluations.jsonl")}
 
     def validations(self) -> list[tuple[int, Evaluation]]:
         """Return pairs of step and validation result, sorted by step; the baseline is step 0."""
@@ -263,13 +274,13 @@ class RunFolder:
         return sorted(found.items(), key=lambda pair: pair[0])
 
     def rollout_names(self) -> list[str]:
-        """Return the names for `read_groups`, oldest file first."""
-        found = (self.at / "rollouts").glob("*" + ROLLOUTS_SUFFIX)
+        """Return the names of the rollout files, without their suffix, oldest file first."""
+        found = (self.owner_folder / "rollouts").glob("*" + ROLLOUTS_SUFFIX)
         by_age = sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
         return [path.name.removesuffix(ROLLOUTS_SUFFIX) for path in by_age]
 
     def read_groups(self, name: str) -> list[Group]:
-        """Return the groups that were passed to `groups` under this name, bit for bit.
+        """Return the groups of a rollout file, exactly as they were passed to `handle_groups`.
 
         Raises:
             FileNotFoundError: No rollouts of that name were written.
@@ -279,15 +290,18 @@ class RunFolder:
     def read_outcomes(
         self, name: str
     ) -> Iterator[tuple[LinePosition, GroupRequest, Rollout | DiscardedRollout | None]]:
-        """Yield the content of a file in constant memory: each request with None, then with each of its outcomes."""
+        """Yield (position, request, outcome) for each line of a rollout file; memory use is constant.
+
+        The first entry of each group has the outcome None. The entries of the group's rollouts follow.
+        """
         return read_outcomes(self._rollouts_path(name))
 
     def outcome_at(self, name: str, place: LinePosition) -> Rollout | DiscardedRollout:
-        """Return the outcome at a place from `read_outcomes`.
+        """Return the rollout at a position that `read_outcomes` yielded.
 
         Raises:
             FileNotFoundError: The file was removed.
-            RewrittenFile: The file was written again.
+            RewrittenFile: The file has been rewritten since then.
         """
         with closing(LineReader()) as reader:
             return outcome_from_json(reader.read(self._rollouts_path(name), place))
@@ -317,8 +331,8 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 # -- retention ---------------------------------------------------------------------------------------------------------
 
 
-def trim(run: Path, index: RolloutIndex, limits: RecordLimits) -> list[str]:
-    """Remove the oldest files until the rest is within the limits; return their names.
+def remove_old_files(run: Path, index: RolloutIndex, limits: RecordLimits) -> list[str]:
+    """Remove the oldest rollout files until the remaining files are within the limits; return the removed names.
 
     Files that are needed to resume or for the report are never removed.
 

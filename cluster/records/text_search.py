@@ -1,8 +1,8 @@
 """String search in recorded rollouts: in the prompt, turns, calls, results, answer and reasons.
 
-The lines of the files are searched first, and only matching lines are parsed. Then only the strings that a client may
-see are searched: a line also has tokens, log-probabilities and responses from the operator's network. The case of ASCII
-letters is ignored.
+First the raw lines of the rollout files are searched. Then each matching line is parsed, and only the strings that a
+client may see are searched, because a line also contains tokens, log-probabilities and responses from the operator's
+network. The case of ASCII letters is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 class TextSearch:
-    """Searches rollouts at given places; a file is read once if its rollouts are passed in order."""
+    """Searches rollouts for one string. If the rollouts of a file are passed in order, the file is read only once."""
 
     def __init__(self, query: str) -> None:
         self._query = _lowercase(query)
@@ -28,16 +28,16 @@ class TextSearch:
         self._reader = LineReader()
         self._prompt: tuple[tuple[Path, LinePosition], bool] | None = None
 
-    def matches(self, path: Path, one: IndexedRollout) -> bool:
+    def matches(self, path: Path, rollout: IndexedRollout) -> bool:
         """Whether the rollout, or its group's prompt, contains the string.
 
         Raises:
             FileNotFoundError: The file was removed.
             RewrittenFile: The file has no such line.
         """
-        if self._prompt is None or self._prompt[0] != (path, one.group):
-            self._prompt = (path, one.group), self._contains(path, one.group)
-        return self._prompt[1] or self._contains(path, one.place)
+        if self._prompt is None or self._prompt[0] != (path, rollout.group_position):
+            self._prompt = (path, rollout.group_position), self._contains(path, rollout.group_position)
+        return self._prompt[1] or self._contains(path, rollout.place)
 
     def close(self) -> None:
         self._reader.close()

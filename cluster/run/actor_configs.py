@@ -61,7 +61,7 @@ def worker_config(
 
 
 def engine_config(prepared: CheckedJob, *, log_stats: bool = False) -> EngineConfig:
-    """Return the configuration of an engine that the job does not share."""
+    """Return the configuration of an engine that no other job uses."""
     job, lora, method = prepared.job, prepared.job.optimizer_settings.adapter, prepared.job.method.reinforcement
     replays = method is not None and method.algorithm.router_replay
     return EngineConfig(
@@ -80,8 +80,8 @@ def engine_config(prepared: CheckedJob, *, log_stats: bool = False) -> EngineCon
     )
 
 
-def shared_engines(prepared: CheckedJob) -> list[SharedConfig]:
-    """Return the engines that the job shares with other jobs; empty if it shares no engines.
+def shared_engine_configs(prepared: CheckedJob) -> list[SharedConfig]:
+    """Return the configurations of the engines that the job shares with other jobs; empty if there are none.
 
     Raises:
         UserError: The job's model is an adapter of a kind that is not supported.
@@ -123,7 +123,7 @@ def learner_config(prepared: CheckedJob) -> LearnerConfig:
 
 
 def model_files(prepared: CheckedJob) -> ModelFiles:
-    """Return the metadata of the job's checkpoints that is not copied from the base model."""
+    """Return the parts of the checkpoints' metadata that are not copied from the base model."""
     dialect, tokenizer = prepared.dialect, prepared.renderer.tokenizer
     ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.stop_tokens)]
     return ModelFiles(
@@ -135,8 +135,8 @@ def model_files(prepared: CheckedJob) -> ModelFiles:
     )
 
 
-def weight_sync(prepared: CheckedJob, learner: LearnerGroup) -> WeightSync:
-    """Return the weight sync for `cluster.weight_transport`; adapters always go through the object store."""
+def create_weight_sync(prepared: CheckedJob, learner: LearnerGroup) -> WeightSync:
+    """Create the weight sync that `cluster.weight_transport` selects. Adapters always use Ray's object store."""
     adapts = prepared.job.reinforcement.algorithm.adapter is not None
     if prepared.job.cluster.weight_transport == "broadcast" and not adapts:
         return BroadcastSync(learner, max(1, prepared.placement.engine_gpus))
@@ -144,12 +144,12 @@ def weight_sync(prepared: CheckedJob, learner: LearnerGroup) -> WeightSync:
 
 
 def check_spinner() -> Status:
-    """Return a spinner for the time that the check takes; it is shown only on a terminal."""
+    """Return a spinner to show while the job is checked. It is visible only on a terminal."""
     return Console(stderr=True).status("checking the job: its files, model, endpoints and the cluster")
 
 
 def print_plan(console: Console, prepared: CheckedJob) -> None:
-    """Print the resolved job before anything starts."""
+    """Print the plan of a resolved job, before any actor starts."""
     placement = prepared.placement
     show = partial(console.print, highlight=False, soft_wrap=True)
     show(f"[bold]{escape(prepared.job.model)}[/]")
@@ -180,9 +180,9 @@ def print_plan(console: Console, prepared: CheckedJob) -> None:
         if place.index == 0 and place.memory is not None:
             on_gpu = f"{format_bytes(place.memory.gpu_bytes)} per GPU and " if place.memory.gpu else ""
             show(f"  {place.role}: about {on_gpu}{format_bytes(place.memory.host_bytes)} of memory")
-    for change in (*prepared.changes, *prepared.layout_changes):
+    for change in (*prepared.setting_changes, *prepared.layout_changes):
         show(
-            f"  {escape(change.setting)}: is {escape(change.new)}, the run began with {escape(change.old)}", style="dim"
+            f"  {escape(change.setting)} is {escape(change.new)}; the run began with {escape(change.old)}", style="dim"
         )
     for warning in prepared.warnings:
         show(f"[yellow]warning[/] {escape(warning)}")
@@ -197,18 +197,18 @@ def _print_training(console: Console, prepared: CheckedJob) -> None:
     for choice in prepared.choices:
         show(f"  {choice}", style="dim")
     if interval := str(prepared.job.cluster.checkpoint_interval):
-        show(f"  a checkpoint every {interval}, in addition to one after each validation")
-    if (stop := prepared.stop) is not None:
+        show(f"  a checkpoint every {interval}, and one after each validation")
+    if (stop := prepared.stop_time) is not None:
         took = f"about {stop.checkpoint_s:.0f} s" if stop.checkpoint_s >= 1 else "less than a second"
         show(
-            f"  a checkpoint has {format_bytes(stop.checkpoint_bytes)}; writing it takes {took} at the speed "
+            f"  a checkpoint needs {format_bytes(stop.checkpoint_bytes)}; writing it takes {took} at the disk speed "
             "measured here"
         )
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits
         every = "step" if plan.eval_interval == 1 else f"{plan.eval_interval} steps"
         validation = f"{_format_count(len(prepared.validation), 'validation row')} every {every}"
-        test = f"{_format_count(len(prepared.test), 'test row')} before and after"
+        test = f"{_format_count(len(prepared.test), 'test row')} before and after training"
         show(
             f"  {_format_count(plan.group_size, 'rollout')} per row, {plan.rollouts_per_step} per step, at most "
             f"{plan.rollouts_per_step * limits.max_completion_tokens:,} sampled tokens per step; "

@@ -1,7 +1,8 @@
 """Upload of a run's checkpoints to the operator's checkpoint store, and download before the run resumes.
 
 Uploads run in the background, and training never waits for them. The newest checkpoint is always uploaded next. A
-checkpoint stays on disk until its upload ends, so a slow store gets a few complete checkpoints, not many partial ones.
+checkpoint stays on disk until its upload ends, so a slow store receives a few complete checkpoints instead of many
+partial checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agent_rft.cluster.records.redaction import to_plain_json
 from agent_rft.errors import RftError
 from agent_rft.events import CheckpointStoreClaimed, CheckpointStoreFailed, CheckpointUploaded, PhaseStarted
 from agent_rft.loop_protocols import Emit
-from agent_rft.rows.ownership import Claim
+from agent_rft.rows.ownership import FolderClaim
 from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.trainer.loop.checkpoint import latest_checkpoint
 
@@ -36,21 +37,22 @@ def open_store(operator: OperatorConfig) -> CheckpointStore | None:
     return None if operator.checkpoint_store is None else CheckpointStore(operator.checkpoint_store)
 
 
-def restore(
+def restore_checkpoints(
     run_folder: Path,
     store: CheckpointStore | None,
     notify: Callable[[str], object],
     sleep: Callable[[float], None] = time.sleep,
-    owner: Claim | None = None,
+    owner: FolderClaim | None = None,
 ) -> None:
-    """Download the checkpoints of a run into its folder if the store has a newer one.
+    """Download the checkpoints of a run into its run folder, if the store has a newer checkpoint than the folder.
 
-    `notify` is called with a message about the result. If the store fails, a checkpoint in the folder is used. With
-    `owner`, the claim of a process that will train, the run's checkpoints in the store are claimed first.
+    `notify` is called with a message about the result. If the store fails, the run resumes from a checkpoint in its
+    folder. A process that will train passes its claim on the run folder as `owner`; then the run's checkpoints in
+    the store are claimed first.
 
     Raises:
         FolderLost: Another process has taken over the run folder.
-        RftError: The store fails, or a checkpoint there is damaged.
+        RftError: The store fails and the folder has no checkpoint, or a checkpoint in the store is damaged.
     """
     if store is None:
         return
@@ -66,7 +68,10 @@ def restore(
                 notify(f"{to_plain_json(str(error))}; the run resumes from the checkpoint in its folder")
                 return
             if pause is None:
-                fix = "try again when the store works, or set checkpoint_store: null to start without its checkpoints"
+                fix = (
+                    "try again when the store works again, or set checkpoint_store: null to start without the "
+                    "checkpoints in the store"
+                )
                 raise RftError(f"{to_plain_json(str(error))}; {fix}", public_message=error.public_message) from None
             sleep(pause)
     if fetched:
@@ -74,9 +79,9 @@ def restore(
 
 
 class CheckpointUploader:
-    """Uploads the checkpoints of a run; implements `CheckpointUploads`. `sleep` takes seconds.
+    """Uploads the checkpoints of a run in the background; implements `CheckpointUploads`.
 
-    The end of a run waits up to `patience_s` for the upload of its last checkpoint.
+    At the end of a run, `finish` waits up to `patience_s` for the upload of the last checkpoint. `sleep` takes seconds.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class CheckpointUploader:
         return checkpoint in (self._next, self._current)
 
     async def finish(self) -> None:
-        """Wait up to `patience_s` for the upload of the last checkpoint, then stop it."""
+        """Wait up to `patience_s` for the upload of the last checkpoint. Cancel the upload if it takes longer."""
         if self._uploading is None or self._uploading.done():
             return
         self._emit(PhaseStarted(phase="upload"))
@@ -119,7 +124,7 @@ class CheckpointUploader:
             self.stop()
 
     def stop(self) -> None:
-        """Stop uploading."""
+        """Cancel the upload in progress, and start no more uploads."""
         self._store.stop()
         if self._uploading is not None:
             self._uploading.cancel()
@@ -146,7 +151,7 @@ class CheckpointUploader:
                 continue
             num_failures, self._current = 0, None
             if num_bytes:
-                self._emit(CheckpointUploaded(step=step, num_bytes=num_bytes, seconds=time.monotonic() - started))
+                self._emit(CheckpointUploaded(step=step, num_bytes=num_bytes, duration_s=time.monotonic() - started))
             try:
                 await asyncio.to_thread(prune)  # first, since the store keeps only what the folder has
                 await asyncio.to_thread(self._store.prune, self._run_folder)

@@ -22,7 +22,7 @@ from agent_rft.cluster.ray_cluster.ray_session import is_local_address, ray_sess
 from agent_rft.cluster.readiness.readiness_report import Readiness
 from agent_rft.cluster.records.run_folder import NAMES, RunFolder, new_run_folder, open_run
 from agent_rft.cluster.run.actor_configs import check_spinner, print_plan
-from agent_rft.cluster.run.checkpoint_upload import open_store, restore
+from agent_rft.cluster.run.checkpoint_upload import open_store, restore_checkpoints
 from agent_rft.cluster.run.job_run import JobRun
 from agent_rft.cluster.run.readiness_check import ReadinessOptions
 from agent_rft.cluster.run.run_end import print_line, record_run_end
@@ -33,7 +33,7 @@ from agent_rft.cluster.run.stop_signals import StopSignals
 from agent_rft.cluster.views.live_view import LiveView
 from agent_rft.errors import InvalidJob
 from agent_rft.events import Outcome
-from agent_rft.rows.ownership import Claim, FolderOwned, Notify, claim_folder, read_silence_s
+from agent_rft.rows.ownership import FolderClaim, FolderOwned, Notify, claim_folder, read_silence_s
 from agent_rft.spec.job import JobSpec
 from agent_rft.spec.operator.operator_config import OperatorConfig
 
@@ -44,7 +44,7 @@ async def check(job: JobSpec, model: ModelFolder, runs: Path, address: str | Non
     """Check a job and print its plan.
 
     Raises:
-        InvalidJob: The job has problems; all are listed.
+        InvalidJob: The job has problems; the error lists all of them.
     """
     console = Console()
     open_store(operator)
@@ -54,8 +54,8 @@ async def check(job: JobSpec, model: ModelFolder, runs: Path, address: str | Non
     console.print("[green]the job is ready to train[/]")
 
 
-def claim_run(path: Path, wait_s: float, notify: Notify, pause: Callable[[float], None] = time.sleep) -> Claim:
-    """Become the owner of a run's folder; wait up to `wait_s` for another owner to end.
+def claim_run(path: Path, wait_s: float, notify: Notify, pause: Callable[[float], None] = time.sleep) -> FolderClaim:
+    """Make this process the owner of a run folder; wait up to `wait_s` for the current owner to end.
 
     Raises:
         OutdatedFormat: A version before 0.2.0 wrote the folder.
@@ -67,8 +67,8 @@ def claim_run(path: Path, wait_s: float, notify: Notify, pause: Callable[[float]
     )
 
 
-async def claim_run_async(path: Path, wait_s: float, tell: Notify) -> Claim:
-    """Call `claim_run` in a thread; unlike `claim_run`, this can be cancelled while it waits."""
+async def claim_run_async(path: Path, wait_s: float, notify: Notify) -> FolderClaim:
+    """Call `claim_run` in a thread, so that the call can be cancelled while it waits."""
     cancelled = threading.Event()
 
     def pause(seconds: float) -> None:
@@ -76,7 +76,7 @@ async def claim_run_async(path: Path, wait_s: float, tell: Notify) -> Claim:
             raise FolderOwned(f"stopped waiting for {path}")
 
     try:
-        return await asyncio.to_thread(claim_run, path, wait_s, tell, pause)
+        return await asyncio.to_thread(claim_run, path, wait_s, notify, pause)
     finally:
         cancelled.set()
 
@@ -85,7 +85,7 @@ async def train(
     job: JobSpec,
     model: ModelFolder,
     runs: Path,
-    claimed: Claim | None,
+    claimed: FolderClaim | None,
     address: str | None,
     operator: OperatorConfig,
     watch: RunWatcher | None = None,
@@ -97,22 +97,23 @@ async def train(
 
     Args:
         job: The job.
-        model: The folder of its model.
+        model: Folder of the job's model.
         runs: Parent of the new run folder if `claimed` is None.
-        claimed: Run folder. Training resumes from its contents, so a lost job is restarted by the same call.
-        address: Ray cluster; None starts a local cluster.
+        claimed: Claim on a run folder. Training resumes from the contents of this folder, so the same call can restart
+            a job that was lost.
+        address: Address of the Ray cluster; None starts a local cluster.
         operator: The operator's configuration.
-        watch: Receives the events of a server's job. The endpoints of such a job were tested when it was created, so
-            they are not tested here, and failing endpoints are retried.
-        cli_args: The job file and options from the command line, for the commands that are printed at the end.
-        must_resume: Whether the claimed folder must have a checkpoint.
+        watch: Receives the events of a job that a server started. The server tested the job's endpoints when the job
+            was created, so they are not tested again, and calls to failing endpoints are retried.
+        cli_args: Job file and options from the command line, for the commands that are printed at the end.
+        must_resume: Whether the claimed folder must contain a run that can be resumed.
 
     Raises:
         RftError: The run failed.
     """
     if must_resume and claimed is not None and not RunFolder(claimed.path).can_resume:
         raise InvalidJob(f"{claimed.path} has no checkpoint to resume from")
-    async with _open_run(job, model, runs, address, claimed, operator, watch, given=cli_args) as run:
+    async with _open_run(job, model, runs, address, claimed, operator, watch, cli_args=cli_args) as run:
         await run.train()
     return run.outcome
 
@@ -139,17 +140,18 @@ async def check_readiness(
     address: str | None,
     operator: OperatorConfig,
     *,
-    claimed: Claim | None = None,
+    claimed: FolderClaim | None = None,
     watch: RunWatcher | None = None,
     console: Console | None = None,
-    given: Sequence[str] = (),
+    cli_args: Sequence[str] = (),
 ) -> tuple[Outcome, Readiness | None]:
-    """Sample the rows of a job and judge whether to train it.
+    """Sample the rows of a job and judge whether the job is ready to train.
 
-    If `claimed` is given, its readiness check is resumed. `given` is described in `train`.
+    If `claimed` is set, the readiness check in this run folder is resumed. `cli_args` contains the job file and options
+    from the command line.
 
     Returns:
-        The outcome, and the findings unless the check was stopped before it had any.
+        The outcome and the findings; the findings are None if the check was stopped before it had any.
 
     Raises:
         RftError: The run failed.
@@ -158,7 +160,17 @@ async def check_readiness(
     if claimed is not None and watch is None and not RunFolder(claimed.path).readiness_files:
         raise InvalidJob(f"{claimed.path} has no readiness check to resume")
     async with _open_run(
-        job, model, runs, address, claimed, operator, watch, learner=False, console=console, given=given, reports=False
+        job,
+        model,
+        runs,
+        address,
+        claimed,
+        operator,
+        watch,
+        learner=False,
+        console=console,
+        cli_args=cli_args,
+        reports=False,
     ) as run:
         await run.run_readiness_check(options)
     return run.outcome, run.readiness
@@ -170,25 +182,25 @@ async def _open_run(
     model: ModelFolder,
     runs: Path,
     address: str | None,
-    claimed: Claim | None,
+    claimed: FolderClaim | None,
     operator: OperatorConfig,
     watch: RunWatcher | None = None,
     learner: bool = True,
     console: Console | None = None,
-    given: Sequence[str] = (),
+    cli_args: Sequence[str] = (),
     reports: bool = True,
 ) -> AsyncIterator[JobRun]:
     """Context manager of a run: connects to Ray, checks the job and creates the run folder.
 
-    On exit it closes everything and writes the report. With `reports` the report is also updated during the run. A run
-    in the folder `claimed` is resumed.
+    On exit, it closes all resources and writes the report. If `reports`, the report is also updated during the run. If
+    `claimed` is set, the run in this folder is resumed.
     """
     console, store = console or Console(), open_store(operator)
     notify = partial(console.print, soft_wrap=True, markup=False)
     previous = None
     if claimed is not None:
-        await asyncio.to_thread(restore, claimed.path, store, notify, owner=claimed if learner else None)
-        previous = RunFolder(claimed.path, at=claimed.folder)
+        await asyncio.to_thread(restore_checkpoints, claimed.path, store, notify, owner=claimed if learner else None)
+        previous = RunFolder(claimed.path, owner_folder=claimed.folder)
         previous.status_file.unlink(missing_ok=True)  # left by a killed driver
     resumes = previous is not None and (previous.can_resume if learner else bool(previous.readiness_files))
     began = RecordedRun.load(previous) if previous is not None and resumes else None
@@ -209,12 +221,12 @@ async def _open_run(
             )
         print_plan(console, prepared)
         if watch is not None:
-            watch.prepared(prepared)
+            watch.handle_prepared(prepared)
         if claimed is None:
             new = new_run_folder(runs, job.suffix)
             claimed = owning.enter_context(await claim_run_async(new, 0.0, notify))
         folder = RunFolder(claimed.path, operator.records, claimed.folder)
-        report_note = f" ({folder.report.name} in it is updated during the run)" if reports else ""
+        report_note = f" ({folder.report_file.name} in this folder is updated during the run)" if reports else ""
         print_line(console, "run folder", f"{folder.path}{report_note}")
         view = LiveView(prepared.plan.steps, console)
         exported = MetricsAddress.from_environment(folder.path.name, local=is_local_address(address))
@@ -222,6 +234,6 @@ async def _open_run(
         metrics = MetricsSink(exported, folder.path, tracer=tracer)
         resumed = began is not None
         outputs = RunOutputs(prepared, operator, store, folder, view, metrics, console, watch, reports)
-        run = JobRun(prepared, operator, outputs, signals, resumed, given)
+        run = JobRun(prepared, operator, outputs, signals, resumed, cli_args)
         async with record_run_end(run, signals, claimed):
             yield run

@@ -33,7 +33,7 @@ from agent_rft.types import Evaluation, Group, Task
 class JobRun:
     """One run of a prepared job with its actors and outputs.
 
-    `cli_args` has the job file and options from the command line. A run that `resumed` continues from its last
+    `cli_args` contains the job file and options from the command line. If `resumed`, the run continues from its last
     checkpoint.
     """
 
@@ -70,11 +70,11 @@ class JobRun:
 
     @property
     def path(self) -> Path:
-        """The run's folder."""
+        """Folder of the run."""
         return self._folder.path
 
     def record_immediate_end(self) -> None:
-        """Record that the run ends immediately, and stop uploading checkpoints."""
+        """Record that the run was stopped and ends immediately, and stop uploading checkpoints."""
         self.outcome, self._cut_short = "stopped", True
         self.outputs.stop_uploads()
 
@@ -119,7 +119,7 @@ class JobRun:
             await learner.release_devices()
             best = await self._start_best_fleet() if loop.has_stopped_early else fleet
             grading = self._grade(best, prepared.test, "test-after", prepared.plan.eval_samples)
-            after, _ = await (loop.run_watched(grading) if best is fleet else grading)
+            after, _ = await (loop.run_and_check_learner(grading) if best is fleet else grading)
             if before is not None:
                 self.outputs.view.stop()
                 self.outputs.console.print(before_after_table(before, after))
@@ -136,7 +136,7 @@ class JobRun:
         best, latest = best_checkpoint(self._folder.checkpoints), latest_checkpoint(self._folder.checkpoints)
         if best is not None and best != latest:
             self.outputs.progress.close()
-            await self._actors.restart(self._prepared.for_grading(best[0]))
+            await self._actors.restart(self._prepared.copy_for_grading(best[0]))
             self.outputs.progress.start(self._actors.fleet.rollout_progress, self._emit)
         return self._actors.fleet
 
@@ -179,17 +179,17 @@ class JobRun:
         self.outputs.console.print(before_after_table(evaluation, None))
 
     async def run_readiness_check(self, readiness: ReadinessOptions) -> None:
-        """Check readiness and write its page into the run folder."""
+        """Run the readiness check and write its HTML page into the run folder."""
         await self._actors.start()
         self.outputs.progress.start(self._actors.fleet.rollout_progress, self._emit)
 
-        async def draw(tasks: Sequence[Task], name: str) -> list[Group]:
+        async def sample(tasks: Sequence[Task], name: str) -> list[Group]:
             self.outputs.progress.totals["test"] = len(tasks) * readiness.samples
             as_training = self._prepared.job.reinforcement.algorithm.temperature
             _, groups = await self._grade(self._actors.fleet, tasks, name, readiness.samples, as_training)
             return groups
 
-        found = await judge_readiness(self._prepared, self._folder, readiness, draw, self._operator)
+        found = await judge_readiness(self._prepared, self._folder, readiness, sample, self._operator)
         self.readiness = found
         self._emit(ReadinessJudged(verdict=found.verdict, reasons=tuple(found.codes)))
         await asyncio.to_thread(write_page, self._folder, found, self._prepared.job)

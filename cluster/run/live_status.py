@@ -1,7 +1,7 @@
-"""now.json of a run folder: current state of engines, learner ranks, dispatchers, grader pool and endpoints.
+"""Writer of status.json in a run folder: state of engines, learner ranks, dispatchers, grader pool and endpoints.
 
-It is rewritten every few seconds while the run's actors are alive, and then removed. After a kill it is outdated.
-Prometheus has the history. The module also reports endpoint outages.
+The file is rewritten every few seconds while the run's actors are alive, and then removed. If the driver is killed, an
+outdated file remains. The history of these values is in Prometheus. The module also reports endpoint outages.
 """
 
 from __future__ import annotations
@@ -37,24 +37,28 @@ Stats = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An outage that has not ended: its start in Unix seconds, and the endpoint's counts before the outage."""
+    """Outage of an endpoint that has not ended.
 
-    began_at: float
-    delayed: int
-    failed: int
+    `started_at` is in Unix seconds. `delayed_before` and `failed_before` are the numbers of delayed and failed calls
+    before the outage.
+    """
+
+    started_at: float
+    delayed_before: int
+    failed_before: int
 
     def delayed_calls(self, values: Mapping[str, Any]) -> int:
-        return max(0, int(values["delayed"]) - self.delayed)
+        return max(0, int(values["delayed"]) - self.delayed_before)
 
     def failed_calls(self, values: Mapping[str, Any]) -> int:
-        return max(0, int(values["failed"]) - self.failed)
+        return max(0, int(values["failed"]) - self.failed_before)
 
 
 class EndpointOutages:
     """Detects endpoint outages from the stats passed to `observe` every few seconds.
 
-    An endpoint is down while its breaker in any process is not closed. A breaker that opened and closed between two
-    calls is detected by its outage count.
+    An endpoint is down while its breaker in any process is not closed. If a breaker opens and closes between two calls
+    of `observe`, the outage is detected because the endpoint's outage count has increased.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -69,16 +73,16 @@ class EndpointOutages:
             before = self._before.get(name, {})
             is_down = values["breaker"] != "closed"
             if name not in self.current and (is_down or values["outages"] > before.get("outages", 0)):
-                began_at = now if is_down else self._at
-                self.current[name] = Outage(began_at, before.get("delayed", 0), before.get("failed", 0))
+                started_at = now if is_down else self._at
+                self.current[name] = Outage(started_at, before.get("delayed", 0), before.get("failed", 0))
                 self._emit(EndpointOutageStarted(endpoint=name))
             if name in self.current and not is_down:
                 outage = self.current.pop(name)
                 self._emit(
                     EndpointOutageEnded(
                         endpoint=name,
-                        began_at=outage.began_at,
-                        seconds=now - outage.began_at,
+                        started_at=outage.started_at,
+                        duration_s=now - outage.started_at,
                         delayed_calls=outage.delayed_calls(values),
                         failed_calls=outage.failed_calls(values),
                     )
@@ -93,7 +97,7 @@ class ActorWatchdog(Protocol):
     def last_answers(self) -> list[ActorSnapshot]: ...
 
 
-class Engines(Protocol):
+class FleetStatus(Protocol):
     """The part of agent_rft.actors.rollout.fleet.Fleet that this module uses."""
 
     def engine_states(self) -> list[EngineState]: ...
@@ -101,7 +105,7 @@ class Engines(Protocol):
 
 
 class LiveStatusFile:
-    """Writes now.json until `close`, and emits events for endpoint outages.
+    """Writes status.json until `close`, and emits events for endpoint outages.
 
     `fleet` is None for a job without rollouts; `clock` returns Unix seconds.
     """
@@ -110,7 +114,7 @@ class LiveStatusFile:
         self,
         run: Path,
         watchdog: ActorWatchdog,
-        fleet: Engines | None,
+        fleet: FleetStatus | None,
         emit: Emit,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.time,
@@ -124,28 +128,28 @@ class LiveStatusFile:
         self._before: deque[tuple[float, Stats]] = deque(maxlen=WINDOW)
         self._file_lock = threading.Lock()
         self._closed = False
-        self._writer = asyncio.create_task(self._run())
+        self._writer = asyncio.create_task(self._write_repeatedly())
 
     async def close(self) -> None:
-        """Stop writing and remove the file, after any write in progress."""
+        """Stop writing, wait for a write in progress, and remove the file."""
         self._writer.cancel()
-        await asyncio.to_thread(self._remove)
+        await asyncio.to_thread(self._remove_file)
 
-    async def _run(self) -> None:
+    async def _write_repeatedly(self) -> None:
         while True:
             state = await self._read_state()
             with suppress(OSError):  # training continues, and the next write tries again
-                await asyncio.to_thread(self._replace, state)
+                await asyncio.to_thread(self._write_file, state)
             await self._sleep(EVERY_S)
 
-    def _replace(self, state: Mapping[str, Any]) -> None:
+    def _write_file(self, state: Mapping[str, Any]) -> None:
         with self._file_lock:
             if not self._closed:
                 temporary = self._path.with_suffix(".tmp")
                 temporary.write_text(json.dumps(state))
                 os.replace(temporary, self._path)
 
-    def _remove(self) -> None:
+    def _remove_file(self) -> None:
         with self._file_lock:  # a writing thread may outlive the cancelled task
             self._closed = True
             for path in (self._path, self._path.with_suffix(".tmp")):
@@ -166,10 +170,14 @@ class LiveStatusFile:
 
 
 def describe_endpoints(
-    before: Sequence[tuple[float, Stats]], outages: Mapping[str, Outage] = MappingProxyType({})
+    history: Sequence[tuple[float, Stats]], outages: Mapping[str, Outage] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """Return the state of each endpoint in the last stats; recent values cover the time since the first stats."""
-    (began, first), (now, last) = before[0], before[-1]
+    """Return the current state of each endpoint.
+
+    `history` has pairs of time and stats, oldest first. Latencies and values named `recent_...` cover the time between
+    the first and the last pair; all other values are from the last pair.
+    """
+    (began, first), (now, last) = history[0], history[-1]
     return [
         _describe_endpoint(name, values, first.get(name, {}), now - began)
         | _describe_outage(outages.get(name), values, now)
@@ -180,7 +188,7 @@ def describe_endpoints(
 def _describe_outage(outage: Outage | None, values: Mapping[str, Any], now: float) -> dict[str, Any]:
     if outage is None:
         return {"down_s": None, "delayed_calls": 0}
-    return {"down_s": now - outage.began_at, "delayed_calls": outage.delayed_calls(values)}
+    return {"down_s": now - outage.started_at, "delayed_calls": outage.delayed_calls(values)}
 
 
 def _describe_endpoint(

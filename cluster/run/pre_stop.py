@@ -1,8 +1,9 @@
-"""Pre-stop hook of a pod (`python -m agent_rft.cluster.run.pre_stop`), which stops training runs with a checkpoint.
+"""Pre-stop hook of a pod (`python -m agent_rft.cluster.run.pre_stop`): lets training runs save a checkpoint and end.
 
-It stops the runs whose driver or a learner rank is on this Ray node: it sends their drivers a stop signal, and waits up
-to RAY_JOB_STOP_WAIT_TIME_S until they end. The Ray jobs then fail with exit code 130, so KubeRay retries them and a
-server resumes them. A job that Ray itself stops would not be retried.
+The hook stops each run that has its driver or a learner rank on this Ray node. It sends a stop signal to the driver of
+the run, and waits up to RAY_JOB_STOP_WAIT_TIME_S until the driver ends. The driver's Ray job then fails with exit code
+130, so that KubeRay retries the Ray job or a server resumes the run. If Ray itself stopped the Ray job, it would not be
+retried.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> None:
     wait_s = float(os.environ.get(STOP_WAIT, NEEDED_TO_STOP_S))
     address = os.environ.get("RAY_ADDRESS", "auto")
     if error := why_unreachable(address):
-        print(f"the cluster's head at {address} is gone: {error}")
+        print(f"cannot reach the cluster's head at {address}: {error}")
         return
     with ray_session(address):
         left = stop_runs(ray.get_runtime_context().get_node_id(), wait_s, lambda: why_unreachable(address) is None)

@@ -1,7 +1,7 @@
 """Readiness check: samples each row of a file several times and reports what to do before training.
 
-`agent-rft ready` and the API use it. Each chunk of rows is written before the next one starts, so a check that was
-stopped resumes with the missing rows.
+`agent-rft ready` and the API run this check. The rollouts of each chunk of rows are written before the next chunk
+starts. So a check that was stopped can be resumed, and then samples only the rows that are missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.types import Grade, Group, Rollout, Task, ToolSchema
 
 ROWS_PER_CHUNK = 64
-"""Rows per chunk. With 8 rollouts each they fill the engines of a node; a stop loses at most one chunk."""
+"""Rows per chunk. With 8 rollouts per row, a chunk fills the engines of a node. A stop loses at most one chunk."""
 MAX_GRADED_TWICE = 200
 """Rollouts that are graded a second time: enough to measure the share of changed grades within 7 points."""
 
@@ -44,20 +44,23 @@ class ReadinessOptions:
     Attributes:
         samples: Rollouts per row.
         file: The job's file whose rows are sampled.
-        target_s: Requested model and tool time of a rollout, in seconds.
-        export: File to write the best rollouts to, as rows of a supervised job.
+        target_s: Target for the model and tool time of a rollout, in seconds; None: no target.
+        export_file: File to which the best rollouts are written, as rows of a supervised job; None: no file.
     """
 
     samples: int = 8
     file: SampledFile = "training_file"
     target_s: float | None = None
-    export: Path | None = None
+    export_file: Path | None = None
 
 
 async def judge_readiness(
     prepared: CheckedJob, folder: RunFolder, options: ReadinessOptions, sample: SampleRows, operator: OperatorConfig
 ) -> Readiness:
-    """Return the findings of a job whose actors run. Rows with rollouts in `folder` are not sampled again."""
+    """Run the readiness check of a job whose actors are already running, and return its findings.
+
+    Rows that have rollouts in `folder` are not sampled again.
+    """
     files = {
         "training_file": prepared.tasks,
         "validation_file": prepared.validation,
@@ -65,8 +68,8 @@ async def judge_readiness(
     }
     tasks = files.pop(options.file)
     groups, rollout_s = await sample_rows(tasks, options.samples, folder, sample)
-    if options.export is not None:
-        await asyncio.to_thread(_export, options.export, groups, prepared)
+    if options.export_file is not None:
+        await asyncio.to_thread(_export, options.export_file, groups, prepared)
     again = await grade_again(groups, prepared.job.reinforcement, operator)
     return await asyncio.to_thread(
         judge_samples,
@@ -76,7 +79,7 @@ async def judge_readiness(
         groups,
         files,
         samples=options.samples,
-        again=again,
+        second_grades=again,
         file=options.file,
         target_s=options.target_s,
         rollout_s=rollout_s,
@@ -87,13 +90,13 @@ async def sample_rows(
     tasks: Sequence[Task],
     samples: int,
     folder: RunFolder,
-    draw: SampleRows,
+    sample: SampleRows,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[Group], float | None]:
     """Sample the rows that have no rollouts in `folder`.
 
     Returns:
-        One group per row, in order, and the seconds per new rollout (None if there are none).
+        One group per row, in the order of `tasks`, and the mean seconds per new rollout (None if no row was sampled).
     """
     chunks = folder.readiness_files
     found = {
@@ -105,7 +108,7 @@ async def sample_rows(
     missing = [task for task in tasks if task.row_id not in found]
     started, count = clock(), 0
     for number, start in enumerate(range(0, len(missing), ROWS_PER_CHUNK), start=len(chunks) + 1):
-        groups = await draw(missing[start : start + ROWS_PER_CHUNK], f"{READINESS_PREFIX}-{number:06d}")
+        groups = await sample(missing[start : start + ROWS_PER_CHUNK], f"{READINESS_PREFIX}-{number:06d}")
         found |= {group.request.task.row_id: group for group in groups}
         count += sum(len(group.rollouts) for group in groups)
     return [found[task.row_id] for task in tasks], (clock() - started) / count if count else None
@@ -114,10 +117,10 @@ async def sample_rows(
 async def grade_again(
     groups: Sequence[Group], reinforcement: Reinforcement, operator: OperatorConfig
 ) -> Mapping[str, float | None]:
-    """Grade up to GRADED_TWICE answers again without guards, beginning with the first rollout of every row.
+    """Grade up to MAX_GRADED_TWICE rollouts a second time, without guards, beginning with the first of each row.
 
     Returns:
-        Grades by trace id; None if grading failed.
+        The second grades by trace id; None if grading failed.
 
     Raises:
         UserError: An endpoint answered 401 or 403.
@@ -147,13 +150,13 @@ ReadTurn = Callable[[Sequence[int], Sequence[ToolSchema]], ParsedTurn]
 
 
 def make_turn_reader(renderer: Renderer) -> ReadTurn:
-    """Return a function that parses turns as they were parsed during sampling."""
+    """Return a function that parses turns in the same way as during sampling."""
     parse = load_parser(renderer.family, renderer.tokenizer)
     return lambda token_ids, tools: parse_turn(renderer, parse, token_ids, tools)[0]
 
 
 def write_rejection_samples(path: Path, groups: Sequence[Group], pass_threshold: float, read: ReadTurn) -> int:
-    """Write a JSONL file with a conversation for each row that has a passing rollout; return their number.
+    """Write the best passing rollout of each row to a JSONL file, as a conversation; return the number of lines.
 
     Raises:
         OSError: The file cannot be written.
@@ -165,9 +168,10 @@ def write_rejection_samples(path: Path, groups: Sequence[Group], pass_threshold:
 
 
 def rejection_sampling(groups: Sequence[Group], pass_threshold: float, read: ReadTurn) -> Iterator[dict[str, Any]]:
-    """Yield the passing rollout with the highest reward of each row, as rows of a supervised job.
+    """Yield, for each row, the passing rollout with the highest reward, converted to a row of a supervised job.
 
-    The shortest one wins a tie. Rollouts that have an invalid call or ended at a limit are not worth imitating.
+    If rewards are equal, the shortest rollout is used. Rollouts that have an invalid call or ended at a limit are never
+    used, because they are not worth imitating.
     """
     for group in groups:
         good = [
@@ -185,7 +189,7 @@ def _has_valid_calls(rollout: Rollout) -> bool:
 
 
 def to_supervised_row(task: Task, rollout: Rollout, read: ReadTurn) -> dict[str, Any]:
-    """Return the rollout as a row of a supervised job, with the messages that the engine would read next."""
+    """Convert a rollout to a row of a supervised job, with the messages that the engine would read in a next turn."""
     trajectory = Trajectory([], list(task.messages), [])
     for turn in rollout.turns:
         sampled = rollout.segments[turn.segment].token_ids[turn.start : turn.stop].tolist()

@@ -1,6 +1,6 @@
-"""Reservation of a job's GPUs, under a cluster-wide lock: two jobs never choose the same GPUs.
+"""Reservation of a job's GPUs under a cluster-wide lock, so that two jobs never choose the same GPUs.
 
-The layout is computed again if GPUs were lost after the check, or become free while the job waits.
+The job's layout is computed again if GPUs were lost after the job check, or if GPUs become free while the job waits.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ GRANT_S = 5.0
 POLL_S = 2.0
 """Seconds between two checks of the free GPUs while a job waits for them."""
 MAX_LAYOUTS = 8
-"""Maximum requested layouts. A job waits for the last one, to keep its place in Ray's queue."""
+"""Maximum number of layouts that a job requests. It waits for the last one, to keep its place in Ray's queue."""
 
 
 class Reservable(Protocol):
-    """The part of `ReservationsT` that this module uses."""
+    """Protocol of a placement's reservations, with the methods that this module uses."""
 
     @property
-    def are_granted(self) -> bool: ...
+    def is_reserved(self) -> bool: ...
 
-    async def wait(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]: ...
+    async def wait(self, on_missing: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]: ...
 
     def release(self) -> None: ...
 
@@ -66,16 +66,16 @@ async def reserve(
     """Reserve a job's layout, or another layout that fits on the free GPUs.
 
     Args:
-        prepared: The job, with the layout of its check.
-        request: Requests the reservation of a placement.
-        nodes: Returns the nodes, with the GPUs that other jobs hold.
-        operator: Has the limits of a job, and the nodes that may join.
+        prepared: The job, with the layout that its check chose.
+        request: Function that requests the reservation of a placement.
+        nodes: Function that returns the nodes, including which GPUs other jobs hold.
+        operator: Operator's configuration, with the limits of a job and the nodes that may join the cluster.
         on_missing: Called with the missing resources while the job waits.
         on_change: Called with the job when its layout changes, before the new layout is requested.
-        lock: Returns the context manager of the lock: no other job chooses GPUs within it.
+        lock: Function that returns a context manager, within which no other job chooses GPUs.
         grant_s: Maximum seconds to hold the lock after a request.
         poll_s: Seconds between two checks of the free GPUs.
-        max_layouts: Maximum requested layouts.
+        max_layouts: Maximum number of layouts to request.
 
     Returns:
         The reservation, and the indices of the engines that are placed.
@@ -84,29 +84,29 @@ async def reserve(
         InvalidJob: The resources were not available in time.
     """
 
-    def ask(prepared: CheckedJob) -> _Attempt[ReservationsT]:
+    def request_layout(prepared: CheckedJob) -> _Attempt[ReservationsT]:
         reservations = request(prepared.placement)
         return _Attempt(
             reservations, asyncio.create_task(reservations.wait(on_missing, wait_for_nodes_s=operator.wait_for_nodes_s))
         )
 
-    attempt = None if prepared.can_change_layout else ask(prepared)
+    attempt = None if prepared.can_change_layout else request_layout(prepared)
     layouts_left = max_layouts if attempt is None else 0
     try:
         while layouts_left and (attempt is None or not attempt.waiting.done()):
             async with lock():
                 found = await asyncio.to_thread(nodes)
                 changed = await asyncio.to_thread(prepared.lay_out_again, found, operator)
-                if attempt is None or (changed is not None and not attempt.reservations.are_granted):
+                if attempt is None or (changed is not None and not attempt.reservations.is_reserved):
                     if attempt is not None:
                         attempt.withdraw()
                     if changed is not None:
                         prepared = changed
                         on_change(prepared)
-                    attempt, layouts_left = ask(prepared), layouts_left - 1
+                    attempt, layouts_left = request_layout(prepared), layouts_left - 1
                     await asyncio.wait({attempt.waiting}, timeout=grant_s)
             while layouts_left and not attempt.waiting.done():
-                if not attempt.reservations.are_granted and await asyncio.to_thread(nodes) != found:
+                if not attempt.reservations.is_reserved and await asyncio.to_thread(nodes) != found:
                     break
                 await asyncio.wait({attempt.waiting}, timeout=poll_s)
         assert attempt is not None

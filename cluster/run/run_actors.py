@@ -1,4 +1,4 @@
-"""The actors of one run: engines, learner ranks, dispatchers and graders, started together, watched and shut down.
+"""Start, supervision and shutdown of the actors of one run: engines, learner ranks, dispatchers and grader pool.
 
 The module also assigns tool sessions to engines, and ends all sessions at the end of the run.
 """
@@ -17,13 +17,13 @@ import ray
 
 from agent_rft.actors.endpoints.signing import create_signer
 from agent_rft.actors.grading.grader_factory import GRACE_S, grade_deadline_s, iterate_graders
-from agent_rft.actors.grading.grader_pool import GraderPoolActor, GraderPoolClient, watched_graders
+from agent_rft.actors.grading.grader_pool import GraderPoolActor, GraderPoolClient, watch_grader_pool
 from agent_rft.actors.learner.learner_group import LearnerGroup
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.rollout.engine_assignment import GroupAffinity
 from agent_rft.actors.rollout.fleet import Fleet
 from agent_rft.actors.rollout.rollout_worker import RolloutWorker
-from agent_rft.actors.runtime.actor_calls import flush_actors
+from agent_rft.actors.runtime.actor_calls import flush_actor_traces
 from agent_rft.actors.runtime.gpu_lease import GpuLease
 from agent_rft.actors.runtime.watchdog import Watchdog, WatchedActor
 from agent_rft.actors.tools.dispatcher_actor import DispatcherClient, start_dispatchers, watch_dispatchers
@@ -31,12 +31,12 @@ from agent_rft.actors.tools.tool_sessions import CLOSE_S
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.cluster.checks.check_job import CheckedJob
 from agent_rft.cluster.planning.placement import num_dispatchers
-from agent_rft.cluster.ray_cluster.live_nodes import LiveNodes
+from agent_rft.cluster.ray_cluster.live_nodes import LiveNodeReader
 from agent_rft.cluster.ray_cluster.reservation_lock import reservation_lock
 from agent_rft.cluster.ray_cluster.reservations import Reservations
 from agent_rft.cluster.ray_cluster.shared_reservations import SharedReservations
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.actor_configs import learner_config, shared_engines, weight_sync, worker_config
+from agent_rft.cluster.run.actor_configs import create_weight_sync, learner_config, shared_engine_configs, worker_config
 from agent_rft.cluster.run.live_status import LiveStatusFile
 from agent_rft.cluster.run.reservation import reserve
 from agent_rft.cluster.run.sinks.metrics_sink import MetricsSink
@@ -50,7 +50,7 @@ from agent_rft.spec.operator.operator_config import OperatorConfig
 class RunActors:
     """Starts and stops the actors of a run. Call `shutdown` at the end, even if `start` failed.
 
-    `on_change` is called if `start` changes the layout of the job.
+    `on_change` is called with the job if `start` changes the job's layout.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class RunActors:
         self._prepared = prepared
         self._on_change = on_change
         self._operator = operator
-        self._folder = run.at
+        self._folder = run.owner_folder
         self._name = run.path.name
         self._metrics = metrics
         self._emit = emit
-        self._shared_engines = SharedReservations(shared_engines(prepared))
+        self._shared_engines = SharedReservations(shared_engine_configs(prepared))
         self._reservations: Reservations | None = None
         self._fleet: Fleet | None = None
         self._counts: dict[str, float] = {}
@@ -83,18 +83,18 @@ class RunActors:
 
     @property
     def fleet(self) -> Fleet:
-        """The engines. Use it only after `start`, and only if the placement has engines."""
+        """Engines of the run. Available after `start`, if the placement has engines."""
         assert self._fleet is not None
         return self._fleet
 
     @property
     def learner(self) -> LearnerGroup:
-        """The learner ranks. Use it only after `start`, and only if the placement has a learner."""
+        """Learner ranks of the run. Available after `start`, if the placement has a learner."""
         assert self._learner is not None
         return self._learner
 
     async def start(self) -> None:
-        """Wait for resources, then start engines and learner: concurrently, unless they are colocated.
+        """Wait for resources, then start engines and learner concurrently; colocated engines start after the learner.
 
         Raises:
             RftError: The resources are missing, or an actor could not start.
@@ -105,7 +105,7 @@ class RunActors:
         self._reservations, placed = await reserve(
             self._prepared,
             lambda placement: Reservations(placement, self._name),
-            LiveNodes(),
+            LiveNodeReader(),
             self._operator,
             self._report_missing,
             self._change_layout,
@@ -131,7 +131,7 @@ class RunActors:
         if learning is not None:
             self._learner = learning.result()
             if fleet is not None:
-                fleet.connect(weight_sync(prepared, self._learner), self._learner.logprobs)
+                fleet.connect(create_weight_sync(prepared, self._learner), self._learner.logprobs)
         progress = None if fleet is None else fleet.count_rollouts
         deadlines = None if fleet is None else stage_deadlines_s(prepared.job.reinforcement, self._operator)
         watchdog = Watchdog(self._list_watched, progress, self._emit, stage_deadlines_s=deadlines)
@@ -145,18 +145,22 @@ class RunActors:
         """Start the engines. Colocated engines wait for the learner, then measure the GPU memory that is left."""
         learner = None if colocated is None else await colocated
         if learner is not None and self._prepared.placement.takes_turns:
-            turns = GpuLease(fleet, learner)
-            learner.set_gpu_lease(turns)
-            fleet.set_gpu_lease(turns)
+            lease = GpuLease(fleet, learner)
+            learner.set_gpu_lease(lease)
+            fleet.set_gpu_lease(lease)
             await learner.release_devices()
         await fleet.start(at_start)
 
     async def restart(self, prepared: CheckedJob) -> None:
-        """Replace all actors with new ones for another placement or model; raises the errors of `start`."""
+        """Replace all actors with new actors for `prepared`, which has another placement or model.
+
+        Raises:
+            RftError: See `start`.
+        """
         await self.shutdown()
         self._name += ":again"  # the names of the actors that just ended may still be taken
         self._prepared = prepared
-        self._shared_engines = SharedReservations(shared_engines(prepared))
+        self._shared_engines = SharedReservations(shared_engine_configs(prepared))
         await self.start()
 
     async def shutdown(self) -> None:
@@ -171,7 +175,7 @@ class RunActors:
         if self._sessions is not None:
             await self._sessions.close()
         if self._operator.traces is not None:
-            await flush_actors(self._traced)
+            await flush_actor_traces(self._traced)
         if self._learner is not None:
             await self._learner.shutdown()
         if self._reservations is not None:
@@ -225,7 +229,7 @@ class RunActors:
             .options(**reservations.helper_options("grader-pool"))
             .remote(reinforcement, self._operator, metrics)
         )
-        self._helpers = [*watch_dispatchers(dispatchers), watched_graders(graders)]
+        self._helpers = [*watch_dispatchers(dispatchers), watch_grader_pool(graders)]
         self._traced = [*dispatchers, graders]
         traces = self._operator.traces
         config = worker_config(prepared, dispatchers, graders, metrics, traces)
@@ -240,7 +244,7 @@ class RunActors:
 
         def end_sessions(name: str) -> None:
             if self._sessions is not None:
-                self._sessions.end_lost(name)
+                self._sessions.end_lost_sessions(name)
 
         canary_limit = CANARY_LIMITS[prepared.placement.dtype]
         endpoints = [DispatcherClient(*dispatchers).endpoint_stats, GraderPoolClient(graders).endpoint_stats]
@@ -260,9 +264,10 @@ class RunActors:
 
 
 def stage_deadlines_s(reinforcement: Reinforcement, operator: OperatorConfig) -> dict[str, float]:
-    """Return the deadline of each stage in seconds, after which its calls have ended; sampling has no deadline.
+    """Return a deadline in seconds for each stage of a rollout; after it, the stage's calls must have ended.
 
-    Calls of one turn, and the graders of one rollout, run concurrently.
+    Sampling has no deadline. The calls of one turn run concurrently, and so do the graders of one rollout, so the
+    largest timeout determines the deadline.
     """
     session = reinforcement.session
     return {
@@ -281,23 +286,26 @@ CLOSE_GRACE_S = 10.0
 
 
 class JobSessions:
-    """Tool sessions of one run. Create the object in the run's event loop."""
+    """Tool sessions of one run. Create the object in the run's event loop.
+
+    `journals` is the folder with the dispatchers' session journals.
+    """
 
     def __init__(self, dispatcher: DispatcherClient, journals: Path, emit: Emit) -> None:
         self._dispatcher = dispatcher
-        self._hint = f"sessions-*.jsonl in {journals} lists them, and resuming the run ends them"
+        self._hint = f"the files sessions-*.jsonl in {journals} list these sessions; resume the run to end them"
         self._emit = emit
         self._owners: dict[str, str] = {}
         self._incarnations = count(1)
         self._watch = asyncio.create_task(self._poll_problems())
 
     def new_owner(self, engine: str) -> str:
-        """Return a new owner name for the sessions of the new engine named `engine`."""
+        """Return a new owner name for the sessions of `engine`, an engine that is about to start."""
         self._owners[engine] = f"{engine}/{next(self._incarnations)}"
         return self._owners[engine]
 
-    def end_lost(self, engine: str) -> None:
-        """End the sessions of the rollouts on a lost engine."""
+    def end_lost_sessions(self, engine: str) -> None:
+        """End the sessions of all rollouts that ran on a lost engine."""
         self._dispatcher.end_owner_sessions(self._owners[engine], EngineFailed.reason)
 
     async def close(self) -> None:
@@ -308,7 +316,7 @@ class JobSessions:
                 left = await self._dispatcher.close_sessions("job_stopped")
                 await self._report_problems()
         except (TimeoutError, ToolFailed, ActorStartFailed) as error:
-            self._emit(SessionProblem(detail=f"sessions may still be open; {self._hint}: {error}"))
+            self._emit(SessionProblem(detail=f"sessions may still be open ({error}); {self._hint}"))
             return
         if left:
             self._emit(SessionProblem(detail=f"{left} sessions could not be ended; {self._hint}"))

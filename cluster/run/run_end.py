@@ -1,4 +1,4 @@
-"""End of a run: records how it ended, closes it, and prints its report, its problems and the next steps."""
+"""End of a run: records the outcome, closes the run, and prints the report's path, the problems and the next steps."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from agent_rft.cluster.views.next_steps import next_steps
 from agent_rft.cluster.views.readiness.readiness_page import readiness_page_path
 from agent_rft.cluster.views.report.report_page import write_report
 from agent_rft.errors import RftError
-from agent_rft.rows.ownership import Claim, FolderLost
+from agent_rft.rows.ownership import FolderClaim, FolderLost
 from agent_rft.trainer.loop.checkpoint import latest_checkpoint
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 @asynccontextmanager
-async def record_run_end(run: JobRun, signals: StopSignals, claimed: Claim) -> AsyncIterator[None]:
-    """Context manager of a run's work: records how it ends, and closes the run.
+async def record_run_end(run: JobRun, signals: StopSignals, claimed: FolderClaim) -> AsyncIterator[None]:
+    """Context manager around the work of a run: records how the work ends, and closes the run.
 
     Raises:
         FolderLost: Another process has taken over the run's folder.
-        RftError: The disk of the run's folder is full, or cannot be written.
+        RftError: The disk of the run's folder is full or cannot be written.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -53,7 +53,8 @@ async def record_run_end(run: JobRun, signals: StopSignals, claimed: Claim) -> A
         if error.errno not in DISK_ERRORS:
             raise
         raise RftError(
-            f"cannot write to {run.path}: {error.strerror}", public_message=f"cannot write to the run: {error.strerror}"
+            f"cannot write to {run.path}: {error.strerror}",
+            public_message=f"cannot write to the run folder: {error.strerror}",
         ) from error
     except Exception as error:
         run.record_failure(error)

@@ -31,7 +31,7 @@ from agent_rft.trainer.loop.checkpoint import Checkpoints
 class RunOutputs:
     """All outputs of a run. Call `begin` first and `close` last.
 
-    A server that started the run follows it with `watch`. With `reports` the report is updated during the run.
+    `watch` receives the events for the server that started the run. If `reports`, the report is updated during the run.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class RunOutputs:
         self._copies = None if store is None else CheckpointUploader(store, folder.path, self.stream.emit)
 
     def begin(self, prepared: CheckedJob) -> None:
-        """Record the job, and emit the choices, changed settings and warnings from its check."""
-        self.folder.write_job(prepared.job, prepared.plan, prepared.record())
+        """Record the job, and emit the choices, changed settings and warnings from the job check."""
+        self.folder.write_job(prepared.job, prepared.plan, prepared.values_to_record())
         self.stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=self.view)
         self._emit_choices(prepared, skip=self.view)  # printed with the plan
-        changes = prepared.changes if self._watch is None else ()  # only the operator can change a server's job
+        changes = prepared.setting_changes if self._watch is None else ()  # only the operator can change a server's job
         for change in (*changes, *prepared.layout_changes):
             self.stream.emit(
                 SettingChanged(setting=change.setting, value=change.new, previous_value=change.old), skip=self.view
@@ -75,7 +75,7 @@ class RunOutputs:
         for warning in prepared.warnings:
             self.stream.emit(Notice(text=warning), skip=self.view)  # printed with the plan
         for unsafe in (
-            () if self._watch is not None else (check_stop_wait(prepared.stop), check_run_folder(self.folder.path))
+            () if self._watch is not None else (check_stop_wait(prepared.stop_time), check_run_folder(self.folder.path))
         ):
             if unsafe is not None:
                 self.stream.emit(Notice(text=unsafe))
@@ -87,9 +87,9 @@ class RunOutputs:
     def change_layout(self, before: CheckedJob, prepared: CheckedJob) -> None:
         """Record a new layout, which was chosen because the free GPUs have changed since the job was checked."""
         was, now = layout_text(before.placement), layout_text(prepared.placement)
-        self.folder.write_job(prepared.job, prepared.plan, prepared.record())
+        self.folder.write_job(prepared.job, prepared.plan, prepared.values_to_record())
         if self._watch is not None:
-            self._watch.prepared(prepared)
+            self._watch.handle_prepared(prepared)
         self.stream.emit(SettingChanged(setting="cluster", value=now, previous_value=was))
         self._emit_choices(prepared)
 
@@ -109,7 +109,7 @@ class RunOutputs:
                 await self._copies.finish()
 
     async def close(self, outcome: Outcome, error: str) -> None:
-        """Emit how the run ended, then flush and close the sinks."""
+        """Emit the event that the job has ended, then flush and close the sinks."""
         self.stream.emit(JobEnded(outcome=outcome, error=error))
         await asyncio.to_thread(self.stream.close)
         await self._status.stop()

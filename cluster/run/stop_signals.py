@@ -1,7 +1,7 @@
-"""Stop signals of a run: the first SIGINT or SIGTERM stops it gracefully, the second one immediately.
+"""Stop signals of a run: the first SIGINT or SIGTERM stops the run gracefully, and the second stops it immediately.
 
-SIGHUP (the terminal was closed) and SIGUSR1 stop it gracefully, however often they arrive. A handler acts before it
-prints, since printing fails if the terminal is closed.
+SIGHUP (the terminal was closed) and SIGUSR1 stop the run gracefully, however often they arrive. A handler stops the run
+before it prints, because printing fails if the terminal is closed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ STOP_REQUEST = signal.SIGUSR1
 
 
 def hangup_signals() -> tuple[signal.Signals, ...]:
-    """Return SIGHUP, unless it is ignored, as under `nohup`."""
+    """Return a tuple with SIGHUP, or an empty tuple if SIGHUP is ignored, as under `nohup`."""
     return () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 
 
 class StopSignals:
     """Context manager that handles stop signals.
 
-    The first signal calls the function passed to `graceful`, or otherwise cancels the current task. The second SIGINT
-    or SIGTERM ends the process. `count` excludes repeated SIGHUP and SIGUSR1.
+    The first signal calls the function that was passed to `on_first`; outside `on_first`, it cancels the current task.
+    The second SIGINT or SIGTERM ends the process. `count` is the number of signals without repeated SIGHUP and
+    SIGUSR1.
     """
 
     def __init__(self) -> None:
@@ -73,11 +74,11 @@ class StopSignals:
             self._callbacks[-1]()
         elif self._task is not None:
             self._task.cancel()
-        _report("stopping gracefully; send the signal again to stop immediately")
+        _print_message("stopping gracefully; send the signal again to stop immediately")
 
 
 async def wait_for_signal(ready: Callable[[], None]) -> None:
-    """Wait for a stop signal. Calls `ready` when these handlers have replaced Ray's, which end the process."""
+    """Wait for a stop signal. Call `ready` once our handlers have replaced Ray's, which would end the process."""
     stopped = asyncio.Event()
     with StopSignals() as signals, signals.on_first(stopped.set):
         ready()
@@ -86,14 +87,14 @@ async def wait_for_signal(ready: Callable[[], None]) -> None:
 
 def _end_immediately() -> None:
     try:
-        import ray  # here, so that the command line can import STOPPED without Ray
+        import ray  # here, so that the command line can import STOPPED_EXIT_CODE without Ray
 
         ray.shutdown()
-        _report("stopped immediately")
+        _print_message("stopped immediately")
     finally:
         os._exit(STOPPED_EXIT_CODE)
 
 
-def _report(text: str) -> None:
+def _print_message(text: str) -> None:
     with suppress(OSError, ValueError):  # stderr is closed
         print(text, file=sys.stderr)

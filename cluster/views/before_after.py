@@ -9,7 +9,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Literal
 
-from agent_rft.metrics import EVALUATION
+from agent_rft.metrics import EVALUATION_METRICS
 from agent_rft.metrics.confidence_intervals import MIN_VALUES, Interval, paired_interval
 from agent_rft.metrics.metric import Metric
 from agent_rft.types import Evaluation, Group
@@ -19,9 +19,9 @@ Verdict = Literal["better", "worse", "same"]
 
 @dataclass(frozen=True, slots=True)
 class BeforeAfterChange:
-    """One metric of a file before and after training, as text; a dash if the value is missing.
+    """One metric of a file's evaluations before and after training, as text. A missing value is a dash.
 
-    The bounds belong to 95 % confidence intervals and are empty if there is no interval.
+    The bounds belong to 95 % confidence intervals. They are empty if there is no interval.
     """
 
     name: str
@@ -39,49 +39,58 @@ class BeforeAfterChange:
 def compare_before_after(
     before: Evaluation, after: Evaluation, paired: Mapping[str, Interval] = MappingProxyType({})
 ) -> list[BeforeAfterChange]:
-    """Return one change per metric; `paired` has mean changes with each row compared with itself, by metric name."""
+    """Return one change per metric.
+
+    `paired` maps a metric's name to the mean of the changes of the individual rows. This mean replaces the
+    difference of the two evaluations' means.
+    """
     left_out = {
         "pass_at_k": after.samples == 1,
         "held_out": math.isnan(before.held_out) and math.isnan(after.held_out),
     }
-    names = [name for name in EVALUATION if not left_out.get(name)]
-    changes = [_change(before, after, name, EVALUATION[name]) for name in names]
-    return [_paired(change, paired[change.name]) if change.name in paired else change for change in changes]
+    names = [name for name in EVALUATION_METRICS if not left_out.get(name)]
+    changes = [_compare_metric(before, after, name, EVALUATION_METRICS[name]) for name in names]
+    return [_with_paired_change(change, paired[change.name]) if change.name in paired else change for change in changes]
 
 
-def _paired(change: BeforeAfterChange, found: Interval) -> BeforeAfterChange:
+def _with_paired_change(change: BeforeAfterChange, found: Interval) -> BeforeAfterChange:
     verdict: Verdict = "better" if found.low > 0 else "worse" if found.high < 0 else "same"
     difference, bounds = f"{found.mean:+.3f}", found.format_bounds("{:+.3f}")
     return replace(change, change=difference, change_bounds=bounds, verdict=verdict)
 
 
-def few_note(evaluation: Evaluation) -> str:
-    """Return a warning if an evaluation has few rows, else an empty string."""
+def few_rows_warning(evaluation: Evaluation) -> str:
+    """Return a warning if an evaluation has few rows, or an empty string."""
     rows = evaluation.graded_rows or evaluation.num_rows
     return f"only {rows} row{'s' * (rows != 1)}: more rows may change this result" if 0 < rows < MIN_VALUES else ""
 
 
-def _change(before: Evaluation, after: Evaluation, name: str, metric: Metric) -> BeforeAfterChange:
+def _compare_metric(before: Evaluation, after: Evaluation, name: str, metric: Metric) -> BeforeAfterChange:
     old, new = float(getattr(before, name)), float(getattr(after, name))
     difference, form = new - old, metric.pattern
     points = metric.unit == "share"
-    change = _number("{:+.1f} points", 100 * difference) if points else _number(form.replace(":", ":+"), difference)
-    relative = _number("{:+.0%}", new / old - 1) if old else "–"
+    scale, change_form = (100, "{:+.1f} points") if points else (1, form.replace(":", ":+"))
+    change = _format_number(change_form, scale * difference)
+    relative = _format_number("{:+.0%}", new / old - 1) if old else "–"
     verdict: Verdict = "same"
-    if metric.better * difference and math.isfinite(difference):
-        verdict = "better" if metric.better * difference > 0 else "worse"
+    if metric.better_direction * difference and math.isfinite(difference):
+        verdict = "better" if metric.better_direction * difference > 0 else "worse"
     intervals = (before.get_interval(name), after.get_interval(name))
     bounds = ["" if interval is None else interval.format_bounds(form) for interval in intervals]
     label = f"pass@{after.samples}" if name == "pass_at_k" else metric.label
-    return BeforeAfterChange(name, label, _number(form, old), _number(form, new), change, relative, verdict, *bounds)
+    shown = (_format_number(form, old), _format_number(form, new), change, relative)
+    return BeforeAfterChange(name, label, *shown, verdict, *bounds)
 
 
-def _number(form: str, value: float) -> str:
-    return form.format(value) if math.isfinite(value) else "–"
+def _format_number(pattern: str, value: float) -> str:
+    return pattern.format(value) if math.isfinite(value) else "–"
 
 
 def paired_changes(before: Sequence[Group], after: Sequence[Group]) -> dict[str, Interval]:
-    """Return the mean changes of the grade and held-out grade, over the rows that have them in both evaluations."""
+    """Return the mean change per row of the grade and of the held-out grade.
+
+    Rows that have a grade in only one of the evaluations are left out.
+    """
     found: dict[str, Interval] = {}
     for name, mean in (("grade", mean_grade), ("held_out", _mean_held_out)):
         old, new = ({g.request.task.row_id: mean(g) for g in groups if g.rollouts} for groups in (before, after))

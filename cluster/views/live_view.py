@@ -1,7 +1,7 @@
 """Live view of a running job: an updating table on a terminal, plain lines everywhere else.
 
-Shows the loop's metrics; computes only the time left. Text from endpoints and models never reaches the
-terminal as markup or control codes.
+The view shows the metrics of the training loop; only the time left is computed here. Text from endpoints and models
+never reaches the terminal as markup or control codes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from agent_rft.cluster.views.before_after import compare_before_after, few_note
+from agent_rft.cluster.views.before_after import compare_before_after, few_rows_warning
 from agent_rft.events import Evaluated, JobEnded, PhaseStarted, RolloutDiscarded, RolloutsProgressed, StepDone
 from agent_rft.metrics import METRICS
 from agent_rft.metrics.confidence_intervals import Interval
@@ -50,7 +50,7 @@ def safe_text(text: str) -> str:
 
 
 class LiveView:
-    """Sink and context manager that shows the table on a terminal and prints lines elsewhere.
+    """Sink and context manager that shows a table of metrics on a terminal, and prints lines elsewhere.
 
     `total_steps` is an estimate until the metrics contain the number; `clock` returns seconds.
     """
@@ -87,7 +87,7 @@ class LiveView:
         """Show the phase of the run between steps: `starting engines`, `baseline validation`, ..."""
         self._phase = text
         if not self._live.is_started:
-            self._print(Text(f"{self._clock()}  {safe_text(text)}"))
+            self._print(Text(f"{self._elapsed()}  {safe_text(text)}"))
 
     # -- Sink ----------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class LiveView:
             case Evaluated(name="validation", evaluation=found, step=step):
                 self._grade = found.get_interval("grade")
                 grades = {"full_valid_mean_grade": found.grade, "full_valid_mean_reward": found.reward}
-                self._add(self._step if step is None else step, grades)
+                self._add_metrics(self._step if step is None else step, grades)
                 self._phase = f"step {self._step + 1}: rollouts and learning"
                 self._print_event(event)
             case _:
@@ -120,11 +120,11 @@ class LiveView:
     def _step_done(self, metrics: dict[str, float]) -> None:
         self._last, self._step, self._stepped = dict(metrics), int(metrics["step"]), self._now()
         self._total_steps = int(metrics.get("total_steps", self._total_steps))
-        self._add(self._step, metrics)
+        self._add_metrics(self._step, metrics)
         more = self._step < self._total_steps
         self._phase = f"step {self._step + 1}: rollouts and learning" if more else "finishing"
         if not self._live.is_started:
-            self._print(Text(self._line()))
+            self._print(Text(self._log_line()))
 
     def _progressed(self, event: RolloutsProgressed) -> None:
         """Show the progress of the rollouts; in a log only if nothing was printed for LOG_EVERY_S."""
@@ -132,17 +132,17 @@ class LiveView:
         if not self._live.is_started and self._now() - self._printed >= LOG_EVERY_S:
             newest = event.describe_newest()
             shown = f"{event}; newest: {newest}" if newest else str(event)
-            self._print(Text(f"{self._clock()}  {safe_text(shown)}"))
+            self._print(Text(f"{self._elapsed()}  {safe_text(shown)}"))
 
     def _print_event(self, event: RunEvent) -> None:
         label = "" if event.level == "info" else f"{event.level}: "
-        self._print(Text(f"{self._clock()}  {label}{safe_text(event.message)}", style=LEVEL_STYLES[event.level]))
+        self._print(Text(f"{self._elapsed()}  {label}{safe_text(event.message)}", style=LEVEL_STYLES[event.level]))
 
     # -- what is shown -------------------------------------------------------------------------------------------------
 
     @property
-    def left_s(self) -> float | None:
-        """Estimated seconds left: median step time times remaining steps; None before the first step is done."""
+    def remaining_s(self) -> float | None:
+        """Estimated seconds left: remaining steps multiplied by the median step time; None before a step is done."""
         times = self._series.get("time_step_s")
         if not times:
             return None
@@ -160,11 +160,11 @@ class LiveView:
         for name, metric in ROWS.items():
             if values := list(self._series.get(name, {}).values()):
                 ends = metric.format(values[0]), metric.format(values[-1])
-                table.add_row(metric.label, *ends, trend(values), Text(self._note(name)))
-        parts: list[RenderableType] = [self._progress(), *self._rollout_lines()]
+                table.add_row(metric.label, *ends, trend(values), Text(self._row_note(name)))
+        parts: list[RenderableType] = [self._progress_line(), *self._rollout_lines()]
         parts += [Text(), table] if table.row_count else []
-        parts += [Text(), self._phases()] if self._last else []
-        left = f" · about {duration(self.left_s)} left" if self.left_s and self._running else ""
+        parts += [Text(), self._phase_bar()] if self._last else []
+        left = f" · about {format_duration(self.remaining_s)} left" if self.remaining_s and self._running else ""
         return Panel(
             Group(*parts),
             box=box.ROUNDED,
@@ -172,21 +172,21 @@ class LiveView:
             padding=(0, 1),
             title=f"[bold]step {self._step} of {self._total_steps}[/bold]" if self._step else None,
             title_align="left",
-            subtitle=f"{self._clock()} so far{left}",
+            subtitle=f"{self._elapsed()} so far{left}",
             subtitle_align="right",
             width=min(100, self._console.width),
         )
 
-    def _progress(self) -> RenderableType:
+    def _progress_line(self) -> RenderableType:
         self._spinner.update(text=Text(self._phase))
-        now: RenderableType = self._spinner if self._running else Text("ended", style="bold")
+        phase: RenderableType = self._spinner if self._running else Text("ended", style="bold")
         if not self._step:
-            return now
+            return phase
         line = Table.grid(padding=(0, 2), expand=True)
         line.add_column()
         line.add_column(ratio=1)
         bar = ProgressBar(total=self._total_steps, completed=self._step, complete_style="cyan", finished_style="green")
-        line.add_row(now, bar)
+        line.add_row(phase, bar)
         return line
 
     def _rollout_lines(self) -> Iterator[RenderableType]:
@@ -202,7 +202,7 @@ class LiveView:
             line.truncate(min(100, self._console.width) - 4, overflow="ellipsis")
             yield line
 
-    def _phases(self) -> RenderableType:
+    def _phase_bar(self) -> RenderableType:
         """Return the phases of the last step: a stacked bar and the seconds of each phase."""
         styled = zip(PHASES.items(), PHASE_STYLES, strict=True)
         times = [(self._last.get(name, 0.0), label, style) for (name, label), style in styled]
@@ -220,36 +220,36 @@ class LiveView:
         bar.append(f"  {self._last.get('time_step_s', spent):.1f} s for step {self._step}", style="dim")
         return Group(bar, legend)
 
-    def _note(self, name: str) -> str:
+    def _row_note(self, name: str) -> str:
         if name == "full_valid_mean_grade":
             return "" if self._grade is None else self._grade.format_bounds("{:.3f}")
         if name == "mean_unresponsive_rewards":
-            return self._discards()
+            return self._describe_discards()
         if name == "staleness_mean":
             return f"max {self._last.get('staleness_max', 0):.0f}"
         return ""
 
-    def _discards(self) -> str:
+    def _describe_discards(self) -> str:
         reasons = {k.partition("/")[2]: v for k, v in self._last.items() if k.startswith("discarded/")}
         return ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(reasons.items()))
 
-    def _line(self) -> str:
+    def _log_line(self) -> str:
         """Return the log line of the last step."""
         m = self._last
         shown = [
-            f"{metric.short or metric.label} {metric.format(m[name])}"
-            + (f" ({note})" if (note := self._note(name)) else "")
+            f"{metric.short_label or metric.label} {metric.format(m[name])}"
+            + (f" ({note})" if (note := self._row_note(name)) else "")
             for name, metric in ROWS.items()
             if math.isfinite(m.get(name, math.nan))
         ]
         shown += [f"{label} {m[name]:.1f} s" for name, label in PHASES.items() if name in m]
-        shown += [f"left {duration(self.left_s)}"] if self.left_s else []
-        return f"{self._clock()}  step {self._step}/{self._total_steps}: " + ", ".join(shown)
+        shown += [f"left {format_duration(self.remaining_s)}"] if self.remaining_s else []
+        return f"{self._elapsed()}  step {self._step}/{self._total_steps}: " + ", ".join(shown)
 
-    def _clock(self) -> str:
-        return duration(self._now() - self._started)
+    def _elapsed(self) -> str:
+        return format_duration(self._now() - self._started)
 
-    def _add(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of a step. First drop later steps, because a resumed run repeats them."""
         for series in self._series.values():
             for undone in [later for later in series if later > step]:
@@ -274,16 +274,16 @@ def trend(values: Sequence[float], width: int = TREND_WIDTH) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round((v - low) / span * 7) if span else 3] for v in means)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds as h:mm:ss, or as m:ss below an hour."""
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 def before_after_table(before: Evaluation, after: Evaluation | None) -> Table:
-    """Return a table of a file before and after training with the changes, or only of `before` if `after` is None."""
+    """Return a table that compares two evaluations of a file, or shows only `before` if `after` is None."""
     last = after or before
-    note = few_note(last)
+    note = few_rows_warning(last)
     what = "in brackets: 95 % confidence intervals" + f"; {note}" * bool(note)
     table = Table(box=box.SIMPLE_HEAD, caption=what, caption_justify="left")
     table.add_column(f"{last.num_rows} rows, {last.samples} rollout{'s' * (last.samples != 1)} each")

@@ -1,4 +1,4 @@
-"""Next steps after a run: its best checkpoint, commands to evaluate and serve it, and its worst rows."""
+"""Next steps after a run: the best checkpoint, and commands that compare, inspect, evaluate and serve the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import UserError
 from agent_rft.events import AlarmRaised
-from agent_rft.rows.ownership import strip_owner
+from agent_rft.rows.ownership import strip_owner_folder
 from agent_rft.trainer.loop.checkpoint import best_checkpoint
 
 WORST = 3
@@ -19,11 +19,12 @@ FILES = ("test_file", "validation_file", "training_file")
 """Data files of a job, in order of preference for an evaluation."""
 
 
-def next_steps(run: RunFolder, given: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of label and text. Each text is a shell command, except for the path of the best checkpoint.
+def next_steps(run: RunFolder, cli_args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the next steps as pairs of label and text: the path of the best checkpoint, or a shell command.
 
-    The first alarm of each rule comes first, because the model may be exploiting its grader.
-    `given` is the job file with its options from the command line. If it is empty, no evaluation is suggested.
+    Commands that explain alarms come first, because the model may be exploiting its grader. Only the first alarm of
+    each rule is included. `cli_args` contains the job file and options from the command line; if it is empty, no
+    evaluation is suggested.
     """
     shown = set[str]()
     for event in run.events():
@@ -38,17 +39,21 @@ def next_steps(run: RunFolder, given: Sequence[str]) -> Iterator[tuple[str, str]
     if best is not None:
         path, state = best
         job = run.job().get("job", {})
-        yield "best checkpoint", f"{path}{_measured(job, state.valid_reward)}"
-        file = next((name for name in FILES if job.get(name)), None)
-        if given and file is not None and job.get("method", {}).get("type") == "reinforcement":
-            yield "try it", _command("agent-rft", "eval", *given, "--file", file, "--model", path)
-        config = f"aliases: {{tuned: {json.dumps(str(strip_owner(path.resolve())))}}}"  # JSON is YAML
-        yield "serve it", f"{_command('echo', config)} > serve.yaml && agent-rft serve --config serve.yaml"
-    if (name := _file_to_inspect(run)) is not None:
+        yield "best checkpoint", f"{path}{_format_validation(job, state.valid_reward)}"
+    names = run.rollout_names()
+    if {"test-before", "test-after"} <= set(names):
+        yield "compare", _command("agent-rft", "compare", f"{run.path}:test-before", f"{run.path}:test-after")
+    if (name := _file_to_inspect(names)) is not None:
         yield "worst rows", _command("agent-rft", "traces", run.path, "--name", name, "--worst", WORST)
+    if best is not None:
+        file = next((name for name in FILES if job.get(name)), None)
+        if cli_args and file is not None and job.get("method", {}).get("type") == "reinforcement":
+            yield "try it", _command("agent-rft", "eval", *cli_args, "--file", file, "--model", path)
+        config = f"aliases: {{tuned: {json.dumps(str(strip_owner_folder(path.resolve())))}}}"  # JSON is YAML
+        yield "serve it", f"{_command('echo', config)} > serve.yaml && agent-rft serve --config serve.yaml"
 
 
-def _measured(job: Mapping[str, Any], valid_reward: float | None) -> str:
+def _format_validation(job: Mapping[str, Any], valid_reward: float | None) -> str:
     """Format a checkpoint's validation result. Supervised jobs record the negative loss as the reward."""
     if valid_reward is None or math.isnan(valid_reward):
         return ""
@@ -56,9 +61,8 @@ def _measured(job: Mapping[str, Any], valid_reward: float | None) -> str:
     return f" (validation loss {-valid_reward:.4f})" if supervised else f" (validation reward {valid_reward:.3f})"
 
 
-def _file_to_inspect(run: RunFolder) -> str | None:
+def _file_to_inspect(names: Sequence[str]) -> str | None:
     """Return the newest rollout file of the most informative kind; the test after training is preferred."""
-    names = run.rollout_names()
     for prefix in ("test-after", "eval-", "validation-", "step-", "zero-variance-", "test-before"):
         if found := [name for name in names if name.startswith(prefix)]:
             return found[-1]

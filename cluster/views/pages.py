@@ -1,4 +1,4 @@
-"""HTML templates of the views: one style, no network, and all text from rows, models and tools escaped."""
+"""HTML templates of the views. All pages share one style, need no network, and escape all untrusted text."""
 
 from __future__ import annotations
 

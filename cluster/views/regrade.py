@@ -1,6 +1,6 @@
 """Regrading: runs a grader on recorded rollouts, once or repeatedly, without training and without an engine.
 
-Repeated runs show how much the grader's answers vary.
+Repeated runs show how much the grades vary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from agent_rft.cluster.checks.local_endpoints import allow_local_endpoints
 from agent_rft.cluster.records.run_folder import RunFolder, open_run
 from agent_rft.errors import InvalidJob, Problem, RftError, UserError, first_error
 from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, read_groups
-from agent_rft.spec.config_reader import KeyPath, drop_consequences, read_source, substitute_variables, validate
+from agent_rft.spec.config_reader import (
+    KeyPath,
+    drop_missing_variable_problems,
+    read_source,
+    substitute_variables,
+    validate,
+)
 from agent_rft.spec.graders import GraderSpec
 from agent_rft.spec.job import Reinforcement
 from agent_rft.spec.job_file import load_job
@@ -45,15 +51,16 @@ GradingOutcome = Grade | RftError
 
 @dataclass(frozen=True, slots=True)
 class GradingCase:
-    """One rollout to grade; `recorded` is the grade from its run or its line, if any.
+    """One rollout to grade.
 
-    `row_id` is empty for a line of a JSONL file of samples; `where` is the file and line of the row.
+    `recorded_grade` is the grade that the run or the JSONL line contains, if any. `row_id` is empty for a line of a
+    JSONL file of samples. `where` is the file and line number of the row.
     """
 
     sample: dict[str, Any]
     item: dict[str, Any]
     trace_id: str
-    recorded: float | None = None
+    recorded_grade: float | None = None
     row_id: str = ""
     where: str = ""
 
@@ -76,9 +83,9 @@ async def grade_file(
     own_endpoints: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Reinforcement, list[GradingCase], list[list[GradingOutcome]]]:
-    """Grade all rollouts of `file` `repeat` times.
+    """Run the grader in the file `grader` on all rollouts of `file`, `repeat` times.
 
-    With `own_endpoints`, graders may call the loopback and private addresses in the file `grader`, as in
+    If `own_endpoints`, graders may call the loopback and private addresses that the file `grader` names; see
     `allow_local_endpoints`. After each grade, `on_progress` is called with the number of grades so far and the total.
 
     Returns:
@@ -107,7 +114,10 @@ async def grade_file(
 async def grade_cases(
     cases: Sequence[GradingCase], pool: GraderPool, progress: Callable[[int], None]
 ) -> list[GradingOutcome]:
-    """Grade the cases, close the pool, and return the outcomes in order. `progress` gets the number done so far."""
+    """Grade the cases, close the pool, and return the outcomes in order.
+
+    `progress` is called with the number of cases graded so far.
+    """
     slots, count = asyncio.Semaphore(MAX_CONCURRENT), 0
 
     async def grade_one(case: GradingCase) -> GradingOutcome:
@@ -133,11 +143,13 @@ async def grade_cases(
 
 
 def read_cases(path: Path, name: str | None = None) -> list[GradingCase]:
-    """Read the rollouts of a run folder (file `name`, or the newest file), of a rollout file, or of a JSONL file.
+    """Read the rollouts to grade from a run folder, a rollout file or a JSONL file.
+
+    `name` selects a rollout file of the run folder; None selects the newest one.
 
     Raises:
         UserError: The run folder or rollout file has no rollouts to grade, or cannot be read.
-        InvalidJob: A JSONL file is empty, cannot be read or has invalid lines, each with its number.
+        InvalidJob: A JSONL file is empty, cannot be read or has invalid lines, whose numbers are listed.
     """
     if path.is_dir():
         run = open_run(path)
@@ -147,9 +159,9 @@ def read_cases(path: Path, name: str | None = None) -> list[GradingCase]:
             raise UserError(f"{path} has no {missing}; available: {', '.join(sorted(names)) or 'none'}")
         path = path / "rollouts" / ((name or names[-1]) + ROLLOUTS_SUFFIX)
     if path.name.endswith(ROLLOUTS_SUFFIX) and path.is_file():
-        return _recorded(path)
+        return _read_recorded_cases(path)
     cases, problems = [], []
-    for number, outcome in enumerate(_lines(path), start=1):
+    for number, outcome in enumerate(_parse_lines(path), start=1):
         if isinstance(outcome, GradingCase):
             cases.append(outcome)
         elif outcome is not None:
@@ -161,7 +173,7 @@ def read_cases(path: Path, name: str | None = None) -> list[GradingCase]:
     return cases
 
 
-def _recorded(path: Path) -> list[GradingCase]:
+def _read_recorded_cases(path: Path) -> list[GradingCase]:
     """Read the graded rollouts of a run's rollout file; discarded rollouts have no answer to grade."""
     try:
         groups, job = read_groups(path), RunFolder(path.parent.parent).job()
@@ -176,7 +188,7 @@ def _recorded(path: Path) -> list[GradingCase]:
 
 
 def make_cases(groups: Sequence[Group], wants_json: bool, data_file: str = "") -> list[GradingCase]:
-    """Return the graded rollouts of a file as cases. `wants_json`: whether the job has a response format."""
+    """Return the graded rollouts of a file as cases. `wants_json` is whether the job has a response format."""
     return [
         GradingCase(
             make_sample(rollout.answer, rollout.turns, rollout.finish, wants_json),
@@ -198,7 +210,7 @@ def _data_file(job: Mapping[str, Any], name: str, group: Group) -> str:
     return str(job.get("job", {}).get(f"{kind}_file") or f"{kind}_file")
 
 
-def _lines(path: Path) -> Iterator[GradingCase | str | None]:
+def _parse_lines(path: Path) -> Iterator[GradingCase | str | None]:
     """Yield for each line its case, an error message, or None if the line is empty."""
     try:
         texts = path.read_text(encoding="utf-8-sig").split("\n")
@@ -206,10 +218,10 @@ def _lines(path: Path) -> Iterator[GradingCase | str | None]:
         why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
         fix = "give a run folder, or a JSONL file of {sample, item}"
         raise InvalidJob("nothing to grade", [Problem("unreadable_file", str(path), str(why), fix)]) from None
-    yield from (_case(text, path, number) if text.strip() else None for number, text in enumerate(texts, 1))
+    yield from (_parse_case(text, path, number) if text.strip() else None for number, text in enumerate(texts, 1))
 
 
-def _case(text: str, path: Path, number: int) -> GradingCase | str:
+def _parse_case(text: str, path: Path, number: int) -> GradingCase | str:
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -233,7 +245,7 @@ def _case(text: str, path: Path, number: int) -> GradingCase | str:
 
 
 def read_grader(path: Path, operator: OperatorConfig, environment: Mapping[str, str] = os.environ) -> Reinforcement:
-    """Read a grader from a file: alone, with guards as in `method.reinforcement` of a job, or in a full job.
+    """Read a grader from a file: only the grader, the grader with guards as in `method.reinforcement`, or a full job.
 
     Raises:
         InvalidJob: The grader or the job is invalid; the error lists all problems.
@@ -258,7 +270,7 @@ def read_grader(path: Path, operator: OperatorConfig, environment: Mapping[str, 
     else:
         bare, found = validate(_BareGrader, raw, source, variables)
         reinforcement = None if bare is None else Reinforcement(grader=bare.root)
-    problems = source.find_duplicates() + problems + drop_consequences(found, variables)
+    problems = source.find_duplicates() + problems + drop_missing_variable_problems(found, variables)
     if reinforcement is not None and not problems:
         problems = [
             replace(problem, field=problem.field.removeprefix(_SECTION), file=str(path))

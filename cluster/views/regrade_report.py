@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_rft.actors.graders.grader_protocol import error_name, total_tokens
+from agent_rft.actors.graders.grader_protocol import error_name, sum_judge_tokens
 from agent_rft.cluster.views.live_view import safe_text
 from agent_rft.cluster.views.regrade import GradingCase
 from agent_rft.errors import RftError
@@ -30,9 +30,10 @@ SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class GradingNoise:
-    """Differences between the grades of a rollout in different runs, over all pairs of runs.
+    """Differences between the grades of the same rollout in two runs of a grader, over all pairs of runs.
 
-    `num_pairs` counts pairs with a grade in both runs, `num_one_graded` pairs with a grade in only one run.
+    `num_pairs` is the number of pairs with a grade in both runs. `num_one_graded` is the number of pairs with a grade
+    in only one of the two runs.
     """
 
     num_pairs: int
@@ -43,10 +44,11 @@ class GradingNoise:
 
 @dataclass(frozen=True, slots=True)
 class GradingSummary:
-    """Statistics over all runs.
+    """Statistics of the outcomes of a grader over all runs.
 
     `quantiles` are in the order of QUANTILES; `bins` are (low, high, count). `errors` maps the API's error names to
-    (count, examples). `scores` are means by part of a multi grader; `guards` counts how often each guard tripped.
+    (count, examples). `scores` are the mean grades of a multi grader's parts. `guards` counts how often each
+    guard tripped.
     """
 
     num_cases: int
@@ -66,7 +68,7 @@ class GradingSummary:
 
 
 def summarize_grades(runs: Sequence[Sequence[Grade | RftError]], pass_threshold: float) -> GradingSummary:
-    """Summarize `runs[run][rollout]`; all runs have the same rollouts."""
+    """Summarize the outcomes `runs[run][rollout]`. All runs have the same rollouts."""
     outcomes = [outcome for run in runs for outcome in run]
     grades = [outcome for outcome in outcomes if isinstance(outcome, Grade)]
     values = np.array([grade.value for grade in grades], dtype=np.float64)
@@ -79,21 +81,21 @@ def summarize_grades(runs: Sequence[Sequence[Grade | RftError]], pass_threshold:
         mean=float(values.mean()) if grades else float("nan"),
         pass_rate=float((values >= pass_threshold).mean()) if grades else float("nan"),
         quantiles=tuple(float(q) for q in np.quantile(values, QUANTILES)) if grades else (),
-        bins=_bins(values) if grades else (),
-        errors=_errors(outcome for outcome in outcomes if isinstance(outcome, RftError)),
+        bins=_count_bins(values) if grades else (),
+        errors=_group_errors(outcome for outcome in outcomes if isinstance(outcome, RftError)),
         scores={part: fmean(g.scores[part] for g in grades if part in g.scores) for part in parts},
         guards=dict(Counter(grade.guard for grade in grades if grade.guard is not None)),
         held_out_mean=fmean(held_out) if held_out else None,
         held_out_failures=sum(bool(grade.held_out_error) for grade in grades),
-        judge_tokens=total_tokens(grades),
-        noise=_noise(runs) if len(runs) > 1 else None,
+        judge_tokens=sum_judge_tokens(grades),
+        noise=_measure_noise(runs) if len(runs) > 1 else None,
     )
 
 
 def json_lines(cases: Sequence[GradingCase], runs: Sequence[Sequence[Grade | RftError]]) -> Iterator[str]:
-    """Yield a JSON object per outcome of `runs[run][rollout]`, by rollout; either `grade` or `error` is null."""
+    """Yield one line of JSON per outcome `runs[run][rollout]`, ordered by rollout; `grade` or `error` is null."""
     for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
-        about = {"where": case.where, "row_id": case.row_id, "trace_id": case.trace_id, "recorded": case.recorded}
+        about = {"where": case.where, "row_id": case.row_id, "trace_id": case.trace_id, "recorded": case.recorded_grade}
         for number, outcome in enumerate(outcomes, start=1):
             grade = asdict(outcome) if isinstance(outcome, Grade) else None
             error = {"kind": error_name(outcome), "message": outcome.message} if isinstance(outcome, RftError) else None
@@ -107,13 +109,16 @@ def find_grade_changes(
     changed = []
     for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
         values = [outcome.value for outcome in outcomes if isinstance(outcome, Grade)]
-        if case.recorded is not None and values and abs(fmean(values) - case.recorded) > SAME:
-            changed.append((case, case.recorded, fmean(values)))
+        if case.recorded_grade is not None and values and abs(fmean(values) - case.recorded_grade) > SAME:
+            changed.append((case, case.recorded_grade, fmean(values)))
     return sorted(changed, key=lambda change: change[1] - change[2])
 
 
 def print_changes(changed: Sequence[tuple[GradingCase, float, float]], num_known: int, console: Console) -> None:
-    """Print the cases whose grade changed, of `num_known` with a recorded grade; omit the middle of a long list."""
+    """Print the cases whose grade changed. The middle of a long list is omitted.
+
+    `num_known` is the number of cases with a recorded grade.
+    """
     if not num_known:
         return
     console.print(f"{len(changed):,} of {num_known:,} grades changed", highlight=False)
@@ -136,14 +141,14 @@ def print_changes(changed: Sequence[tuple[GradingCase, float, float]], num_known
 
 
 def print_summary(summary: GradingSummary, recorded: Sequence[float], console: Console) -> None:
-    """Print a summary; `recorded` are the known earlier grades of the rollouts."""
+    """Print a summary. `recorded` contains the earlier grades of the rollouts, if they are known."""
     total = summary.num_cases * summary.num_runs
     again = f" x {summary.num_runs} runs" if summary.num_runs > 1 else ""
     console.print(f"{summary.num_graded:,} grades of {summary.num_cases:,} rollouts{again}", highlight=False)
     if summary.num_graded:
-        console.print(_distribution(summary))
-        console.print(_histogram(summary))
-        console.print(_parts(summary, recorded))
+        console.print(_distribution_table(summary))
+        console.print(_histogram_table(summary))
+        console.print(_details_table(summary, recorded))
     if summary.errors:
         console.print(_error_table(summary, total))
     if summary.noise is not None:
@@ -151,7 +156,9 @@ def print_summary(summary: GradingSummary, recorded: Sequence[float], console: C
         console.print(
             f"noise: grades of the same rollout differ by {noise.mean_difference:.4g} on average; "
             f"{noise.changed_share:.1%} of {noise.num_pairs:,} pairs differ"
-            + (f"; {noise.num_one_graded:,} failed in one of two runs" if noise.num_one_graded else ""),
+            + (
+                f"; in {noise.num_one_graded:,} other pairs, one of the two runs failed" if noise.num_one_graded else ""
+            ),
             highlight=False,
         )
 
@@ -159,7 +166,7 @@ def print_summary(summary: GradingSummary, recorded: Sequence[float], console: C
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def _bins(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[tuple[float, float, int], ...]:
+def _count_bins(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[tuple[float, float, int], ...]:
     low, high = float(values.min()), float(values.max())
     if high - low < SAME:
         return ((low, high, len(values)),)
@@ -167,7 +174,7 @@ def _bins(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[tu
     return tuple((float(a), float(b), int(n)) for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True))
 
 
-def _errors(errors: Iterable[RftError]) -> dict[str, tuple[int, tuple[str, ...]]]:
+def _group_errors(errors: Iterable[RftError]) -> dict[str, tuple[int, tuple[str, ...]]]:
     by_name: dict[str, list[str]] = {}
     for error in errors:
         by_name.setdefault(error_name(error), []).append(error.message)
@@ -175,7 +182,7 @@ def _errors(errors: Iterable[RftError]) -> dict[str, tuple[int, tuple[str, ...]]
     return {name: (len(texts), tuple(dict.fromkeys(texts))[:SHOWN_ERRORS]) for name, texts in ordered}
 
 
-def _noise(runs: Sequence[Sequence[Grade | RftError]]) -> GradingNoise:
+def _measure_noise(runs: Sequence[Sequence[Grade | RftError]]) -> GradingNoise:
     pairs = [pair for one, other in combinations(runs, 2) for pair in zip(one, other, strict=True)]
     both = [(a.value, b.value) for a, b in pairs if isinstance(a, Grade) and isinstance(b, Grade)]
     differences = [abs(a - b) for a, b in both]
@@ -190,7 +197,7 @@ def _noise(runs: Sequence[Sequence[Grade | RftError]]) -> GradingNoise:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _distribution(summary: GradingSummary) -> Table:
+def _distribution_table(summary: GradingSummary) -> Table:
     table = Table(title="grades", title_justify="left")
     names = {0.0: "min", 0.5: "median", 1.0: "max"}
     for name in ("mean", *(names.get(q, f"{q:.0%}") for q in QUANTILES), "pass rate"):
@@ -199,7 +206,7 @@ def _distribution(summary: GradingSummary) -> Table:
     return table
 
 
-def _histogram(summary: GradingSummary) -> Table:
+def _histogram_table(summary: GradingSummary) -> Table:
     table = Table.grid(padding=(0, 2))
     highest = max(count for *_, count in summary.bins)
     for low, high, count in summary.bins:
@@ -208,7 +215,7 @@ def _histogram(summary: GradingSummary) -> Table:
     return table
 
 
-def _parts(summary: GradingSummary, recorded: Sequence[float]) -> Table:
+def _details_table(summary: GradingSummary, recorded: Sequence[float]) -> Table:
     table = Table.grid(padding=(0, 2))
     rows = [(f"mean of {part}", f"{mean:.3f}") for part, mean in summary.scores.items()]
     rows += [(f"guard {guard} tripped", f"{count:,}") for guard, count in summary.guards.items()]

@@ -1,6 +1,6 @@
 """Export of rollouts as a table: a Parquet file, or a folder of Parquet files for `datasets.load_dataset`.
 
-One line per rollout. Nested values, such as messages and calls, are JSON text, which every table reader supports.
+One row per rollout. Nested values, such as messages and calls, are JSON text, which every table reader supports.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ class Column:
 
 
 def _rollout_value(value: Callable[[Rollout], Any]) -> Callable[[str, Trace], Any]:
-    return lambda run, trace: value(trace.end) if isinstance(trace.end, Rollout) else None
+    return lambda run, trace: value(trace.outcome) if isinstance(trace.outcome, Rollout) else None
 
 
 def _grade_value(value: Callable[[Grade], Any]) -> Callable[[str, Trace], Any]:
     return _rollout_value(lambda rollout: value(rollout.grade))
 
 
-def _finish(run: str, trace: Trace) -> str:
-    return trace.end.finish if isinstance(trace.end, Rollout) else "discarded"
+def _finish_value(run: str, trace: Trace) -> str:
+    return trace.outcome.finish if isinstance(trace.outcome, Rollout) else "discarded"
 
 
-def _errors(run: str, trace: Trace) -> list[str]:
-    if isinstance(trace.end, DiscardedRollout):
-        return [trace.end.reason]
-    return [result.error for result in trace.end.results if result.error]
+def _error_values(run: str, trace: Trace) -> list[str]:
+    if isinstance(trace.outcome, DiscardedRollout):
+        return [trace.outcome.reason]
+    return [result.error for result in trace.outcome.results if result.error]
 
 
-def _turns(rollout: Rollout) -> str:
-    return _json(
+def _turns_json(rollout: Rollout) -> str:
+    return _to_json(
         [
             {"text": turn.text, "calls": [asdict(c) for c in turn.calls], "results": [asdict(r) for r in turn.results]}
             for turn in rollout.turns
@@ -64,50 +64,50 @@ COLUMNS = (
     Column("run", "string", "name of the run's folder, or id of the job", lambda run, trace: run),
     Column("file", "string", "rollout file, such as step-000012 or test-after", lambda run, trace: trace.name),
     Column("purpose", "string", "train, validation or test", lambda run, trace: trace.request.purpose),
-    Column("row_id", "string", "the row: its line number and a digest", lambda run, trace: trace.end.row_id),
+    Column("row_id", "string", "the row: its line number and a digest", lambda run, trace: trace.outcome.row_id),
     Column("group", "int64", "admission number of its group", lambda run, trace: trace.request.index),
-    Column("sample", "int64", "number in the group", lambda run, trace: trace.end.sample),
+    Column("sample", "int64", "number in the group", lambda run, trace: trace.outcome.sample),
     Column("epoch", "int64", "pass over the training file", lambda run, trace: trace.request.epoch),
-    Column("trace_id", "string", "id in requests to tools and graders", lambda run, trace: trace.end.trace_id),
-    Column("finish", "string", "answer, max_steps, max_tokens, context or discarded", _finish),
+    Column("trace_id", "string", "id in requests to tools and graders", lambda run, trace: trace.outcome.trace_id),
+    Column("finish", "string", "answer, max_steps, max_tokens, context or discarded", _finish_value),
     Column("grade", "double", "the grade, before penalties", _grade_value(lambda grade: grade.value)),
     Column("reward", "double", "the value used for training", _rollout_value(lambda rollout: rollout.reward)),
     Column("held_out", "double", "grade of the held-out grader", _grade_value(lambda grade: grade.held_out)),
     Column("guard", "string", "the guard that set the grade", _grade_value(lambda grade: grade.guard)),
     Column("reason", "string", "the grader's reason", _grade_value(lambda grade: grade.reason)),
     Column(
-        "scores", "string", "JSON object: grades of a multi grader's parts", _grade_value(lambda g: _json(g.scores))
+        "scores", "string", "JSON object: grades of a multi grader's parts", _grade_value(lambda g: _to_json(g.scores))
     ),
     Column("answer", "string", "the final answer", _rollout_value(lambda rollout: rollout.answer)),
     Column("tools", "list<string>", "tool of each call, in order", _rollout_value(lambda r: [c.name for c in r.calls])),
-    Column("errors", "list<string>", "error of each failed call, or the discard reason", _errors),
+    Column("errors", "list<string>", "error of each failed call, or the discard reason", _error_values),
     Column("num_turns", "int64", "turns", _rollout_value(lambda rollout: len(rollout.turns))),
     Column("num_calls", "int64", "tool calls", _rollout_value(lambda rollout: len(rollout.calls))),
     Column("sampled_tokens", "int64", "tokens that the model sampled", _rollout_value(lambda r: r.num_sampled)),
-    Column("tokens", "int64", "tokens with prompts and tool results", _rollout_value(lambda r: r.num_tokens)),
+    Column("tokens", "int64", "all tokens, including prompts and tool results", _rollout_value(lambda r: r.num_tokens)),
     Column("busy_s", "double", "model and tool time", _rollout_value(lambda rollout: rollout.busy_s)),
     Column("wall_s", "double", "total time, including waits", _rollout_value(lambda rollout: rollout.wall_s)),
-    Column("messages", "string", "JSON list: the prompt", lambda run, trace: _json(trace.request.task.messages)),
-    Column("turns", "string", "JSON list: text, calls and results of each turn", _rollout_value(_turns)),
-    Column("item", "string", "JSON object: the full row", lambda run, trace: _json(trace.request.task.item)),
+    Column("messages", "string", "JSON list: the prompt", lambda run, trace: _to_json(trace.request.task.messages)),
+    Column("turns", "string", "JSON list: text, calls and results of each turn", _rollout_value(_turns_json)),
+    Column("item", "string", "JSON object: the full row", lambda run, trace: _to_json(trace.request.task.item)),
 )
 
 
 def make_table_rows(traces: Iterable[Trace], run: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the table. Non-finite numbers become null, and lone surrogates become question marks."""
+    """Yield the rows of the table. Non-finite numbers become null, and lone surrogates become question marks."""
     for trace in traces:
-        yield {column.name: _clean(column.value(run, trace)) for column in COLUMNS}
+        yield {column.name: _replace_invalid(column.value(run, trace)) for column in COLUMNS}
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _clean(value: Any) -> Any:
+def _replace_invalid(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list):
-        return [_clean(item) for item in value]
+        return [_replace_invalid(item) for item in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
@@ -115,7 +115,7 @@ def _clean(value: Any) -> Any:
 
 
 class TableWriter(Protocol):
-    """Open table that accepts lines."""
+    """Open table to which rows can be written."""
 
     def write(self, rows: list[dict[str, Any]]) -> None: ...
 
@@ -125,26 +125,26 @@ class TableWriter(Protocol):
 def export_traces(
     traces: Iterable[Trace],
     run: str,
-    form: Literal["parquet", "hf"],
+    format: Literal["parquet", "hf"],
     out: Path,
     open_table: Callable[[Path], TableWriter] | None = None,
 ) -> int:
-    """Write traces to a Parquet file, or to a dataset folder with one file per purpose; return their number.
+    """Write traces to a Parquet file, or to a dataset folder with one file per purpose; return the number of traces.
 
     Raises:
         UserError: The package pyarrow is not installed, or the dataset folder is not empty.
     """
     open_table = open_table or _parquet_writer()
-    if form == "hf":
+    if format == "hf":
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(f"{out} exists: give --out a new or empty folder")
+            raise UserError(f"{out} is not an empty folder. Give a new or empty folder with --out.")
         (out / "data").mkdir(parents=True, exist_ok=True)
     count, tables = 0, dict[str, TableWriter]()
     with ExitStack() as stack:
         rows = make_table_rows(traces, run)
         while batch := list(islice(rows, BATCH)):
             for purpose in sorted({row["purpose"] for row in batch}):
-                split = purpose if form == "hf" else ""
+                split = purpose if format == "hf" else ""
                 if split not in tables:
                     path = out / "data" / f"{split}.parquet" if split else out
                     tables[split] = open_table(path)
@@ -153,8 +153,8 @@ def export_traces(
                 if not split:
                     break
             count += len(batch)
-    if form == "hf":
-        (out / "README.md").write_text(_card(run, sorted(tables)))
+    if format == "hf":
+        (out / "README.md").write_text(_dataset_card(run, sorted(tables)))
     return count
 
 
@@ -167,7 +167,7 @@ def _parquet_writer() -> Callable[[Path], TableWriter]:
     kinds = {"string": string(), "int64": int64(), "double": float64(), "list<string>": list_(string())}
     columns = schema([(column.name, kinds[column.kind]) for column in COLUMNS])
 
-    class Parquet:
+    class ParquetTable:
         def __init__(self, path: Path) -> None:
             self._writer = ParquetWriter(path, columns, compression="zstd")
 
@@ -177,14 +177,14 @@ def _parquet_writer() -> Callable[[Path], TableWriter]:
         def close(self) -> None:
             self._writer.close()
 
-    return Parquet
+    return ParquetTable
 
 
-def _card(run: str, splits: list[str]) -> str:
+def _dataset_card(run: str, splits: list[str]) -> str:
     files = "".join(f"  - split: {split}\n    path: data/{split}.parquet\n" for split in splits)
     table = "".join(f"| `{column.name}` | {column.kind} | {column.about} |\n" for column in COLUMNS)
     return (
         f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n\n# Rollouts of {run}\n\n"
-        f"Written by `agent-rft traces --export hf`. One line per rollout.\n\n"
+        f"Written by `agent-rft traces --export hf`. One row per rollout.\n\n"
         f"| column | type | |\n|---|---|---|\n{table}"
     )

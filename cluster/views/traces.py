@@ -37,7 +37,7 @@ class Trace:
 
     name: str
     request: GroupRequest
-    end: Rollout | DiscardedRollout
+    outcome: Rollout | DiscardedRollout
 
 
 def newest_file(run: RunFolder) -> str:
@@ -50,7 +50,7 @@ def newest_file(run: RunFolder) -> str:
     files = run.index.files()
     if not files:
         raise UserError(
-            f"{run.path} contains no rollouts: give the folder of a run that has some, such as runs/20261121-..."
+            f"{run.path} contains no rollouts. Give the folder of a run with rollouts, such as runs/20261121-..."
         )
     return files[-1].name
 
@@ -65,7 +65,7 @@ def find_traces(
     """
     newest_file(run)
     rollout_filter = run.index.check_filter(rollout_filter)
-    found = run.index.all(rollout_filter, order, limit if rollout_filter.text is None else None)
+    found = run.index.iter_rollouts(rollout_filter, order, limit if rollout_filter.text is None else None)
     if rollout_filter.text is not None:
         found = islice(
             (entry for entry, has_text in run.index.search_text(found, rollout_filter.text) if has_text), limit
@@ -76,31 +76,31 @@ def find_traces(
             f"{run.path} has no rollout{rollout_filter}"
             + "".join(f"; {p}" for p in damaged_file_problems(run, rollout_filter))
         )
-    for entry, request, end in run.index.read(chain([] if first is None else [first], found)):
+    for entry, request, end in run.index.read_rollouts(chain([] if first is None else [first], found)):
         yield Trace(entry.name, request, end)
 
 
 def damaged_file_problems(run: RunFolder, rollout_filter: RolloutFilter) -> list[str]:
-    """Return the problems of the files that may contain these traces."""
+    """Return the problems of damaged rollout files that may contain traces for this filter."""
     return [f.problem for f in run.index.files() if f.problem and rollout_filter.name in (None, f.name)]
 
 
 def trace_json(trace: Trace) -> str:
     """Return the request and the full rollout as one line of JSON, in the format of the run folder."""
-    end = trace.end
+    end = trace.outcome
     single = Group(trace.request, (end,)) if isinstance(end, Rollout) else Group(trace.request, (), (end,))
     _, line = iter_group_lines(single)
     return json.dumps({"name": trace.name, "request": asdict(trace.request)} | line, default=str)
 
 
-def trace_from_json(name: str, request: dict[str, Any], end: dict[str, Any]) -> Trace:
-    """Create a trace from the parts of its `trace_json`."""
+def trace_from_json(name: str, request: dict[str, Any], outcome: dict[str, Any]) -> Trace:
+    """Create a trace from the parts of an object that `trace_json` returned."""
     task = task_from_json(request["task"])
-    return Trace(name, GroupRequest(**request | {"task": task}), outcome_from_json(end))
+    return Trace(name, GroupRequest(**request | {"task": task}), outcome_from_json(outcome))
 
 
 def split_reasoning(turn: Turn) -> tuple[str, str]:
-    """Return the reasoning and the text of a turn, without tool calls unless they were malformed."""
+    """Return the reasoning and the text of a turn. Tool calls are removed from the text, unless one was malformed."""
     reasoning, _, text = turn.text.rpartition("</think>")
     if turn.calls and all(result.error != "malformed_call" for result in turn.results):
         text = re.sub(r"<tool_call>.*?(</tool_call>|$)", "", text, flags=re.DOTALL)
@@ -108,7 +108,7 @@ def split_reasoning(turn: Turn) -> tuple[str, str]:
 
 
 def cut(text: str, limit: int = SHOWN_CHARS) -> str:
-    """Return the first `limit` characters of `text`, with a note of how many were left out."""
+    """Return the first `limit` characters of `text`, with a note about how many characters were left out."""
     left_out = len(text) - limit
     return text if left_out <= 0 else f"{text[:limit]} … [{left_out:,} more characters]"
 
@@ -147,7 +147,7 @@ def extra_fields(task: Task) -> list[tuple[str, str]]:
 
 
 def turn_note(turn: Turn) -> str:
-    """Return a turn's tokens and time, and its number of parallel calls."""
+    """Return the number of tokens, the model time and the number of parallel calls of a turn, as text."""
     together = f", {len(turn.calls)} calls in parallel" if len(turn.calls) > 1 else ""
     return f"{turn.stop - turn.start:,} tokens, {turn.model_s:.2f} s{together}"
 
@@ -161,10 +161,10 @@ def call_note(result: ToolResult) -> str:
 
 
 def print_traces(traces: Iterable[Trace], console: Console) -> None:
-    """Print each trace from prompt to answer and truncate long text; consecutive traces of a row share one prompt."""
+    """Print each trace from prompt to answer. Long text is truncated. Successive traces of a row share one prompt."""
     row = None
     for trace in traces:
-        end = trace.end
+        end = trace.outcome
         console.print(
             Rule(Text(safe_text(f"{trace.name} · row {end.row_id} · {end.trace_id}"), style="bold"), align="left")
         )
@@ -215,26 +215,33 @@ MIN_WIDTH = 40
 
 
 def pair_traces(before: Iterable[Trace], after: Iterable[Trace]) -> Iterator[tuple[Trace, Trace]]:
-    """Pair the first rollouts of each row in both files, preferably graded ones, in the order of `after`."""
-    first, second = _by_row(before), _by_row(after)
+    """Yield a pair of traces for each row in both files, in the order of `after`.
+
+    The trace of a row is its first graded rollout, or its first discarded rollout if no rollout was graded.
+    """
+    first, second = _select_by_row(before), _select_by_row(after)
     return ((first[row], trace) for row, trace in second.items() if row in first)
 
 
-def _by_row(traces: Iterable[Trace]) -> dict[str, Trace]:
+def _select_by_row(traces: Iterable[Trace]) -> dict[str, Trace]:
     found: dict[str, Trace] = {}
     for trace in traces:
-        current = found.get(trace.end.row_id)
-        if current is None or (isinstance(trace.end, Rollout) and not isinstance(current.end, Rollout)):
-            found[trace.end.row_id] = trace
+        current = found.get(trace.outcome.row_id)
+        if current is None or (isinstance(trace.outcome, Rollout) and not isinstance(current.outcome, Rollout)):
+            found[trace.outcome.row_id] = trace
     return found
 
 
 def print_pairs(pairs: Iterable[tuple[Trace, Trace]], console: Console) -> int:
-    """Print each pair and return the number of pairs."""
+    """Print the two traces of each pair side by side; return the number of pairs."""
     width, count = max(MIN_WIDTH, (console.width - 3) // 2), 0
     for count, (before, after) in enumerate(pairs, start=1):  # noqa: B007 - it is returned
         console.print(
-            Rule(Text(f"row {safe_text(after.end.row_id)}: {_grade_text(before)} → {_grade_text(after)}", style="bold"))
+            Rule(
+                Text(
+                    f"row {safe_text(after.outcome.row_id)}: {_grade_text(before)} → {_grade_text(after)}", style="bold"
+                )
+            )
         )
         table = Table.grid(padding=(0, 3, 0, 0))
         table.add_column(width=width)
@@ -245,7 +252,7 @@ def print_pairs(pairs: Iterable[tuple[Trace, Trace]], console: Console) -> int:
 
 
 def _grade_text(trace: Trace) -> str:
-    return f"{trace.end.grade.value:.3f}" if isinstance(trace.end, Rollout) else "discarded"
+    return f"{trace.outcome.grade.value:.3f}" if isinstance(trace.outcome, Rollout) else "discarded"
 
 
 def _render_trace(trace: Trace, width: int, console: Console) -> str:

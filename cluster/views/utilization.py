@@ -1,4 +1,4 @@
-"""Busy shares of engines and learner ranks in a run, and better numbers of engines and ranks."""
+"""Measurement of how busy a run's engines and learner ranks were, and suggestion of better numbers of both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_GAIN = 0.15
 def measure_utilization(
     steps: Sequence[Mapping[str, float]], placement: Placement, *, overlaps: bool
 ) -> UtilizationMeasured | None:
-    """Compare how busy engines and learner ranks were.
+    """Measure the shares of time in which engines and learner ranks were busy, and suggest better numbers.
 
     Args:
         steps: Metrics of the steps.
@@ -23,8 +23,8 @@ def measure_utilization(
         overlaps: Whether engines sample while ranks learn.
 
     Returns:
-        The busy shares; None if no step has the busy share of engines. Other numbers of engines and ranks are
-        suggested only if engines and ranks use separate devices.
+        The shares and the suggestion; None if no step has recorded how busy the engines were. Other numbers of engines
+        and ranks are suggested only if engines and ranks use separate devices.
     """
     measured = [step for step in steps if "engine_busy_share" in step and "time_learn_s" in step]
     total_s = sum(step["time_step_s"] for step in measured)
@@ -32,7 +32,7 @@ def measure_utilization(
         return None
     engines = sum(step["engine_busy_share"] * step["time_step_s"] for step in measured) / total_s
     ranks = sum(step["time_learn_s"] for step in measured) / total_s
-    better = None if placement.colocated else _better(engines, ranks, placement, overlaps)
+    better = None if placement.colocated else _suggest_numbers(engines, ranks, placement, overlaps)
     return UtilizationMeasured(
         engines=placement.engines,
         learner_ranks=placement.learner_ranks,
@@ -43,8 +43,10 @@ def measure_utilization(
     )
 
 
-def _better(engine_share: float, rank_share: float, placement: Placement, overlaps: bool) -> tuple[int, int] | None:
-    """Return the engine and rank numbers with the shortest step on the same devices, or None if they save too little.
+def _suggest_numbers(
+    engine_share: float, rank_share: float, placement: Placement, overlaps: bool
+) -> tuple[int, int] | None:
+    """Return the numbers of engines and ranks with the shortest step on the same devices; None if they save too little.
 
     Assumes that each side's work is divided evenly among its engines or ranks.
     """
@@ -52,7 +54,7 @@ def _better(engine_share: float, rank_share: float, placement: Placement, overla
     engine, rank = placement.engine_gpus or placement.engine_cores, placement.rank_gpus or placement.rank_cores
     devices = current[0] * engine + current[1] * rank
 
-    def duration(numbers: tuple[int, int]) -> float:
+    def step_share(numbers: tuple[int, int]) -> float:
         sampling, learning = engine_share * current[0] / numbers[0], rank_share * current[1] / numbers[1]
         return max(sampling, learning) if overlaps else sampling + learning
 
@@ -61,5 +63,5 @@ def _better(engine_share: float, rank_share: float, placement: Placement, overla
         for numbers in product(range(1, devices // engine + 1), range(1, devices // rank + 1))
         if numbers[0] * engine + numbers[1] * rank <= devices
     ]
-    best = min(possible, key=lambda numbers: (duration(numbers), abs(numbers[0] - current[0])))
-    return best if duration(best) <= (1 - MIN_GAIN) * duration(current) else None
+    best = min(possible, key=lambda numbers: (step_share(numbers), abs(numbers[0] - current[0])))
+    return best if step_share(best) <= (1 - MIN_GAIN) * step_share(current) else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_rft.cli.reference.docstrings import sentence
+from agent_rft.cli.reference.docstrings import to_sentence
 from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.http.api_app import create_app
@@ -62,7 +62,7 @@ def _document() -> dict[str, Any]:
 
 
 def _route(route: Schema, document: Schema) -> str:
-    text = plain(sentence(route.get("description") or route["summary"])) + "\n"
+    text = plain(to_sentence(route.get("description") or route["summary"])) + "\n"
     parameters = [
         (code(p["name"]), p["in"], _bounded(p["schema"]), plain(p.get("description", "")))
         for p in route.get("parameters", ())

@@ -20,7 +20,7 @@ a few layers, never with its real weights unless said elsewhere.
 - **learner**: its log-probabilities of packed sequences are those that transformers computes for each sequence alone,
   and for one architecture of each kind of layers the gradients too (`tests/unit/trainer/model/test_shapes.py`).
 - **LoRA**: each adapter learns, and a merged model computes what its base with the adapter does
-  (`tests/unit/actors/weights/test_adapter_merge.py`). Not of experts: see [LoRA](../lora.md#what-cannot-be-adapted).
+  (`tests/unit/actors/weights/test_adapter_merge.py`). Not of experts: see [LoRA](../models.md#layers-without-adapters).
   *supervised only*: vLLM has no adapters for it.
 - **sync**: weights are published as transformers writes them: names, dtypes, shapes and bytes. `yes`: a running engine
   on a CPU then computes with them; `names`: this was not tried with an engine.

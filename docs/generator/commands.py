@@ -11,7 +11,7 @@ import typer
 
 from agent_rft.cli.main import app
 from agent_rft.cli.reference.catalog import EXIT_CODES
-from agent_rft.cli.reference.docstrings import sentence
+from agent_rft.cli.reference.docstrings import to_sentence
 from docs.generator.markdown import code, plain, table
 
 _INTRO = """# Commands
@@ -33,7 +33,7 @@ def pages() -> dict[str, str]:
         text += f"\n## `{' '.join(names)}`\n\n{_about(command)}\n\n```text\n{_usage(names, command)}\n```\n"
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         if arguments:
-            rows = ((code(_metavar(p)), plain(sentence(p.help or ""))) for p in arguments)
+            rows = ((code(_metavar(p)), plain(to_sentence(p.help or ""))) for p in arguments)
             text += "\n" + table(("Argument", "Meaning"), rows)
         text += "\n" + _options(command) if _shown(command) else ""
     rows = ((code(str(number)), plain(meaning)) for number, meaning in EXIT_CODES.items())
@@ -63,7 +63,7 @@ def _usage(names: tuple[str, ...], command: Any) -> str:
 
 
 def _metavar(argument: Any) -> str:
-    return str(argument.metavar or argument.name.upper())
+    return str(argument.metavar or argument.name).upper()
 
 
 def _shown(command: Any) -> list[Any]:
@@ -74,7 +74,7 @@ def _shown(command: Any) -> list[Any]:
 def _options(command: Any) -> str:
     context = command.context_class(command)
     rows = [
-        (_spelled(option, context), _default(option), code(option.envvar or ""), plain(sentence(option.help or "")))
+        (_spelled(option, context), _default(option), code(option.envvar or ""), plain(to_sentence(option.help or "")))
         for option in _shown(command)
     ]
     return table(("Option", "Default", "Environment", "Meaning"), rows)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_rft.cli.reference.catalog import METRIC_KINDS, places_showing, prometheus_names
-from agent_rft.cli.reference.docstrings import sentence
-from agent_rft.metrics import EVALUATION, GROUPS
+from agent_rft.cli.reference.catalog import METRIC_KINDS, list_metric_places, prometheus_names
+from agent_rft.cli.reference.docstrings import to_sentence
+from agent_rft.metrics import EVALUATION_METRICS, METRIC_GROUPS
 from agent_rft.metrics.metric import Metric
 from docs.generator.markdown import code, plain, table
 
@@ -14,7 +14,7 @@ _INTRO = """# Metrics
 
 Each line of `metrics.jsonl` in the run folder is a JSON object with the names of the first column. Prometheus receives
 the same values from every node that runs a part of a job, at the port for metrics; how to set it up, and what the
-dashboards are for, is in [Watching a job](../watching.md).
+dashboards are for, is in [Monitoring](../monitoring.md).
 
 A name with a `<placeholder>` stands for a family: `tool/<tool>/errors` is `tool/search/errors` in the file and
 `agent_rft_tool_errors_total{tool="search"}` in Prometheus. Every sample also has the labels `job` and `process`.
@@ -28,9 +28,9 @@ By its kind, Prometheus receives of a metric:
 def pages() -> dict[str, str]:
     """The page of all metrics."""
     kinds = "".join(f"- {kind}: {meaning}\n" for kind, meaning in METRIC_KINDS.items())
-    groups = "".join(f"\n## {title}\n\n{_group(metrics)}" for title, metrics in GROUPS.items())
+    groups = "".join(f"\n## {title}\n\n{_group(metrics)}" for title, metrics in METRIC_GROUPS.items())
     head = ("Name", "Unit", "Meaning")
-    rows = ((code(name), metric.unit, plain(sentence(metric.help))) for name, metric in EVALUATION.items())
+    rows = ((code(name), metric.unit, plain(to_sentence(metric.help))) for name, metric in EVALUATION_METRICS.items())
     before_after = "What `agent-rft train` compares on the test file, and the report shows in a table.\n\n"
     return {"metrics.md": _INTRO + kinds + groups + f"\n## Before and after\n\n{before_after}{table(head, rows)}"}
 
@@ -44,5 +44,5 @@ def _cells(name: str, metric: Metric) -> Iterator[str]:
     yield "<br>".join(map(code, (name, *prometheus_names(name))))
     yield metric.unit
     yield metric.kind
-    yield plain(sentence(metric.help))
-    yield "<br>".join(places_showing(name))
+    yield plain(to_sentence(metric.help))
+    yield "<br>".join(list_metric_places(name))

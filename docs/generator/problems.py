@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agent_rft.problems import GROUPS, stops_accepted_job
+from agent_rft.problems import PROBLEM_CODE_GROUPS, stops_accepted_job
 from docs.generator.markdown import plain
 
 _INTRO = """# Problem codes
@@ -18,7 +18,7 @@ computed.
 def pages() -> dict[str, str]:
     """The page of all codes."""
     text = _INTRO
-    for title, codes in GROUPS.items():
+    for title, codes in PROBLEM_CODE_GROUPS.items():
         text += f"\n## {title}\n"
         for name, code in codes.items():
             shown = re.sub(r"<\w+>", "*", name)

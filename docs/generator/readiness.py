@@ -8,7 +8,7 @@ from docs.generator.markdown import plain
 _INTRO = """# Reasons of readiness
 
 `agent-rft ready` and `POST /v1/fine_tuning/readiness` end with a verdict and its reasons;
-[how to read them](../ready.md).
+[how to read them](../readiness.md).
 `agent-rft explain CODE` prints the text of this page.
 """
 _TITLES: dict[Verdict | None, str] = {

@@ -6,7 +6,7 @@ import json
 import re
 
 from agent_rft.cli.reference.editor_schemas import MODELS, editor_schema
-from agent_rft.cli.reference.setting_list import SECTION, DocumentedSetting, SettingSection, sections
+from agent_rft.cli.reference.setting_list import SECTION, DocumentedSetting, SettingSection, list_sections
 from docs.generator.markdown import code, plain, table
 
 _INTRO = {
@@ -59,7 +59,7 @@ def _page(file: str) -> str:
         f"`agent-rft schema {file}` prints: write it to a file, and begin yours with\n"
         "`# yaml-language-server: $schema=FILE`. `agent-rft explain SETTING` prints one setting.\n"
     )
-    found = sections(file)
+    found = list_sections(file)
     kinds = [section for section in found if _KIND.search(section.path)]
     others = [section for section in found if section not in kinds]
     graders = _GRADERS + "".join(map(_section, kinds)) if kinds else ""

@@ -1,5 +1,5 @@
 """Console: a browser page that calls only the public API.
 
-`app` is its source (Svelte and TypeScript), and `make console` builds `bundle` from it. This package serves the bundle
-and opens browser sessions.
+The folder `app` contains the console's source (Svelte and TypeScript). `make console` builds the folder `bundle` from
+it. This package serves the bundle and opens browser sessions.
 """

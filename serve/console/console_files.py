@@ -1,4 +1,4 @@
-"""Console page at `/` and its files, with a policy that restricts the page to this server."""
+"""Serves the console: its page at `/` and its files. A Content-Security-Policy lets the page call only this server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADERS = {
 
 
 class ConsoleBundle(StaticFiles):
-    """Static files of the bundle."""
+    """Static files of the console, served with security headers."""
 
     def file_response(
         self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
@@ -35,8 +35,8 @@ class ConsoleBundle(StaticFiles):
         return response
 
 
-def mount(app: FastAPI, folder: Path = BUNDLE) -> None:
-    """Serve the page at `/`, and its files under `/console`."""
+def mount_console(app: FastAPI, folder: Path = BUNDLE) -> None:
+    """Add routes to `app` that serve the console's page at `/`, and the files in `folder` under `/console`."""
     files = ConsoleBundle(directory=folder, check_dir=False)
     app.mount("/console", files)
 

@@ -1,4 +1,4 @@
-"""Routes of /v1/console/session: browser sessions, opened with an API key that the browser does not keep."""
+"""Routes of /v1/console/session: browser sessions. A session is opened with an API key, which the browser discards."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from agent_rft.wire.api_errors import ApiError
 
 
 def make_router(sessions: SessionStore, *, read_only: bool = False) -> APIRouter:
-    """Return the routes of sessions. With `read_only`, the page offers no actions."""
+    """Return the router of console sessions. With `read_only`, the console shows no buttons that change anything."""
     router = APIRouter(prefix="/console/session", tags=["console"])
 
-    def shown(key: ApiKey) -> ConsoleSession:
+    def build_session(key: ApiKey) -> ConsoleSession:
         return ConsoleSession(key=SessionKey.model_validate(key), read_only=read_only)
 
     @router.post("")
     async def create(request: Request, response: Response, key: Reader) -> ConsoleSession:
-        """Open a session of the request's key. Its cookie is HttpOnly and SameSite=Strict, and expires with the key."""
+        """Open a session for the request's API key, and set the session cookie, which is HttpOnly and SameSite=Strict.
+
+        The session ends after a day, or earlier if the key expires or is revoked.
+        """
         if not request.headers.get("authorization"):
             message = "A session cannot open another session. Send an API key in the Authorization header."
             raise ApiError(400, message, code="missing_api_key")
         set_session(response, request.headers, await run_in_threadpool(sessions.open, key), SESSION_S)
-        return shown(key)
+        return build_session(key)
 
     @router.get("")
     async def get(key: Reader) -> ConsoleSession:
-        """Return the permissions of the request's session or key."""
-        return shown(key)
+        """Return the API key that the request's session or Authorization header belongs to, with the key's scopes."""
+        return build_session(key)
 
     @router.delete("")
     async def delete(request: Request, response: Response, key: Reader) -> DeletedSession:
-        """End the session of the request's cookie."""
+        """End the session that the request's cookie identifies."""
         await run_in_threadpool(sessions.close, read_session(request.headers))
         delete_session(response, request.headers)
         return DeletedSession()

@@ -1,6 +1,6 @@
 """The parts of one server: its state, its services and its listening socket.
 
-`agent_rft.serve.deployment` and `agent_rft.serve.serve_command` deploy them.
+`agent_rft.serve.deployment` and `agent_rft.serve.serve_command` start a server from these parts.
 """
 
 

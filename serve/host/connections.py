@@ -1,13 +1,13 @@
-"""Uvicorn's HTTP protocol with deadlines and limits for client connections.
+"""HTTP protocol of uvicorn, extended by deadlines and limits for client connections.
 
-A connection is in one of four states. The API handles only the second one:
+A connection is in one of four states:
 
     headers   waiting for the request's headers, for at most `headers_s`
-    request   the API handles the request; the body has separate deadlines
-    rest      the response was sent, but the client still sends its body, for at most `rest_s`
+    request   the API is handling the request; the request body has separate deadlines
+    rest      the response was sent, but the client is still sending the request body, for at most `rest_s`
     idle      waiting for the next request, for at most uvicorn's keep-alive time
 
-In every state, a client that reads nothing of a response for `unread_s` is disconnected.
+In every state, a client is disconnected if it has not read any part of a pending response for `unread_s` seconds.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from agent_rft.wire.api_errors import ApiError, error_body
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 100
 MAX_PIPELINED = 8
-"""Requests that a client may send before it receives the response to an earlier one; few clients pipeline."""
+"""Requests that a client may send while it waits for the response to an earlier request. Few clients do this."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A client connection; `connections` limits how many are open, in total and per IP address."""
+    """Protocol of one client connection; `connections` limits the number of open ones, in total and per IP address."""
 
     def __init__(self, connections: OwnerQuota, deadlines: Deadlines, **options: Any) -> None:
         super().__init__(**options)
         self._deadlines = deadlines
-        self._all = connections
+        self._quota = connections
         self._address: str | None = None
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -50,7 +50,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         address = client_network(self.client[0] if self.client else "")
-        if self._all.take(address):
+        if self._quota.take(address):
             self._address = address
             self._set_read_deadline(self._deadlines.headers_s)
         else:
@@ -67,14 +67,14 @@ class GuardedProtocol(HttpToolsProtocol):
         _cancel(self._read_timer)
         _cancel(self._write_timer)
         if self._address is not None:
-            self._all.give_back(self._address)
+            self._quota.give_back(self._address)
 
     def _set_read_deadline(self, seconds: float | None) -> None:
         _cancel(self._read_timer)
         self._read_timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
     def _require_progress(self) -> None:
-        """Disconnect the client unless it reads within `unread_s`."""
+        """Disconnect the client unless it reads part of the response within `unread_s`."""
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(
                 self._deadlines.unread_s, self._check_progress, self._count_unread()
@@ -111,9 +111,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = True
-        self._note_callback()
+        self._record_callback()
 
-    def _note_callback(self) -> None:
+    def _record_callback(self) -> None:
         self._had_callback, self._header_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -126,7 +126,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        self._note_callback()
+        self._record_callback()
         self._set_read_deadline(None)
         if len(self.url) > MAX_HEADER_BYTES or len(self.pipeline) >= MAX_PIPELINED:
             self._header_bytes = len(self.url)
@@ -135,10 +135,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        self._note_callback()
+        self._record_callback()
 
     def on_message_complete(self) -> None:
-        self._note_callback()
+        self._record_callback()
         super().on_message_complete()
         if self.cycle.response_complete:
             self._set_read_deadline(self.timeout_keep_alive)
@@ -169,12 +169,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.abort()  # close() would wait until the client has read its response
 
     def send_400_response(self, msg: str) -> None:
-        """Respond in the API's error format if the request is not HTTP or its headers are too large.
+        """Refuse a request that is not valid HTTP or has too large headers, with an error in the API's format.
 
-        Uvicorn's own response is plain text.
+        This replaces uvicorn's method, whose response is plain text.
         """
         if self._header_bytes > MAX_HEADER_BYTES:
-            message = f"The request's URL and headers are over {MAX_HEADER_BYTES:,} bytes or {MAX_HEADERS} headers."
+            message = f"The URL and headers exceed {MAX_HEADER_BYTES:,} bytes, or there are over {MAX_HEADERS} headers."
             self._refuse(ApiError(431, message, code="headers_too_large"))
         else:
             self._refuse(ApiError(400, "The request is not valid HTTP/1.1.", code="invalid_http"))

@@ -1,6 +1,6 @@
 """The listening socket of a server on a single node.
 
-`agent-rft serve` reserves the port before it starts anything else; the API's process listens on it.
+`agent-rft serve` reserves the port before it starts anything else. The API's process then listens on this port.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_rft.spec.operator.operator_config import ServerLimits
 
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75
-"""Seconds until an idle connection is closed: longer than for clients and proxies, so that they close it first."""
+"""Seconds until an idle connection is closed. Clients and proxies use shorter times, so that they close it first."""
 STOP_S = 20.0
 """Seconds that requests in progress may still take after the application starts to stop."""
 
@@ -32,7 +32,7 @@ STOP_S = 20.0
 def reserve_port(host: str, port: int) -> Iterator[int]:
     """Context manager that reserves a port and yields its number.
 
-    SO_REUSEPORT lets the API's process listen on the reserved port.
+    The socket option SO_REUSEPORT lets the API's process listen on the reserved port.
 
     Raises:
         UserError: The server cannot listen on this host and port.
@@ -59,8 +59,8 @@ async def serve_app(
 ) -> AsyncIterator[None]:
     """Context manager that serves `app` on a host and port.
 
-    On exit, requests in progress get almost `stop_s` seconds to finish. Another process may have reserved the port with
-    SO_REUSEPORT if it does not listen.
+    On exit, requests in progress get `stop_s` - 2 seconds to finish. Another process may have reserved the port, with a
+    socket that is bound with SO_REUSEPORT but does not listen.
 
     Raises:
         OSError: The server cannot listen on this host and port.
@@ -95,7 +95,7 @@ async def serve_app(
 
 
 def bind_socket(host: str, port: int, option: int = socket.SO_REUSEPORT) -> socket.socket:
-    """Return a socket with this socket option, bound to a host and port but not yet listening.
+    """Return a TCP socket with the socket option `option`, bound to a host and port but not listening.
 
     Raises:
         OSError: The socket cannot be bound to this host and port.

@@ -2,9 +2,9 @@
 
     python -m agent_rft.serve.host.run_console FOLDER [--resumed]
 
-It listens on a loopback port and prints the page's URL with a key that works once. It exits when its standard input is
-closed. It copies the run's events into a separate database as the run writes them. Clients cannot create or change
-anything.
+The process listens on a loopback port and prints the page's URL, which contains a key that works once. While the run
+writes events, the process copies them into a separate database. It exits when its standard input is closed. Clients
+cannot create or change anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agent_rft.events import (
     RolloutsProgressed,
     StepDone,
 )
-from agent_rft.rows.ownership import strip_owner
+from agent_rft.rows.ownership import strip_owner_folder
 from agent_rft.serve.console import console_files, console_session
 from agent_rft.serve.host.listener import reserve_port, serve_app
 from agent_rft.serve.host.server_state import ServerState, StateLocations
@@ -48,12 +48,12 @@ from agent_rft.stored_events import RunEvent
 
 HOST, POLL_S = "127.0.0.1", 1.0
 STOP_S = 3.0
-"""Seconds until open requests are cut off at the end; short, since pages that follow the run would delay the exit."""
+"""Seconds that open requests may still take at exit. Pages that follow the run keep a request open all the time."""
 STATUS_BY_OUTCOME: dict[Outcome, JobStatus] = {"done": "succeeded", "failed": "failed", "stopped": "cancelled"}
 
 
 class OneTimeKey:
-    """API key that can be used once, by the page that it opens; the page then continues with its session."""
+    """Finds one API key, and only once: the console's page opens a session with the key, then uses the session."""
 
     def __init__(self, key: ApiKey, token: str) -> None:
         self._key = key
@@ -68,7 +68,7 @@ class OneTimeKey:
 
 
 class RunMirror:
-    """Copies a run into a job store as a job. Its methods read files: call them in a thread."""
+    """Copy of a run in a job store, as one job. The methods block while they read files, so call them in a thread."""
 
     def __init__(self, store: JobStore, runs: Path, run: RunFolder, owner: str, resumed: bool = False) -> None:
         self._resumed = resumed
@@ -128,14 +128,14 @@ class RunMirror:
             case RolloutDiscarded() | RolloutsProgressed() | PhaseStarted(is_quiet=True):
                 return
             case CheckpointSaved(path=path):
-                self._store.add_checkpoint(self.id, event.step, str(strip_owner(Path(path).resolve())), {})
+                self._store.add_checkpoint(self.id, event.step, str(strip_owner_folder(Path(path).resolve())), {})
         self._store.add_event(self.id, event.level, event.message, data={"kind": event.kind, **event.data})
 
     def _read_metrics(self, step: int) -> dict[str, float] | None:
         """Return a step's metrics, or None if they are missing.
 
-        The run writes them before the step's event. They are read again for a repeated step, since a resumed run may
-        repeat steps.
+        The run writes a step's metrics before the step's event. A resumed run may repeat steps, so the metrics of a
+        repeated step are read again.
         """
         if step not in self._metrics or step <= self._last_step:
             self._metrics = {int(metrics["step"]): metrics for metrics in self._run.metrics()}
@@ -159,7 +159,7 @@ def _read_lines(path: Path) -> Iterator[bytes | None]:
 
 
 def make_console_app(state: ServerState, mirror: RunMirror, key: ApiKey, token: str) -> FastAPI:
-    """Return the console app for a mirrored run: read-only routes, and sessions opened with `key`."""
+    """Return the console app for a mirrored run, with read-only routes. `token` is the token of `key`."""
     store, runs = JobStore(state.database), state.folder / "runs"
     logs = JobLogs(state.folder)
     jobs = JobService(store, state.models, state.files, state.secrets, DEFAULT_CONFIG, logs)
@@ -171,7 +171,7 @@ def make_console_app(state: ServerState, mirror: RunMirror, key: ApiKey, token: 
         console_session.make_router(state.sessions, read_only=True),
     ]
     app = create_app(routers, OneTimeKey(key, token), sessions=state.sessions, key_cache_s=0.0)
-    console_files.mount(app)
+    console_files.mount_console(app)
     return app
 
 
@@ -181,7 +181,7 @@ async def serve(
     """Serve the console for a run until `end` is set.
 
     Args:
-        run: The run to show.
+        run: Folder of the run to show.
         folder: Folder for the console's database and files.
         on_url: Called with the page's URL.
         end: Set when the console must stop.

@@ -1,7 +1,7 @@
 """The server's log: failures with request ids and tracebacks, without secrets, in files of bounded size.
 
-Each API replica writes `logs/server-N.log` in the server's folder. `agent-rft serve` copies new records to its standard
-error, because the replicas are Ray processes and their output goes to Ray's session folder.
+Each API replica writes `logs/server-N.log` in the server's folder. The replicas are Ray processes, whose output goes to
+Ray's session folder. `agent-rft serve` therefore copies new records of these files to its standard error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import BinaryIO
 from agent_rft.cluster.records.redaction import REDACTED, to_plain_json
 from agent_rft.serve.http.access_log import BoundedLog
 
-FOLDER, PATTERN = "logs", "server-*.log"
+LOG_FOLDER, LOG_PATTERN = "logs", "server-*.log"
 MAX_BYTES = 16 * 2**20
 MAX_RECORD_CHARS = 16_000
 """Longer records lose their middle; the request is at the beginning and the cause at the end."""
@@ -40,10 +40,10 @@ _SECRETS = re.compile(
 
 
 class ServerLog(logging.Handler):
-    """Handler that writes the warnings and errors of all loggers of a process to a file, without secrets.
+    """Logging handler that writes the warnings and errors of a process to a file, without secrets.
 
     It removes values of secret environment variables, keys, credentials in URLs, and input quoted by validation errors.
-    SQL parameters never reach it, since the database engine hides them.
+    SQL parameters never reach this handler, since the database engine hides them.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, environment: Mapping[str, str] = os.environ) -> None:
@@ -55,8 +55,8 @@ class ServerLog(logging.Handler):
 
     @classmethod
     def for_replica(cls, folder: Path, replica: int) -> ServerLog:
-        """Return the log of a replica of the server whose folder is `folder`."""
-        return cls(folder / FOLDER / f"server-{replica}.log")
+        """Return the log of API replica number `replica`; `folder` is the server's folder."""
+        return cls(folder / LOG_FOLDER / f"server-{replica}.log")
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -84,11 +84,12 @@ class ServerLog(logging.Handler):
 class LogFollower:
     """Context manager that copies new records of a server's logs to `write`, in a separate thread.
 
-    If `write` raises OSError or ValueError, for example because the terminal was closed, only the copying stops.
+    If `write` raises OSError or ValueError, for example because the terminal was closed, the copying stops without an
+    error.
     """
 
     def __init__(self, folder: Path, write: Callable[[str], object], poll_s: float = POLL_S) -> None:
-        self._folder = folder / FOLDER
+        self._folder = folder / LOG_FOLDER
         self._write = write
         self._poll_s = poll_s
         self._files: dict[Path, BinaryIO] = {}
@@ -96,7 +97,7 @@ class LogFollower:
         self._thread = threading.Thread(target=self._run, name="server-log", daemon=True)
 
     def __enter__(self) -> LogFollower:
-        for path in self._folder.glob(PATTERN):
+        for path in self._folder.glob(LOG_PATTERN):
             with suppress(OSError):
                 self._files[path] = file = path.open("rb")
                 file.seek(0, os.SEEK_END)
@@ -116,7 +117,7 @@ class LogFollower:
             self._copy()
 
     def _copy(self) -> None:
-        for path in sorted(self._folder.glob(PATTERN)):
+        for path in sorted(self._folder.glob(LOG_PATTERN)):
             if path in self._files and _was_renamed(path, self._files[path]):
                 self._copy_rest(self._files[path])
                 self._files.pop(path).close()

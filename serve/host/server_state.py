@@ -1,6 +1,6 @@
 """The state that a server keeps between starts: its database, its files and its secret key.
 
-It is in one folder, unless the database or the files are configured to be elsewhere.
+The state is in one folder, unless another location is configured for the database or the files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StateLocations:
 
     @classmethod
     def load(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> StateLocations:
-        """Load the locations from the environment, or else from the folder, where `save` wrote them."""
+        """Load the locations from environment variables, or else from the file that `save` wrote to the folder."""
         path = folder / LOCATIONS_FILE
         saved = json.loads(path.read_text()) if path.exists() else {}
         database = read_variable(environment, DATABASE_VARIABLE) or saved.get("database")
@@ -79,7 +79,7 @@ class ServerState:
         open_store(operator)  # reports a wrong setting now instead of in a job
         try:
             make_private(folder, FOLDER_MARKERS)
-            self.secrets = SecretBox.of_folder(folder)
+            self.secrets = SecretBox.from_folder(folder)
             self.database = open_database(folder, locations.database)
             blobs = open_blobs(locations.files, folder / "files")
             self.files = FileStore(self.database, blobs, folder, operator.limits.max_file_bytes)
@@ -104,7 +104,10 @@ class ServerState:
 
     @asynccontextmanager
     async def lock_models(self) -> AsyncIterator[None]:
-        """Context manager that lets one API replica at a time start and stop served models; do not cancel it."""
+        """Context manager that lets one API replica at a time start and stop served models.
+
+        Do not cancel a task that is waiting for this lock: the lock would then never be released.
+        """
         with ExitStack() as stack:
             await asyncio.to_thread(stack.enter_context, self.database.exclusive(MODELS_LOCK))
             yield

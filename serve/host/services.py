@@ -11,9 +11,9 @@ from fastapi import APIRouter
 from agent_rft.serve.console import console_session
 from agent_rft.serve.host.server_state import ServerState
 from agent_rft.serve.http.client_limits import DEADLINES, Deadlines
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.inference import chat, responses
-from agent_rft.serve.inference.model_server import Hosting, ModelServer, ServedModels
+from agent_rft.serve.inference.model_server import ModelHosting, ModelServer, ServedModels
 from agent_rft.serve.jobs.job_comparisons import JobComparisons
 from agent_rft.serve.jobs.job_logs import JobLogs
 from agent_rft.serve.jobs.job_manager import JobManager, Launcher, ManagerConfig
@@ -46,10 +46,10 @@ def make_routers(
     checker: JobChecker,
     served: ModelServer,
     deadlines: Deadlines = DEADLINES,
-    pace: StreamLimits | None = None,
+    stream_limits: StreamLimits | None = None,
 ) -> Sequence[APIRouter]:
-    """Return all routers of the API; `pace` limits the job streams."""
-    store, trials, runs = jobs.store, Trials(operator), state.folder / "runs"
+    """Return all routers of the API; `stream_limits` sets the limits of job streams."""
+    store, trials, runs = jobs.store, TrialFactory(operator), state.folder / "runs"
     return (
         file_routes.make_router(state.files, operator.limits.max_uploads, deadlines),
         job_routes.make_router(jobs),
@@ -58,7 +58,7 @@ def make_routers(
         job_records.make_router(JobRecords(store, runs)),
         comparison_routes.make_router(store, JobComparisons(runs)),
         job_tools.make_router(jobs, trials),
-        job_stream.make_router(store, runs, pace=pace),
+        job_stream.make_router(store, runs, stream_limits=stream_limits),
         readiness_routes.make_router(jobs),
         trial_routes.make_router(trials),
         model_routes.make_router(state.models),
@@ -70,14 +70,14 @@ def make_routers(
 
 
 class Services:
-    """The routers and the services that they call; call `run` in the event loop that serves the routers."""
+    """Services of one API replica, with their routers. Call `run` in the event loop that serves the routers."""
 
     def __init__(
         self,
         state: ServerState,
         operator: OperatorConfig,
         launcher: Launcher,
-        hosting: Hosting,
+        hosting: ModelHosting,
         deadlines: Deadlines = DEADLINES,
     ) -> None:
         registry = state.models

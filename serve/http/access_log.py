@@ -1,7 +1,7 @@
 """The access log: one line of JSON per request, in files in the server's folder.
 
-It contains the route template, but no bodies, queries, client addresses or object ids. Its file (`BoundedLog`) has a
-bounded size. A line that cannot be written is lost and does not fail the request.
+Lines contain the route template, but no bodies, queries, client addresses or object ids. Each file is a `BoundedLog`
+of bounded size. If a line cannot be written, it is lost, but the request succeeds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MAX_BYTES = 64 * 2**20
 class AccessLogEntry:
     """A completed request.
 
-    `key` is the id of its API key, or None without a valid key; `ms` is the time until the response ended.
+    `key` is the id of the request's API key, or None if the key was missing or invalid. `ms` is the time until the
+    response ended, in milliseconds.
     """
 
     time: str
@@ -55,9 +56,9 @@ class AccessLog:
 
 
 class BoundedLog:
-    """Log file of bounded size that only its owner can read. If the disk is full, lines are lost and nothing is raised.
+    """Log file of bounded size that only its owner can read. If the disk is full, lines are lost without an error.
 
-    At `max_bytes` the file is renamed to `*.1`, which replaces the previous `*.1`. Methods are thread-safe.
+    When the file reaches `max_bytes`, it is renamed to `*.1` and replaces the previous `*.1`. Methods are thread-safe.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:

@@ -24,7 +24,7 @@ from agent_rft.spec.operator.operator_config import ServerLimits
 from agent_rft.wire.api_errors import ApiError
 
 CHECK_S = 3.0
-"""Timeout of a health check in seconds; after it the dependency is reported as missing."""
+"""Timeout of a health check in seconds. If the check takes longer, its dependency counts as unavailable."""
 Checks = Mapping[str, Callable[[], None]]
 """Blocking functions by dependency name; each raises if its dependency is unavailable."""
 NO_CHECKS: Checks = MappingProxyType({})
@@ -39,7 +39,7 @@ class DependencyChecks:
         self._running: dict[str, asyncio.Task[str]] = {}
 
     async def find_unavailable(self) -> dict[str, str]:
-        """Return the unavailable dependencies, each with the error type for the server's log."""
+        """Return the unavailable dependencies by name, each with the reason: an exception's class name or a timeout."""
         for name, check in self._checks.items():
             if name not in self._running or self._running[name].done():
                 self._running[name] = asyncio.create_task(_run_check(check))
@@ -60,9 +60,10 @@ async def _run_check(check: Callable[[], None]) -> str:
 
 
 def add_health(app: FastAPI, checks: Checks) -> None:
-    """Add `/health`, which checks the process, and `/health/ready`, which checks its dependencies.
+    """Add `/health`, which checks this process, and `/health/ready`, which checks the dependencies in `checks`.
 
-    Neither requires an API key. They are separate because a restart repairs a hanging process, but not a dependency.
+    Neither route requires an API key. There are two routes because a restart can repair a process that hangs, but not
+    an unavailable dependency.
     """
     dependencies = DependencyChecks(checks)
 
@@ -112,15 +113,15 @@ def create_app(
         keys: Finds API keys by token.
         limits: Limits on bodies, connections and request rates.
         deadlines: Deadlines for clients.
-        rate: Rate limit; None builds one from `limits`.
+        rate: Rate limits of API keys; None creates them from `limits`.
         lifespan: Entered before the first request and exited after the last one.
         recorder: Records a metric for each request.
         behind_proxy: Whether Ray Serve's proxy assigns request ids and cancels the requests of disconnected clients.
         access_log: Log of all requests.
-        audit: Log of the requests that change something.
+        audit: Log of all requests that change something.
         sessions: Finds API keys by session cookie.
-        key_cache_s: Seconds that a found key is cached.
-        checks: Checks of `/health/ready`.
+        key_cache_s: Seconds for which a valid API key is cached.
+        checks: Health checks of the dependencies, for `/health/ready`.
     """
     app = FastAPIOffline(
         title="agent-rft",

@@ -1,4 +1,4 @@
-"""The requests that the audit log records, with the action that each one is recorded as."""
+"""Actions that the audit log records, by the method and the route of the request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIONS = {
 
 
 class Auditor(Protocol):
-    """The method of agent_rft.serve.stores.audit_log.AuditLog that requests need."""
+    """Part of agent_rft.serve.stores.audit_log.AuditLog that the middleware uses to record requests."""
 
     def append(
         self,
@@ -44,20 +44,20 @@ class Auditor(Protocol):
 
 
 def find_action(scope: Scope) -> str | None:
-    """Return the action of a request, or None if the audit log does not record it."""
+    """Return the action of a request, such as `job.create`, or None if the audit log does not record the request."""
     return ACTIONS.get((scope["method"], str(getattr(scope.get("route"), "path", ""))))
 
 
 def set_created_id(request: Request, object_id: str) -> None:
-    """Set the id of the object that a request created, for the audit log."""
+    """Store the id of the object that a request created, for the audit log."""
     request.state.made = object_id
 
 
 def find_object_id(scope: Scope) -> str | None:
-    """Return the id of the object that a request created, or of the object in its path."""
+    """Return the id of the object that a request created, or else the id in the request's path; None without either."""
     found = scope["state"].get("made")
     return found or next(iter(scope.get("path_params", {}).values()), None)
 
 
-def outcome_from_status(status: int) -> Outcome:
+def get_outcome(status: int) -> Outcome:
     return "done" if status < 400 else "refused" if status == 403 else "failed"

@@ -1,6 +1,7 @@
 """Authentication by `Authorization: Bearer sk-rft-...` or session cookie, rate limits per key, and scopes.
 
-The middleware authenticates every request below `/v1` before it reads the body; a route only declares its scope.
+The middleware authenticates every request below `/v1` before it reads the body. A route only declares the scope that it
+requires.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from agent_rft.serve.stores.key_store import ApiKey, Scope
 from agent_rft.wire.api_errors import ApiError
 
-FAILED_LOGINS, ALL_FAILED_LOGINS = 20, 400
+MAX_FAILED_LOGINS, MAX_TOTAL_FAILED_LOGINS = 20, 400
 """Maximum requests with a wrong key per minute, per address and in total; also the maximum bursts."""
 MAX_ADDRESSES = 10_000
 BURST_S = 10.0
@@ -34,7 +35,7 @@ KEY_CACHE_S = 1.0
 
 
 class KeyFinder(Protocol):
-    """The method of the key store and the session store that authentication needs."""
+    """Part of the key store and of the session store that authentication uses: finds the API key for a token."""
 
     def find(self, token: str) -> ApiKey | None: ...
 
@@ -49,11 +50,11 @@ class NoSessions:
 @dataclass(slots=True)
 class _Bucket:
     tokens: float
-    at: float
+    refilled_at: float
 
 
 class KeyRateLimit:
-    """One token bucket per API key, in this process only."""
+    """Rate limit with one token bucket per API key. Each process has its own buckets."""
 
     def __init__(self, requests_per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._default = requests_per_minute
@@ -61,15 +62,15 @@ class KeyRateLimit:
         self._buckets: dict[str, _Bucket] = {}
 
     def take(self, key: ApiKey) -> float:
-        """Take a token and return 0, or return the seconds until a token is available."""
+        """Take a token from the key's bucket and return 0. If the bucket is empty, return the seconds to wait."""
         rate_per_s = (key.requests_per_minute or self._default) / 60
         capacity, now = max(rate_per_s * BURST_S, 1.0), self._clock()
         bucket = self._buckets.pop(key.id, None) or _Bucket(capacity, now)
         self._buckets[key.id] = bucket  # reinserted at the end: the first entry is the least recently used
         if len(self._buckets) > MAX_CACHED_KEYS:
             del self._buckets[next(iter(self._buckets))]
-        bucket.tokens = min(bucket.tokens + (now - bucket.at) * rate_per_s, capacity)
-        bucket.at = now
+        bucket.tokens = min(bucket.tokens + (now - bucket.refilled_at) * rate_per_s, capacity)
+        bucket.refilled_at = now
         if bucket.tokens < 1:
             return (1 - bucket.tokens) / rate_per_s
         bucket.tokens -= 1
@@ -77,27 +78,28 @@ class KeyRateLimit:
 
 
 class FailedLogins:
-    """Counts of requests with a wrong key, per address and in total, in this process and with bounded memory.
+    """Rate limit for requests with a wrong key, per client address and in total. Each process has its own counts.
 
-    Requests with a valid key are never refused because of them: clients behind a proxy share its address.
+    Requests with a valid key are never refused because of failed logins, since all clients behind a proxy have the same
+    address. Memory use is bounded.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._all = _Bucket(float(ALL_FAILED_LOGINS), clock())
+        self._all = _Bucket(float(MAX_TOTAL_FAILED_LOGINS), clock())
         self._by_address: dict[str, _Bucket] = {}
 
     def record_failure(self, client: str) -> float:
-        """Count a failed login and return 0, or return the seconds until the address may fail again."""
+        """Count a failed login and return 0. After too many failures, return the seconds to wait."""
         address, now = client_network(client), self._clock()
-        own = self._by_address.pop(address, None) or _Bucket(float(FAILED_LOGINS), now)
+        own = self._by_address.pop(address, None) or _Bucket(float(MAX_FAILED_LOGINS), now)
         self._by_address[address] = own  # reinserted at the end: the first entry is the least recently used
         if len(self._by_address) > MAX_ADDRESSES:
             del self._by_address[next(iter(self._by_address))]
-        buckets = (own, FAILED_LOGINS), (self._all, ALL_FAILED_LOGINS)
+        buckets = (own, MAX_FAILED_LOGINS), (self._all, MAX_TOTAL_FAILED_LOGINS)
         for bucket, size in buckets:
-            bucket.tokens = min(bucket.tokens + (now - bucket.at) * size / 60, size)
-            bucket.at = now
+            bucket.tokens = min(bucket.tokens + (now - bucket.refilled_at) * size / 60, size)
+            bucket.refilled_at = now
         wait_s = max((1 - bucket.tokens) * 60 / size for bucket, size in buckets)
         if wait_s > 0:
             return wait_s
@@ -107,7 +109,7 @@ class FailedLogins:
 
 
 class Authenticator:
-    """Finds the API key of a request and applies the key's rate limit."""
+    """Finds the API key of a request, and enforces the key's rate limit."""
 
     def __init__(
         self,
@@ -135,8 +137,8 @@ class Authenticator:
             session: Token of the session cookie.
 
         Raises:
-            ApiError: 401 if the key is missing, invalid, expired or revoked. 429 if the key exceeds its rate limit or
-                the client sent too many wrong keys.
+            ApiError: 401 if the key is missing, invalid, expired or revoked. 429 if the key exceeds its rate limit, or
+                if the client has sent too many wrong keys.
         """
         scheme, _, token = authorization.partition(" ")
         if not authorization and session:
@@ -188,7 +190,7 @@ def require_scope(scope: Scope) -> Callable[..., Awaitable[ApiKey]]:
 
     async def check(request: Request, _: Annotated[Any, Security(_bearer)]) -> ApiKey:
         key: ApiKey = request.state.api_key
-        if not key.may(scope):
+        if not key.has_scope(scope):
             raise _insufficient_scope_error(
                 scope, f"This route requires the scope {scope}. The API key has only {', '.join(key.scopes)}."
             )
@@ -198,14 +200,16 @@ def require_scope(scope: Scope) -> Callable[..., Awaitable[ApiKey]]:
 
 
 def check_may_change(key: ApiKey, owner: str | None, what: str) -> None:
-    """Check that a key may change or delete an object: it is the owner, the owner is unknown, or it has `admin`.
+    """Check that a key may change or delete an object; `what` is the kind of object, for the error message.
+
+    A key may do so if it owns the object or has the scope `admin`, or if the object's owner is unknown.
 
     Raises:
         ApiError: 403, the key may not change the object.
     """
-    if owner not in (None, key.id) and not key.may("admin"):
+    if owner not in (None, key.id) and not key.has_scope("admin"):
         scopes = ", ".join(key.scopes)
-        message = f"Only its owner and admins can change this {what}. The API key has only the scopes {scopes}."
+        message = f"Only admins and the owner of this {what} can change it. The API key has only the scopes {scopes}."
         raise _insufficient_scope_error("admin", message)
 
 
@@ -220,7 +224,10 @@ def _rate_limit_error(message: str, code: str, wait_s: float) -> ApiError:
 
 
 def client_network(client: str) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address, since one client may use the full network."""
+    """Return `client` if it is an IPv4 address, its /64 network if it is an IPv6 address, or else an empty string.
+
+    A client with an IPv6 address can usually use all addresses of the /64 network.
+    """
     try:
         address = ip_address(client)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Limits for clients: shares of a capacity per owner (API key or address), and deadlines."""
+"""Limits for clients: quotas per owner (an API key or an IP address), and deadlines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from agent_rft.wire.api_errors import ApiError
 
 
 class OwnerQuota:
-    """Capacity of `total` units, of which one owner may hold at most `share`; the default is half, rounded up."""
+    """Quota of `total` units, such as connections or bytes. One owner may hold at most `share` units at a time.
+
+    The default for `share` is half of `total`, rounded up.
+    """
 
     def __init__(self, total: int, share: int | None = None) -> None:
         self._free = total
@@ -19,7 +22,7 @@ class OwnerQuota:
         self._taken: Counter[str] = Counter()
 
     def take(self, owner: str, count: int = 1) -> bool:
-        """Take units for `owner` and return True, or return False if there are not enough."""
+        """Take `count` units for `owner` and return True. Return False if `owner` cannot get that many."""
         if count > min(self._free, self._share - self._taken[owner]):
             return False
         self._free -= count
@@ -34,9 +37,9 @@ class OwnerQuota:
 
     @contextmanager
     def hold(self, owner: str, refusal: ApiError) -> Iterator[Callable[[int], None]]:
-        """Context manager that yields a function to take units, which raises `refusal` if there are too few.
+        """Context manager that yields a function `take(count)`, which takes units for `owner` or raises `refusal`.
 
-        On exit, the units are released.
+        On exit, all taken units are returned to the quota.
         """
         taken = 0
 
@@ -68,7 +71,7 @@ class Deadlines:
     upload_bytes_per_s: float = 16_384.0
     """Minimum average speed of an upload after `upload_idle_s`, in bytes per second."""
     unread_s: float = 60.0
-    """Time in which the client must read some of the response."""
+    """Time within which the client must read at least one byte of a pending response."""
     rest_s: float = 10.0
     """Time for the rest of a request body after the response was sent."""
 

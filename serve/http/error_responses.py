@@ -1,6 +1,6 @@
 """Error responses of the API: `{"error": {message, type, param, code}}` with the matching HTTP status.
 
-They never contain a traceback or a secret.
+Error responses never contain a traceback or a secret.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from starlette.routing import Match
 from agent_rft.actors.runtime.fair_slots import NoFreeSlot
 from agent_rft.errors import InvalidJob, RftError, UserError
 from agent_rft.serve.jobs.client_errors import replace_fix
-from agent_rft.serve.stores.database import is_unavailable, reason_of
+from agent_rft.serve.stores.database import describe_error, is_unavailable
 from agent_rft.spec.config_reader import format_key_path, to_key_path
 from agent_rft.wire.api_errors import MAX_PARAM_CHARS, ApiError, error_body, truncate
 
 PREFIX = "/v1"
 """Path prefix of the API's routes."""
 MAX_SHOWN_ERRORS = 5
-INTERNAL = "Internal server error. Search the server's log (logs/server-*.log in its folder) for the request id."
+INTERNAL = "Internal server error. Search for the request id in logs/server-*.log in the server's folder."
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MESSAGES = {
     404: "Unknown URL: {method} {path}",
@@ -33,8 +33,8 @@ _MESSAGES = {
 }
 
 
-def not_found(what: str, id: str, param: str) -> ApiError:
-    """Return the 404 error for an id that does not exist."""
+def make_not_found_error(what: str, id: str, param: str) -> ApiError:
+    """Return the 404 error for an object that does not exist; `what` is its kind, `param` the parameter with the id."""
     return ApiError(404, f"No such {what}: {truncate(id, 100)}", param=param, code="not_found")
 
 
@@ -47,7 +47,7 @@ def internal_error(cause: str = "") -> ApiError:
     return ApiError(500, INTERNAL, type="server_error", code="internal_error", cause=cause)
 
 
-def from_unexpected(error: Exception) -> ApiError:
+def make_unexpected_api_error(error: Exception) -> ApiError:
     """Return the error for an unexpected exception: 503 if the database is unavailable, otherwise 500."""
     if not is_unavailable(error):
         return internal_error()
@@ -58,52 +58,52 @@ def from_unexpected(error: Exception) -> ApiError:
         code="database_unavailable",
         type="server_error",
         headers={"Retry-After": "5"},
-        cause=f"the database is unavailable: {reason_of(error)}",
+        cause=f"the database is unavailable: {describe_error(error)}",
     )
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Install handlers that return errors in the API's format.
+    """Install exception handlers that respond to expected errors in the API's format.
 
     `agent_rft.serve.http.middleware` handles unexpected exceptions.
     """
 
     @app.exception_handler(ApiError)
-    async def _api_error(request: Request, error: ApiError) -> JSONResponse:
+    async def _handle_api_error(request: Request, error: ApiError) -> JSONResponse:
         request.state.failure = error
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def _handle_invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
         return error_response(_from_validation_errors(error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+    async def _handle_http_exception(request: Request, error: HTTPException) -> JSONResponse:
         return error_response(_from_http_exception(request, error))
 
     @app.exception_handler(NoFreeSlot)
-    async def _no_slot(request: Request, error: NoFreeSlot) -> JSONResponse:
+    async def _handle_no_slot(request: Request, error: NoFreeSlot) -> JSONResponse:
         message = f"Too many trials of graders and tools are running: {error}. Try again in a moment."
-        return error_response(too_many(message, "too_many_trials", 5))
+        return error_response(make_too_many_error(message, "too_many_trials", 5))
 
     @app.exception_handler(UserError)
-    async def _user_error(request: Request, error: UserError) -> JSONResponse:
-        return error_response(from_user_error(error))
+    async def _handle_user_error(request: Request, error: UserError) -> JSONResponse:
+        return error_response(make_user_api_error(error))
 
 
-def too_many(message: str, code: str, retry_s: int) -> ApiError:
+def make_too_many_error(message: str, code: str, retry_s: int) -> ApiError:
     """Return the 429 error for too many concurrent requests; clients retry after `retry_s`."""
     return ApiError(429, message, code=code, type="rate_limit_error", headers={"Retry-After": str(retry_s)})
 
 
-def not_ready(error: RftError, retry_s: int) -> ApiError:
+def make_not_ready_error(error: RftError, retry_s: int) -> ApiError:
     """Return the 503 error for a request that will succeed later; clients retry after `retry_s`."""
     message = f"The result is not ready: {error.message}. Try again in a few seconds."
     return ApiError(503, message, code="not_ready", type="server_error", headers={"Retry-After": str(retry_s)})
 
 
-def from_user_error(error: UserError, param: str | None = None) -> ApiError:
-    """Return the 400 error for a UserError of the layers below; the first problem of an InvalidJob sets `param`."""
+def make_user_api_error(error: UserError, param: str | None = None) -> ApiError:
+    """Return the 400 error for a UserError. The first problem of an InvalidJob sets the code and the param."""
     if not isinstance(error, InvalidJob) or not error.problems:
         return ApiError(400, error.public_message, param=param, code="invalid_request")
     first = error.problems[0]
@@ -143,7 +143,7 @@ def _from_http_exception(request: Request, error: HTTPException) -> ApiError:
 
 
 def base_url(request: Request) -> str:
-    """Return the base URL for clients, with the host from the request."""
+    """Return the API's base URL for clients, with the host to which the client sent this request."""
     return str(request.base_url).rstrip("/") + PREFIX
 
 

@@ -1,4 +1,4 @@
-"""Trial runs of graders and tools for clients; all routes of a process share the slots of `TrialSlots`.
+"""Trial runs of graders and tools for clients. All routes of a process share one `TrialSlots`.
 
 A call in a trial may take at most ten minutes, as in OpenAI's API, because the client keeps a connection open. A longer
 `timeout_s` of the endpoint has no effect.
@@ -17,19 +17,22 @@ from agent_rft.spec.graders import GraderSpec, limit_trial_grader
 from agent_rft.spec.operator.operator_config import OperatorConfig
 
 
-class Trials:
-    """Runs graders and tools once for clients, within the operator's limits."""
+class TrialFactory:
+    """Creates graders and slots for trial runs, within the operator's limits."""
 
     def __init__(self, operator: OperatorConfig, slots: TrialSlots | None = None) -> None:
         self.operator = operator.limit_to_trial()
         self.slots = slots or TrialSlots(operator.limits.max_trial_calls)
 
     def slot(self, key: ApiKey) -> Slot:
-        """Return a function that waits for a slot of the key; it raises NoFreeSlot, which becomes a 429 response."""
+        """Return a factory of context managers. Each context manager waits for a trial slot and holds it for the key.
+
+        A context manager raises NoFreeSlot if it does not get a slot in time. The client then gets a 429 response.
+        """
         return partial(self.slots.hold_slot, key.id)
 
     async def make_grader(self, spec: GraderSpec, key: ApiKey) -> GraderPool:
-        """Return the grader, within the operator's limits; its parts wait for slots.
+        """Return a grader for one trial, within the operator's limits. Each heavy part of the grader waits for a slot.
 
         Raises:
             InvalidJob: The grader is invalid, or the operator does not allow it.
@@ -38,7 +41,7 @@ class Trials:
         return GraderPool(limit_trial_grader(spec), operator=self.operator, slot=self.slot(key))
 
     async def check_grader(self, spec: GraderSpec) -> None:
-        """Check a grader without calling anything.
+        """Check the settings of a grader, without running it or calling an endpoint.
 
         Raises:
             InvalidJob: The grader is invalid, or the operator does not allow it.

@@ -1,7 +1,7 @@
-"""Check of JSON bodies: any database must be able to store the values, and any endpoint must accept them.
+"""Check of JSON request bodies: rejects values that a database cannot store or that an endpoint may not accept.
 
-Values are counted before a body is parsed. A million empty lists fit into 3 MB of JSON, but take 60 MB of memory and
-seconds of CPU time in each layer.
+The values are counted before the body is parsed, because a million empty lists fit into 3 MB of JSON, but use 60 MB of
+memory and seconds of CPU time in each layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _ValueNotAllowed(ValueError):
 
 
 def find_body_problem(body: bytes) -> str | None:
-    """Return the reason why a body is refused, or None if it is accepted.
+    """Return the problem with a request body as a clause, or None if the body is accepted.
 
     A body must be valid JSON with at most MAX_VALUES values, nested at most MAX_DEPTH deep. It must not contain:
 
@@ -41,16 +41,16 @@ def find_body_problem(body: bytes) -> str | None:
     except UnicodeError:
         return "it is not valid UTF-8"
     except RecursionError:
-        return f"it is nested more than {MAX_DEPTH} deep"
+        return f"it is nested more than {MAX_DEPTH} levels deep"
     except (json.JSONDecodeError, _ValueNotAllowed) as error:
         return str(error)
     except ValueError:  # int() refuses more than 4,300 digits
         return "it contains a number with too many digits"
-    return f"it is nested more than {MAX_DEPTH} deep" if _is_deep(value) else None
+    return f"it is nested more than {MAX_DEPTH} levels deep" if _is_deep(value) else None
 
 
 def has_many_values(text: str) -> bool:
-    """Whether JSON text has more than MAX_VALUES values; invalid JSON counts up to its first error."""
+    """Whether JSON text has more than MAX_VALUES values. In invalid JSON, values before the first error are counted."""
     if _count_separators(text) <= MAX_VALUES:
         return False
     text = text.replace("\\\\", "").replace('\\"', "")
@@ -60,7 +60,7 @@ def has_many_values(text: str) -> bool:
 
 
 def _count_separators(text: str) -> int:
-    """Return the maximum number of nested values: each follows a comma or an opening bracket."""
+    """Return an upper bound on the number of nested values: each value follows a comma or an opening bracket."""
     return text.count(",") + text.count("[") + text.count("{")
 
 
@@ -76,7 +76,7 @@ def _parse_finite(text: str) -> float:
 
 
 def _check_characters(text: str) -> None:
-    """Check JSON with minimal escapes: surrogates fail to encode, and NUL characters appear as an escape.
+    """Check the characters of JSON text in which only necessary characters are escaped.
 
     Raises:
         UnicodeError: The text contains a lone surrogate.

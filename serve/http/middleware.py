@@ -1,8 +1,8 @@
 """Middleware for all routes: request ids, authentication, session cookies, body limits, unexpected errors and metrics.
 
-Each request has an id, which its response repeats. Requests below `/v1` are authenticated before their body is read.
-Bodies are limited in size and cannot contain values that cannot be stored. One key can have only a share of the
-requests and bodies in progress. Unexpected exceptions also get a response in the API's error format.
+Each request has an id, which its response contains. Requests below `/v1` are authenticated before their body is read.
+Bodies that are too large or contain values that cannot be stored are refused. One API key can use only a share of the
+capacity for concurrent requests and bodies. Unexpected exceptions also get a response in the API's error format.
 
 The middleware is plain ASGI, so responses, including streams, are not buffered.
 """
@@ -28,32 +28,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.serve.http.access_log import AccessLog, AccessLogEntry, format_utc_now
-from agent_rft.serve.http.audit_actions import Auditor, find_action, find_object_id, outcome_from_status
+from agent_rft.serve.http.audit_actions import Auditor, find_action, find_object_id, get_outcome
 from agent_rft.serve.http.auth import Authenticator
 from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, OwnerQuota
-from agent_rft.serve.http.error_responses import error_response, from_unexpected, too_many
+from agent_rft.serve.http.error_responses import error_response, make_too_many_error, make_unexpected_api_error
 from agent_rft.serve.http.json_body import find_body_problem
-from agent_rft.serve.stores.database import DatabaseError, is_unavailable, reason_of
+from agent_rft.serve.stores.database import DatabaseError, describe_error, is_unavailable
 from agent_rft.wire.api_errors import ApiError
 
-UPLOADS = "/v1/files"
+UPLOAD_PATH = "/v1/files"
 """The only route whose body is not JSON. It reads and limits the body itself."""
-GUARDED = "/v1/"
+AUTHENTICATED_PREFIX = "/v1/"
 WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
-CHANGE_NOTHING = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODIES = 128
 """Bodies of the maximum size that may be in memory at the same time."""
-METHODS, OTHER = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
-NO_ANSWER = 499
+METHODS, OTHER_LABEL = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
+CLIENT_DISCONNECTED = 499
 """Status in metrics if the client disconnected before the response started (nginx's code)."""
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _log = logging.getLogger("agent_rft.serve")
 
 
 class ApiMiddleware:
-    """ASGI middleware around the app.
+    """ASGI middleware around the API app.
 
-    With `behind_proxy`, a proxy writes the request id to the response and cancels requests of disconnected clients.
+    With `behind_proxy`, the middleware does not write the request id to the response and does not cancel requests of
+    disconnected clients, because the proxy in front of the server does both.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ApiMiddleware:
         client_id = headers.get("x-request-id", "")
         request_id = client_id if _PLAIN_ID.fullmatch(client_id) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        start, status, started, ended = time.monotonic(), NO_ANSWER, False, False
+        start, status, started, ended = time.monotonic(), CLIENT_DISCONNECTED, False, False
         arrived = format_utc_now()
 
         async def send_with_id(message: Message) -> None:
@@ -117,7 +118,7 @@ class ApiMiddleware:
             scope["state"]["failure"] = error
             if started:
                 raise
-            await error_response(from_unexpected(error))(scope, receive, send_with_id)
+            await error_response(make_unexpected_api_error(error))(scope, receive, send_with_id)
         finally:
             held.close()
             _log_failure(scope, status)
@@ -140,21 +141,21 @@ class ApiMiddleware:
         entry = partial(self._audit.append, key.id, action, find_object_id(scope))
         try:
             await run_in_threadpool(
-                entry, request_id=scope["state"]["request_id"], outcome=outcome_from_status(status), status=status
+                entry, request_id=scope["state"]["request_id"], outcome=get_outcome(status), status=status
             )
         except DatabaseError as error:  # the change is not rolled back, and its response is sent
             missing = f"{action} is missing from the audit log"
             if _is_outage(scope["state"].get("failure")):
                 scope["state"]["not_audited"] = f"; {missing}"  # appended to the log line of the failed request
             elif is_unavailable(error):
-                _log.error("%s: %s: %s", scope["state"]["request_id"], missing, reason_of(error))
+                _log.error("%s: %s: %s", scope["state"]["request_id"], missing, describe_error(error))
             else:
                 _log.exception("%s: %s", scope["state"]["request_id"], missing)
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive, held: ExitStack) -> Receive:
         """Check the request and return the ASGI receive channel with its body.
 
-        `held` releases the request's part of its key's shares.
+        `held` releases the quota units that the request took for its key.
 
         Raises:
             ApiError: The request is refused.
@@ -164,18 +165,18 @@ class ApiMiddleware:
         if scope["method"] in WITHOUT_BODY and _has_body(headers):
             message = f"A {scope['method']} request must not have a body."
             raise ApiError(400, message, code="unexpected_body")
-        if not scope["path"].startswith(GUARDED):
+        if not scope["path"].startswith(AUTHENTICATED_PREFIX):
             return receive
         key = scope["state"]["api_key"] = await self._authenticator.authenticate(
             headers.get("authorization", ""), (scope.get("client") or ("",))[0], read_session(headers)
         )
-        if not headers.get("authorization") and scope["method"] not in CHANGE_NOTHING:
+        if not headers.get("authorization") and scope["method"] not in SAFE_METHODS:
             check_origin(headers)
         held.enter_context(self._in_progress.hold(key.id, _too_many_error("requests")))(1)
         if headers.get("content-encoding", "identity").lower() != "identity":
             message = "Compressed request bodies are not supported. Send the body without Content-Encoding."
             raise ApiError(415, message, code="unsupported_media_type")
-        if scope["path"] == UPLOADS and scope["method"] == "POST":
+        if scope["path"] == UPLOAD_PATH and scope["method"] == "POST":
             return receive
         try:
             async with asyncio.timeout(self._body_s):
@@ -214,7 +215,7 @@ def _log_failure(scope: Scope, status: int) -> None:
     failure = scope["state"].pop("failure", None)
     request = f"{scope['state']['request_id']}: {scope['method']} {scope['path']}"
     if _is_outage(failure):
-        cause = from_unexpected(failure).cause  # no traceback, since an outage fails many requests
+        cause = make_unexpected_api_error(failure).cause  # no traceback, since an outage fails many requests
         _log.error("%s failed: %s%s", request, cause, scope["state"].get("not_audited", ""))
     elif isinstance(failure, ApiError):
         if failure.status >= 500 or failure.cause:
@@ -230,12 +231,12 @@ def _is_outage(failure: Exception | None) -> TypeGuard[Exception]:
 
 
 def _method_label(scope: Scope) -> str:
-    return scope["method"] if scope["method"] in METHODS else OTHER
+    return scope["method"] if scope["method"] in METHODS else OTHER_LABEL
 
 
 def _route_label(scope: Scope) -> str:
-    """Return the template of the matched route, or OTHER, since clients must not be able to invent metric labels."""
-    return str(getattr(scope.get("route"), "path", OTHER))
+    """Return the template of the matched route, or OTHER_LABEL: clients must not be able to invent metric labels."""
+    return str(getattr(scope.get("route"), "path", OTHER_LABEL))
 
 
 def _has_body(headers: Headers) -> bool:
@@ -244,7 +245,7 @@ def _has_body(headers: Headers) -> bool:
 
 def _too_many_error(what: str) -> ApiError:
     message = f"Too many {what} are in progress, for this API key or in total. Try again in a moment."
-    return too_many(message, "too_many_in_progress", 1)
+    return make_too_many_error(message, "too_many_in_progress", 1)
 
 
 async def _read_body(receive: Receive, limit_bytes: int, content_length: str, take: Callable[[int], None]) -> bytes:
@@ -328,7 +329,7 @@ def delete_session(response: Response, headers: Headers) -> None:
 
 
 def check_origin(headers: Headers) -> None:
-    """Check that a browser sent the request from a page of this server, since other sites could use the cookie too.
+    """Check that the request was sent by a page of this server, so that no other site can use the session cookie.
 
     Raises:
         ApiError: 403, the Origin header is missing or differs from the Host header.
@@ -336,7 +337,8 @@ def check_origin(headers: Headers) -> None:
     origin = urlsplit(headers.get("origin", ""))
     if not origin.netloc or origin.netloc != headers.get("host", ""):
         message = (
-            "A change with a session cookie must come from the console, but the headers Origin and Host differ. "
-            "Send Authorization: Bearer sk-rft-... from programs; let proxies keep the browser's Host header."
+            "Only the console may send a request that changes something with a session cookie, but the headers Origin "
+            "and Host differ. In programs, send Authorization: Bearer sk-rft-... instead. A proxy must not change the "
+            "browser's Host header."
         )
         raise ApiError(403, message, code="cross_origin", type="permission_error")

@@ -1,4 +1,4 @@
-"""Streaming parser for multipart forms. It passes on the file's bytes as they arrive and keeps only short fields."""
+"""Streaming parser for multipart forms. It passes on the file's bytes as they arrive and stores only text fields."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ async def read_form(
     """Parse a form, and pass the content of its part `file_field` to `write` in chunks.
 
     Raises:
-        ApiError: The body is not a complete multipart form or too slow, or a field is too long or duplicated.
+        ApiError: The body is not a complete multipart form, the upload is too slow, or a field is too long or
+            duplicated.
     """
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        message = "Send the file as multipart/form-data with the fields `file` and `purpose`."
+        message = "The request is not a file upload. Send multipart/form-data with the fields `file` and `purpose`."
         raise ApiError(415, message, code="unsupported_media_type")
     parts, started, num_bytes = _FormParts(file_field), time.monotonic(), 0
     try:

@@ -1,4 +1,4 @@
-"""Streaming responses of server-sent events. If a stream fails, its last event is an error, which clients raise."""
+"""Streaming responses of server-sent events. If a stream fails, its last event is the error, which clients raise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from agent_rft.serve.http.error_responses import from_unexpected
+from agent_rft.serve.http.error_responses import make_unexpected_api_error
 from agent_rft.wire.api_errors import ApiError, error_body
 from agent_rft.wire.sse_format import format_resumable_event, format_sse_event
 
@@ -38,11 +38,11 @@ def event_stream(
     """Return a streaming response of `events`.
 
     Args:
-        events: The data of the events.
+        events: Data of the events, which are sent as JSON.
         named: Use each event's `type` as its SSE event name.
         resumable: Use each event's `id` as its SSE id, send empty events as comments, and escape lone surrogates.
-        end: Data of a final event; empty sends no final event.
-        failed: Returns the data of the event for an error.
+        end: Data of a final event; if it is empty, no final event is sent.
+        failed: Returns the data of the event that reports an error.
     """
 
     async def encode_events() -> AsyncIterator[str]:
@@ -54,7 +54,7 @@ def event_stream(
             yield format_sse_event(failed(error), named)
         except Exception as error:  # noqa: BLE001 - the response has started: its status can no longer report it
             response.failure = error
-            yield format_sse_event(failed(from_unexpected(error)), named)
+            yield format_sse_event(failed(make_unexpected_api_error(error)), named)
         if end:
             yield f"data: {end}\n\n"
 

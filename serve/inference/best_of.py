@@ -1,4 +1,4 @@
-"""Best-of-n sampling: grades n samples with the graders of training, and returns the best one with all scores.
+"""Best-of-n sampling: grades n samples with a grader, as in training, and returns the best sample and all scores.
 
 A sample whose grading failed has the score null and is never chosen.
 """
@@ -15,20 +15,20 @@ from agent_rft.actors.graders.grader_sample import make_sample
 from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.actors.runtime.actor_calls import return_errors
 from agent_rft.errors import EndpointRefused, InvalidJob, RftError, first_error
-from agent_rft.serve.http.error_responses import from_user_error
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.error_responses import make_user_api_error
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.stores.key_store import ApiKey
 from agent_rft.spec.graders import GraderSpec
 from agent_rft.types import Grade, ToolCall, Turn
 from agent_rft.wire.api_errors import ApiError
 
 MAX_SAMPLES = 16
-"""Samples of a request that are graded concurrently, so that one request cannot fill the queue for slots."""
+"""Samples of a request that are graded concurrently; limited, so that one request cannot fill the queue for slots."""
 _GRADER: TypeAdapter[Any] = TypeAdapter(GraderSpec)
 
 
-async def read_grader(raw: Mapping[str, Any], trials: Trials, key: ApiKey) -> GraderPool:
-    """Return the grader of a request, within the operator's limits.
+async def read_grader(raw: Mapping[str, Any], trials: TrialFactory, key: ApiKey) -> GraderPool:
+    """Return the grader that a request specifies as JSON in `raw`, within the operator's limits.
 
     Raises:
         ApiError: The grader is invalid, or the operator does not allow it.
@@ -41,11 +41,11 @@ async def read_grader(raw: Mapping[str, Any], trials: Trials, key: ApiKey) -> Gr
         place = ".".join(["grader", *(str(part) for part in first["loc"][1:])])
         raise ApiError(400, f"{place}: {first['msg']}", param=place, code="invalid_grader") from None
     except InvalidJob as error:
-        raise from_user_error(error, "grader") from None
+        raise make_user_api_error(error, "grader") from None
     return grader
 
 
-async def best_of(
+async def select_best_sample(
     completion: Mapping[str, Any], grader: GraderPool, item: dict[str, Any] | None, wants_json: bool
 ) -> dict[str, Any]:
     """Grade all choices, close the grader, and return the completion with only the best choice.

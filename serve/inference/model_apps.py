@@ -1,7 +1,7 @@
-"""Served models on Ray Serve: one application per model, or per base model and its adapters; replicas are engines.
+"""Served models on Ray Serve. An application serves one model, or a base model and its adapters, with replicas.
 
-Ray Serve places the engines, balances requests, scales with the load, replaces failed engines, and lets engines finish
-their requests before they stop.
+Each replica runs one engine. Ray Serve places the engines, balances requests, scales with the load, replaces failed
+engines, and lets engines finish their requests before they stop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ray.serve.schema import ApplicationStatus
 from agent_rft.actors.engine.chat.chat_engine import ChatEngine, ServedModel
 from agent_rft.actors.engine.chat.chat_model import Refusal
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.engine_memory import slot_rank
+from agent_rft.actors.engine.engine_memory import adapter_slot_rank
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, metrics_port, start_telemetry
 from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.cluster.planning.model_folder import MAX_AUTO_CONTEXT, find_model
@@ -38,7 +38,7 @@ from agent_rft.trainer.learner.adapter import AdapterFolder, is_adapter
 
 DEPLOYMENT = "engine"
 QUEUE = 4
-"""Requests that a replica accepts, as a multiple of its concurrent sequences; others wait for another replica."""
+"""Requests that a replica accepts, as a multiple of its concurrent sequences. Further requests wait for a replica."""
 SERVED_RANK = 32
 """Rank of the adapter slots. An adapter with a larger rank gets an engine with larger slots."""
 UPSCALE_S = 15.0
@@ -53,7 +53,7 @@ STATES = {
 
 
 class ServedEngine(Protocol):
-    """The methods of agent_rft.actors.engine.chat.chat_engine.ChatEngine that a replica needs."""
+    """Part of agent_rft.actors.engine.chat.chat_engine.ChatEngine that a replica calls."""
 
     @property
     def has_died(self) -> bool: ...
@@ -91,7 +91,7 @@ class EngineResources:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Resources of an engine, by Ray's names."""
+        """Resources of an engine, keyed by Ray's resource names."""
         return {"CPU": float(self.cores)} | ({"GPU": float(self.gpus)} if self.gpus else {})
 
 
@@ -99,21 +99,21 @@ MakeEngine = Callable[[ModelRecord, EngineResources], ServedEngine]
 
 
 def make_chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
-    """Return the engine of a model, not yet started; for an adapter, it is the engine of the base model.
+    """Return an engine for a model, which is not started yet. For an adapter, the engine loads the base model.
 
     Raises:
         UserError: The model is missing or unreadable.
     """
-    config = engine_config(record, resources)
+    config = make_engine_config(record, resources)
     return ChatEngine(config, record.settings if config.lora is None else ServeSettings())
 
 
-def engine_config(
+def make_engine_config(
     record: ModelRecord,
     resources: EngineResources,
     find: Callable[[str], tuple[Path | None, Problem | None]] = find_model,
 ) -> EngineConfig:
-    """Return the settings of a model's engine; `find` returns the folder of a path or Hugging Face name.
+    """Return the settings of a model's engine. `find` returns a model's folder for its path or Hugging Face name.
 
     Raises:
         UserError: The model is missing or unreadable.
@@ -143,19 +143,19 @@ def engine_config(
 
 
 def _adapter_slot_rank(adapter: AdapterFolder) -> int:
-    return slot_rank(max(SERVED_RANK, adapter.config.rank))
+    return adapter_slot_rank(max(SERVED_RANK, adapter.config.rank))
 
 
-def served_model(record: ModelRecord) -> ServedModel:
-    """Return the model of a request in the form that the engine needs."""
+def to_served_model(record: ModelRecord) -> ServedModel:
+    """Return `record` as a ServedModel, which requests to the engine contain."""
     return ServedModel(record.folder if is_adapter(Path(record.folder)) else None, record.settings)
 
 
 class EngineReplica:
-    """Ray Serve replica with one engine, which runs as long as the replica exists.
+    """Ray Serve replica with one engine. The engine runs as long as the replica exists.
 
-    In Prometheus, the job label is the model and the engine's number is the replica's rank, so a replacement keeps the
-    labels.
+    In Prometheus, the label `job` is the model's name, and the engine's number is the replica's rank. A replica that
+    replaces a failed replica therefore has the same labels.
     """
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
@@ -170,7 +170,10 @@ class EngineReplica:
         self._idle_since = time.monotonic()
 
     async def answer(self, model: ServedModel, body: dict[str, Any], stream: bool) -> AsyncGenerator[Any]:
-        """Yield the same as `Hosting.answer`. An RftError is yielded, since Ray changes the class of raised errors."""
+        """Yield the same as `Hosting.answer`.
+
+        An RftError is yielded instead of raised, because Ray changes the class of errors that a replica raises.
+        """
         self._calls += 1
         try:
             yield None
@@ -198,7 +201,7 @@ class EngineReplica:
 class RayServeModels:
     """Implementation of `Hosting` on the Ray Serve of this process's cluster.
 
-    `grows`: whether the cluster adds nodes on demand, for example for an engine that waits for resources.
+    `grows` is whether the cluster adds nodes on demand, for example for an engine that waits for resources.
     """
 
     def __init__(
@@ -265,7 +268,7 @@ class RayServeModels:
         await asyncio.to_thread(ray_serve.delete, name, _blocking=False)
 
     async def idle_s(self, name: str) -> float | None:
-        """Return the idle seconds of the most recently used engine, or None if no engine replies."""
+        """Return the seconds since an engine of the application was last used, or None if no engine replies."""
         try:
             async with asyncio.timeout(IDLE_TIMEOUT_S):
                 found: list[float] = await _get_handle(name).broadcast("idle_s").results_async()
@@ -284,11 +287,11 @@ class RayServeModels:
 
     async def apps_to_release(self, idle_s: Mapping[str, float]) -> list[str]:
         use = await asyncio.to_thread(self._use)
-        return [] if use.adds_nodes else use.choose_released(self._resources.bundle, idle_s)
+        return [] if use.adds_nodes else use.choose_apps_to_stop(self._resources.bundle, idle_s)
 
     async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         handle = _get_handle(name).options(method_name="answer", stream=True)
-        answers = handle.remote(served_model(record), dict(body), stream)
+        answers = handle.remote(to_served_model(record), dict(body), stream)
         ended = False
         try:
             async for answer in answers:
@@ -308,14 +311,14 @@ class RayServeModels:
 
 
 def remove_models() -> None:
-    """Remove all served models from this cluster."""
+    """Remove the applications of all served models from this cluster."""
     for name in ray_serve.status().applications:
         if name.startswith(MODEL_APPS):
             ray_serve.delete(name, _blocking=False)
 
 
-def only_models_left() -> bool:
-    """Whether all applications on this cluster are served models."""
+def has_only_model_apps() -> bool:
+    """Whether all Ray Serve applications on this cluster are served models."""
     return all(name.startswith(MODEL_APPS) for name in ray_serve.status().applications)
 
 

@@ -1,7 +1,7 @@
 """On-demand model serving. Each model is a Ray Serve application, which all calls and all API replicas share.
 
-LoRA adapters of the same base model share an application. The base model uses it too while it runs, and otherwise gets
-a separate application.
+LoRA adapters of the same base model share an application. While this application runs, it also serves the base model.
+Otherwise, the base model gets a separate application.
 
 The life cycle of an application (see `AppState`):
 
@@ -16,13 +16,13 @@ The life cycle of an application (see `AppState`):
       +----------------- STOPPING <--------------------+
        last answer sent
 
-At most `max_models` applications exist. If a call needs one more, it waits until an application is idle, and removes
+At most `max_models` applications exist. A call that needs another application waits until one is idle, and then removes
 the application that has been idle longest. The first call for a model waits until an engine has started. After
-`max_start_wait_s`, waiting calls fail with a 503 and a Retry-After header. A removed application first finishes its
-calls. The states are always read from Ray Serve, so that any API replica can continue after another one died.
+`max_start_wait_s`, waiting calls fail with a 503 and a Retry-After header. An application finishes its calls before it
+is removed. The states are always read from Ray Serve, so that any API replica can continue after another one died.
 
-A model that has been idle for RELEASE_IDLE_S is stopped if its engines' resources let a waiting job start. If jobs hold
-or wait for the resources that a model needs, a call for the model gets a 503 that names the jobs.
+A model that has been idle for RELEASE_IDLE_S is stopped if a waiting job can then start on its engines' resources. If
+jobs hold or wait for the resources that a model needs, a call for the model gets a 503 that names the jobs.
 """
 
 from __future__ import annotations
@@ -69,17 +69,20 @@ log = logging.getLogger("agent_rft.serve")
 
 
 class ModelServer(Protocol):
-    """Runs validated chat completions requests on the model `body["model"]`.
+    """Interface that answers validated chat completion requests with the model `body["model"]`.
 
     Raises:
-        ApiError: The model does not exist, its engine does not start in time, or it refuses the request.
+        ApiError: The model does not exist, its engine does not start in time, or the engine refuses the request.
     """
 
     async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the complete answer."""
+        """Return the complete chat completion."""
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Return the chunks of the answer. A refused request raises here; the iterator raises later failures."""
+        """Return the chunks of the chat completion.
+
+        If the request is refused, this method raises. Later errors are raised by the iterator.
+        """
 
 
 class AppState(Enum):
@@ -92,19 +95,20 @@ class AppState(Enum):
 
 
 class NotServed(Exception):
-    """The application no longer exists, or was just replaced."""
+    """The model's application no longer exists, or was just replaced."""
 
 
 Answers = AsyncGenerator[dict[str, Any] | Refusal | None]
 
 
-class Hosting(Protocol):
+class ModelHosting(Protocol):
     """Starts and stops model applications and calls them; `model_apps.RayServeModels` implements it."""
 
     def app_names(self, record: ModelRecord) -> Sequence[str]:
         """Return the names of the applications that can serve a model; blocks for milliseconds.
 
-        If no application runs, the last one is started. All aliases of the model share it.
+        If none of these applications is running, the caller starts the last one. All aliases of a model have the same
+        applications.
 
         Raises:
             UserError: The model's folder is damaged.
@@ -120,16 +124,16 @@ class Hosting(Protocol):
         """Stop the application without waiting for it; it finishes the answers in progress."""
 
     async def idle_s(self, name: str) -> float | None:
-        """Return the seconds since the last call ended, or None if unknown."""
+        """Return the seconds since the application's last call ended, 0 during a call, or None if unknown."""
 
     async def blocking_runs(self) -> Sequence[str]:
-        """Return the runs that hold or wait for the resources that another engine needs.
+        """Return the names of the runs that hold or wait for the resources that a new engine needs.
 
-        The list is empty if the engine fits, or if the cluster adds nodes on demand.
+        The list is empty if there are enough resources, or if the cluster adds nodes on demand.
         """
 
     async def has_waiting_run(self) -> bool:
-        """Return whether a run waits for resources of the cluster."""
+        """Return whether a run is waiting for resources of the cluster."""
 
     async def apps_to_release(self, idle_s: Mapping[str, float]) -> Sequence[str]:
         """Return the idle applications that must stop so that a waiting run can start.
@@ -139,7 +143,7 @@ class Hosting(Protocol):
         """
 
     def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
-        """Yield None once an engine has accepted the request, then the answer or its chunks.
+        """Yield None as soon as an engine has accepted the request, then the answer or, with `stream`, its chunks.
 
         Closing the generator cancels the request.
 
@@ -154,13 +158,13 @@ class Hosting(Protocol):
 class ServedModels:
     """ModelServer that starts and stops applications on demand.
 
-    `exclusive` returns a lock that lets one API replica at a time start and stop applications.
+    `lock_apps` returns a context manager that lets one API replica at a time start and stop applications.
     """
 
     models: ModelCatalog
-    hosting: Hosting
+    hosting: ModelHosting
     limits: EngineLimits = field(default_factory=EngineLimits)
-    exclusive: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
+    lock_apps: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
     timing: Timing = REAL_TIMING
     release_idle_s: float = RELEASE_IDLE_S
     _states: dict[str, AppState] = field(default_factory=dict)
@@ -309,7 +313,7 @@ class ServedModels:
     @contextlib.asynccontextmanager
     async def _current_states(self) -> AsyncIterator[None]:
         """Context manager that reads the states and prevents other API replicas from changing them."""
-        async with self.exclusive():
+        async with self.lock_apps():
             self._states = await self.hosting.states()
             self._seen_at = self.timing.clock()
             yield

@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from agent_rft.serve.http.auth import Writer
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.http.schemas.base import STREAMED
 from agent_rft.serve.http.schemas.inference_schemas import Response as ResponseAnswer
 from agent_rft.serve.http.sse import event_stream
-from agent_rft.serve.inference.best_of import best_of, read_grader
+from agent_rft.serve.inference.best_of import read_grader, select_best_sample
 from agent_rft.serve.inference.model_server import ModelServer
 from agent_rft.serve.stores.sealed_secrets import SecretBox
 from agent_rft.wire.responses_chat import build_response, new_id, to_chat_body
@@ -18,7 +18,7 @@ from agent_rft.wire.responses_schema import ResponsesRequest
 from agent_rft.wire.responses_stream import ResponseStream
 
 
-def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIRouter:
+def make_router(models: ModelServer, trials: TrialFactory, secrets: SecretBox) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
     @router.post("/responses", response_model=ResponseAnswer, response_model_exclude_unset=True, responses=STREAMED)
@@ -33,7 +33,7 @@ def make_router(models: ModelServer, trials: Trials, secrets: SecretBox) -> APIR
         grader = None if request.grader is None else await read_grader(request.grader, trials, key)
         completion = await models.chat(body)
         if grader is not None:
-            completion = await best_of(completion, grader, request.item, request.wants_json)
+            completion = await select_best_sample(completion, grader, request.item, request.wants_json)
         return ResponseAnswer.model_validate(build_response(request, completion, sealer, new_id("resp")))
 
     return router

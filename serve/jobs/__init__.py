@@ -1,5 +1,5 @@
-"""Jobs of the API, from request to queue to driver to result. Among packages, only `serve` imports this one.
+"""Jobs of the API: requests, the queue, drivers and results.
 
-It holds no HTTP code, which is in `serve`, and no training code. A job's driver is `agent_rft.cluster.run` with a sink
-that writes to the store.
+This package contains no HTTP code, which is in `agent_rft.serve.http` and `agent_rft.serve.routes`, and no training
+code. The driver of a job calls `agent_rft.cluster.run`, with a sink that writes to the server's store.
 """

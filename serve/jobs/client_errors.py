@@ -15,7 +15,7 @@ from agent_rft.spec.job import FILES
 
 CREATE_AGAIN = "upload the corrected file, and create the job again with the new file's id"
 OF_ROWS = frozenset({"empty_file", "invalid_n_examples", "json_array"})
-"""Codes of problems with rows that do not belong to a single line."""
+"""Codes of problems with a file's rows that do not belong to a single line."""
 REUPLOAD = "upload the file again as UTF-8 text, and create the job again with the new file's id"
 TEMPLATE = "set model_options.chat_template to the text of a template that renders tools, calls and results"
 OTHER_MODEL = "use another model (GET /v1/models), or ask the server's operator"
@@ -23,7 +23,7 @@ ASK_OPERATOR = "change the request, or ask the server's operator"
 
 FIXES: Mapping[str, str] = {
     "calls_not_parsed": TEMPLATE,
-    "forbidden_address": "use an address that the server may call, or ask its operator to allow this one",
+    "forbidden_address": "use an address that the server may call, or ask the server's operator to allow this one",
     "invalid_signing_secret": "write whsec_ followed by 24 to 64 random bytes in base64",
     "missing_file": REUPLOAD,
     "missing_model": OTHER_MODEL,
@@ -32,7 +32,7 @@ FIXES: Mapping[str, str] = {
     "no_free_resources": "try again later, or ask the server's operator",
     "small_shared_memory": ASK_OPERATOR,
     "not_a_model": OTHER_MODEL,
-    "adapter_mismatch": "give `lora` the shape of the model's adapter, or use a full model",
+    "adapter_mismatch": "set `lora` to the shape of the model's adapter, or use a full model",
     "template_error": TEMPLATE,
     "tools_not_in_prompt": (
         f"{TEMPLATE}; or set model_options.tools_in_prompt to false if the model needs no tool descriptions"
@@ -44,7 +44,7 @@ FIXES: Mapping[str, str] = {
 
 
 def replace_fix(problem: Problem) -> Problem:
-    """Return the problem with a fix that is possible through the API."""
+    """Return the problem with a fix that an API client can apply."""
     fix = FIXES.get(problem.code, problem.fix)
     if problem.code not in FIXES and (problem.line is not None or problem.code in OF_ROWS):
         fix = f"{fix}; {CREATE_AGAIN}"
@@ -53,26 +53,27 @@ def replace_fix(problem: Problem) -> Problem:
 
 MAX_MESSAGE_CHARS = 2_000
 OPERATORS = frozenset({"no_sandbox", "corrupt_weights"})
-"""Codes of problems that only the operator can fix, as are problems with command-line options."""
+"""Codes of problems that only the operator can fix. Only the operator can fix command-line options, too."""
 
 
 def make_job_error(problems: Sequence[Problem]) -> JobError:
-    """Return the error of a job with these problems: code and param of the first, and the number of other problems.
+    """Return the error of a job with these problems.
 
-    A wrong number of rows comes last, because the other problems may cause it.
+    The first problem sets the error's code, param and message, and the message contains the number of other problems. A
+    problem with the number of rows counts as the last problem, because any other problem may cause it.
     """
     first = min(problems, key=lambda problem: problem.code == NUM_ROWS)
     code = first.code
     if first.field.startswith(FILES) and code != NUM_ROWS:
         code = f"invalid_{_find_file_field(first)}"
     param = _find_file_field(first) if first.field.startswith(FILES) else first.field
-    rest = f" ({len(problems) - 1} more in the job's events)" if len(problems) > 1 else ""
-    message = f"{describe(first)}{rest}"
+    rest = f" (the job's events list {len(problems) - 1} more)" if len(problems) > 1 else ""
+    message = f"{describe_problem(first)}{rest}"
     return JobError(code, message[:MAX_MESSAGE_CHARS], None if param.startswith("--") else param)
 
 
-def describe(problem: Problem) -> str:
-    """Return a problem as one line: `training_file, line 3: is not valid JSON: ...; write one JSON object per line`."""
+def describe_problem(problem: Problem) -> str:
+    """Return a problem in one line: `training_file, line 3: is not valid JSON; write one JSON object per line`."""
     return str(to_plain_json(f"{problem.location}: {problem.message}; {problem.fix}"))
 
 
@@ -88,12 +89,12 @@ def convert_error(error: RftError, job_id: str, names: Mapping[str, str]) -> Job
 
 
 def hide_details(problem: Problem, job_id: str | None, names: Mapping[str, str]) -> Problem:
-    """Return the problem as clients see it. If only the operator can fix it, clients see only its code.
+    """Return the problem as clients see it. If only the operator can fix the problem, clients see only its code.
 
     `names` maps paths to the names that clients see. `job_id` is None if there is no job yet.
     """
     if problem.field.startswith("--") or problem.code in OPERATORS:
-        more = "" if job_id is None else f", who sees more with `agent-rft jobs log {job_id}`"
+        more = "" if job_id is None else f", who can see details with `agent-rft jobs log {job_id}`"
         fix = f"ask its operator{more}"
         return replace(problem, message=f"the server cannot run the job now ({problem.code})", fix=fix)
     problem = replace_fix(problem)
@@ -102,11 +103,14 @@ def hide_details(problem: Problem, job_id: str | None, names: Mapping[str, str])
 
 
 def add_log_hint(message: str, job_id: str) -> str:
-    return f"{message}; an admin of the server sees more with `agent-rft jobs log {job_id}`"
+    return f"{message}; an admin of the server can see details with `agent-rft jobs log {job_id}`"
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Return a clause about the end of a process. A shell reports signal N as exit code 128 + N."""
+    """Return a clause that describes how a process ended, where `it` is the process.
+
+    A shell reports signal N as exit code 128 + N.
+    """
     if exit_code is None:
         return "its exit code is unknown"
     number = -exit_code if exit_code < 0 else exit_code - 128

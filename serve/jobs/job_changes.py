@@ -11,13 +11,13 @@ from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import EventRecord, JobRecord
 
 MAX_EVENTS, MAX_STEPS = 100, 1_000
-"""Max past events and steps that a client is sent; it can list the older ones."""
+"""Maximum numbers of past events and steps that a client is sent. The client can list older ones."""
 PAGE = 20
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """The metrics of one step."""
+    """Metrics of one training step."""
 
     step: int
     values: dict[str, float]
@@ -44,9 +44,9 @@ Change = JobRecord | EventRecord | StepMetrics
 
 
 class JobChanges:
-    """Changes of one job for one client. Calls read the database and the run folder, so make them in a thread.
+    """Changes of one job for one client. Calls block on the database and the run folder, so make them in a thread.
 
-    `runs` holds the run folders by job; with None, metrics are left out.
+    `runs` contains the run folders of all jobs, named by job id. If it is None, metrics are omitted.
     """
 
     def __init__(self, store: JobStore, runs: Path | None, job_id: str, position: Position) -> None:

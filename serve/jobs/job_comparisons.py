@@ -1,4 +1,4 @@
-"""Evaluations of a server's jobs and comparisons between them, as job owners see them: by id, without paths."""
+"""Evaluations of a server's jobs, and comparisons of evaluations, as job owners see them: with ids, not paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_rft.errors import RftError, UserError
 from agent_rft.types import Evaluation
 
 SHOWN_ROWS = 10
-"""Rows shown of those with the largest gains and losses."""
+"""Numbers of rows shown with the largest gains and with the largest losses."""
 
 
 class ComparisonBusy(RftError):
@@ -32,7 +32,7 @@ class NoSuchEvaluation(UserError):
 class ComparisonSide:
     """One side of a comparison: a job and the name of an evaluation.
 
-    With `name` None, it is the newest evaluation of a file that all sides have.
+    If `name` is None, the side is the job's newest evaluation of a file that all jobs of the comparison evaluated.
     """
 
     job_id: str
@@ -48,7 +48,7 @@ class ComparisonSide:
 class JobComparisons:
     """Evaluations and comparisons, read from the run folders in `runs`.
 
-    Methods block. One comparison runs at a time, because it reads complete files.
+    Methods block while they read files. Only one comparison runs at a time, because comparisons read complete files.
     """
 
     def __init__(self, runs: Path) -> None:
@@ -56,22 +56,22 @@ class JobComparisons:
         self._comparing = threading.Lock()
 
     def list_evaluations(self, job_id: str) -> list[dict[str, Any]]:
-        """Return name, file and metrics of each evaluation of a job: test file first, then oldest first."""
+        """Return name, file and metrics of a job's evaluations: the test file's first; for each file, oldest first."""
         run = RunFolder(self._runs / job_id)
         known = run.evaluations() | {f"validation-{step:06d}": found for step, found in run.validations()}
         return [
-            {"id": name, "file": file, **_figures(known.get(name))}
+            {"id": name, "file": file, **_select_metrics(known.get(name))}
             for file in FILES
             for name in evaluation_names(run, file)
         ]
 
     def compare(self, requested: Sequence[ComparisonSide]) -> dict[str, Any]:
-        """Return the comparison as JSON (`comparison_json`), with the question of each row.
+        """Return the comparison as JSON, as `comparison_json` does, and add the question of each row.
 
         Raises:
             NoSuchEvaluation: A job does not have the requested evaluation.
             UserError: The sides graded different rows.
-            Comparing: Another comparison is running.
+            ComparisonBusy: Another comparison is running.
         """
         if not self._comparing.acquire(blocking=False):
             raise ComparisonBusy("another comparison is running")
@@ -107,7 +107,7 @@ def _load_side(requested: ComparisonSide, run: RunFolder, file: str) -> LoadedEv
     return side
 
 
-def _figures(evaluation: Evaluation | None) -> dict[str, Any]:
+def _select_metrics(evaluation: Evaluation | None) -> dict[str, Any]:
     figures = ("num_rows", "samples", "grade", "reward")
     values = {name: None if evaluation is None else getattr(evaluation, name) for name in figures}
     return {name: None if value != value else value for name, value in values.items()}

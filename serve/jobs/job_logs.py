@@ -25,9 +25,9 @@ VALIDATION = 0
 SHOWN_BYTES = 64 << 10
 """Bytes shown from the end of each output."""
 MAX_BYTES = 1 << 20
-"""Size above which an output is truncated to its last SHOWN_BYTES while its process runs."""
+"""Size above which the output of a running process is truncated to its last SHOWN_BYTES."""
 MAX_DRIVERS = 10
-"""Max driver outputs per job; the oldest are deleted. Each pause and resume adds a driver."""
+"""Maximum driver outputs per job; the oldest outputs are deleted. A job gets a new driver each time it is resumed."""
 KEEP_S = 30 * 86_400.0
 """Seconds after the last write until a job's outputs are deleted."""
 _NAME = re.compile(r"driver-(\d+)|validation")
@@ -39,10 +39,10 @@ _CONTROL = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutput:
-    """End of one process's output; `at` is the time of its last write, in Unix seconds."""
+    """Last part of the output of a process. `written_at` is the time of the last write, in Unix seconds."""
 
     attempt: int
-    at: float
+    written_at: float
     text: str
 
     @property
@@ -51,7 +51,7 @@ class ProcessOutput:
 
 
 class JobLogs:
-    """Outputs of all jobs in a server's folder. `clock` returns Unix seconds."""
+    """Process outputs of all jobs, in the server's folder. `clock` returns Unix seconds."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder / "logs" / "jobs"
@@ -80,7 +80,10 @@ class JobLogs:
             file.write(f"{text}\n")
 
     def truncate(self, job_id: str, attempt: int) -> None:
-        """Truncate an output that is too long, while its process continues to append; keep the output from expiring."""
+        """Truncate the output of a running process if it is too long.
+
+        This also marks the job's outputs as recent, so that they do not expire while the process runs.
+        """
         path = self.file_path(job_id, attempt)
         with suppress(OSError):
             os.utime(path.parent)
@@ -91,7 +94,7 @@ class JobLogs:
                     file.write(end)
 
     def read(self, job_id: str, secrets: tuple[str, ...]) -> list[ProcessOutput]:
-        """Return the ends of a job's outputs, oldest first, without `secrets` and strings that look like secrets."""
+        """Return the last part of each output of a job, oldest first. `secrets` and likely keys are redacted."""
         found = []
         for attempt, path in self._files(job_id):
             with suppress(FileNotFoundError):
@@ -124,7 +127,7 @@ def redact_secrets(text: str, secrets: tuple[str, ...]) -> str:
 
 
 def collect_secrets(*settings: BaseModel, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the secrets in a job or the operator's settings, and in the environment, longest first."""
+    """Return the secrets in `settings` (a job or the operator's configuration) and in `environment`, longest first."""
     values = [value for name, value in environment.items() if _SECRET_VARIABLE.fullmatch(name)]
     for part in settings:
         values += _iter_secrets(part)

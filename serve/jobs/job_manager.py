@@ -1,8 +1,8 @@
 """Manager of a server's jobs: checks each job, starts its driver when the queue allows, and replaces lost drivers.
 
-All state is in the store, so a manager may be killed at any moment. Another manager, in this server or a different one,
-takes over its jobs when their leases expire. Clients control a job only through its state. A driver exits when its job
-is no longer `running`, and the manager stops the driver if it does not exit.
+All state is in the store, so a manager may be killed at any moment. When the leases on its jobs expire, another
+manager, in this server or a different one, takes over the jobs. Clients control a job only through its state. A driver
+exits when its job is no longer `running`, and the manager stops the driver if it does not exit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from agent_rft.errors import Problem, RftError
-from agent_rft.serve.jobs.client_errors import add_log_hint, describe, describe_exit, make_job_error
+from agent_rft.serve.jobs.client_errors import add_log_hint, describe_exit, describe_problem, make_job_error
 from agent_rft.serve.jobs.job_logs import JobLogs
 from agent_rft.serve.jobs.processes.request_check import CheckRequest
-from agent_rft.serve.stores.database import is_unavailable, reason_of
-from agent_rft.serve.stores.job_states import IllegalMove, JobStatus
+from agent_rft.serve.stores.database import describe_error, is_unavailable
+from agent_rft.serve.stores.job_states import IllegalStateChange, JobStatus
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import JobError, JobRecord
 
@@ -34,9 +34,10 @@ PAUSING: tuple[JobStatus, ...] = ("paused", "queued")
 
 @dataclass(frozen=True, slots=True)
 class DriverState:
-    """State of a driver. If it ended: its exit code, if known, and the cluster's message, for the log.
+    """State of a driver: `unknown` if the cluster does not answer or has no record of the driver.
 
-    The state is `unknown` if the cluster does not answer or has no record of the driver.
+    If the driver has ended, `exit_code` is its exit code, or None if unknown. `message` is the cluster's message for
+    the log.
     """
 
     state: Literal["alive", "ended", "unknown"]
@@ -45,16 +46,16 @@ class DriverState:
 
 
 class Launcher(Protocol):
-    """Interface that checks jobs and runs their drivers. Each method raises RftError if the cluster does not answer."""
+    """Interface for checking jobs and running drivers. Each method raises RftError if the cluster does not answer."""
 
     async def check_job(self, job: JobRecord) -> list[Problem]:
         """Return the problems with a job's files, model and endpoints."""
 
     async def check_request(self, draft: CheckRequest) -> list[Problem]:
-        """Return the problems with a job that is not created; reads files but calls no endpoint."""
+        """Return the problems with a request for which no job exists yet. Reads files, but calls no endpoint."""
 
     async def launch(self, job: JobRecord, handle: str) -> None:
-        """Start driver number `job.attempt` of the job. Idempotent for the same handle."""
+        """Start driver number `job.attempt` of the job. A second call with the same handle starts no second driver."""
 
     async def get_state(self, handle: str) -> DriverState: ...
 
@@ -68,14 +69,14 @@ class ManagerConfig:
 
     Attributes:
         max_running: Jobs that run concurrently.
-        max_relaunches: Lost drivers that are replaced after the last checkpoint; one more fails the job.
-        poll_s: Time between two reads of the store.
-        lease_s: Time until another server takes over the jobs of a server that died.
+        max_relaunches: Number of drivers lost since the last checkpoint that are replaced. The next loss fails the job.
+        poll_s: Time between two ticks, which read the store.
+        lease_s: Time after which another server takes over the jobs of a server that died.
         launch_timeout_s: Time for which starting a driver is retried before it counts as lost.
         unknown_timeout_s: Time without a heartbeat after which a driver is lost if the cluster has no record of it.
         hang_timeout_s: Time without a heartbeat after which a driver is lost if the cluster reports it as alive.
-        stop_grace_s: Time for a driver to exit after its job has ended.
-        pause_grace_s: Time for a driver to write its checkpoint after its job was paused.
+        stop_grace_s: Time that a driver gets to exit after its job has ended.
+        pause_grace_s: Time that a driver gets to write a checkpoint after its job was paused.
         check_timeout_s: Timeout of a job check, including the wait for the job's endpoints.
         call_s: Timeout of a call to the cluster.
         max_checks: Job checks that run concurrently.
@@ -98,7 +99,7 @@ class ManagerConfig:
 class JobManager:
     """Manager of the jobs of one server. `clock` returns Unix seconds; `name` identifies the manager in leases.
 
-    Messages of processes and of the cluster go to `logs`, and clients never see them.
+    Messages of processes and of the cluster are written to `logs`. Clients never see them.
     """
 
     def __init__(
@@ -118,13 +119,13 @@ class JobManager:
         self._name = name or f"manager-{secrets.token_hex(6)}"
         self._validating: dict[str, asyncio.Task[None]] = {}
         self._announced: set[str] = set()
-        """Queued jobs whose events already report that they wait."""
+        """Queued jobs that have an event which reports that the job is waiting."""
         self._not_started: dict[str, str] = {}
         """Reason why the cluster has not started a driver yet, by driver handle."""
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until cancelled. Retries at the next tick if the store or the cluster fails."""
+        """Tick every `poll_s` seconds until cancelled. If the store or the cluster fails, the next tick tries again."""
         try:
             while True:
                 self._woken.clear()
@@ -132,9 +133,9 @@ class JobManager:
                     await self.tick()
                 except Exception as error:  # the loop must survive whatever a database or a cluster raises
                     if is_unavailable(error):
-                        log.error("the database is unavailable, so jobs wait: %s", reason_of(error))
+                        log.error("the database is unavailable, so jobs wait: %s", describe_error(error))
                     else:
-                        log.exception("managing the jobs failed; retrying in %g s", self._config.poll_s)
+                        log.exception("the job manager failed; retrying in %g s", self._config.poll_s)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), self._config.poll_s)
         finally:
@@ -143,17 +144,17 @@ class JobManager:
             await asyncio.gather(*self._validating.values(), return_exceptions=True)
 
     def wake(self) -> None:
-        """Tick now instead of at the next poll. Must be called in the event loop."""
+        """Start the next tick now instead of after `poll_s`. Must be called in the event loop."""
         self._woken.set()
 
     async def tick(self) -> None:
         """Advance every job by one step."""
         await self._validate()
         await self._start()
-        for job in await self._call(self._store.with_status, "running"):
+        for job in await self._call(self._store.list_with_status, "running"):
             if await self._lease(job):
                 await self._watch(job)
-        for job in await self._call(self._store.with_driver):
+        for job in await self._call(self._store.list_with_driver):
             if await self._lease(job):
                 await self._release(job)
 
@@ -168,7 +169,7 @@ class JobManager:
             if task.done():
                 del self._validating[job_id]
                 task.result()  # raises if the store failed; the job is then checked again
-        for job in await self._call(self._store.with_status, "validating_files"):
+        for job in await self._call(self._store.list_with_status, "validating_files"):
             full = len(self._validating) >= self._config.max_checks
             if (job.id in self._validating or not full) and await self._lease(job) and job.id not in self._validating:
                 self._validating[job.id] = asyncio.create_task(self._validate_one(job))
@@ -186,7 +187,7 @@ class JobManager:
             await self._fail(job, JobError("check_failed", error.public_message))
             return
         for problem in problems:
-            await self._add_event(job, "error", describe(problem))
+            await self._add_event(job, "error", describe_problem(problem))
         if problems:
             await self._fail(job, make_job_error(problems))
         elif await self._move(job, "queued"):
@@ -203,7 +204,7 @@ class JobManager:
             what = "Fine-tuning job" if job.readiness is None else "Readiness check"
             await self._add_event(job, "info", f"{what} {'started' if job.attempt == 0 else 'continued'}")
             await self._launch(job, failures=0)
-        for job in await self._call(self._store.with_status, "queued"):
+        for job in await self._call(self._store.list_with_status, "queued"):
             if job.id not in self._announced:
                 self._announced.add(job.id)
                 limit = f"{config.max_running} job{'s' * (config.max_running > 1)} at a time"
@@ -252,7 +253,7 @@ class JobManager:
             await self._replace_lost_driver(job, f"no heartbeat for {silent_s:.0f} s")
         elif found.state == "unknown" and silent_s > self._config.unknown_timeout_s:
             await self._replace_lost_driver(
-                job, f"no heartbeat for {silent_s:.0f} s, and the cluster has no record of it"
+                job, f"no heartbeat for {silent_s:.0f} s, and the cluster has no record of the driver"
             )
 
     async def _replace_lost_driver(self, job: JobRecord, reason: str) -> None:
@@ -260,7 +261,7 @@ class JobManager:
         job = await self._call(self._store.get, job.id)
         if job.status != "running":
             return
-        reason = job.last_words or reason
+        reason = job.driver_message or reason
         failures = job.failures + 1
         if failures > self._config.max_relaunches:
             text = f"the job's driver was lost {failures} times; last reason: {reason}"
@@ -271,13 +272,13 @@ class JobManager:
         await self._launch(job, failures)
 
     async def _release(self, job: JobRecord) -> None:
-        """Ensure that the driver of a job that is not running exits."""
+        """Ensure that the driver of a job exits, because the job no longer runs."""
         assert job.handle is not None
         found = await self._state(job.handle)
-        since_s = self._clock() - job.moved_at
-        silent_s = self._clock() - (job.heartbeat_at or job.moved_at)
+        since_s = self._clock() - job.status_changed_at
+        silent_s = self._clock() - (job.heartbeat_at or job.status_changed_at)
         if found.state == "ended" or (found.state == "unknown" and silent_s > self._config.unknown_timeout_s):
-            await self._call(self._store.driver_gone, job.id, job.handle)
+            await self._call(self._store.clear_driver, job.id, job.handle)
             self.wake()
         elif since_s > (self._config.pause_grace_s if job.status in PAUSING else self._config.stop_grace_s):
             await self._stop(job.handle)
@@ -306,7 +307,7 @@ class JobManager:
         """Change a job's state. Return False if it has already changed: it was cancelled, or its driver ended it."""
         try:
             await self._call(self._store.move, job.id, to, attempt=job.attempt, **changes)
-        except IllegalMove:
+        except IllegalStateChange:
             return False
         return True
 

@@ -1,7 +1,7 @@
-"""Parser of the body of POST /fine_tuning/jobs into a JobSpec.
+"""Parser that turns the body of POST /fine_tuning/jobs into a JobSpec.
 
-Every error is reported as a Problem whose field is its path in the request. Variables of the server's environment are
-never substituted, and a model is an id in the registry, never a path.
+Each error is reported as a Problem, whose `field` is the path in the request. Variables of the server's environment are
+never substituted. A model is an id in the registry, never a path.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FileId = Annotated[StrictStr, Field(min_length=1, max_length=128)]
 
 
 class DescribedAs:
-    """Annotation for a dict that is validated elsewhere; the OpenAPI schema shows it as `model`."""
+    """Annotation of a dict that is validated elsewhere. The OpenAPI page shows the schema of `model` for the dict."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._model = model
@@ -94,8 +94,8 @@ class FileLookup(Protocol):
 class ApiJob:
     """Valid request for a job.
 
-    `spec` refers to files by their ids. `secret_spec` is its JSON with all secrets. Responses echo `method`,
-    `model_options` and `integrations`, which hold no secrets.
+    `spec` refers to files by their ids. `secret_spec` is `spec` as JSON, with all secrets. Responses return `method`,
+    `model_options` and `integrations`, which contain no secrets.
     """
 
     request: JobRequestBody
@@ -109,10 +109,10 @@ class ApiJob:
 
 
 def parse_api_job(body: Any, models: ModelCatalog, files: FileLookup, operator: OperatorConfig) -> ApiJob:
-    """Parse a request body and resolve its model, without reading its files.
+    """Parse a request body and find its model in `models`, without reading the files that it names.
 
     Raises:
-        InvalidJob: The request is invalid; holds all problems found.
+        InvalidJob: The request is invalid. The error contains all problems that were found.
     """
     request = _validate(JobRequestBody, body)
     integrations = [integration.model_dump(mode="json") for integration in request.integrations or ()]
@@ -166,7 +166,7 @@ def make_echo(spec: JobSpec, method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_slug(text: str) -> str:
-    """Return `text` as one part of a model id, without the separator `:` and without `/`."""
+    """Return `text` as a part of a model id: other characters than letters, digits, `_`, `.` and `-` are replaced."""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")
 
 
@@ -199,7 +199,7 @@ def _build_method(request: JobRequestBody) -> dict[str, Any]:
     if request.hyperparameters:
         supervised = method.get("supervised") or {}
         if method.get("type") != "supervised" or (isinstance(supervised, dict) and supervised.get("hyperparameters")):
-            message = "is only for supervised jobs, and only if method has no hyperparameters"
+            message = "is allowed only for supervised jobs, and only if method has no hyperparameters"
             problem = Problem(
                 "duplicate_hyperparameters", "hyperparameters", message, "give all hyperparameters in method"
             )

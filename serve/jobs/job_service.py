@@ -1,4 +1,4 @@
-"""Client operations on jobs: create, cancel, pause, resume. They only change the store; the manager acts on it."""
+"""Client operations on jobs: create, cancel, pause, resume. They only change the store, which the job manager reads."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from agent_rft.spec.legacy_job import load_legacy_job
 from agent_rft.spec.operator.operator_config import OperatorConfig
 
 RETRY_WINDOW_S = 600.0
-"""Seconds that a counted retry matches the first request; OpenAI's clients count retries and time out after them."""
+"""Seconds for which a retry with a retry count matches the first request: the default timeout of OpenAI's clients."""
 UNMARKED_WINDOW_S = 10.0
-"""Seconds that an equal request counts as a retry if the client does not count retries; later it is a new job."""
+"""Seconds for which an equal request counts as a retry if it has no retry count. A later request is a new job."""
 
 
 class JobService:
-    """Operations of clients on jobs. `wake` notifies the manager in this process, if there is one."""
+    """Operations of clients on jobs. `wake` notifies the job manager of this process about a change, if it has one."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class JobService:
         retry: int | None = None,
         readiness: dict[str, Any] | None = None,
     ) -> JobRecord:
-        """Create a job, or return the one that this request created before.
+        """Create a job, or return the job that an earlier attempt of the same request created.
 
-        `retry` is the client's retry count, 0 for the first attempt; None if the client does not send it. With
-        `readiness`, the job gets a readiness check with these options (`ReadinessOptions` in
-        cluster/run/readiness_check.py) and is not trained.
+        `retry` is the client's retry count: 0 for the first attempt, or None if the client does not send a count. With
+        `readiness`, the job is a readiness check with these options (`ReadinessOptions` in
+        cluster/run/readiness_check.py), and nothing is trained.
 
         Raises:
             InvalidJob: The request is invalid.
@@ -102,7 +102,7 @@ class JobService:
         return job
 
     def prepare_check(self, body: Any, samples: int | None = None) -> CheckRequest:
-        """Return the input of a job check for a request; `samples` is the rollouts per row of a readiness check.
+        """Return the input for checking the request `body`; `samples` is the rollouts per row of a readiness check.
 
         Raises:
             InvalidJob: The request is invalid.
@@ -113,38 +113,38 @@ class JobService:
         return CheckRequest(found.secret_spec, found.request.model, samples)
 
     def cancel(self, job_id: str) -> JobRecord:
-        """Cancel a job that has not ended; its driver exits immediately.
+        """Cancel a job that has not ended; its driver then exits without saving a checkpoint.
 
         Raises:
             UnknownJob: The job does not exist.
-            IllegalMove: The job has ended.
+            IllegalStateChange: The job has ended.
         """
         job = self.store.move(job_id, "cancelled")
         return self._record(job, "The job was cancelled")
 
     def pause(self, job_id: str) -> JobRecord:
-        """Make the driver write a checkpoint and release its resources.
+        """Pause a running job: its driver writes a checkpoint and releases its resources.
 
         Raises:
             UnknownJob: The job does not exist.
-            IllegalMove: The job is not running.
+            IllegalStateChange: The job is not running.
         """
         job = self.store.move(job_id, "paused", estimated_finish=None)
         how = "finishes its step and writes a checkpoint" if job.readiness is None else "keeps the rows already sampled"
         return self._record(job, f"The job is being paused: it {how}")
 
     def resume(self, job_id: str) -> JobRecord:
-        """Queue a paused job again; it continues from its last checkpoint.
+        """Queue a paused job again; the job then continues from its last checkpoint.
 
         Raises:
             UnknownJob: The job does not exist.
-            IllegalMove: The job is not paused.
+            IllegalStateChange: The job is not paused.
         """
         job = self.store.move(job_id, "queued")
         return self._record(job, "The job was resumed and is queued again")
 
     def read_log(self, job_id: str) -> tuple[str, list[ProcessOutput]]:
-        """Return the log for admins: the full message of the job's error, and the ends of its processes' outputs.
+        """Return a job's log for admins: the full error message, and the last part of each process's output.
 
         Raises:
             UnknownJob: The job does not exist.
@@ -158,11 +158,11 @@ class JobService:
         return error, self._logs.read(job_id, secrets)
 
     def decrypt(self, job: JobRecord) -> JobSpec:
-        """Return the job with its secrets.
+        """Return the job's specification, with decrypted secrets.
 
         Raises:
-            UnsealFailed: The job was sealed with another master secret.
-            InvalidJob: The job was made by a version that is too old to be read.
+            UnsealFailed: The job was encrypted with another master secret.
+            InvalidJob: An old version created the job, and this version cannot read it.
         """
         sealed = self._secrets.sealer("job", job.id).open(job.sealed_spec)
         return load_legacy_job(json.loads(sealed), "the job")[0]

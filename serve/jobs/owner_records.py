@@ -1,4 +1,4 @@
-"""Records in the run folder of a server's job, as its owner may see them: without paths and operator-only messages."""
+"""Records in the run folder of a job, as the job's owner may see them: without paths and operator-only messages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agent_rft.cluster.records.index_tables import IndexedRollout, shorten_names
 from agent_rft.cluster.records.redaction import replace_substrings
 from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import Order, RolloutFile, RolloutIndex, UnknownRollout, is_busy
-from agent_rft.cluster.records.row_rewards import RowOrder, RowRewards, row_rewards, rows_after
+from agent_rft.cluster.records.row_rewards import RowOrder, RowRewards, compute_row_rewards, rows_after
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.report.report_page import write_report
-from agent_rft.cluster.views.rollout_tokens import TokenRange, find_tokenizer, token_range
+from agent_rft.cluster.views.rollout_tokens import TokenRange, find_tokenizer, read_token_range
 from agent_rft.errors import RftError
 from agent_rft.rows.rollout_files import RewrittenFile
 from agent_rft.rows.rollout_json import outcome_to_json
@@ -32,17 +32,17 @@ from agent_rft.stored_events import RunEvent
 from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 
 INDEX_S = 10.0
-"""Seconds that one request may spend on indexing rollouts that a killed driver left."""
+"""Seconds that one request may spend on indexing rollouts that a killed driver did not index."""
 PAGE_BYTES = 8 << 20
-"""Size of a page; it ends with the rollout that exceeds this size."""
+"""Size limit of a page. The rollout that exceeds the limit is the last rollout of the page."""
 FRESH_S = 20.0
-"""Max age of the report of a running job, in seconds."""
+"""Seconds after which the report of a running job is outdated."""
 SEARCH_S = 5.0
 """Seconds that one request may search rollouts for a string; the next request continues."""
 MAX_SEARCHES = 4
-"""Max concurrent text searches; each one keeps a thread of the server busy."""
+"""Maximum concurrent text searches. Each search keeps a thread of the server busy."""
 MAX_KEPT = 64
-"""Max jobs with open records; the records of idle jobs beyond this number are closed."""
+"""Maximum jobs with open records. Beyond this number, the records of jobs without requests are closed."""
 
 
 class NotIndexed(RftError):
@@ -50,11 +50,11 @@ class NotIndexed(RftError):
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """Page of rollouts. The next page starts after `last`, the last rollout searched, which may not be in `found`."""
+class RolloutPage:
+    """Page of rollouts. The next page starts after `last`, the last rollout examined, which may not be in `found`."""
 
     found: list[IndexedRollout]
-    more: bool
+    has_more: bool
     last: str | None
 
 
@@ -64,16 +64,16 @@ WholeRollout = tuple[IndexedRollout, dict[str, Any], dict[str, Any]]
 
 @dataclass
 class _JobState:
-    """State that requests for the same job share; `users` is the number of requests in progress."""
+    """State that requests for the same job share; `num_requests` counts the requests in progress."""
 
     index: RolloutIndex
     indexing: threading.Lock = field(default_factory=threading.Lock)
     reporting: threading.Lock = field(default_factory=threading.Lock)
-    users: int = 0
+    num_requests: int = 0
 
 
 class JobRecords:
-    """Records of all jobs of a server. Methods block, but no request waits for the work of another request."""
+    """Records of all jobs of a server. Methods block while they read files, but they never wait for another request."""
 
     def __init__(
         self,
@@ -96,30 +96,37 @@ class JobRecords:
 
     def summaries(
         self, job: JobRecord, rollout_filter: RolloutFilter, order: Order, limit: int, after: str | None
-    ) -> Listing:
+    ) -> RolloutPage:
         """Return a page of rollout summaries.
 
         Raises:
             NotIndexed: Some rollouts must be indexed first, or were rewritten during the request.
             UnknownRollout: The rollout `after` does not exist.
-            UnknownValue: No rollout has a value that the filter requests.
+            UnknownValue: The filter contains a value that no rollout has.
         """
         with self._open_index(job) as index:
             return self._list_page(index, rollout_filter, order, limit, after)
 
     def rollouts(
         self, job: JobRecord, rollout_filter: RolloutFilter, order: Order, limit: int, after: str | None
-    ) -> tuple[list[WholeRollout], Listing]:
-        """Return a page of complete rollouts, which ends early if they are large. Raises the errors of `summaries`."""
+    ) -> tuple[list[WholeRollout], RolloutPage]:
+        """Return a page of complete rollouts, fewer than `limit` if they are large.
+
+        Raises the errors of `summaries`.
+        """
         with self._open_index(job) as index:
             listing, num_bytes = self._list_page(index, rollout_filter, order, limit, after), 0
             for count, one in enumerate(listing.found, start=1):
-                num_bytes += one.place.length + one.group.length
+                num_bytes += one.place.length + one.group_position.length
                 if num_bytes > PAGE_BYTES and count < len(listing.found):
-                    listing = Listing(listing.found[:count], more=True, last=one.id)
+                    listing = RolloutPage(listing.found[:count], has_more=True, last=one.id)
                     break
-            read = index.read(listing.found)
-            return [(one, _finite(asdict(request)), _finite(_public_json(end))) for one, request, end in read], listing
+            read = index.read_rollouts(listing.found)
+            found = [
+                (one, _without_nan(asdict(request)), _without_nan(_public_json(outcome)))
+                for one, request, outcome in read
+            ]
+            return found, listing
 
     def rollout(self, job: JobRecord, id: str) -> WholeRollout:
         """Return one rollout, without the ids and log-probabilities of its tokens.
@@ -129,32 +136,32 @@ class JobRecords:
             UnknownRollout: The rollout does not exist.
         """
         with self._open_index(job) as index:
-            one, request, end = _read_rollout(index, id)
-            public = _public_json(end)
+            one, request, outcome = _read_rollout(index, id)
+            public = _public_json(outcome)
             for segment in public.get("segments", ()):
                 segment["num_tokens"] = len(segment.pop("token_ids"))
                 del segment["logprobs"]
-            return one, _finite(asdict(request)), _finite(public)
+            return one, _without_nan(asdict(request)), _without_nan(public)
 
     def tokens(self, job: JobRecord, id: str, segment: int, start: int, limit: int) -> TokenRange:
-        """Return some tokens of a segment of a rollout.
+        """Return up to `limit` tokens of a rollout's segment, beginning at token `start`.
 
         Raises:
             NotIndexed, UnknownRollout: As in `rollout`.
             UnknownValue: The segment or token does not exist.
         """
         with self._open_index(job) as index:
-            _, _, end = _read_rollout(index, id)
+            _, _, outcome = _read_rollout(index, id)
         run = RunFolder(self._runs / job.id)
         folders = [run.job().get("job", {}).get("model", ""), run.checkpoints / "*"]
-        return token_range(end, segment, start, limit, find_tokenizer(map(Path, folders)))
+        return read_token_range(outcome, segment, start, limit, find_tokenizer(map(Path, folders)))
 
     def row_rewards(
         self, job: JobRecord, rollout_filter: RolloutFilter, order: RowOrder, limit: int, after: str | None
     ) -> tuple[list[RowRewards], bool]:
-        """Return the rewards of each row, and whether more rows follow. Raises the errors of `summaries`."""
+        """Return a page with the rewards of rows, and whether more rows follow. Raises the errors of `summaries`."""
         with self._open_index(job) as index:
-            found = rows_after(row_rewards(index, index.check_filter(rollout_filter), order), after)
+            found = rows_after(compute_row_rewards(index, index.check_filter(rollout_filter), order), after)
         return found[:limit], len(found) > limit
 
     def filters(self, job: JobRecord) -> tuple[list[RolloutFile], list[str], list[str]]:
@@ -179,22 +186,22 @@ class JobRecords:
         return found[:limit], len(found) > limit
 
     def settings(self, job: JobRecord) -> dict[str, Any]:
-        """Return the job and its plan as resolved at its start; empty before the start."""
-        found = _OwnersRun(self._runs / job.id, _names(job, self._runs)).job()
+        """Return the job and its plan, as resolved when the job started; empty if it has not started."""
+        found = _OwnerRunFolder(self._runs / job.id, _names(job, self._runs)).job()
         return {name: found[name] for name in ("job", "plan") if name in found}
 
     def report(self, job: JobRecord) -> Path | None:
-        """Return the path of the job's report for its owner, updated if outdated; None if the job has not started.
+        """Return the path of the job's report for its owner, or None if the job has not started. Updates old reports.
 
         Raises:
             NotIndexed: Another request is writing the first report.
         """
-        run = _OwnersRun(self._runs / job.id, _names(job, self._runs))
+        run = _OwnerRunFolder(self._runs / job.id, _names(job, self._runs))
         with self._open_state(job.id) as kept, _try_lock(kept.reporting) as is_locked:
             with suppress(FileNotFoundError):
-                written, changed = run.report.stat().st_mtime, (run.path / "events.jsonl").stat().st_mtime
+                written, changed = run.report_file.stat().st_mtime, (run.path / "events.jsonl").stat().st_mtime
                 if not is_locked or written > changed or written > time.time() - FRESH_S:
-                    return run.report
+                    return run.report_file
             if not (run.path / "events.jsonl").exists():
                 return None
             if not is_locked:
@@ -219,14 +226,16 @@ class JobRecords:
 
     def _list_page(
         self, index: RolloutIndex, rollout_filter: RolloutFilter, order: Order, limit: int, after: str | None
-    ) -> Listing:
+    ) -> RolloutPage:
         rollout_filter = index.check_filter(rollout_filter)
         if rollout_filter.text is not None:
-            return self._search(index, index.all(rollout_filter, order, after=after), rollout_filter.text, limit)
+            return self._search(
+                index, index.iter_rollouts(rollout_filter, order, after=after), rollout_filter.text, limit
+            )
         found = index.page(rollout_filter, order, limit + 1, after)
-        return Listing(found[:limit], len(found) > limit, found[:limit][-1].id if found else None)
+        return RolloutPage(found[:limit], len(found) > limit, found[:limit][-1].id if found else None)
 
-    def _search(self, index: RolloutIndex, among: Iterator[IndexedRollout], text: str, limit: int) -> Listing:
+    def _search(self, index: RolloutIndex, among: Iterator[IndexedRollout], text: str, limit: int) -> RolloutPage:
         """Return a page of the rollouts that contain `text`; it ends early if the search takes too long."""
         if not self._searching.acquire(blocking=False):
             raise NotIndexed("too many other text searches are running")
@@ -236,28 +245,28 @@ class JobRecords:
             for one, has_text in index.search_text(among, text):
                 found += [one] * has_text
                 if len(found) > limit:
-                    return Listing(found[:limit], True, found[:limit][-1].id)
+                    return RolloutPage(found[:limit], True, found[:limit][-1].id)
                 if time.monotonic() > deadline:
-                    return Listing(found, True, one.id)
-            return Listing(found, False, found[-1].id if found else None)
+                    return RolloutPage(found, True, one.id)
+            return RolloutPage(found, False, found[-1].id if found else None)
         finally:
             self._searching.release()
 
     @contextmanager
     def _open_state(self, job_id: str) -> Iterator[_JobState]:
-        """Context manager that yields a job's shared state, and closes the idle states used least recently."""
+        """Context manager that yields a job's shared state, and closes the least recently used idle states."""
         with self._keeping:
             kept = self._kept.pop(job_id, None) or _JobState(self._index_of(self._runs / job_id))
             self._kept[job_id] = kept
-            kept.users += 1
-            idle = [id for id, one in self._kept.items() if not one.users]
+            kept.num_requests += 1
+            idle = [id for id, one in self._kept.items() if not one.num_requests]
             for id in idle[: max(0, len(self._kept) - self._max_kept)]:
                 self._kept.pop(id).index.close()
         try:
             yield kept
         finally:
             with self._keeping:
-                kept.users -= 1
+                kept.num_requests -= 1
 
 
 @contextmanager
@@ -272,26 +281,26 @@ def _try_lock(lock: threading.Lock) -> Iterator[bool]:
 
 
 def _read_rollout(index: RolloutIndex, id: str) -> tuple[IndexedRollout, GroupRequest, Rollout | DiscardedRollout]:
-    for whole in index.read([index.find(id)]):
+    for whole in index.read_rollouts([index.find(id)]):
         return whole
     raise UnknownRollout(f"the file of the rollout {id!r} was removed")
 
 
-def _public_json(end: Rollout | DiscardedRollout) -> dict[str, Any]:
+def _public_json(outcome: Rollout | DiscardedRollout) -> dict[str, Any]:
     """Return the rollout as JSON, without messages that may come from endpoints in the server's network."""
-    if isinstance(end, DiscardedRollout):
-        return outcome_to_json(replace(end, message="", endpoint=""))
-    return outcome_to_json(replace(end, grade=replace(end.grade, held_out_error="")))
+    if isinstance(outcome, DiscardedRollout):
+        return outcome_to_json(replace(outcome, message="", endpoint=""))
+    return outcome_to_json(replace(outcome, grade=replace(outcome.grade, held_out_error="")))
 
 
-def _finite(value: dict[str, Any]) -> dict[str, Any]:
+def _without_nan(value: dict[str, Any]) -> dict[str, Any]:
     """Return the value as plain JSON, with null for numbers that are not finite."""
     plain: dict[str, Any] = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
     return plain
 
 
 def _names(job: JobRecord, runs: Path) -> dict[str, str]:
-    """Return the names that the job's owner sees instead of paths, by path."""
+    """Return a mapping from the paths of a job to the names that the job's owner sees instead."""
     names = {str(runs / job.id): "the run", str(runs.parent): "the server's folder"}
     used = RunFolder(runs / job.id).job().get("job", {})
     files = {used.get(name): getattr(job, name) for name in FILES}
@@ -299,7 +308,7 @@ def _names(job: JobRecord, runs: Path) -> dict[str, str]:
     return names | {path: name for path, name in (files | model).items() if path and name}
 
 
-class _OwnersRun(RunFolder):
+class _OwnerRunFolder(RunFolder):
     """Run folder as the owner of a server's job may see it."""
 
     def __init__(self, path: Path, names: Mapping[str, str]) -> None:
@@ -307,7 +316,7 @@ class _OwnersRun(RunFolder):
         self._names = names
 
     @property
-    def report(self) -> Path:
+    def report_file(self) -> Path:
         return self.path / "report.owner.html"
 
     def job(self) -> dict[str, Any]:

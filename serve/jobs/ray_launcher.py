@@ -31,7 +31,7 @@ ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 class RayLauncher:
     """Launcher (serve/jobs/job_manager.py) on Ray. `dashboard` is the URL of the cluster's job server.
 
-    `program` replaces the driver's command, and `connect` the job server's client.
+    `program` is the command that starts a driver, and `connect` returns a client for the job server's URL.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class RayLauncher:
         return [*self._program, "--settings", str(self._settings_file), "--job", job.id]
 
     async def _call(self, ask: Callable[[JobSubmissionClient], T]) -> T:
-        return await asyncio.to_thread(partial(self._ask, ask))
+        return await asyncio.to_thread(partial(self._send_request, ask))
 
-    def _ask(self, ask: Callable[[Any], T]) -> T:
+    def _send_request(self, ask: Callable[[Any], T]) -> T:
         try:
             if self._client is None:
                 self._client = self._connect(self._dashboard)

@@ -1,4 +1,4 @@
-"""The routers of files, jobs, graders, models and keys, which translate between HTTP and the layers below.
+"""The routers of files, jobs, graders, models and keys. They convert HTTP requests to calls of jobs and stores.
 
 Routers that call a model are in `agent_rft.serve.inference`.
 """

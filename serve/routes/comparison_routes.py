@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from agent_rft.errors import UserError
 from agent_rft.serve.http.auth import Reader
-from agent_rft.serve.http.error_responses import from_user_error, not_ready
+from agent_rft.serve.http.error_responses import make_not_ready_error, make_user_api_error
 from agent_rft.serve.http.pagination import AsciiJson
 from agent_rft.serve.http.schemas.comparison_schemas import ComparisonBody, EvaluationList, JobEvaluation
 from agent_rft.serve.jobs.job_comparisons import ComparisonBusy, ComparisonSide, JobComparisons, NoSuchEvaluation
@@ -53,8 +53,8 @@ def make_router(store: JobStore, comparisons: JobComparisons) -> APIRouter:
         except NoSuchEvaluation as error:
             raise ApiError(400, error.message, param="side", code="invalid_value") from None
         except UserError as error:
-            raise from_user_error(error, "side") from None
+            raise make_user_api_error(error, "side") from None
         except ComparisonBusy as error:
-            raise not_ready(error, 2) from None
+            raise make_not_ready_error(error, 2) from None
 
     return router

@@ -1,4 +1,4 @@
-"""/v1/files: uploads and downloads, streamed to and from disk. Every key can read all files and delete its own."""
+"""/v1/files: uploads and downloads, streamed to and from disk. Keys can read all files and delete their own files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from starlette.concurrency import run_in_threadpool
 from agent_rft.serve.http.audit_actions import set_created_id
 from agent_rft.serve.http.auth import Reader, Writer, check_may_change
 from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, OwnerQuota
-from agent_rft.serve.http.error_responses import too_many
+from agent_rft.serve.http.error_responses import make_too_many_error
 from agent_rft.serve.http.multipart_upload import UploadForm, read_form
 from agent_rft.serve.http.pagination import LIMIT, After
 from agent_rft.serve.http.schemas.base import Page, Responses
 from agent_rft.serve.http.schemas.file_schemas import DeletedFile, FileObject
-from agent_rft.serve.stores.file_store import FileStore, FileTooLarge, NoSpace, UnknownFile
+from agent_rft.serve.stores.file_store import FileStore, FileTooLarge, ServerDiskFull, UnknownFile
 from agent_rft.serve.stores.key_store import ApiKey
 from agent_rft.spec.operator.operator_config import ServerLimits
 from agent_rft.wire.api_errors import ApiError
@@ -52,10 +52,10 @@ MAX_PAGE = 10_000
 def make_router(
     files: FileStore, max_uploads: int = ServerLimits().max_uploads, deadlines: Deadlines = DEADLINES
 ) -> APIRouter:
-    """Return the router of files, with at most `max_uploads` concurrent uploads, of which one key may use half.
+    """Return the router of files, which allows `max_uploads` concurrent uploads, at most half of them for one key.
 
-    The limit bounds memory use, since Ray Serve receives bodies as fast as they arrive and buffers data until it is on
-    disk.
+    The limit bounds memory use, since Ray Serve receives request bodies as fast as they arrive and keeps the data in
+    memory until it is written to disk.
     """
     router = APIRouter(prefix="/files", tags=["files"])
     uploads = OwnerQuota(max_uploads)
@@ -63,8 +63,8 @@ def make_router(
 
     @router.post("", openapi_extra=UPLOAD)
     async def upload_file(request: Request, key: Writer) -> FileObject:
-        """Upload a file of up to 512 MB, or the limit that the operator sets."""
-        with uploads.hold(key.id, too_many(too_many_uploads, "too_many_uploads", 2)) as take:
+        """Upload a file. Its maximum size is 512 MB, unless the operator sets another limit."""
+        with uploads.hold(key.id, make_too_many_error(too_many_uploads, "too_many_uploads", 2)) as take:
             take(1)
             return await receive_upload(request, key)
 
@@ -85,7 +85,7 @@ def make_router(
     async def list_files(
         key: Reader,
         order: Annotated[
-            Literal["asc", "desc"], Query(description="Order by creation time; desc: newest first.")
+            Literal["asc", "desc"], Query(description="Order by creation time; `desc`: newest first.")
         ] = "desc",
         purpose: Annotated[
             str | None, Query(max_length=100, description="Return only files with this purpose.")
@@ -116,7 +116,7 @@ def make_router(
 
     @router.delete("/{file_id}")
     async def delete_file(file_id: str, key: Writer) -> DeletedFile:
-        """Delete a file. A key with the scope `write` can delete its own files and files without a known owner."""
+        """Delete a file. A key with the scope `write` can delete its own files, and files whose owner is unknown."""
         with _unknown_file_as("file_id"):
             check_may_change(key, (await run_in_threadpool(files.get, file_id)).owner, "file")
             await run_in_threadpool(files.delete, file_id)
@@ -174,7 +174,7 @@ def _upload_errors() -> Iterator[None]:
         yield
     except FileTooLarge as error:
         raise ApiError(413, f"The file is too large: {error.message}.", param="file", code="file_too_large") from None
-    except NoSpace as error:
+    except ServerDiskFull as error:
         raise ApiError(
             507, f"The file cannot be stored: {error.message}.", code="no_space", type="server_error"
         ) from None

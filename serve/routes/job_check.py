@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from agent_rft.errors import InvalidJob, Problem, RftError
 from agent_rft.serve.http.auth import Writer
 from agent_rft.serve.http.client_limits import OwnerQuota
-from agent_rft.serve.http.error_responses import too_many
+from agent_rft.serve.http.error_responses import make_too_many_error
 from agent_rft.serve.http.schemas.job_schemas import JobCheck, JobProblem
 from agent_rft.serve.jobs.client_errors import hide_details
 from agent_rft.serve.jobs.job_service import JobService
@@ -21,18 +21,18 @@ from agent_rft.serve.routes.readiness_routes import RolloutsPerRow
 from agent_rft.wire.api_errors import ApiError
 
 MAX_CHECKS = 2
-"""Maximum concurrent checks, of which one key may use half; each is a process that reads complete files."""
+"""Maximum concurrent checks, at most half of them for one key. Each check is a process that reads complete files."""
 CHECK_S = 120.0
 
-Files = Annotated[bool, Query(description="false: check only the schema of the request, which is fast.")]
+Files = Annotated[bool, Query(description="If false, only the schema of the request is checked, which is fast.")]
 Samples = Annotated[
     RolloutsPerRow | None,
-    Query(description="Check the request for a readiness check with this number of rollouts per row."),
+    Query(description="Rollouts per row, if the request is for a readiness check."),
 ]
 
 
 class JobChecker(Protocol):
-    """The method of agent_rft.serve.jobs.job_manager.Launcher that checks a job request."""
+    """Part of agent_rft.serve.jobs.job_manager.Launcher that checks job requests."""
 
     async def check_request(self, draft: CheckRequest) -> list[Problem]: ...
 
@@ -43,7 +43,7 @@ def make_router(service: JobService, checker: JobChecker, check_s: float = CHECK
 
     @router.post("/check")
     async def check_job(body: JobBody, key: Writer, files: Files = True, samples: Samples = None) -> JobCheck:
-        """Check a job request without creating the job or calling tools and graders."""
+        """Check a job request, without creating the job and without calling tools or graders."""
         try:
             draft = await run_in_threadpool(service.prepare_check, body, samples)
         except InvalidJob as error:
@@ -68,7 +68,7 @@ def make_router(service: JobService, checker: JobChecker, check_s: float = CHECK
 
 def _too_many_checks_error() -> ApiError:
     message = "Too many checks are in progress, for this API key or in total. Try again in a moment."
-    return too_many(message, "too_many_checks", 5)
+    return make_too_many_error(message, "too_many_checks", 5)
 
 
 def _build_check(problems: list[Problem]) -> JobCheck:

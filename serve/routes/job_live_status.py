@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs/{id}/now: live status of a running job's processes, for its owner and admins."""
+"""/v1/fine_tuning/jobs/{id}/live_status: live status of a running job's processes, for its owner and admins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_router(store: JobStore, runs: Path, clock: Callable[[], float] = time.t
     """Return the router. Its route is a plain function, so it runs in a thread and may read files."""
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
 
-    @router.get("/{job_id}/now", response_class=AsciiJson)
+    @router.get("/{job_id}/live_status", response_class=AsciiJson)
     def get_live_status(job_id: JobIdPath, key: Reader) -> JobLiveStatus:
         """Return the live status of a job's processes, for its owner and admins. Not part of OpenAI's API."""
         with job_errors(job_id):

@@ -18,7 +18,7 @@ from agent_rft.cluster.records.index_tables import IndexedRollout
 from agent_rft.cluster.records.rollout_filter import RecordedFinish, RolloutFilter
 from agent_rft.cluster.records.rollout_index import UnknownRollout, UnknownValue
 from agent_rft.serve.http.auth import Reader
-from agent_rft.serve.http.error_responses import not_ready
+from agent_rft.serve.http.error_responses import make_not_ready_error
 from agent_rft.serve.http.pagination import LIMIT, After, AsciiJson
 from agent_rft.serve.http.schemas.base import Page, Responses
 from agent_rft.serve.http.schemas.record_schemas import (
@@ -50,7 +50,7 @@ HEADERS = {
 """Headers of the report. `sandbox` gives the page an opaque origin, so that its scripts cannot call the API."""
 
 TEXT = (
-    "Return only rollouts whose prompt, turns, answer or discard reason contains this text. A page may be short or "
+    "Only rollouts whose prompt, turns, answer or discard reason contains this text. A page may be short or "
     "empty; continue after `last_id` while `has_more` is true."
 )
 MAX_TOKENS = 2_000
@@ -59,31 +59,27 @@ RolloutPath = Annotated[str, Path(max_length=200)]
 MetricLimit = Annotated[int, Query(ge=1, le=MAX_METRICS, description=LIMIT)]
 Finite = Annotated[float | None, Query(allow_inf_nan=False)]
 Name = Annotated[
-    str | None, Query(max_length=200, description="Return only this rollout file, such as step-12 or test-after.")
+    str | None, Query(max_length=200, description="Only rollouts in this file, such as step-12 or test-after.")
 ]
-Step = Annotated[int | None, Query(ge=0, le=10**9, description="Return only this step and its validation.")]
-Row = Annotated[str | None, Query(max_length=200, description="Return only the row with this id or line number.")]
+Step = Annotated[int | None, Query(ge=0, le=10**9, description="Only rollouts of this step and of its validation.")]
+Row = Annotated[str | None, Query(max_length=200, description="Only rollouts of the row with this id or line number.")]
 
 
 def _parse_filter(
     file: Name = None,
     step: Step = None,
     row: Row = None,
-    trace: Annotated[str | None, Query(max_length=200, description="Return only trace ids with this prefix.")] = None,
+    trace: Annotated[str | None, Query(max_length=200, description="Only rollouts with this trace id prefix.")] = None,
     min_grade: Annotated[Finite, Query(description="Minimum grade.")] = None,
     max_grade: Annotated[Finite, Query(description="Maximum grade.")] = None,
     min_reward: Annotated[Finite, Query(description="Minimum reward.")] = None,
     max_reward: Annotated[Finite, Query(description="Maximum reward.")] = None,
-    finish: Annotated[
-        RecordedFinish | None, Query(description="Return only rollouts that ended for this reason.")
-    ] = None,
+    finish: Annotated[RecordedFinish | None, Query(description="Only rollouts that ended for this reason.")] = None,
     error: Annotated[
         str | None,
-        Query(max_length=200, description="Return only rollouts with this call error or discard reason."),
+        Query(max_length=200, description="Only rollouts with this call error or discard reason."),
     ] = None,
-    tool: Annotated[
-        str | None, Query(max_length=200, description="Return only rollouts that called this tool.")
-    ] = None,
+    tool: Annotated[str | None, Query(max_length=200, description="Only rollouts that called this tool.")] = None,
     text: Annotated[str | None, Query(min_length=1, max_length=200, description=TEXT)] = None,
 ) -> RolloutFilter:
     return RolloutFilter(
@@ -114,10 +110,10 @@ def make_router(records: JobRecords) -> APIRouter:
         rollout_filter: Annotated[RolloutFilter, Depends(_parse_filter)],
         order: Annotated[
             Literal["newest", "oldest", "best", "worst"],
-            Query(description="Order by age of the file, or by grade; by grade omits rollouts without a grade."),
+            Query(description="Order by age of the file, or by grade, which omits rollouts without a grade."),
         ] = "newest",
         view: Annotated[
-            Literal["whole", "summary"], Query(description="`summary` omits request, turns and tokens.")
+            Literal["whole", "summary"], Query(description="`summary` omits the request, turns and tokens.")
         ] = "whole",
         after: After = None,
         limit: RolloutLimit = ROLLOUTS_PAGE,
@@ -127,9 +123,11 @@ def make_router(records: JobRecords) -> APIRouter:
             if view == "summary":
                 listing = records.summaries(get_job(job_id, key), rollout_filter, order, limit, after)
                 summaries = [_build_summary(one) for one in listing.found]
-                return Page[JobRolloutSummary].from_entries(summaries, listing.more, listing.last)
+                return Page[JobRolloutSummary].from_entries(summaries, listing.has_more, listing.last)
             found, listing = records.rollouts(get_job(job_id, key), rollout_filter, order, limit, after)
-        return Page[JobRollout].from_entries([_build_rollout(job_id, one) for one in found], listing.more, listing.last)
+        return Page[JobRollout].from_entries(
+            [_build_rollout(job_id, one) for one in found], listing.has_more, listing.last
+        )
 
     @router.get("/{job_id}/rollouts/{rollout_id}")
     def get_rollout(job_id: JobIdPath, rollout_id: RolloutPath, key: Reader) -> JobRollout:
@@ -146,7 +144,7 @@ def make_router(records: JobRecords) -> APIRouter:
         start: Annotated[int, Query(ge=0, le=10**9, description="Index of the first token in the segment.")] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_TOKENS, description="Maximum number of tokens.")] = 500,
     ) -> RolloutTokens:
-        """List a rollout's tokens with log-probabilities and policy versions. Not part of OpenAI's API."""
+        """List a segment's tokens with log-probabilities and policy versions. Not part of OpenAI's API."""
         with _record_errors(job_id, id_param="rollout_id"):
             found = records.tokens(get_job(job_id, key), rollout_id, segment, start, limit)
         return RolloutTokens(rollout_id=rollout_id, segment=segment, **asdict(found))
@@ -160,12 +158,12 @@ def make_router(records: JobRecords) -> APIRouter:
         row: Row = None,
         order: Annotated[
             Literal["worst", "best", "widest"],
-            Query(description="Order by mean reward; widest: rows with the largest reward differences first."),
+            Query(description="Order by mean reward, or `widest`: by the difference between the rewards of a row."),
         ] = "worst",
         after: After = None,
         limit: RolloutLimit = ROLLOUTS_PAGE,
     ) -> Page[JobRowRewards]:
-        """List the reward distribution of each row. Not part of OpenAI's API."""
+        """List the rows of a job, with the distribution of each row's rewards. Not part of OpenAI's API."""
         with _record_errors(job_id):
             rollout_filter = RolloutFilter(name=file, step=step, row=row)
             found, more = records.row_rewards(get_job(job_id, key), rollout_filter, order, limit, after)
@@ -216,7 +214,7 @@ def _parse_step(after: str | None) -> int | None:
         return None
     number = after.removeprefix("step-")
     if not (number.isascii() and number.isdecimal() and len(number) < 10):
-        raise UnknownCursor("after must be an id of this list, such as step-000012")
+        raise UnknownCursor("after must be the id of an entry of this list, such as step-000012")
     return int(number)
 
 
@@ -244,4 +242,4 @@ def _record_errors(job_id: str, id_param: str = "after") -> Iterator[None]:
     except UnknownValue as error:
         raise ApiError(400, error.message, param=error.field, code="invalid_value") from None
     except NotIndexed as error:
-        raise not_ready(error, 5) from None
+        raise make_not_ready_error(error, 5) from None

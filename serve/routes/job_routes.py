@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs: create, list, follow and control jobs. Every key can read all jobs and change its own."""
+"""/v1/fine_tuning/jobs: create, list, follow and control jobs. Every key can read all jobs and change its own jobs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fastapi import APIRouter, Body, Header, Path, Query, Request
 
 from agent_rft.serve.http.audit_actions import set_created_id
 from agent_rft.serve.http.auth import Admin, Reader, Writer, check_may_change
-from agent_rft.serve.http.error_responses import not_found
+from agent_rft.serve.http.error_responses import make_not_found_error
 from agent_rft.serve.http.pagination import LIMIT, After, AsciiJson
 from agent_rft.serve.http.schemas.base import Page
 from agent_rft.serve.http.schemas.job_schemas import Checkpoint, Job, JobEventBody, JobLog, JobOutput, JobProgress
 from agent_rft.serve.jobs.job_request import DescribedAs, JobRequestBody
 from agent_rft.serve.jobs.job_service import JobService
-from agent_rft.serve.stores.job_states import IdempotencyConflict, IllegalMove, UnknownCursor, UnknownJob
+from agent_rft.serve.stores.job_states import IdempotencyConflict, IllegalStateChange, UnknownCursor, UnknownJob
 from agent_rft.serve.stores.job_store import JobStore, is_readiness
 from agent_rft.serve.stores.job_tables import JobRecord
 from agent_rft.serve.stores.key_store import ApiKey
@@ -32,32 +32,34 @@ JobIdPath = Annotated[str, Path(max_length=100)]
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        min_length=1, max_length=255, description="Unique string; a repeated request with it creates no second job."
+        min_length=1,
+        max_length=255,
+        description="Unique string for this request. A repeated request with the same string creates no second job.",
     ),
 ]
 Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description=LIMIT)]
 Attempt = Annotated[
     int | None,
-    Query(ge=0, description="Return only this attempt: 0 is the validation, and drivers are numbered from 1."),
+    Query(ge=0, description="Return only the output of this process: 0 is the job check, 1 the first driver."),
 ]
 Include = Annotated[
     Literal["progress"] | None,
-    Query(description="progress: add the progress of each job, which takes longer. Not part of OpenAI's API."),
+    Query(description="`progress` adds the progress of each job, which takes longer. Not part of OpenAI's API."),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """Kind of object that a path identifies: fine-tuning jobs or readiness checks."""
+    """Kind of a job in the store: fine-tuning job or readiness check. The two kinds have separate routes."""
 
     name: str
     param: str
-    readiness: bool
+    is_readiness_check: bool
 
 
-JOBS = JobKind("fine-tuning job", "fine_tuning_job_id", readiness=False)
-READINESS = JobKind("readiness check", "readiness_id", readiness=True)
+JOBS = JobKind("fine-tuning job", "fine_tuning_job_id", is_readiness_check=False)
+READINESS = JobKind("readiness check", "readiness_id", is_readiness_check=True)
 
 
 def make_router(service: JobService) -> APIRouter:
@@ -89,9 +91,9 @@ def make_router(service: JobService) -> APIRouter:
     def list_jobs(
         request: Request, key: Reader, include: Include = None, after: After = None, limit: Limit = JOBS_PAGE
     ) -> Page[Job]:
-        """List jobs, newest first. `metadata[key]=value` returns only jobs with this metadata."""
+        """List jobs, newest first. With `metadata[key]=value` in the query, only jobs with this metadata are listed."""
         with job_errors():
-            found, more = store.jobs(None, after=after, limit=limit, labels=_read_label_filters(request))
+            found, more = store.list_jobs(None, after=after, limit=limit, labels=_read_label_filters(request))
         return Page[Job].from_entries([build_job(job, include) for job in found], more)
 
     @router.get("/{job_id}")
@@ -109,14 +111,14 @@ def make_router(service: JobService) -> APIRouter:
 
     @router.post("/{job_id}/pause")
     def pause_job(job_id: JobIdPath, key: Writer) -> Job:
-        """Pause a running job. It saves a checkpoint and releases its resources."""
+        """Pause a running job. The job saves a checkpoint and releases its resources."""
         with job_errors(job_id):
             check_may_change(key, store.get(job_id).owner, "job")
             return Job.model_validate(service.pause(job_id))
 
     @router.post("/{job_id}/resume")
     def resume_job(job_id: JobIdPath, key: Writer) -> Job:
-        """Resume a paused job. It is queued again and continues from its last checkpoint."""
+        """Resume a paused job. The job is queued again and continues from its last checkpoint."""
         with job_errors(job_id):
             check_may_change(key, store.get(job_id).owner, "job")
             return Job.model_validate(service.resume(job_id))
@@ -141,7 +143,7 @@ def make_router(service: JobService) -> APIRouter:
 
     @router.get("/{job_id}/log")
     def get_log(job_id: JobIdPath, key: Admin, attempt: Attempt = None) -> JobLog:
-        """Return a job's full error and the ends of its processes' outputs, for admins. Not part of OpenAI's API."""
+        """Return a job's full error and the last output of its processes, for admins. Not part of OpenAI's API."""
         with job_errors(job_id, READINESS if is_readiness(job_id) else JOBS):
             error, outputs = service.read_log(job_id)
         selected = [JobOutput.model_validate(output) for output in outputs if attempt in (None, output.attempt)]
@@ -166,32 +168,35 @@ def _read_label_filters(request: Request) -> dict[str, str]:
         )
     for name, value in found.items():
         if not 1 <= len(name) <= 64 or len(value) > 512 or '"' in name or "\x00" in name + value:
-            message = "The metadata filter is invalid. Keys need 1 to 64 characters without quotes, values at most 512."
+            message = "The metadata filter is invalid. Keys have 1 to 64 characters without quotes, values up to 512."
             raise ApiError(400, message, param="metadata", code="invalid_value")
     return found
 
 
 def get_own_job(store: JobStore, job_id: str, key: ApiKey) -> JobRecord:
-    """Return a job if the key is its owner or has `admin`, since other keys must not read rows and answers.
+    """Return a job if the key owns it or has the scope `admin`, since other keys must not read rows and answers.
 
     Raises:
         UnknownJob: The job does not exist, or another key owns it.
     """
-    return store.get(job_id, None if key.may("admin") else key.id)
+    return store.get(job_id, None if key.has_scope("admin") else key.id)
 
 
 @contextmanager
 def job_errors(job_id: str = "", kind: JobKind = JOBS) -> Iterator[None]:
-    """Context manager that converts errors of the job store to API errors; an id of another kind is not found."""
+    """Context manager that converts errors of the job store to API errors.
+
+    If `job_id` is the id of another kind of job, the error is the same as for a job that does not exist.
+    """
     try:
-        if job_id and is_readiness(job_id) != kind.readiness:
+        if job_id and is_readiness(job_id) != kind.is_readiness_check:
             raise UnknownJob(job_id)
         yield
     except UnknownJob:
-        raise not_found(kind.name, job_id, kind.param) from None
+        raise make_not_found_error(kind.name, job_id, kind.param) from None
     except UnknownCursor as error:
         raise ApiError(400, error.message, param="after", code="invalid_value") from None
-    except IllegalMove as error:
+    except IllegalStateChange as error:
         raise ApiError(400, error.message, code="invalid_job_state") from None
     except IdempotencyConflict as error:
         raise ApiError(400, error.message, param="idempotency-key", code="idempotency_key_reused") from None

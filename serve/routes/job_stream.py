@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from agent_rft.serve.http.auth import Reader
 from agent_rft.serve.http.client_limits import OwnerQuota
-from agent_rft.serve.http.error_responses import too_many
+from agent_rft.serve.http.error_responses import make_too_many_error
 from agent_rft.serve.http.schemas.base import EVENT, ResponseBody, Responses
 from agent_rft.serve.http.schemas.job_schemas import Job, JobEventBody
 from agent_rft.serve.http.sse import event_stream
@@ -28,33 +28,33 @@ from agent_rft.wire.api_errors import ApiError
 STREAM: Responses = {
     200: {
         "content": {"text/event-stream": {"schema": EVENT}},
-        "description": "Events named `job`, `event` and `metrics`. Each event's data contain an object of that name.",
+        "description": "Events named `job`, `event` and `metrics`. An event's data contains an object of this name.",
     }
 }
-LastSeen = Annotated[str, Query(max_length=100, description="Same as Last-Event-ID, for the first connection.")]
+LastSeen = Annotated[str, Query(max_length=100, description="Last-Event-ID, for clients that cannot set the header.")]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Polling interval, length and maximum number of streams."""
+    """Polling interval, duration and maximum number of job streams."""
 
     poll_s: float = 1.0
     """Seconds between two checks of the job for changes."""
     max_polls: int = 60
-    """Number of checks until a stream ends. The client then reconnects, and its key is checked again."""
+    """Number of checks until a stream ends. The client then connects again, and its API key is checked again."""
     comment_after_polls: int = 15
-    """Number of checks without changes after which a comment is sent, so that proxies keep the connection open."""
+    """Number of checks without changes after which the stream sends a comment, so that proxies keep it open."""
     max_streams: int = 512
     """Maximum number of concurrent streams."""
     max_streams_of_key: int = 16
     """Maximum number of concurrent streams per API key."""
 
 
-def make_router(store: JobStore, runs: Path, pace: StreamLimits | None = None) -> APIRouter:
-    """Return the router; `runs` contains the run folders by job id."""
-    pace = pace or StreamLimits()
+def make_router(store: JobStore, runs: Path, stream_limits: StreamLimits | None = None) -> APIRouter:
+    """Return the router of job streams. The folder `runs` contains the run folders of all jobs, named by job id."""
+    limits = stream_limits or StreamLimits()
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
-    streams = OwnerQuota(pace.max_streams, pace.max_streams_of_key)
+    streams = OwnerQuota(limits.max_streams, limits.max_streams_of_key)
 
     @router.get("/{job_id}/stream", response_class=StreamingResponse, responses=STREAM)
     async def stream_job(
@@ -73,27 +73,27 @@ def make_router(store: JobStore, runs: Path, pace: StreamLimits | None = None) -
             job = await run_in_threadpool(store.get, job_id)
         take = request.state.held.enter_context(streams.hold(key.id, _too_many_streams_error()))
         take(1)
-        sees_metrics = key.may("admin") or job.owner == key.id
+        sees_metrics = key.has_scope("admin") or job.owner == key.id
         feed = JobChanges(store, runs if sees_metrics else None, job_id, Position.parse(last_event_id or after))
-        return event_stream(_poll_changes(feed, job_id, pace), named=True, resumable=True)
+        return event_stream(_poll_changes(feed, job_id, limits), named=True, resumable=True)
 
     return router
 
 
-async def _poll_changes(feed: JobChanges, job_id: str, pace: StreamLimits) -> AsyncIterator[dict[str, Any]]:
+async def _poll_changes(feed: JobChanges, job_id: str, limits: StreamLimits) -> AsyncIterator[dict[str, Any]]:
     num_unchanged = 0
 
     def read_changes() -> list[dict[str, Any]]:
         with job_errors(job_id):
             return [_build_event(change, job_id) | {"id": str(feed.position)} for change in feed.iter_changes()]
 
-    for check in range(pace.max_polls):
+    for check in range(limits.max_polls):
         if check:
-            await asyncio.sleep(pace.poll_s)
+            await asyncio.sleep(limits.poll_s)
         for event in (found := await run_in_threadpool(read_changes)):
             yield event
         num_unchanged = 0 if found else num_unchanged + 1
-        if num_unchanged == pace.comment_after_polls:
+        if num_unchanged == limits.comment_after_polls:
             num_unchanged = 0
             yield {}
 
@@ -115,4 +115,4 @@ def _build_event(change: Change, job_id: str) -> dict[str, Any]:
 
 def _too_many_streams_error() -> ApiError:
     message = "Too many streams are open, for this API key or in total. Close some, or poll the job's events instead."
-    return too_many(message, "too_many_in_progress", 30)
+    return make_too_many_error(message, "too_many_in_progress", 30)

@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs/{id}/tool/run: one call of a job's tool, with the secret headers that are stored in the job."""
+"""/v1/fine_tuning/jobs/{id}/tool/run: calls a tool of a job once, with the secret headers that the job contains."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from agent_rft.actors.endpoints.signing import create_signer
 from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.errors import UserError
 from agent_rft.serve.http.auth import Writer, check_may_change
-from agent_rft.serve.http.error_responses import from_user_error
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.error_responses import make_user_api_error
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.http.schemas.grader_schemas import ToolOutput
 from agent_rft.serve.jobs.job_service import JobService
 from agent_rft.serve.routes.job_routes import JobIdPath, job_errors
@@ -21,12 +21,12 @@ from agent_rft.spec.job import Reinforcement
 from agent_rft.wire.api_errors import ApiError
 
 
-def make_router(service: JobService, trials: Trials) -> APIRouter:
+def make_router(service: JobService, trials: TrialFactory) -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
 
     @router.post("/{job_id}/tool/run")
     async def run_job_tool(job_id: JobIdPath, body: ToolCallBody, key: Writer) -> ToolOutput:
-        """Call one of a job's tools once, like a rollout, and return the result that a model would see.
+        """Call one of a job's tools once, as a rollout would, and return the result that a model would see.
 
         The call may take at most ten minutes, even if the tool's `timeout_s` is longer. Not part of OpenAI's API.
         """
@@ -51,7 +51,7 @@ def _load_tool_settings(service: JobService, job_id: str, key: ApiKey) -> Reinfo
     try:
         found = service.decrypt(job).method.reinforcement
     except UserError as error:
-        raise from_user_error(error, "fine_tuning_job_id") from None
+        raise make_user_api_error(error, "fine_tuning_job_id") from None
     if found is None or not found.tools:
         raise ApiError(400, "The job has no tools, because method.reinforcement.tools is empty.", code="invalid_value")
     return found

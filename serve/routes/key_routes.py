@@ -11,7 +11,7 @@ from pydantic import Field
 from agent_rft.errors import UserError
 from agent_rft.serve.http.audit_actions import set_created_id
 from agent_rft.serve.http.auth import Admin
-from agent_rft.serve.http.error_responses import not_found
+from agent_rft.serve.http.error_responses import make_not_found_error
 from agent_rft.serve.http.schemas.key_schemas import ApiKeyBody, ApiKeyList, NewApiKey
 from agent_rft.serve.routes.trial_routes import StrictBody
 from agent_rft.serve.stores.key_store import MAX_NAME_CHARS, KeyStore, Scope
@@ -51,11 +51,11 @@ def make_router(keys: KeyStore) -> APIRouter:
 
     @router.delete("/{key_id}")
     def revoke_key(key_id: Annotated[str, Path(max_length=100)], key: Admin) -> ApiKeyBody:
-        """Revoke an API key. Within a second, requests with it are refused. Not part of OpenAI's API."""
+        """Revoke an API key. After at most a second, requests with this key are refused. Not part of OpenAI's API."""
         try:
             revoked = keys.revoke(key_id)
         except UserError:
-            raise not_found("API key", key_id, "key_id") from None
+            raise make_not_found_error("API key", key_id, "key_id") from None
         return ApiKeyBody(**asdict(revoked), is_own=revoked.id == key.id)
 
     return router

@@ -1,4 +1,4 @@
-"""GET and DELETE /models: the available models. Model ids contain `:`, and `/` encoded as %2F."""
+"""GET and DELETE /models: the available models. A model id may contain `:` and `/` (encoded as %2F)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_router(registry: ModelRegistry) -> APIRouter:
 
     @router.delete("/models/{model_id:path}")
     def delete_model(model_id: str, key: Writer) -> DeletedModel:
-        """Delete a tuned model or checkpoint. A key with the scope `write` can delete only models of its own jobs."""
+        """Delete a tuned model or a checkpoint. A key with the scope `write` can delete only models of its own jobs."""
         try:
             check_may_change(key, registry.resolve(model_id).owner, "model")
             registry.delete(model_id)

@@ -1,7 +1,7 @@
 """/v1/fine_tuning/readiness: readiness checks, which sample the model and report whether training is likely to help.
 
-A readiness check has the same request body as a job, waits in the same queue and is controlled in the same way. Lists
-of jobs do not contain it. Not part of OpenAI's API.
+A readiness check has the same request body as a job, waits in the same queue and is controlled in the same way. It is
+not included in lists of jobs. Not part of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ from agent_rft.serve.routes.job_routes import (
 RolloutsPerRow = Annotated[int, Field(ge=2, le=128)]
 Samples = Annotated[
     RolloutsPerRow,
-    Query(description="Rollouts per row of the training file. The total is limited by `jobs.max_readiness_rollouts`."),
+    Query(description="Rollouts per row of the training file; `jobs.max_readiness_rollouts` limits their total."),
 ]
 Target = Annotated[
     float | None,
-    Query(
-        gt=0, le=86_400, allow_inf_nan=False, description="Target for the model and tool time of a rollout, in seconds."
-    ),
+    Query(gt=0, le=86_400, allow_inf_nan=False, description="Target for a rollout's model and tool time, in seconds."),
 ]
 
 
@@ -58,7 +56,7 @@ def make_router(service: JobService) -> APIRouter:
         idempotency_key: IdempotencyKey = None,
         retry: Retry = None,
     ) -> ReadinessBody:
-        """Start a readiness check of a reinforcement job. The body is the same as for POST /v1/fine_tuning/jobs."""
+        """Start a readiness check of a reinforcement job. The request body is as for POST /v1/fine_tuning/jobs."""
         readiness = {"samples": samples, "target_s": target_latency_s}
         with job_errors(kind=READINESS):
             job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry, readiness=readiness)
@@ -69,7 +67,7 @@ def make_router(service: JobService) -> APIRouter:
     def list_readiness(key: Reader, after: After = None, limit: Limit = JOBS_PAGE) -> Page[ReadinessBody]:
         """List readiness checks, newest first."""
         with job_errors(kind=READINESS):
-            found, more = store.jobs(None, after=after, limit=limit, readiness_checks=True)
+            found, more = store.list_jobs(None, after=after, limit=limit, readiness_checks=True)
         return Page[ReadinessBody].from_entries(found, more)
 
     @router.get("/{readiness_id}")

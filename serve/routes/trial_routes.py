@@ -1,7 +1,7 @@
 """/v1/fine_tuning/alpha: trial runs of a grader or a tool, with the same code as in training.
 
-If grading fails, the response has reward 0.0 and the error in `metadata.errors`, as in OpenAI's API. Errors that only
-the client can fix (an invalid grader, a private URL, a rejected token) are a 400.
+If grading fails, the response contains the reward 0.0 and the error in `metadata.errors`, as in OpenAI's API. If only
+the client can fix the error (an invalid grader, a private URL, a rejected token), the response has the status 400.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from agent_rft.actors.tools.dispatcher import Dispatcher
 from agent_rft.cluster.records.redaction import REDACTED
 from agent_rft.errors import DiscardError, EndpointRefused, InvalidJob, RftError, UserError
 from agent_rft.serve.http.auth import Writer
-from agent_rft.serve.http.error_responses import from_user_error
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.error_responses import make_user_api_error
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.http.json_body import has_many_values
 from agent_rft.serve.http.schemas.grader_schemas import (
     GraderErrors,
@@ -52,14 +52,14 @@ class StrictBody(BaseModel):
 
 
 class ValidateRequest(StrictBody):
-    """A grader to check."""
+    """Request body with a grader to check."""
 
     grader: Annotated[GraderSpec, BeforeValidator(drop_nulls)]
     """Grader, as in `method.reinforcement.grader` of a job."""
 
 
 class RunRequest(ValidateRequest):
-    """A grader and an answer to grade."""
+    """Request body with a grader, and an answer to grade."""
 
     model_sample: str
     """Text of the answer. If it is JSON, graders also receive it as `sample.output_json`."""
@@ -70,7 +70,7 @@ class RunRequest(ValidateRequest):
 
 
 class ToolCallBody(BaseModel):
-    """A tool call. Other fields are accepted but ignored."""
+    """Request body with a tool call. Unknown fields are accepted, but have no effect."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -89,7 +89,7 @@ class ToolCallBody(BaseModel):
 
 
 class ToolRequest(ToolCallBody):
-    """A tool call with the tool's URL. Other fields are accepted but ignored."""
+    """Request body with a tool call and the tool's URL. Unknown fields are accepted, but have no effect."""
 
     server_url: Annotated[str, Field(max_length=4000)]
     """URL of the tool."""
@@ -97,14 +97,14 @@ class ToolRequest(ToolCallBody):
     """HTTP headers for the tool. They are never returned or logged."""
 
 
-def make_router(trials: Trials) -> APIRouter:
+def make_router(trials: TrialFactory) -> APIRouter:
     router = APIRouter(prefix="/fine_tuning/alpha", tags=["graders"])
 
     @router.post("/graders/validate")
     async def validate_grader(body: ValidateRequest, key: Writer) -> ValidGrader:
         """Check a grader without running it, and return the parsed grader."""
         await trials.check_grader(body.grader)
-        return ValidGrader(grader=shown_grader(body.grader))
+        return ValidGrader(grader=to_public_grader(body.grader))
 
     @router.post("/graders/run")
     async def run_grader(body: RunRequest, key: Writer) -> GraderRun:
@@ -124,7 +124,7 @@ def make_router(trials: Trials) -> APIRouter:
 # -- graders -----------------------------------------------------------------------------------------------------------
 
 
-def shown_grader(spec: GraderSpec) -> dict[str, Any]:
+def to_public_grader(spec: GraderSpec) -> dict[str, Any]:
     """Return a grader as the client specified it, with the API's field names and without secrets."""
     shown = spec.model_dump(mode="json", exclude_unset=True, exclude={"graders"})
     if isinstance(spec, EndpointGrader):
@@ -134,7 +134,7 @@ def shown_grader(spec: GraderSpec) -> dict[str, Any]:
         if "headers" in shown:
             shown["headers"] = dict.fromkeys(spec.headers, REDACTED)
     if isinstance(spec, MultiGrader):
-        shown["graders"] = {name: shown_grader(part) for name, part in spec.graders.items()}
+        shown["graders"] = {name: to_public_grader(part) for name, part in spec.graders.items()}
     return shown
 
 
@@ -199,7 +199,7 @@ def _parse_tool(body: ToolRequest, operator: OperatorConfig) -> ToolSpec:
 
 
 async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> ToolOutput:
-    """Make one call, close the dispatcher and return the response. Errors name `param` as the wrong parameter.
+    """Make one tool call, close the dispatcher and return the response. `param` is the parameter named in errors.
 
     Raises:
         ApiError: The call failed or was refused.
@@ -229,5 +229,5 @@ async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> T
 def _endpoint_api_error(error: UserError, param: str) -> ApiError:
     code = "endpoint_refused" if isinstance(error, EndpointRefused) else "invalid_request"
     if isinstance(error, InvalidJob):
-        return from_user_error(error, param)
+        return make_user_api_error(error, param)
     return ApiError(400, error.public_message, param=param, code=code)

@@ -1,6 +1,6 @@
 """Audit log: actor, action, object, request and outcome of each operation on a server.
 
-Entries are only appended and read. They hold ids, but no bodies, names or secrets.
+Entries are appended and read, but never changed. They contain ids, but no bodies, names or secrets.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from agent_rft.serve.stores.job_tables import Number
 Outcome = Literal["done", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 OPERATOR = "operator"
-"""Actor of `agent-rft keys`, which works directly on the server's folder or database."""
+"""Actor of entries by the command `agent-rft keys`, which uses the server's folder or database directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One operation. `at` is Unix seconds, `actor` the id of an API key or OPERATOR, `object` an id.
+    """One operation. `at` is in Unix seconds, `actor` is the id of an API key or OPERATOR, and `object` is an id.
 
-    The outcome is `refused` if the key lacks a scope, and `failed` for any other error. `status` is the response's HTTP
+    `outcome` is `refused` if the key lacks a scope, and `failed` for any other error. `status` is the response's HTTP
     status.
     """
 

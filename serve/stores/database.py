@@ -1,7 +1,7 @@
 """Database of a server: SQLite in the server's folder by default, or PostgreSQL by URL.
 
 Each table is defined next to the code that owns it, as a subclass of `Base`. ORM rows never leave a session; stores
-return their own frozen dataclasses. Calls block for milliseconds; a server makes them in threads. Only its owner may
+return frozen dataclasses instead. Calls block for milliseconds, so a server makes them in threads. Only its owner may
 enter the server's folder.
 """
 
@@ -29,14 +29,14 @@ T = TypeVar("T")
 DatabaseError = SQLAlchemyError
 """Base class of the errors of connections and statements."""
 SQLITE_BUSY_S = 30.0
-"""Seconds that a writer waits for another writer, unless the URL sets `timeout`; SQLite allows one at a time."""
+"""Seconds that a writer waits for another one, unless the URL sets `timeout`. SQLite allows one writer at a time."""
 TRANSIENT_SQLITE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 POSTGRESQL_DEFAULTS = {"connect_timeout": "5", "tcp_user_timeout": "15000"}
-"""libpq's timeouts in s and ms, unless the URL sets them. libpq's defaults wait minutes for an unresponsive host."""
+"""Timeouts of libpq in s and ms, unless the URL sets them. With its defaults, libpq waits minutes for a dead host."""
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether the database cannot be reached or is busy, so that the same statement may succeed later."""
+    """Whether the error means that the database cannot be reached or is busy; the statement may then succeed later."""
     if not isinstance(error, InterfaceError | OperationalError):
         return isinstance(error, NoConnection)
     if isinstance(error.orig, sqlite3.Error):
@@ -45,8 +45,8 @@ def is_unavailable(error: BaseException) -> bool:
     return True
 
 
-def reason_of(error: BaseException) -> str:
-    """Return one line on why a statement or a connection failed, without the statement, its parameters and the URL."""
+def describe_error(error: BaseException) -> str:
+    """Return the reason for a database error in one line, without the SQL statement, its parameters and the URL."""
     cause = getattr(error, "orig", None)
     return type(error).__name__ if cause is None else str(cause).strip().partition("\n")[0]
 
@@ -55,8 +55,8 @@ class Base(DeclarativeBase):
     """Base class of all tables."""
 
 
-def record_of(kind: type[T], row: Any) -> T:
-    """Return a record of class `kind`, whose fields are the row's columns of the same names."""
+def to_record(kind: type[T], row: Any) -> T:
+    """Return an instance of the dataclass `kind`. Its fields get the values of the row's columns of the same names."""
     return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
@@ -65,11 +65,11 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.engine = _engine(url)
+        self.engine = _create_engine(url)
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
 
     @classmethod
-    def of_folder(cls, folder: Path) -> Database:
+    def from_folder(cls, folder: Path) -> Database:
         """Open the default database, the SQLite file `state.db` in the server's folder."""
         folder.mkdir(parents=True, exist_ok=True)
         return cls(f"sqlite:///{folder / 'state.db'}")
@@ -82,9 +82,10 @@ class Database:
 
     @contextmanager
     def exclusive(self, lock: int) -> Iterator[None]:
-        """Context manager that admits one server at a time among all that share this database and the number `lock`.
+        """Context manager that holds the lock with number `lock` in the database, which one server at a time can hold.
 
-        PostgreSQL only (an advisory lock). A SQLite database belongs to a single server, so nothing is locked.
+        With PostgreSQL, the lock is an advisory lock. With SQLite, nothing is locked, because only one server uses the
+        database.
         """
         if self.engine.dialect.name != "postgresql":
             yield
@@ -106,7 +107,7 @@ class Database:
         self.engine.dispose()
 
 
-def _engine(url: str) -> Engine:
+def _create_engine(url: str) -> Engine:
     if url.startswith("postgresql://"):
         url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
     given = make_url(url).query
@@ -117,7 +118,7 @@ def _engine(url: str) -> Engine:
     engine = create_engine(url, connect_args=busy, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
-    def _configure(connection: Any, record: Any) -> None:
+    def _set_pragmas(connection: Any, record: Any) -> None:
         cursor = connection.cursor()
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
@@ -129,14 +130,15 @@ def _engine(url: str) -> Engine:
 # -- private folder ----------------------------------------------------------------------------------------------------
 
 
-def make_private(folder: Path, signs: Sequence[str], user: int | None = None) -> None:
-    """Create a folder with mode 0700, or set this mode if the folder is ours.
+def make_private(folder: Path, markers: Sequence[str], user: int | None = None) -> None:
+    """Create a folder with mode 0700, or set this mode if the folder belongs to a server of this user.
 
-    A folder is ours if this user owns it, and it is empty or holds a file named in `signs`. Any other folder, such as a
-    Kubernetes volume with a group (fsGroup), is used unchanged. `user` replaces this process's user id.
+    A folder counts as a server's folder if this user owns it, and if it is empty or contains a file named in `markers`.
+    Other folders, such as a Kubernetes volume with a group (fsGroup), keep their mode. `user` replaces the user id of
+    this process.
 
     Raises:
-        UserError: Every user may enter the folder, which is not ours.
+        UserError: Every user may enter the folder, and this function may not change its mode.
         OSError: The folder cannot be created or read.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,7 +147,7 @@ def make_private(folder: Path, signs: Sequence[str], user: int | None = None) ->
     user = os.geteuid() if user is None else user
     if found.st_uid == user and mode & 0o077:
         names = os.listdir(folder)
-        if not names or any(name in signs for name in names):
+        if not names or any(name in markers for name in names):
             folder.chmod(0o700)
             return
     if mode & stat.S_IXOTH:

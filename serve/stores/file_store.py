@@ -2,7 +2,7 @@
 
 A file exists completely or not at all: it is written to a temporary path, moved to its final path, and added to the
 database last. Files are visible to every API key, since a server belongs to one organization. A file is stored under
-its id; the client's file name is for display only and never used as a path.
+its id; the client's file name is only displayed, and never used as a path.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from agent_rft.cluster.records.blobs import Blobs
 from agent_rft.errors import RftError, UserError
-from agent_rft.serve.stores.database import Base, Database, record_of
+from agent_rft.serve.stores.database import Base, Database, to_record
 
 MAX_NAME_CHARS = 255
 ABANDONED_S = 24 * 3600.0
-"""Temporary files older than this belong to uploads whose server died."""
+"""Age of a temporary file after which its upload counts as abandoned, because its server died."""
 
 
 class UnknownFile(UserError):
@@ -39,13 +39,13 @@ class FileTooLarge(UserError):
     """The upload exceeds the maximum file size."""
 
 
-class NoSpace(RftError):
+class ServerDiskFull(RftError):
     """The disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """Stored file. Times are whole Unix seconds; `owner` is the id of the key that created it, None if unknown."""
+    """Stored file. Times are whole Unix seconds; `owner` is the id of the key that created it, or None if unknown."""
 
     id: str
     filename: str
@@ -70,7 +70,7 @@ class FileRow(Base):
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingFile:
     """File that is being written. It is discarded unless `FileStore.keep` is called."""
 
     id: str
@@ -96,7 +96,7 @@ class Incoming:
 
 
 class FileStore:
-    """Store of files. `folder` holds uploads in progress, `blobs` finished files. `clock` returns Unix seconds."""
+    """Store of files. `folder` contains uploads in progress, `blobs` stored files. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -116,19 +116,19 @@ class FileStore:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def receive(self) -> AsyncIterator[Incoming]:
+    async def receive(self) -> AsyncIterator[IncomingFile]:
         """Context manager for a new file, which is deleted at the end of the block unless `keep` was called."""
         id = f"file-{secrets.token_urlsafe(18)}"
         path = self._incoming / id
         with path.open("xb") as file:
             try:
-                yield Incoming(id, path, file, self.max_bytes)
+                yield IncomingFile(id, path, file, self.max_bytes)
             finally:
                 path.unlink(missing_ok=True)
 
     async def keep(
         self,
-        incoming: Incoming,
+        incoming: IncomingFile,
         filename: str,
         purpose: str,
         expires_after_s: int | None = None,
@@ -142,7 +142,7 @@ class FileStore:
         now = int(self._clock())
         record = FileRecord(
             id=incoming.id,
-            filename=plain_name(filename),
+            filename=sanitize_file_name(filename),
             purpose=purpose,
             num_bytes=incoming.num_bytes,
             created_at=now,
@@ -152,7 +152,7 @@ class FileStore:
         await asyncio.to_thread(self._keep, incoming, record)
         return record
 
-    def _keep(self, incoming: Incoming, record: FileRecord) -> None:
+    def _keep(self, incoming: IncomingFile, record: FileRecord) -> None:
         try:
             incoming.file.flush()
             os.fsync(incoming.file.fileno())
@@ -186,7 +186,11 @@ class FileStore:
             return await self.keep(incoming, filename, purpose, expires_after_s, owner)
 
     def check(self) -> None:
-        """Check that files can be stored; raises the file system's error if not."""
+        """Check that files can be stored.
+
+        Raises:
+            OSError: The file system cannot be used.
+        """
         self._blobs.check()
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ class FileStore:
             UnknownFile: The file `id` does not exist.
         """
         with self._database.session() as session:
-            return record_of(FileRecord, self._row(session, id))
+            return to_record(FileRecord, self._row(session, id))
 
     def path(self, id: str) -> Path:
         """Return the path of the file on this machine.
@@ -215,7 +219,7 @@ class FileStore:
     def list(
         self, *, after: str | None = None, limit: int = 10_000, newest_first: bool = True, purpose: str | None = None
     ) -> tuple[list[FileRecord], bool]:
-        """Return a page of files, and whether more follow it.
+        """Return a page of files, and whether more files follow.
 
         Raises:
             UnknownFile: The file `after` does not exist.
@@ -229,7 +233,7 @@ class FileStore:
                 last = self._row(session, after).number
                 query = query.where(number < last if newest_first else number > last)
             rows = session.scalars(query.limit(limit + 1)).all()
-            return [record_of(FileRecord, row) for row in rows[:limit]], len(rows) > limit
+            return [to_record(FileRecord, row) for row in rows[:limit]], len(rows) > limit
 
     # -- deleting ------------------------------------------------------------------------------------------------------
 
@@ -267,12 +271,12 @@ class FileStore:
         return row
 
 
-def plain_name(filename: str) -> str:
-    """Return the last component of a client's file name without unprintable characters; "file" if nothing remains."""
+def sanitize_file_name(filename: str) -> str:
+    """Return the last part of a client's file name, without unprintable characters, or "file" if nothing remains."""
     last = filename.replace("\\", "/").rpartition("/")[2]
     kept = "".join(char for char in last if char.isprintable())[-MAX_NAME_CHARS:]
     return kept if kept.strip(". ") else "file"
 
 
 def _disk_error(error: OSError) -> Exception:
-    return NoSpace("the server's disk is full") if error.errno in (errno.ENOSPC, errno.EDQUOT) else error
+    return ServerDiskFull("the server's disk is full") if error.errno in (errno.ENOSPC, errno.EDQUOT) else error

@@ -1,4 +1,4 @@
-"""Progress of a job: its step, and its reward or loss now and at the start, read from a few of its events."""
+"""Progress of a job: its step, its current and its first reward or loss. The values are read from a few events."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Split = Literal["train", "validation"]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Last step of a job with its rewards, or its losses if `metric` is `loss`. None: not measured.
+class MeasuredProgress:
+    """Last step of a job, and its rewards, or its losses if `metric` is `loss`. None means not measured.
 
-    `baseline` is the value of the validation file before the first step, or else the value of the first training step.
+    `baseline` is the validation's reward or loss before the first step, or else the reward or loss of the first step.
     """
 
     metric: Literal["reward", "loss"]
@@ -31,34 +31,35 @@ class Progress:
     baseline_of: Split | None
 
 
-def progress_of(session: Session, job_id: str, *, validates: bool) -> Progress | None:
-    """Return the progress of a job, or None before anything was measured. `validates`: it has a validation file.
+def load_progress(session: Session, job_id: str, *, validates: bool) -> MeasuredProgress | None:
+    """Return the progress of a job, or None if nothing was measured yet.
 
-    Reads at most four rows, each near an end of the job's events, so the cost does not depend on their number.
+    `validates` is whether the job has a validation file. At most four rows are read, each near the beginning or the end
+    of the job's events, so the cost does not depend on the number of events.
     """
     steps = EventRow.job_id == job_id, EventRow.type == "metrics"
     kinds = EventRow.data["kind"].as_string().in_((event_kind(Evaluated), event_kind(LossEvaluated)))
     named = EventRow.data["name"].as_string()
     whole = EventRow.job_id == job_id, EventRow.type == "message", kinds, named.is_(None) | (named == VALIDATION)
 
-    def end(where: tuple[Any, ...], *, newest: bool) -> dict[str, Any]:
+    def read_data(where: tuple[Any, ...], *, newest: bool) -> dict[str, Any]:
         order = EventRow.number.desc() if newest else EventRow.number
         return session.scalar(select(EventRow.data).where(*where).order_by(order).limit(1)) or {}
 
-    last = end(steps, newest=True)
-    validated = end(whole, newest=True) if validates else {}
+    last = read_data(steps, newest=True)
+    validated = read_data(whole, newest=True) if validates else {}
     if not last and not validated:
         return None
     loss = "loss" in validated if validated else last.get("train_mean_reward") is None
     train = "train_loss" if loss else "train_mean_reward"
-    first = end(whole, newest=False) if validates else {}
+    first = read_data(whole, newest=False) if validates else {}
     baseline: float | None = None
     baseline_of: Split | None = None
     if first.get("step") == 0:
         baseline, baseline_of = _file_value(first), "validation"
     elif last:
-        baseline, baseline_of = end(steps, newest=False).get(train), "train"
-    return Progress(
+        baseline, baseline_of = read_data(steps, newest=False).get(train), "train"
+    return MeasuredProgress(
         "loss" if loss else "reward",
         int(last.get("step", 0)),
         last.get("total_steps"),

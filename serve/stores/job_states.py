@@ -1,4 +1,4 @@
-"""States of a job and the moves between them. `MOVES` is the only place that allows a change of state.
+"""States of a job. A change of state is allowed only if `STATE_CHANGES` contains it.
 
     validating_files ---> queued ---> running ---> succeeded
                             ^            |
@@ -21,7 +21,7 @@ from agent_rft.errors import RftError
 JobStatus = Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
 STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
 
-MOVES: dict[JobStatus, tuple[JobStatus, ...]] = {
+STATE_CHANGES: dict[JobStatus, tuple[JobStatus, ...]] = {
     "validating_files": ("queued", "failed", "cancelled"),
     "queued": ("running", "failed", "cancelled"),
     "running": ("succeeded", "failed", "cancelled", "paused"),
@@ -30,7 +30,7 @@ MOVES: dict[JobStatus, tuple[JobStatus, ...]] = {
     "failed": (),
     "cancelled": (),
 }
-TERMINAL: tuple[JobStatus, ...] = tuple(status for status, moves in MOVES.items() if not moves)
+TERMINAL: tuple[JobStatus, ...] = tuple(status for status, targets in STATE_CHANGES.items() if not targets)
 
 
 class UnknownJob(RftError):
@@ -41,7 +41,7 @@ class UnknownCursor(RftError):
     """The cursor `after` is not an item of the list."""
 
 
-class IllegalMove(RftError):
+class IllegalStateChange(RftError):
     """The job cannot change from its current state to the requested one."""
 
 
@@ -49,13 +49,14 @@ class IdempotencyConflict(RftError):
     """The Idempotency-Key was already used with a different request."""
 
 
-def check_move(job_id: str, status: JobStatus, to: JobStatus) -> None:
+def check_state_change(job_id: str, status: JobStatus, to: JobStatus) -> None:
     """Check that a job in state `status` may change to `to`.
 
     Raises:
-        IllegalMove: `MOVES` does not allow the change.
+        IllegalStateChange: `STATE_CHANGES` does not allow the change.
     """
-    if to in MOVES[status]:
+    targets = STATE_CHANGES[status]
+    if to in targets:
         return
-    allowed = f"it can become {' or '.join(MOVES[status])}" if MOVES[status] else f"{status} is a final state"
-    raise IllegalMove(f"the job {job_id} is {status} and cannot become {to}; {allowed}")
+    allowed = f"it can become {' or '.join(targets)}" if targets else f"{status} is a final state"
+    raise IllegalStateChange(f"the job {job_id} is {status} and cannot become {to}; {allowed}")

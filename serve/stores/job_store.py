@@ -1,7 +1,7 @@
-"""Store of jobs, their events and checkpoints. It is authoritative for a job's state, whatever Ray reports.
+"""Store of jobs, and of their events and checkpoints. The state in the store is authoritative, not Ray's.
 
-Each change is one conditional statement, or starts by taking the lock that such a statement takes. Two servers on one
-database therefore never make the same change twice. Calls block for milliseconds; a server makes them in threads.
+Each change is either one conditional SQL statement or a transaction that begins by taking a lock. Two servers on one
+database can therefore never make the same change twice. Calls block for milliseconds; a server makes them in threads.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session, aliased
 
 from agent_rft.events import Level
-from agent_rft.serve.stores.database import Database, record_of
-from agent_rft.serve.stores.job_progress import Progress, progress_of
+from agent_rft.serve.stores.database import Database, to_record
+from agent_rft.serve.stores.job_progress import MeasuredProgress, load_progress
 from agent_rft.serve.stores.job_states import (
     STATUSES,
     TERMINAL,
     IdempotencyConflict,
-    IllegalMove,
+    IllegalStateChange,
     JobStatus,
     UnknownCursor,
     UnknownJob,
-    check_move,
+    check_state_change,
 )
 from agent_rft.serve.stores.job_tables import (
     CheckpointRecord,
@@ -66,12 +66,12 @@ class JobStore:
         idempotency_key: str | None = None,
         retry_window_s: float = 0.0,
     ) -> tuple[JobRecord, bool]:
-        """Create the job of a request, or find the existing one; return it and whether it is new.
+        """Create the job of a request, or find the job that exists for it. Return the job, and whether it is new.
 
-        The existing job is the one with the same Idempotency-Key. Without a key, it is the job of an equal request that
-        the same owner sent within the last `retry_window_s`.
+        With an Idempotency-Key, the existing job is the owner's job with the same key. Without a key, it is the job of
+        an equal request that the owner sent within the last `retry_window_s` seconds.
 
-        `seal` returns the `sealed_spec` for a job id. It is called under the lock of `exclusive_creation`, so that no
+        `seal` returns the `sealed_spec` for a job id. It is called under the lock of `block_job_creation`, so that no
         job is sealed with a secret that is being replaced.
 
         Raises:
@@ -79,7 +79,7 @@ class JobStore:
         """
         now = self._clock()
         with self._database.session() as session:
-            exclusive_creation(session)
+            block_job_creation(session)
             existing = self._find_existing(
                 session, new, idempotency_key, now - retry_window_s if retry_window_s else None
             )
@@ -93,14 +93,14 @@ class JobStore:
                 idempotency_key=idempotency_key,
                 status="validating_files",
                 created_at=now,
-                moved_at=now,
+                status_changed_at=now,
                 result_files=[],
                 attempt=0,
                 failures=0,
             )
             session.add(row)
             session.flush()
-            return _job(row), True
+            return _to_job_record(row), True
 
     def _find_existing(self, session: Session, new: NewJob, key: str | None, since: float | None) -> JobRecord | None:
         mine = select(JobRow).where(JobRow.owner == new.owner)
@@ -108,12 +108,12 @@ class JobStore:
             row = session.scalar(mine.where(JobRow.idempotency_key == key))
             if row is not None and row.digest != new.digest:
                 raise IdempotencyConflict("this Idempotency-Key was already used with a different request")
-            return None if row is None else _job(row)
+            return None if row is None else _to_job_record(row)
         if since is None:
             return None
         equal = mine.where(JobRow.digest == new.digest, JobRow.created_at >= since)
         row = session.scalar(equal.order_by(JobRow.number.desc()).limit(1))
-        return None if row is None else _job(row)
+        return None if row is None else _to_job_record(row)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -124,9 +124,9 @@ class JobStore:
             UnknownJob: The job does not exist, or belongs to another owner.
         """
         with self._database.session() as session:
-            return _job(_row(session, job_id, owner))
+            return _to_job_record(_row(session, job_id, owner))
 
-    def jobs(
+    def list_jobs(
         self,
         owner: str | None,
         *,
@@ -135,9 +135,10 @@ class JobStore:
         labels: Mapping[str, str] | None = None,
         readiness_checks: bool = False,
     ) -> tuple[list[JobRecord], bool]:
-        """Return a page of jobs that train, newest first, and whether more follow.
+        """Return a page of jobs that train, newest first, and whether more jobs follow.
 
-        With `owner` None, the jobs of all owners. With `readiness_checks`, readiness checks instead.
+        If `owner` is None, the page contains jobs of all owners. With `readiness_checks`, it contains readiness checks
+        instead of jobs that train.
 
         Raises:
             UnknownCursor: `after` is not a job of this owner.
@@ -148,46 +149,53 @@ class JobStore:
         mine += [] if owner is None else [JobRow.owner == owner]
         having = [JobRow.labels[key].as_string() == value for key, value in (labels or {}).items()]
         with self._database.session() as session:
-            rows, more = _page(session, _columns(JobRecord, JobRow).where(*having), JobRow, after, limit, mine)
-            return [_job(row) for row in rows], more
+            rows, more = _fetch_page(
+                session, _select_columns(JobRecord, JobRow).where(*having), JobRow, after, limit, mine
+            )
+            return [_to_job_record(row) for row in rows], more
 
-    def progress(self, job: JobRecord) -> Progress | None:
-        """Return the job's progress; None before anything was measured."""
+    def progress(self, job: JobRecord) -> MeasuredProgress | None:
+        """Return the job's progress, or None if nothing was measured yet."""
         with self._database.session() as session:
-            return progress_of(session, job.id, validates=job.validation_file is not None)
+            return load_progress(session, job.id, validates=job.validation_file is not None)
 
-    def with_status(self, *statuses: JobStatus) -> list[JobRecord]:
+    def list_with_status(self, *statuses: JobStatus) -> list[JobRecord]:
         """Return the jobs in any of these states, oldest first."""
         return self._find_jobs(JobRow.status.in_(statuses))
 
-    def live(self) -> dict[str, float]:
-        """Return the number of jobs in each state and the age of the queue, as metrics for a Recorder."""
+    def live_metrics(self) -> dict[str, float]:
+        """Return the number of jobs in each state and the waiting time of the oldest queued job, as metrics."""
         with self._database.session() as session:
             found = session.execute(select(JobRow.status, func.count()).group_by(JobRow.status))
             counts = {f"api_jobs/{s}": float(n) for s, n in found}
-            oldest = session.scalar(select(func.min(JobRow.moved_at)).where(JobRow.status == "queued"))
+            oldest = session.scalar(select(func.min(JobRow.status_changed_at)).where(JobRow.status == "queued"))
         age_s = 0.0 if oldest is None else max(0.0, self._clock() - oldest)
         return {f"api_jobs/{status}": 0.0 for status in STATUSES} | counts | {"api_queue_age_s": age_s}
 
-    def with_driver(self) -> list[JobRecord]:
-        """Return the jobs that no longer run but whose driver may still exist, oldest first."""
+    def list_with_driver(self) -> list[JobRecord]:
+        """Return the jobs that are not running but whose driver may still exist, oldest first."""
         return self._find_jobs(JobRow.handle.is_not(None), JobRow.status != "running")
 
     def _find_jobs(self, *conditions: ColumnElement[bool]) -> list[JobRecord]:
         with self._database.session() as session:
-            return [_job(row) for row in session.scalars(select(JobRow).where(*conditions).order_by(JobRow.number))]
+            return [
+                _to_job_record(row)
+                for row in session.scalars(select(JobRow).where(*conditions).order_by(JobRow.number))
+            ]
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def move(self, job_id: str, to: JobStatus, *, attempt: int | None = None, **changes: Any) -> JobRecord:
-        """Change a job's state and the columns in `changes`. With `attempt`, only for the job's latest driver.
+        """Change a job's state, and set the columns in `changes`.
+
+        With `attempt`, the job is changed only if `attempt` is the number of the job's latest driver.
 
         Raises:
             UnknownJob: The job does not exist.
-            IllegalMove: `MOVES` does not allow the change, or driver `attempt` was replaced.
+            IllegalStateChange: `STATE_CHANGES` does not allow the change, or driver `attempt` was replaced.
         """
         now = self._clock()
-        values: dict[str, Any] = {"status": to, "moved_at": now} | changes
+        values: dict[str, Any] = {"status": to, "status_changed_at": now} | changes
         if to in TERMINAL:
             values |= {"finished_at": now, "estimated_finish": None}
         if to == "queued":
@@ -198,18 +206,20 @@ class JobStore:
             with self._database.session() as session:
                 row = _row(session, job_id)
                 seen: JobStatus = row.status  # type: ignore[assignment]
-                check_move(job_id, seen, to)
+                check_state_change(job_id, seen, to)
                 if attempt is not None and row.attempt != attempt:
-                    raise IllegalMove(f"driver {attempt} of the job {job_id} was replaced by driver {row.attempt}")
+                    raise IllegalStateChange(
+                        f"driver {attempt} of the job {job_id} was replaced by driver {row.attempt}"
+                    )
                 same = JobRow.id == job_id, JobRow.status == seen, JobRow.attempt == row.attempt
                 if _has_changed(session, update(JobRow).where(*same).values(**values)):
                     session.refresh(row)
-                    return _job(row)
+                    return _to_job_record(row)
 
     def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
-        """Move the job that has been queued longest to `running`, leased to `manager`.
+        """Change the state of the job that has been queued longest to `running`, and lease the job to `manager`.
 
-        Return None if no job is queued, or if `limit` jobs already run or have a driver that may still exist.
+        Return None if no job is queued, or if `limit` jobs are already running or have a driver that may still exist.
         """
         now, other = self._clock(), aliased(JobRow)
         busy = select(func.count()).where(or_(other.status == "running", other.handle.is_not(None))).scalar_subquery()
@@ -225,16 +235,18 @@ class JobStore:
         claimed = (
             update(JobRow)
             .where(JobRow.id == first, JobRow.status == "queued", busy < limit)
-            .values(status="running", moved_at=now, manager=manager, lease_until=now + lease_s, heartbeat_at=None)
+            .values(
+                status="running", status_changed_at=now, manager=manager, lease_until=now + lease_s, heartbeat_at=None
+            )
             .returning(JobRow.id)
             .execution_options(synchronize_session=False)
         )
         with self._database.session() as session:
             job_id = session.execute(claimed).scalar_one_or_none()
-            return None if job_id is None else _job(_row(session, job_id))
+            return None if job_id is None else _to_job_record(_row(session, job_id))
 
     def lease(self, job_id: str, manager: str, lease_s: float) -> bool:
-        """Take or renew the lease on a job. Return False if another manager holds it."""
+        """Take or renew the lease on a job. Return False if another manager holds the lease."""
         now = self._clock()
         free = or_(JobRow.manager == manager, JobRow.lease_until.is_(None), JobRow.lease_until < now)
         return self._update(JobRow.id == job_id, free, manager=manager, lease_until=now + lease_s)
@@ -242,21 +254,21 @@ class JobStore:
     # -- drivers -------------------------------------------------------------------------------------------------------
 
     def next_attempt(self, job_id: str, attempt: int, handle: str, *, failures: int) -> bool:
-        """Record that driver `attempt` + 1 is about to start under `handle`.
+        """Record that driver number `attempt` + 1 of a job is about to start under the id `handle`.
 
         Return False if the job is no longer running, or if another driver was started.
         """
         same = JobRow.id == job_id, JobRow.status == "running", JobRow.attempt == attempt
-        fresh = {"heartbeat_at": self._clock(), "last_words": None}
+        fresh = {"heartbeat_at": self._clock(), "driver_message": None}
         return self._update(*same, attempt=attempt + 1, handle=handle, failures=failures, **fresh)
 
-    def driver_gone(self, job_id: str, handle: str) -> bool:
+    def clear_driver(self, job_id: str, handle: str) -> bool:
         return self._update(JobRow.id == job_id, JobRow.handle == handle, JobRow.status != "running", handle=None)
 
     def heartbeat(self, job_id: str, attempt: int) -> JobStatus | None:
-        """Record a heartbeat of driver `attempt` and return the job's state; None if the driver was replaced.
+        """Record a heartbeat of driver `attempt`, and return the job's state, or None if the driver was replaced.
 
-        The driver acts on the state. A driver that was replaced must exit immediately.
+        The driver stops if the job is not running. A driver that was replaced must exit immediately.
         """
         with self._database.session() as session:
             same = JobRow.id == job_id, JobRow.attempt == attempt
@@ -264,8 +276,8 @@ class JobStore:
             status: Any = session.execute(beat).scalar_one_or_none()
             return status  # type: ignore[no-any-return]
 
-    def note(self, job_id: str, attempt: int, **changes: Any) -> bool:
-        """Set columns on behalf of driver `attempt`: trained_tokens, estimated_finish, failures, last_words.
+    def update_for_driver(self, job_id: str, attempt: int, **changes: Any) -> bool:
+        """Set columns of a job for its driver `attempt`: trained_tokens, estimated_finish, failures or driver_message.
 
         Return False if the driver was replaced.
         """
@@ -295,7 +307,7 @@ class JobStore:
             )
             session.add(row)
             session.flush()
-            return record_of(EventRecord, row)
+            return to_record(EventRecord, row)
 
     def events(self, job_id: str, *, after: str | None = None, limit: int = 20) -> tuple[list[EventRecord], bool]:
         """Return a page of the job's events, newest first, and whether more follow.
@@ -309,7 +321,7 @@ class JobStore:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def add_checkpoint(self, job_id: str, step: int, model: str, metrics: Mapping[str, Any]) -> CheckpointRecord:
-        """Record a checkpoint. Replaces the earlier checkpoint of a step that a resumed run repeats."""
+        """Record a checkpoint. If a resumed run repeats the step, the new checkpoint replaces the earlier one."""
         with self._database.session() as session:
             same = CheckpointRow.job_id == job_id, CheckpointRow.step == step
             session.execute(delete(CheckpointRow).where(*same))
@@ -323,7 +335,7 @@ class JobStore:
             )
             session.add(row)
             session.flush()
-            return record_of(CheckpointRecord, row)
+            return to_record(CheckpointRecord, row)
 
     def drop_checkpoint(self, job_id: str, step: int) -> None:
         with self._database.session() as session:
@@ -344,7 +356,9 @@ class JobStore:
         """Return a page of a job's rows. Checks that the job exists only if the page is empty or the cursor unknown."""
         with self._database.session() as session:
             try:
-                rows, more = _page(session, _columns(kind, table), table, after, limit, [table.job_id == job_id])
+                rows, more = _fetch_page(
+                    session, _select_columns(kind, table), table, after, limit, [table.job_id == job_id]
+                )
             except UnknownCursor:
                 _row(session, job_id)
                 raise
@@ -358,15 +372,15 @@ class JobStore:
 
 
 def is_readiness(job_id: str) -> bool:
-    """Whether `job_id` belongs to a readiness check, which job lists leave out."""
+    """Whether `job_id` is the id of a readiness check. Lists of jobs do not contain readiness checks."""
     return job_id.startswith(f"{READINESS}-")
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def exclusive_creation(session: Session) -> None:
-    """Block the creation of jobs until the transaction ends. In SQLite, even an update of no rows takes the lock."""
+def block_job_creation(session: Session) -> None:
+    """Block the creation of jobs until the transaction ends. In SQLite, an update of no rows locks the database."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATE_LOCK})
     else:
@@ -390,12 +404,12 @@ def _row(session: Session, job_id: str, owner: str | None = None) -> JobRow:
     return row
 
 
-def _columns(kind: type[Any], table: Any) -> Select[Any]:
-    """Select the columns of the record `kind`, in the order of its fields, at half the cost of ORM objects."""
+def _select_columns(kind: type[Any], table: Any) -> Select[Any]:
+    """Select the columns of the dataclass `kind`, in the order of its fields. It takes half as long as ORM objects."""
     return select(*(getattr(table, field.name) for field in fields(kind)))
 
 
-def _page(
+def _fetch_page(
     session: Session,
     statement: Select[Any],
     table: Any,
@@ -413,7 +427,7 @@ def _page(
     return rows[:limit], len(rows) > limit
 
 
-def _job(row: Any) -> JobRecord:
+def _to_job_record(row: Any) -> JobRecord:
     """Return the record of a JobRow, or of a row with its columns."""
     values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(JobRecord)}
     values["error"] = None if row.error is None else JobError(**row.error)

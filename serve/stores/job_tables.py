@@ -1,8 +1,8 @@
 """Tables of jobs, events and checkpoints, and the records that the store returns.
 
 `number` is the order of creation and the sort key of listings. It has an index, so reading a page takes the same time
-in tables of 10 and of 100,000 rows. Only `sealed_spec` holds secrets, encrypted; all other columns may be shown, except
-`log` in `error`, which is for admins.
+in tables of 10 and of 100,000 rows. Only `sealed_spec` contains secrets, which are encrypted. Clients may see all other
+columns, except `log` in `error`, which is for admins.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class JobRow(Base):
     status: Mapped[str] = mapped_column(String(32))
     created_at: Mapped[float] = mapped_column(Float)
     queued_at: Mapped[float | None] = mapped_column(Float)
-    moved_at: Mapped[float] = mapped_column(Float)
+    status_changed_at: Mapped[float] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
     # the request
     model: Mapped[str] = mapped_column(Text)
@@ -69,7 +69,7 @@ class JobRow(Base):
     failures: Mapped[int] = mapped_column(Integer)
     handle: Mapped[str | None] = mapped_column(String(128))
     heartbeat_at: Mapped[float | None] = mapped_column(Float)
-    last_words: Mapped[str | None] = mapped_column(Text)
+    driver_message: Mapped[str | None] = mapped_column(Text)
 
 
 class EventRow(Base):
@@ -107,9 +107,9 @@ class CheckpointRow(Base):
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """Error of a failed job, as in the API; `param` is the request field at fault, if any.
+    """Error of a failed job, as in the API. `param` is the request field that caused it, or None.
 
-    `log` is for admins only: the original message, with quoted errors of programs and paths.
+    `log` is for admins only: the original message, which may contain paths and the output of programs.
     """
 
     code: str
@@ -122,10 +122,10 @@ class JobError:
 class NewJob:
     """Job to be created.
 
-    `owner` is the id of the key that creates it, `model` the model id in the request, `base` the id of its base model.
-    `method` and `model_options` contain no secrets; `sealed_spec` is the full job, encrypted and bound to its id. Equal
-    requests have equal `digest`s. `readiness` is the options of a readiness check (`ReadinessOptions` in
-    cluster/run/readiness_check.py); None means that the job trains.
+    `owner` is the id of the key that creates the job, `model` the model id in the request, `base` the id of its base
+    model. `method` and `model_options` contain no secrets. `sealed_spec` is the full job, encrypted so that it can be
+    decrypted only for this job's id. Equal requests have equal `digest`s. `readiness` has the options of a readiness
+    check (`ReadinessOptions` in cluster/run/readiness_check.py); None means that the job trains.
     """
 
     owner: str
@@ -149,16 +149,16 @@ class NewJob:
 class JobRecord(NewJob):
     """Job in the store. Times are Unix seconds.
 
-    `handle` is the id of the latest driver until the driver has exited. `attempt` counts the drivers started so far,
-    `failures` the drivers lost since the last checkpoint. `findings` is the result of a readiness check, without
-    its rows. `estimated_finish` is None unless the job runs.
+    `handle` is the id of the latest driver, or None after it has exited. `attempt` is the number of drivers started
+    so far, and `failures` the number of drivers lost since the last checkpoint. `findings` is the result of a readiness
+    check, without its rows. `estimated_finish` is None unless the job is running.
     """
 
     id: str
     status: JobStatus
     created_at: float
     queued_at: float | None
-    moved_at: float
+    status_changed_at: float
     finished_at: float | None
     error: JobError | None
     fine_tuned_model: str | None
@@ -169,7 +169,7 @@ class JobRecord(NewJob):
     failures: int
     handle: str | None
     heartbeat_at: float | None
-    last_words: str | None
+    driver_message: str | None
     findings: dict[str, Any] | None = field(default=None, kw_only=True)
 
     @property
@@ -191,7 +191,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """Checkpoint on disk; `model` is the model id for deploying it."""
+    """Checkpoint of a job on disk. `model` is the id under which requests can use the checkpoint as a model."""
 
     id: str
     job_id: str

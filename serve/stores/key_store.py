@@ -2,8 +2,8 @@
 
 Only a hash of each key is stored, so a stolen database grants no access.
 
-The secret has 256 random bits, so a plain SHA-256 cannot be brute-forced; slow hashes are for passwords that people
-choose. Keys are looked up by their id, which is not secret, and hashes are compared in constant time.
+The secret has 256 random bits, so its SHA-256 hash cannot be brute-forced. Slow hashes are only necessary for passwords
+that people choose. Keys are looked up by their id, which is not secret, and hashes are compared in constant time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent_rft.serve.stores.database import Base, Database
 
 Scope = Literal["read", "write", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-"""Each scope includes those before it."""
+"""All scopes. Each scope includes the scopes before it."""
 PREFIX = "sk-rft-"
 MAX_NAME_CHARS = 100
 _TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-([\w-]{{43}})", re.ASCII)
@@ -35,7 +35,7 @@ _TOKEN = re.compile(rf"{PREFIX}([0-9a-f]{{16}})-([\w-]{{43}})", re.ASCII)
 class ApiKey:
     """API key without its secret. Times are Unix seconds.
 
-    With `requests_per_minute` None, the server's default rate limit applies; with `expires_at` None, the key never
+    If `requests_per_minute` is None, the server's default rate limit applies. If `expires_at` is None, the key never
     expires.
     """
 
@@ -50,7 +50,7 @@ class ApiKey:
     def has_expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now
 
-    def may(self, scope: Scope) -> bool:
+    def has_scope(self, scope: Scope) -> bool:
         """Whether the key grants `scope`."""
         return any(SCOPES.index(own) >= SCOPES.index(scope) for own in self.scopes)
 
@@ -90,7 +90,7 @@ class KeyStore:
         """
         unknown = [scope for scope in scopes if scope not in SCOPES]
         if unknown or not scopes:
-            raise UserError(f"scopes: must be one or more of {', '.join(SCOPES)}")
+            raise UserError(f"scopes: must contain one or more of {', '.join(SCOPES)}")
         if not name.isprintable() or not 1 <= len(name) <= MAX_NAME_CHARS:
             raise UserError(f"name: must be 1 to {MAX_NAME_CHARS} printable characters")
         if requests_per_minute is not None and requests_per_minute < 1:
@@ -102,7 +102,7 @@ class KeyStore:
             id=id,
             name=name,
             scopes=",".join(dict.fromkeys(scopes)),
-            hash=token_hash(token),
+            hash=hash_token(token),
             created_at=now,
             requests_per_minute=requests_per_minute,
             expires_at=None if expires_after_s is None else now + expires_after_s,
@@ -110,31 +110,31 @@ class KeyStore:
         with self._database.session() as session:
             session.add(row)
             session.flush()
-            return _key(row), token
+            return _to_api_key(row), token
 
     def find(self, token: str) -> ApiKey | None:
-        """Return the key that `token` belongs to; None if the key does not exist, was revoked or has expired."""
+        """Return the API key whose token is `token`; None if the key does not exist, was revoked or has expired."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return None
         with self._database.session() as session:
             row = session.get(KeyRow, match[1])
             # Compare even for an unknown id, so that the time taken does not reveal which ids exist.
-            same = hmac.compare_digest(token_hash(token), row.hash if row is not None else token_hash(""))
-            key = _key(row) if row is not None and same and row.revoked_at is None else None
+            same = hmac.compare_digest(hash_token(token), row.hash if row is not None else hash_token(""))
+            key = _to_api_key(row) if row is not None and same and row.revoked_at is None else None
             return None if key is None or key.has_expired(self._clock()) else key
 
-    def valid(self, id: str) -> ApiKey | None:
-        """Return the key with this id; None if it does not exist, was revoked or has expired."""
+    def find_valid(self, id: str) -> ApiKey | None:
+        """Return the API key with this id; None if the key does not exist, was revoked or has expired."""
         with self._database.session() as session:
             row = session.get(KeyRow, id)
-            key = None if row is None or row.revoked_at is not None else _key(row)
+            key = None if row is None or row.revoked_at is not None else _to_api_key(row)
         return None if key is None or key.has_expired(self._clock()) else key
 
     def list(self) -> list[ApiKey]:
         """Return all keys, including revoked and expired ones, oldest first."""
         with self._database.session() as session:
-            return [_key(row) for row in session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))]
+            return [_to_api_key(row) for row in session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))]
 
     def revoke(self, id: str) -> ApiKey:
         """Revoke a key. Idempotent.
@@ -147,15 +147,15 @@ class KeyStore:
             if row is None:
                 raise UserError(f"the key {id!r} does not exist; run `agent-rft keys list` to see all keys")
             row.revoked_at = row.revoked_at or int(self._clock())
-            return _key(row)
+            return _to_api_key(row)
 
 
-def token_hash(token: str) -> str:
+def hash_token(token: str) -> str:
     """Return the hash that is stored for a secret token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _key(row: KeyRow) -> ApiKey:
+def _to_api_key(row: KeyRow) -> ApiKey:
     scopes = cast("tuple[Scope, ...]", tuple(row.scopes.split(",")))
     return ApiKey(row.id, row.name, scopes, row.created_at, row.revoked_at, row.requests_per_minute, row.expires_at)
 
@@ -184,21 +184,21 @@ class SessionStore:
         self._clock = clock
 
     def open(self, key: ApiKey) -> str:
-        """Begin a session of a key and return its token; delete expired sessions."""
+        """Begin a session of an API key, and return the session's token. Also deletes expired sessions."""
         token, now = secrets.token_urlsafe(32), int(self._clock())
         with self._database.session() as session:
             session.execute(delete(SessionRow).where(SessionRow.expires_at <= now))
-            session.add(SessionRow(hash=token_hash(token), key_id=key.id, expires_at=now + SESSION_S))
+            session.add(SessionRow(hash=hash_token(token), key_id=key.id, expires_at=now + SESSION_S))
         return token
 
     def find(self, token: str) -> ApiKey | None:
-        """Return the key of a session; None if the session has ended, or the key was revoked or has expired."""
+        """Return the API key of the session with this token; None if the session has ended or the key is not valid."""
         with self._database.session() as session:
-            row = session.get(SessionRow, token_hash(token))
+            row = session.get(SessionRow, hash_token(token))
             id = None if row is None or row.expires_at <= self._clock() else row.key_id
-        return None if id is None else self._keys.valid(id)
+        return None if id is None else self._keys.find_valid(id)
 
     def close(self, token: str) -> None:
-        """End a session. Idempotent."""
+        """End the session with this token. Idempotent."""
         with self._database.session() as session:
-            session.execute(delete(SessionRow).where(SessionRow.hash == token_hash(token)))
+            session.execute(delete(SessionRow).where(SessionRow.hash == hash_token(token)))

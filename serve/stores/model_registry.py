@@ -1,8 +1,8 @@
-"""Registry of model ids and of each model's serving settings, which come from its training.
+"""Registry of the server's models: ids, folders, and the serving settings that come from each model's training.
 
-Base models are aliases that the operator configures, and cannot be deleted. Tuned models and checkpoints are rows of a
-table. Ids are only looked up and never used as paths, so clients cannot reach unregistered folders. Calls block for
-milliseconds.
+Base models are aliases that the operator configures; they cannot be deleted. Tuned models and checkpoints are rows of
+a table. Model ids are only looked up, never used as paths, so clients cannot access folders that are not registered.
+Calls block for milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import UserError
-from agent_rft.rows.ownership import strip_owner
+from agent_rft.rows.ownership import strip_owner_folder
 from agent_rft.serve.stores.database import Base, Database
 from agent_rft.spec.operator.model_names import add_snapshots, find_similar_name, match_model_name
 
@@ -39,8 +39,8 @@ class ProtectedModel(UserError):
 class ModelRecord:
     """Model that can be deployed or trained.
 
-    `folder` is a local folder or a Hugging Face name, `base` the id of the base model, `created_at` in Unix seconds.
-    A base model has no `job_id`. `owner` is the id of the key that created the job, None if unknown.
+    `folder` is a local folder or a Hugging Face name, `base` is the id of the base model, and `created_at` is in Unix
+    seconds. For a base model, `job_id` is None. `owner` is the id of the key that created the job, or None if unknown.
     """
 
     id: str
@@ -57,7 +57,7 @@ class ModelRecord:
 
 
 class ModelCatalog(Protocol):
-    """Part of ModelRegistry that finds models."""
+    """Interface of ModelRegistry for finding models."""
 
     def resolve(self, model_id: str) -> ModelRecord:
         """Return the model with this id.
@@ -86,7 +86,7 @@ class _ModelRow(Base):
 class ModelRegistry:
     """Registry of all models of a server. `aliases` maps the ids of base models to a folder or Hugging Face name.
 
-    An alias also stands for its dated names: `gpt-5` for `gpt-5-2025-08-07`.
+    An alias also matches requests for its dated names: the alias `gpt-5` matches `gpt-5-2025-08-07`.
     """
 
     def __init__(self, database: Database, aliases: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
@@ -94,7 +94,8 @@ class ModelRegistry:
         # Absolute paths, because drivers and engines run in other working directories.
         places = {name: expanduser(at) for name, at in aliases.items()}
         self._aliases = {
-            name: str(strip_owner(Path(at).resolve())) if Path(at).is_dir() else at for name, at in places.items()
+            name: str(strip_owner_folder(Path(at).resolve())) if Path(at).is_dir() else at
+            for name, at in places.items()
         }
         self._clock = clock
 
@@ -107,7 +108,7 @@ class ModelRegistry:
         settings: ServeSettings | None = None,
         owner: str | None = None,
     ) -> ModelRecord:
-        """Register a tuned model or a checkpoint; a job may register its own model again, which replaces it.
+        """Register a tuned model or a checkpoint. If the same job has already registered the id, the model is replaced.
 
         Raises:
             ValueError: The id belongs to a base model or to another job.
@@ -135,17 +136,17 @@ class ModelRegistry:
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
             if row is None:
-                raise self._unknown(model_id)
+                raise self._unknown_model_error(model_id)
             return row.record()
 
     def list(self) -> list[ModelRecord]:
-        """Return all models: base models under their aliases and known dated names, then tuned models, newest first."""
+        """Return all models: base models by alias and known dated name, then all other models, newest first."""
         with self._database.session() as session:
             rows = session.scalars(select(_ModelRow).order_by(_ModelRow.created_at.desc(), _ModelRow.id.desc())).all()
             return [self._base_model(name) for name in add_snapshots(self._aliases)] + [row.record() for row in rows]
 
     def delete(self, model_id: str) -> None:
-        """Delete a tuned model's entry. Its folder stays, because its job may resume from that checkpoint.
+        """Delete the entry of a tuned model or a checkpoint. The folder is kept, because the job may resume from it.
 
         Raises:
             UnknownModel: No model has this id.
@@ -156,7 +157,7 @@ class ModelRegistry:
         with self._database.session() as session:
             row = session.get(_ModelRow, model_id)
             if row is None:
-                raise self._unknown(model_id)
+                raise self._unknown_model_error(model_id)
             session.delete(row)
 
     def _base_model(self, name: str) -> ModelRecord:
@@ -166,7 +167,7 @@ class ModelRegistry:
         created = int(config.stat().st_mtime) if config.is_file() else 0  # unknown for a Hugging Face name
         return ModelRecord(name, folder, name, None, created, ServeSettings())
 
-    def _unknown(self, model_id: str) -> UnknownModel:
+    def _unknown_model_error(self, model_id: str) -> UnknownModel:
         near = find_similar_name(model_id, self._aliases)
         hint = f"did you mean '{near}'? GET /v1/models lists" if near else "GET /v1/models lists"
         problem = f"The model '{model_id}' does not exist"

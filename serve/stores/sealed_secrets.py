@@ -1,13 +1,14 @@
-"""Secrets at rest: headers of jobs in the database, and reasoning that clients keep for us between two requests.
+"""Encryption of secrets: headers of jobs in the database, and reasoning that clients store between two requests.
 
 HKDF derives a key for each purpose from one master secret, which is never in the database. A sealed string is
 
     v1.<id of the master secret>.<nonce and AES-256-GCM ciphertext, in URL-safe base64>
 
-and is bound to its purpose and its context (the job, or the API key of the client): it cannot be opened for another.
+It is bound to a purpose and a context (the id of the job or of the client's API key), and cannot be opened with another
+purpose or context.
 
-During a rotation (`agent_rft.serve.stores.secret_rotation`) there are two master secrets: the first one seals, both
-open.
+During a rotation (`agent_rft.serve.stores.secret_rotation`), there are two master secrets. New strings are sealed with
+the first one; strings that were sealed with either of them can be opened.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ Purpose = Literal["job", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
-class Master:
-    """Master secret; `text` is its 32 bytes in URL-safe base64, which `repr` does not show."""
+class MasterSecret:
+    """Master secret of a server; `text` is its 32 bytes in URL-safe base64, which `repr` does not show."""
 
     text: str
 
     @classmethod
-    def parsed(cls, text: str) -> Master:
+    def parse(cls, text: str) -> MasterSecret:
         """Parse a master secret.
 
         Raises:
@@ -68,39 +69,39 @@ class Master:
         return cls(text)
 
     @classmethod
-    def generated(cls) -> Master:
+    def generate(cls) -> MasterSecret:
         return cls(Fernet.generate_key().decode())
 
     @property
     def id(self) -> str:
-        """Id of the secret, which reveals nothing about it."""
+        """Id of the secret, from which the secret cannot be derived."""
         return _derive_key(self.text, "id").hex()[:16]
 
     def cipher(self, purpose: Purpose) -> AESGCM:
         return AESGCM(_derive_key(self.text, f"purpose/{purpose}"))
 
     def __repr__(self) -> str:
-        return f"Master({self.id})"
+        return f"MasterSecret({self.id})"
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSecrets:
-    """Secrets that do not change while the process runs, such as secrets in environment variables."""
+    """Master secrets that do not change while the process runs, such as secrets in environment variables."""
 
-    masters: tuple[Master, ...]
+    masters: tuple[MasterSecret, ...]
 
-    def read(self) -> tuple[Master, ...]:
+    def read(self) -> tuple[MasterSecret, ...]:
         return self.masters
 
 
 @dataclass(frozen=True, slots=True)
 class FileSecrets:
-    """Secrets in a file, one per line; read again each time, because `keys rotate-master` may have changed the file."""
+    """Master secrets in a file, one per line. `keys rotate-master` may change the file, so `read` does not cache it."""
 
     path: Path
 
-    def read(self) -> tuple[Master, ...]:
-        """Return the secrets, at least one.
+    def read(self) -> tuple[MasterSecret, ...]:
+        """Return the master secrets in the file, at least one.
 
         Raises:
             RftError: The file cannot be read, or a secret is missing or invalid.
@@ -110,12 +111,12 @@ class FileSecrets:
         except OSError as error:
             raise RftError(
                 f"the secret key {self.path} cannot be read: {error.strerror}. Make it readable, or set {VARIABLE} if "
-                "the server uses that."
+                "the server uses this variable."
             ) from None
-        return tuple(Master.parsed(line) for line in lines or [""])
+        return tuple(MasterSecret.parse(line) for line in lines or [""])
 
-    def write(self, masters: tuple[Master, ...]) -> None:
-        """Replace the file's secrets atomically, even if the machine crashes; callers must exclude each other."""
+    def write(self, masters: tuple[MasterSecret, ...]) -> None:
+        """Replace the secrets in the file atomically, even if the machine crashes. Concurrent calls are not allowed."""
         temporary = self.path.with_name(NEW_KEY_FILE)
         temporary.unlink(missing_ok=True)
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -127,41 +128,41 @@ class FileSecrets:
 
 
 MasterSecrets = FixedSecrets | FileSecrets
-"""All master secrets that can open a sealed string; the first one seals."""
+"""All master secrets that can open a sealed string. New strings are sealed with the first one."""
 
 
-def secrets_of(folder: Path, environment: Mapping[str, str] = os.environ) -> MasterSecrets:
-    """Return the secrets in the environment, or else in the folder's key file, which may not exist yet.
+def find_master_secrets(folder: Path, environment: Mapping[str, str] = os.environ) -> MasterSecrets:
+    """Return the master secrets in the environment, or else in the folder's key file, which may not exist yet.
 
     Raises:
         UserError: A secret in the environment is invalid, or only the new secret is set.
     """
     if VARIABLE in environment:
         texts = [environment[name] for name in (NEW_VARIABLE, VARIABLE) if name in environment]
-        return FixedSecrets(tuple(Master.parsed(text.strip()) for text in dict.fromkeys(texts)))
+        return FixedSecrets(tuple(MasterSecret.parse(text.strip()) for text in dict.fromkeys(texts)))
     if NEW_VARIABLE in environment:
         raise UserError(f"{NEW_VARIABLE} is set, but {VARIABLE} is not. Set both, or only {VARIABLE}.")
     return FileSecrets(folder / KEY_FILE)
 
 
 class SecretBox:
-    """Factory of sealers, which use the master secrets of a server."""
+    """Factory of sealers that use the master secrets of a server."""
 
     def __init__(self, secrets: MasterSecrets) -> None:
         self._secrets = secrets
 
     @classmethod
-    def of_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> SecretBox:
-        """Create a box with the secrets in the environment, or else in the folder's key file.
+    def from_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> SecretBox:
+        """Return a box with the master secrets in the environment, or else in the folder's key file.
 
-        The file is created if it does not exist, readable only by its owner.
+        If the file does not exist, it is created with a new secret. Only its owner can read it.
 
         Raises:
             UserError: A secret is invalid.
         """
-        found = secrets_of(folder, environment)
+        found = find_master_secrets(folder, environment)
         if isinstance(found, FileSecrets) and not found.path.exists():
-            _create(found.path)
+            _create_key_file(found.path)
         found.read()
         return cls(found)
 
@@ -172,7 +173,7 @@ class SecretBox:
 
 @dataclass(frozen=True, slots=True)
 class Sealer:
-    """Sealer of strings that only a sealer with the same purpose and context can open."""
+    """Encrypts strings so that only a sealer with the same master secret, purpose and context can open them."""
 
     _secrets: MasterSecrets
     _purpose: Purpose
@@ -180,35 +181,35 @@ class Sealer:
 
     def seal(self, text: str) -> str:
         master = self._secrets.read()[0]
-        head, nonce = head_of(master), os.urandom(NONCE_BYTES)
-        sealed = nonce + master.cipher(self._purpose).encrypt(nonce, text.encode(), self._associated_data(head))
-        return head + base64.urlsafe_b64encode(sealed).decode()
+        prefix, nonce = sealed_prefix(master), os.urandom(NONCE_BYTES)
+        sealed = nonce + master.cipher(self._purpose).encrypt(nonce, text.encode(), self._associated_data(prefix))
+        return prefix + base64.urlsafe_b64encode(sealed).decode()
 
     def open(self, sealed: str) -> str:
-        """Return the text that was sealed.
+        """Return the text of a sealed string.
 
         Raises:
-            UnsealFailed: The text was sealed with another secret, purpose or context, or was changed since.
+            UnsealFailed: The text was sealed with another secret, purpose or context, or `sealed` was changed.
         """
-        master = next((master for master in self._secrets.read() if sealed.startswith(head_of(master))), None)
+        master = next((master for master in self._secrets.read() if sealed.startswith(sealed_prefix(master))), None)
         try:
             if master is None:
                 raise InvalidTag
-            head = head_of(master)
-            data = base64.b64decode(sealed[len(head) :], altchars=b"-_", validate=True)
+            prefix = sealed_prefix(master)
+            data = base64.b64decode(sealed[len(prefix) :], altchars=b"-_", validate=True)
             nonce, text = data[:NONCE_BYTES], data[NONCE_BYTES:]
-            return master.cipher(self._purpose).decrypt(nonce, text, self._associated_data(head)).decode()
+            return master.cipher(self._purpose).decrypt(nonce, text, self._associated_data(prefix)).decode()
         except (InvalidTag, ValueError):
             raise UnsealFailed(
                 "a stored secret cannot be decrypted: it was encrypted with a different key. Restore the server's "
                 f"previous key ({VARIABLE} or {KEY_FILE})."
             ) from None
 
-    def _associated_data(self, head: str) -> bytes:
-        return "\0".join(("agent-rft", head, self._purpose, self._context)).encode()
+    def _associated_data(self, prefix: str) -> bytes:
+        return "\0".join(("agent-rft", prefix, self._purpose, self._context)).encode()
 
 
-def head_of(master: Master) -> str:
+def sealed_prefix(master: MasterSecret) -> str:
     """Return the prefix of all strings sealed with this secret."""
     return f"{VERSION}.{master.id}."
 
@@ -219,11 +220,11 @@ def _derive_key(text: str, info: str) -> bytes:
     return hkdf.derive(base64.urlsafe_b64decode(text))
 
 
-def _create(path: Path) -> None:
-    """Create a key file atomically, by a link: servers that start concurrently all use the first one's key."""
+def _create_key_file(path: Path) -> None:
+    """Create a key file atomically, by a hard link, so that servers that start concurrently all use the same key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{KEY_FILE}.") as file:  # with mode 0600
-        file.write(Master.generated().text.encode())
+        file.write(MasterSecret.generate().text.encode())
         file.flush()
         os.fsync(file.fileno())
         with suppress(FileExistsError):

@@ -82,7 +82,7 @@ async def test_a_host_entry_does_not_open_its_address_or_its_other_ports() -> No
             await post(server.url, f"localhost:{port}", f"tools.internal:{port}")
         with pytest.raises(EndpointRefused, match=rf"add 127.0.0.1:{other} to .*, or tools.internal:{other} if"):
             await post(f"http://tools.internal:{other}/x", f"tools.internal:{port}", names=Names(["127.0.0.1"]))
-        with pytest.raises(UserError, match="loopback address, which is allowed on other ports only"):
+        with pytest.raises(UserError, match="loopback address, which is allowed only on other ports"):
             await post(database.url, f"127.0.0.0/8:{port}")
         assert await post(server.url, f"127.0.0.0/8:{port}") == 200
     assert database.received == []
@@ -139,7 +139,7 @@ async def test_a_connector_serves_no_other_host_than_that_of_its_guard() -> None
     """So not even a redirect that somebody follows one day carries a host's permission to another one."""
     async with FakeEndpoint(says({})) as server:
         url = URL(server.url).with_host("tools.internal")
-        connector = guard(f"tools.internal:{url.port}").connector(url, Names(["127.0.0.1"]))
+        connector = guard(f"tools.internal:{url.port}").make_connector(url, Names(["127.0.0.1"]))
         async with aiohttp.ClientSession(connector=connector) as session:
             with pytest.raises(ValueError, match="only for the host"):
                 await session.post(server.url, json={})

@@ -25,7 +25,7 @@ from agent_rft.actors.graders.kinds.grade_expression import expression_problems
 from agent_rft.actors.graders.kinds.judge import Judge
 from agent_rft.actors.grading.trial_slots import TrialSlots
 from agent_rft.errors import GraderFailed
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.routes import job_routes, trial_routes
 from agent_rft.serve.stores.sealed_secrets import SecretBox
@@ -60,7 +60,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.slots = TrialSlots(LIMIT)
         self.jobs = StoredJobs(database_with_tables(folder))
-        trials, models = Trials(DEFAULT_CONFIG, self.slots), FakeModels(turn("an answer"))
+        trials, models = TrialFactory(DEFAULT_CONFIG, self.slots), FakeModels(turn("an answer"))
         self._client = client_of(
             [
                 trial_routes.make_router(trials),

@@ -171,7 +171,7 @@ def test_a_process_that_somebody_ended_is_replaced() -> None:
 
 
 def test_a_process_that_is_silent_is_replaced() -> None:
-    with ChatTemplate("{{ messages[0].content }}", limits=TemplateLimits(silent_s=3)) as template:
+    with ChatTemplate("{{ messages[0].content }}", limits=TemplateLimits(answer_timeout_s=3)) as template:
         assert template.render(MESSAGES, (), generate=True) == "hello"
         stopped = template.pid
         psutil.Process(stopped).suspend()
@@ -190,5 +190,5 @@ async def test_a_render_whose_process_is_ended_each_time_is_an_error() -> None:
             assert pid is not None
             psutil.Process(pid).send_signal(signal.SIGKILL)
             ended.add(pid)
-        with pytest.raises(RenderFailed, match="failed twice: it exited with status -9"):
+        with pytest.raises(RenderFailed, match="failed twice: exit status -9"):
             await rendering

@@ -15,7 +15,7 @@ from agent_rft.serve.deployment import make_app
 from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.http.access_log import AccessLog
-from agent_rft.serve.http.auth import ALL_FAILED_LOGINS, FAILED_LOGINS, MAX_ADDRESSES, FailedLogins
+from agent_rft.serve.http.auth import MAX_ADDRESSES, MAX_FAILED_LOGINS, MAX_TOTAL_FAILED_LOGINS, FailedLogins
 from agent_rft.serve.stores.audit_log import AuditEntry
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.key_store import Scope
@@ -175,7 +175,7 @@ async def test_guesses_are_told_to_wait_cost_little_and_lock_out_nobody(victim: 
         answer = await victim.http.get("/v1/models", headers=bearer(f"sk-rft-{i:016x}-{'A' * 43}"))
         statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
     assert time.process_time() - start < GUESSES * GUESS_CPU_S
-    assert statuses.keys() == {401, 429} and statuses[401] < 3 * FAILED_LOGINS
+    assert statuses.keys() == {401, 429} and statuses[401] < 3 * MAX_FAILED_LOGINS
     assert answer.json()["error"]["code"] == "too_many_failed_logins" and int(answer.headers["Retry-After"]) >= 1
     # Behind the same proxy: a key that this server has never seen, and one that it has.
     for name in ("reader", "reader", "other"):
@@ -189,7 +189,7 @@ def test_guesses_from_many_addresses_are_limited_together_in_bounded_memory() ->
     now = [0.0]
     failed = FailedLogins(lambda: now[0])
     waits = [failed.record_failure(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}") for i in range(MAX_ADDRESSES + 5_000)]
-    assert sum(wait == 0 for wait in waits) == ALL_FAILED_LOGINS
+    assert sum(wait == 0 for wait in waits) == MAX_TOTAL_FAILED_LOGINS
     assert len(failed._by_address) == MAX_ADDRESSES
     now[0] += 60
     assert failed.record_failure("10.0.0.9") == 0, "a minute later it counts again"
@@ -197,8 +197,8 @@ def test_guesses_from_many_addresses_are_limited_together_in_bounded_memory() ->
 
 def test_the_addresses_of_one_ipv6_network_count_as_one() -> None:
     failed = FailedLogins(lambda: 0.0)
-    waits = [failed.record_failure(f"2001:db8:1:2::{i:x}") for i in range(FAILED_LOGINS + 1)]
-    assert [wait > 0 for wait in waits] == [False] * FAILED_LOGINS + [True]
+    waits = [failed.record_failure(f"2001:db8:1:2::{i:x}") for i in range(MAX_FAILED_LOGINS + 1)]
+    assert [wait > 0 for wait in waits] == [False] * MAX_FAILED_LOGINS + [True]
     assert failed.record_failure("2001:db8:1:3::1") == 0
     assert failed.record_failure("not an address") == failed.record_failure("") == 0
 

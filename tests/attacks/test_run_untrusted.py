@@ -150,7 +150,7 @@ def ask(*packets):
         ours._channel.send(packet)
 
 def grade(sample, item):
-    head = ours._turn + bytes(4)
+    head = ours._grade_id + bytes(4)
     ask(*eval(item["packets"]))
     if item["refused"]:
         answer, _ = ours.unpack(ours._receive(ours._channel, head))
@@ -161,7 +161,7 @@ def grade(sample, item):
 """A grader that speaks to the runner itself; a usual run follows in the same grade."""
 PACKETS = {
     "b'', b'x', bytes(60_000)": "",
-    "bytes(21), ours._turn, head": "",
+    "bytes(21), ours._grade_id, head": "",
     "head + b'\\0' + bytes(9), bytes(21)": "",
     "head + b'\\1',": "Expecting value",
     "head + b'\\1' + bytes(60_000),": "Expecting value",
@@ -176,7 +176,7 @@ PACKETS = {
     "head + b'\\1' + ours.pack({'files': ['a', 'a/b'], 'limits': {}}, [b''] * 4),": "files: ",
     "head + b'\\1' + (59_000).to_bytes(4, 'big') + b'[' * 59_000,": "nested too deeply",
     "head + b'\\1' + (59_000).to_bytes(4, 'big') + b'9' * 59_000,": "digits",
-    "head + b'\\1' + ours.pack({'way': 'none', 'files': [], 'limits': {'uid': 0}}, [b'', b'']),": "unknown",
+    "head + b'\\1' + ours.pack({'method': 'none', 'files': [], 'limits': {'uid': 0}}, [b'', b'']),": "unknown",
     "[head + b'\\0' + bytes(60_000)] * 300 + [head + b'\\1']": "more than 16,777,216 bytes",
 }
 
@@ -205,7 +205,7 @@ async def test_without_a_sandbox_the_grade_fails_whatever_the_grader_makes_of_it
         "from agent_rft import run_untrusted\n"
         "def grade(sample, item):\n    try: return run_untrusted('1').exit\n    except BaseException: return 0"
     )
-    error = await failure(make(source, way="none"))
+    error = await failure(make(source, sandbox_method="none"))
     assert error.details["code"] == SERVER and error.details["python_grader_server_error_type"] == "no_sandbox"
     assert "unsandboxed_python" in error.message
 

@@ -81,7 +81,7 @@ def test_a_delegated_cgroup_gets_limits_of_memory_and_processes(tmp_path: Path) 
         (parent / "cgroup.controllers").write_text(controllers)
         (parent / "cgroup.subtree_control").write_text("")
     (tmp_path / f"{cgroup.PREFIX}{1 << 30}").mkdir()  # of a launcher that was killed
-    group = cgroup.make(1 << 30, 66, [tmp_path / "missing", other, tmp_path])
+    group = cgroup.create_cgroup(1 << 30, 66, [tmp_path / "missing", other, tmp_path])
     assert group is not None and group.folder.parent == tmp_path
     assert [path.name for path in tmp_path.glob(f"{cgroup.PREFIX}*")] == [group.folder.name]
     group.join()
@@ -89,19 +89,19 @@ def test_a_delegated_cgroup_gets_limits_of_memory_and_processes(tmp_path: Path) 
               "cgroup.procs": "0"}  # fmt: skip
     assert {path.name: path.read_text() for path in group.folder.iterdir()} == wanted
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids"
-    assert not group.ran_out_of_memory()
+    assert not group.has_run_out_of_memory()
     (group.folder / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    assert group.ran_out_of_memory()
+    assert group.has_run_out_of_memory()
 
 
 def test_without_a_delegated_cgroup_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu")
-    assert cgroup.make(1 << 30, 66, [tmp_path]) is None and cgroup.make(1 << 30, 66, []) is None
+    assert cgroup.create_cgroup(1 << 30, 66, [tmp_path]) is None and cgroup.create_cgroup(1 << 30, 66, []) is None
 
 
 async def test_memory_is_limited_with_and_without_a_cgroup(make: Make, record_property: Callable[..., None]) -> None:
     """Which of both limited it here is in the test's properties."""
-    group = cgroup.make(1 << 30, 66)
+    group = cgroup.create_cgroup(1 << 30, 66)
     record_property("cgroup v2", "real" if group else "none is delegated on this machine: the launcher's sum")
     if group is not None:
         group.remove()
@@ -139,8 +139,8 @@ ANSWERS = (
     + """
 send(b'{"ready": true}')
 while True:
-    word, item = receive(), json.loads(receive())["item"]
-    send(item["body"].replace("WORD", word).encode("latin-1") * item["times"], item["length"])
+    nonce, item = receive(), json.loads(receive())["item"]
+    send(item["body"].replace("NONCE", nonce).encode("latin-1") * item["times"], item["length"])
     if item["length"] is not None:
         os._exit(0)
 
@@ -153,27 +153,27 @@ BODIES: dict[str, dict[str, Any]] = {
     "a_list": {"body": "[1]"},
     "a_number": {"body": "7"},
     "a_huge_length": {"body": "x", "length": 0xFFFFFFFF},
-    "a_truncated_answer": {"body": '{"word": "WORD", "value"', "length": 60_000},
+    "a_truncated_answer": {"body": '{"nonce": "NONCE", "value"', "length": 60_000},
     "half_a_header": {"body": "", "length": 1 << 24},
     "more_than_allowed": {"body": "[],", "times": 40_000},
     "deep_lists": {"body": "[", "times": 60_000},
     "deep_objects": {"body": '{"a":', "times": 12_000},
-    "another_word": {"body": '{"word": "0", "value": 1.0}'},
-    "no_word": {"body": '{"value": 1.0}'},
-    "not_a_number": {"body": '{"word": "WORD", "value": NaN}'},
-    "infinity": {"body": '{"word": "WORD", "value": 1e999}'},
-    "many_digits": {"body": '{"word": "WORD", "value": ' + "9" * 50_000 + "}"},
-    "true": {"body": '{"word": "WORD", "value": true}'},
-    "a_text": {"body": '{"word": "WORD", "value": "1"}'},
-    "an_error_of_another_type": {"body": '{"word": "WORD", "error": [[[{}]]]}'},
-    "half_of_a_character": {"body": '{"word": "WORD", "error": "\\ud800 and \\u0000"}'},
-    "a_long_error": {"body": '{"word": "WORD", "error": "' + "x" * 60_000 + '"}'},
+    "another_nonce": {"body": '{"nonce": "0", "value": 1.0}'},
+    "no_nonce": {"body": '{"value": 1.0}'},
+    "not_a_number": {"body": '{"nonce": "NONCE", "value": NaN}'},
+    "infinity": {"body": '{"nonce": "NONCE", "value": 1e999}'},
+    "many_digits": {"body": '{"nonce": "NONCE", "value": ' + "9" * 50_000 + "}"},
+    "true": {"body": '{"nonce": "NONCE", "value": true}'},
+    "a_text": {"body": '{"nonce": "NONCE", "value": "1"}'},
+    "an_error_of_another_type": {"body": '{"nonce": "NONCE", "error": [[[{}]]]}'},
+    "half_of_a_character": {"body": '{"nonce": "NONCE", "error": "\\ud800 and \\u0000"}'},
+    "a_long_error": {"body": '{"nonce": "NONCE", "error": "' + "x" * 60_000 + '"}'},
 }
 
 
 async def test_a_malformed_answer_is_a_failed_grade_and_takes_no_memory(make: Make) -> None:
     grader = make(ANSWERS)
-    good = {"body": '{"word": "WORD", "value": 0.5}', "times": 1, "length": None}
+    good = {"body": '{"nonce": "NONCE", "value": 0.5}', "times": 1, "length": None}
     assert (await grader.grade({}, good, "trace_1")).value == 0.5
     with budget(cpu_s=15.0, mib=16.0):  # most of it starts new workers
         for name, body in BODIES.items():
@@ -221,7 +221,7 @@ async def test_nothing_outside_of_the_scratch_folder_is_deleted_without_a_sandbo
         f"open({str(told)!r}, 'a').write(mine + '\\n')\n{MOVES[move]}\n"
         "def grade(sample, item):\n    open(os.path.join(mine, 'left'), 'w').close()\n    return 1"
     )
-    grader = make(source, way="none")
+    grader = make(source, sandbox_method="none")
     for _ in range(2):
         assert (await grader.grade({}, {}, "trace_1")).value == 1
         if move == "replaces_the_folder":  # a second worker could not repeat it

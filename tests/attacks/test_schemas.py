@@ -16,7 +16,7 @@ from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.families.lfm2 import LFM2
 from agent_rft.cluster.checks.row_checks import check_template_values, check_tools, list_rows, read_files
 from agent_rft.cluster.checks.schema_examples import make_example, make_example_call
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.routes.job_routes import make_router
 from agent_rft.serve.stores.sealed_secrets import SecretBox
@@ -169,8 +169,8 @@ class Api:
         self.client = client_of(
             [
                 make_router(job_service(self.jobs.store, OperatorConfig(), lambda: None)),
-                chat.make_router(self.models, Trials(DEFAULT_CONFIG)),
-                responses.make_router(self.models, Trials(DEFAULT_CONFIG), BOX),
+                chat.make_router(self.models, TrialFactory(DEFAULT_CONFIG)),
+                responses.make_router(self.models, TrialFactory(DEFAULT_CONFIG), BOX),
             ]
         )
 
@@ -360,4 +360,4 @@ def test_grammars(name: str) -> None:
         compiler = xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
         for family in (HERMES, GEMMA4, LFM2):
             with budget():
-                compiler.compile_structural_tag(build_turn_structure(tools, schema, family.calls[0]))
+                compiler.compile_structural_tag(build_turn_structure(tools, schema, family.call_syntaxes[0]))

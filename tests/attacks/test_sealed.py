@@ -27,7 +27,7 @@ from tests.support.bad_requests import SECRET
 from tests.support.fake_models import FakeModels, turn
 from tests.support.jobs import BODY, NO_LOGS, KnownFiles, KnownModels
 
-THOUGHT = "the customer's number is 17"
+REASONING = "the customer's number is 17"
 
 
 class Victim:
@@ -35,11 +35,11 @@ class Victim:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.database = Database.of_folder(folder)
+        self.database = Database.from_folder(folder)
         migrate(self.database)
         self.store = JobStore(self.database)
-        self.box = SecretBox.of_folder(folder, {})
-        self.models = FakeModels(*[turn("hello", reasoning=THOUGHT)] * 10)
+        self.box = SecretBox.from_folder(folder, {})
+        self.models = FakeModels(*[turn("hello", reasoning=REASONING)] * 10)
         jobs = JobService(self.store, KnownModels(), KnownFiles(), self.box, DEFAULT_CONFIG, NO_LOGS)
         routers = [job_routes.make_router(jobs), responses.make_router(self.models, DEFAULT_CONFIG, self.box)]
         self.http = client_of(routers)
@@ -49,15 +49,15 @@ class Victim:
         assert answer.status_code == 200, answer.text
         return str(answer.json()["id"])
 
-    async def thought(self, token: str) -> str:
-        """The sealed thought that the owner of an API key was given."""
+    async def sealed_reasoning(self, token: str) -> str:
+        """The sealed reasoning that the owner of an API key got."""
         body = {"model": "gpt-5", "input": "hi", "reasoning": {}, "include": ["reasoning.encrypted_content"]}
         answer = await self.http.post("/v1/responses", json=body, headers={"Authorization": f"Bearer {token}"})
         assert answer.status_code == 200, answer.text
         return str(answer.json()["output"][0]["encrypted_content"])
 
     async def echo(self, sealed: str, token: str = "sk-rft-write") -> httpx.Response:
-        """A client sends a sealed text back as a thought; the model would see what is in it."""
+        """A client sends a sealed string back as reasoning; the model would see what is in it."""
         item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": sealed}
         said = {"role": "assistant", "content": "hello"}
         body = {"model": "gpt-5", "input": [{"role": "user", "content": "hi"}, item, said]}
@@ -78,22 +78,22 @@ def check_refused(victim: Victim, answer: httpx.Response, secret: str) -> None:
     assert secret not in answer.text and secret not in json.dumps([dict(call) for call in victim.models.bodies])
 
 
-async def test_a_sealed_job_does_not_come_out_as_a_thought(victim: Victim) -> None:
+async def test_a_sealed_job_is_not_opened_as_reasoning(victim: Victim) -> None:
     sealed = victim.store.get(await victim.job()).sealed_spec
     check_refused(victim, await victim.echo(sealed), SECRET)
 
 
-async def test_a_thought_is_only_for_the_key_that_it_was_given_to(victim: Victim) -> None:
-    sealed = await victim.thought("sk-rft-write")
-    assert THOUGHT not in sealed
+async def test_reasoning_is_only_for_the_key_that_got_it(victim: Victim) -> None:
+    sealed = await victim.sealed_reasoning("sk-rft-write")
+    assert REASONING not in sealed
     assert (await victim.echo(sealed, "sk-rft-write")).status_code == 200
     victim.models.bodies.clear()
-    check_refused(victim, await victim.echo(sealed, "sk-rft-of-a-test"), THOUGHT)
+    check_refused(victim, await victim.echo(sealed, "sk-rft-of-a-test"), REASONING)
 
 
-async def test_a_thought_sealed_for_the_same_key_elsewhere_is_refused(victim: Victim, tmp_path: Path) -> None:
-    other = SecretBox.of_folder(tmp_path / "other", {}).sealer("reasoning", "sk-rft-write").seal(THOUGHT)
-    check_refused(victim, await victim.echo(other), THOUGHT)
+async def test_reasoning_sealed_for_the_same_key_elsewhere_is_refused(victim: Victim, tmp_path: Path) -> None:
+    other = SecretBox.from_folder(tmp_path / "other", {}).sealer("reasoning", "sk-rft-write").seal(REASONING)
+    check_refused(victim, await victim.echo(other), REASONING)
 
 
 async def test_the_secrets_of_one_job_do_not_open_in_another(victim: Victim) -> None:
@@ -108,11 +108,11 @@ async def test_the_secrets_of_one_job_do_not_open_in_another(victim: Victim) -> 
     server.close()
 
 
-async def test_a_thought_is_no_job(victim: Victim) -> None:
+async def test_sealed_reasoning_is_not_opened_as_a_job(victim: Victim) -> None:
     job = await victim.job()
-    thought = await victim.thought("sk-rft-write")
+    reasoning = await victim.sealed_reasoning("sk-rft-write")
     with victim.database.session() as session:
-        session.execute(update(JobRow).where(JobRow.id == job).values(sealed_spec=thought))
+        session.execute(update(JobRow).where(JobRow.id == job).values(sealed_spec=reasoning))
     server = ServerAccess(DriverSettings(str(victim.folder), victim.database.url))
     with pytest.raises(UnsealFailed):
         server.open_spec(victim.store.get(job))

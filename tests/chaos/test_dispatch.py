@@ -117,7 +117,7 @@ async def test_a_grader_that_is_down_for_a_minute_costs_a_few_rollouts_at_most_a
     assert {len(group.rollouts) for group in sampled} == {8}
     assert run.graded == 200
     assert run.discarded.total() <= 20
-    assert groups.account.is_balanced
+    assert groups.attempt_counts.is_balanced
     assert server.record.of(GRADE).attempts.total() < 600
 
 

@@ -55,7 +55,7 @@ class Page:
 
     def endpoints(self) -> dict[str, dict[str, Any]]:
         """The rows of the Fleet page's table of endpoints, by name."""
-        return {one["name"]: one for one in self._get(f"{self._job}/now")["endpoints"]}
+        return {one["name"]: one for one in self._get(f"{self._job}/live_status")["endpoints"]}
 
     def event_kinds(self) -> Counter[str]:
         """The number of the job's events of each kind."""
@@ -131,9 +131,9 @@ def test_job_whose_tool_server_is_down_waits_and_reports_the_outage(tmp_path: Pa
     assert all(name.startswith("tool ") for name in ended), "the grader was never down"
     assert sorted(event.endpoint for event in events_of(run, EndpointOutageStarted)) == sorted(ended)
     assert shown["endpoint_outage_started"] == shown["endpoint_outage_ended"] == len(ended)
-    longest = max(ended.values(), key=lambda event: event.seconds)
-    assert stopped_at <= longest.began_at <= back_at - DOWN_S
-    assert back_at <= longest.began_at + longest.seconds <= back_at + MAX_LATE_S
+    longest = max(ended.values(), key=lambda event: event.duration_s)
+    assert stopped_at <= longest.started_at <= back_at - DOWN_S
+    assert back_at <= longest.started_at + longest.duration_s <= back_at + MAX_LATE_S
     assert (
         sum(event.delayed_calls for event in ended.values()) >= sum(one["delayed_calls"] for one in down.values()) > 0
     )

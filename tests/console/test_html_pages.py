@@ -41,7 +41,7 @@ def readiness(folder: Path) -> Path:
         Group(group_request(number, task=row), tuple(synthetic.rollout(row, i, 0, 0.5, HOSTILE) for i in range(8)))
         for number, row in enumerate(tasks)
     ]
-    found = judge_samples(job(), plan(), tasks, groups, {}, samples=8, again={}, target_s=1.0, rollout_s=0.5)
+    found = judge_samples(job(), plan(), tasks, groups, {}, samples=8, second_grades={}, target_s=1.0, rollout_s=0.5)
     return write_readiness(RunFolder(folder), found, job(suffix=HOSTILE[:64]))
 
 

@@ -124,10 +124,10 @@ def test_the_fleet_says_who_waits_for_whom(opened: Open, site: Site) -> None:
         "actors": [
             {
                 "name": "engine-0",
-                "doing": [{"trace_id": "trace_1", "stage": "grading", "duration_s": 9.0}],
+                "work": [{"trace_id": "trace_1", "stage": "grading", "duration_s": 9.0}],
                 "silent_s": 0.0,
             },
-            {"name": "learner rank 0", "doing": [], "silent_s": 0.0},
+            {"name": "learner rank 0", "work": [], "silent_s": 0.0},
         ],
         "endpoints": [endpoint | recent | {"latency_p50_s": 0.2, "latency_p95_s": None}],
     }
@@ -140,7 +140,7 @@ def test_the_fleet_says_who_waits_for_whom(opened: Open, site: Site) -> None:
     assert page.get_by_text("none", exact=True).count() == 0
     with state_of(site) as server:
         store = JobStore(server.database)
-        for left_running in store.with_status("running"):  # by tests of other files
+        for left_running in store.list_with_status("running"):  # by tests of other files
             store.move(left_running.id, "cancelled")
     page.goto(f"{site.url}#/fleet")
     page.get_by_text("No job is running.").wait_for()

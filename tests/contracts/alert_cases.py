@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_rft.cluster.observability.alerts import alert
+from agent_rft.cluster.observability.alerts import find_alert
 from agent_rft.cluster.observability.monitoring_files import DASHBOARDS
 from agent_rft.cluster.observability.promql import samples
 from agent_rft.metrics import METRICS, find_metric
@@ -269,16 +269,16 @@ def promtool_test(step_s: int) -> dict[str, Any]:
 
 def _firing(minute: int, alerts: Mapping[str, str | None]) -> dict[str, Any]:
     """Exactly these alerts have fired by that minute."""
-    jobs = {alert: "" if job is None else f',job="{job}"' for alert, job in alerts.items()}
-    found = [{"labels": f'{{alertname="{alert}"{job}}}', "value": 1} for alert, job in jobs.items()]
+    jobs = {find_alert: "" if job is None else f',job="{job}"' for find_alert, job in alerts.items()}
+    found = [{"labels": f'{{alertname="{find_alert}"{job}}}', "value": 1} for find_alert, job in jobs.items()]
     fired = f'max_over_time(ALERTS{{alertstate="firing"}}[{minute}m])'
     return {"expr": f"group by (alertname, job) ({fired})", "eval_time": f"{minute}m", "exp_samples": found}
 
 
 def _crossing(name: str) -> dict[str, Any]:
     """A curve of the alert's panel was on the alert's side of its line after START."""
-    condition = alert(name).condition
-    (panel,) = [panel for board in DASHBOARDS for _, panel in board.numbered_panels if alert(name) in panel.alerts]
+    condition = find_alert(name).condition
+    (panel,) = [panel for board in DASHBOARDS for _, panel in board.numbered_panels if find_alert(name) in panel.alerts]
     asked = [filled(query.expr, {"job": ".+", "endpoint": ".+"}) for query in panel.queries]
     threshold, curves = f"{condition.threshold}", asked
     if isinstance(condition.threshold, str):
@@ -301,7 +301,7 @@ def _history(changes: Mapping[str, Values], step_s: int) -> dict[str, str]:
         metric = METRICS[found[0]]
         place = DISPATCHER if name.startswith("endpoint/") else SERVER if name.startswith("api_") else DRIVER
         values = until(END, values) if place is DRIVER else values
-        period = 1.0 if metric.live else step_s / 60
+        period = 1.0 if metric.is_live else step_s / 60
         if metric.kind == "gauge":
             history[samples(name, place)] = _written(_last(values, period))
         elif metric.kind == "counter":
@@ -309,7 +309,7 @@ def _history(changes: Mapping[str, Values], step_s: int) -> dict[str, str]:
         else:
             history[samples(name, place, part="sum")] = _written(_sums(values, period))
             history[samples(name, place, part="count")] = _written(
-                _sums(values if metric.live else _counted(values), period)
+                _sums(values if metric.is_live else _counted(values), period)
             )
     return history
 

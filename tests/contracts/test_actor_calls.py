@@ -1,9 +1,9 @@
-"""Calls of actors name methods that exist. mypy cannot check them, since the handle of an actor has no type."""
+"""Calls of actors and of other processes name methods that exist. mypy cannot check them: they are untyped or strings."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,6 +11,8 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("actors", "cluster", "serve", "trainer")
 RAYS = {"__ray_call__", "__ray_ready__"}
+BY_NAME = {"collective_rpc", "call", "_call_all", "_call_rank_0", "_call_with_devices"}
+"""Functions whose first argument is the name of a method of a worker, of the other end of a channel, or of a rank."""
 
 
 def trees() -> dict[str, ast.Module]:
@@ -43,11 +45,22 @@ def remote_calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, target.attr
 
 
-def test_each_method_that_is_called_on_an_actor_exists() -> None:
+def calls_by_name(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of each method that is called by its name, as a string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in BY_NAME:
+            if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+                yield node.lineno, node.args[0].value
+
+
+@pytest.mark.parametrize(("find", "least"), [(remote_calls, 30), (calls_by_name, 15)])
+def test_each_method_that_is_called_on_an_actor_exists(
+    find: Callable[[ast.Module], Iterator[tuple[int, str]]], least: int
+) -> None:
     found = trees()
     known = {name for tree in found.values() for name in methods(tree)} | RAYS
-    calls = [(file, line, name) for file, tree in found.items() for line, name in remote_calls(tree)]
-    assert len(calls) > 30
+    calls = [(file, line, name) for file, tree in found.items() for line, name in find(tree)]
+    assert len(calls) > least
     assert [call for call in calls if call[2] not in known] == []
 
 

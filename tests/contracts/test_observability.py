@@ -65,9 +65,9 @@ def test_alerts_query_listed_metrics_and_have_a_runbook() -> None:
 
 def test_runbooks_name_panels_that_exist() -> None:
     panels = {board.title: {panel.title for _, row in board.rows for panel in row} for board in DASHBOARDS}
-    named = [found for alert in ALERTS for found in re.findall(r"(\w+) dashboard, '([^']+)'", alert.runbook)]
+    named = [found for alert in ALERTS for found in re.findall(r"'([^']+)' in the (\w+) dashboard", alert.runbook)]
     assert named
-    for board, panel in named:
+    for panel, board in named:
         assert panel in panels[f"agent-rft: {board}"]
 
 

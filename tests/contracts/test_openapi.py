@@ -71,7 +71,7 @@ class FullServer:
         self.store = JobStore(state.database)
         fake = FakeModels(turn("I look.", call("call_a", "cat", "{}"), reasoning="hm"))
         service = JobService(self.store, state.models, state.files, state.secrets, operator, NO_LOGS)
-        routers = make_routers(state, operator, service, NothingFound(), fake, pace=StreamLimits(max_polls=1))
+        routers = make_routers(state, operator, service, NothingFound(), fake, stream_limits=StreamLimits(max_polls=1))
         self.app = create_app(routers, FakeKeys(), limits=ServerLimits(requests_per_minute=10**6))
         self.schema = schemathesis.openapi.from_asgi("/openapi.json", self.app)
 

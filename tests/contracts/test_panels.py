@@ -32,7 +32,7 @@ from tests.support.prometheus import Prometheus, binary, prometheus
 
 STEP_S, HOURS, SAMPLE_S = 600, 3, 30
 STEP = {
-    name: 1.0 for name, metric in METRICS.items() if not metric.live and metric.kind != "file" and "<" not in name
+    name: 1.0 for name, metric in METRICS.items() if not metric.is_live and metric.kind != "file" and "<" not in name
 } | {
     "time_step_s": float(STEP_S),
     "finish/answer": 8.0,
@@ -200,7 +200,7 @@ def test_the_newest_job_is_the_first_to_choose(history: tuple[Prometheus, float]
     found = server.at(query, start + HOURS * 3600 - SAMPLE_S)
     texts = [f'{{job="{series["metric"]["job"]}"}} {series["value"][1]}' for series in found]
     assert [re.search(JOBS.regex.strip("/"), text)[1] for text in texts] == ["ours", "before-ours"]  # type: ignore[index]
-    assert [JOBS.as_single().every, dashboard_json(JOB_DASHBOARD)["templating"]["list"][1]["includeAll"]] == [
+    assert [JOBS.as_single().is_multi, dashboard_json(JOB_DASHBOARD)["templating"]["list"][1]["includeAll"]] == [
         False,
         False,
     ]

@@ -1,4 +1,4 @@
-"""The table of learning rates in docs/from-openai.md is what `auto` resolves to."""
+"""The table of learning rates in docs/openai.md is what `auto` resolves to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from agent_rft.spec.step_plan import MethodType, auto_learning_rate
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs" / "from-openai.md"
+PAGE = ROOT / "docs" / "openai.md"
 UNITS = {"M": 1e6, "B": 1e9}
 
 

@@ -22,7 +22,7 @@ from tests.support.tiny_model import add_to_hub_cache, write_tiny_model
 
 MODELS = [f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B")]
 """Names of models in the documents; here a tiny random model has them."""
-TIMEOUT_S = 500
+TIMEOUT_S = 1200
 
 
 ALWAYS = ("README.md", "docs/your-agent.md")
@@ -55,7 +55,7 @@ def _moved_job() -> Iterator[dict[str, str]]:
         yield {"OPENAI_BASE_URL": api.url, "OPENAI_API_KEY": KEY}
 
 
-SERVICES = {"docs/moving.md": _moved_job}
+SERVICES = {"docs/openai.md": _moved_job}
 """What a page's blocks need beside them, by page: an environment while it lasts."""
 
 

@@ -101,7 +101,7 @@ def test_train_refuses_a_job_that_needs_more_cores_than_the_cluster_has(
     job = write_job(tmp_path, cluster={"engines": 500, "engine_cores": 2})
     done = run("train", job, "--runs", tmp_path, environment=environment)
     assert done.returncode == 2, done.stdout
-    text = f"the job needs 1001 cores (engines 500 x 2, learner ranks 1 x 1), the cluster has {os.cpu_count()}"
+    text = f"the job needs 1001 cores (engines 500 x 2, learner ranks 1 x 1), but the cluster has {os.cpu_count()}"
     assert text in done.stdout
     assert processes_left() == []
 

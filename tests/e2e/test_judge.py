@@ -126,7 +126,7 @@ def test_a_judge_that_says_no_label_gives_no_grade(tmp_path: Path, judge: Served
     story = {**LABEL, "input": [{"role": "user", "content": "Tell me a story about {{ sample.output_text }}."}]}
     [failed] = graded(tmp_path, story, [("a", "a river")], **entry)
     assert isinstance(failed, GraderFailed)
-    assert failed.details["code"] == "model_grader_parse_error" and "it begins with" in failed.message
+    assert failed.details["code"] == "model_grader_parse_error" and "likely first tokens" in failed.message
 
 
 def test_an_answer_in_json_is_a_label_or_no_grade(tmp_path: Path, judge: Served) -> None:

@@ -54,7 +54,7 @@ def test_the_command_says_train_writes_a_page_and_supervised_rows(
     assert len(found["rows"]) == ROWS and found["grader"]["changed"] == 0.0
     (run,) = (tmp_path / "runs").iterdir()
     assert json.loads((run / "readiness.json").read_text()) == found and (run / "readiness.html").exists()
-    conversations, problems = read_tasks(tmp_path / "sft.jsonl", "training_file", conversations=True)
+    conversations, problems = read_tasks(tmp_path / "sft.jsonl", "training_file", is_supervised=True)
     assert not problems and 1 <= len(conversations) <= ROWS
     assert processes_left() == []
 

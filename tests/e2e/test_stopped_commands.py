@@ -153,7 +153,7 @@ def test_a_signal_stops_a_command_whose_output_nobody_reads_and_nohup_keeps_it_f
         return
     run = started.run
     assert [event.event.outcome for event in run.events() if isinstance(event.event, JobEnded)] == ["stopped"]
-    assert run.report.exists()
+    assert run.report_file.exists()
     if command == "train":
-        saved = [state.step for _, state in Checkpoints(run.checkpoints).all()]
+        saved = [state.step for _, state in Checkpoints(run.checkpoints).list_all()]
         assert max(saved) == len(run.metrics()) < run.job()["plan"]["steps"]

@@ -145,7 +145,7 @@ def next_steps(installed: Installed, folder: Path) -> tuple[str, list[str]]:
 def test_the_lines_that_init_prints_work(installed: Installed, tmp_path: Path) -> None:
     server, steps = next_steps(installed, tmp_path)
     assert server == "cd shop && python -m ledger.server --tools-port 8701 --grader-port 8702"
-    assert steps[:3] == ["cd shop", "agent-rft check job.yaml", "agent-rft train job.yaml"]
+    assert steps[:3] == ["cd shop", "agent-rft check job.yaml", "agent-rft ready job.yaml"]
     with installed.serving(server, tmp_path):
         checked = installed.run("cd shop && agent-rft check job.yaml", tmp_path)
     assert "the job is ready to train" in checked

@@ -10,7 +10,7 @@ from typing import Any
 import kr8s
 import pytest
 
-from tests.kubernetes.cluster import EPOCHS, IMAGE, Cluster, Means, manual_blocks, missing
+from tests.kubernetes.cluster import EPOCHS, IMAGE, NOT_YET, Cluster, Means, manual_blocks, missing
 from tests.support.paths import ROOT
 
 FILES = ("test_job.py", "test_service.py", "test_network.py", "test_failures.py")
@@ -73,6 +73,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     found = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and isinstance(found, Cluster):
-        found.save_logs(LOGS / item.name)
-        report.sections.append(("logs", f"in {LOGS / item.name}"))
+        try:
+            found.save_logs(LOGS / item.name)
+            where = f"in {LOGS / item.name}"
+        except (*NOT_YET, subprocess.TimeoutExpired) as error:  # an exception here would end the run
+            where = f"not saved: {error}"
+        report.sections.append(("logs", where))
     return report

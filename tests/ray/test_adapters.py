@@ -27,16 +27,16 @@ from agent_rft.actors.weights.weight_bucket import compute_checksum
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import EngineFailed, RftError
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.inference import chat, responses
-from agent_rft.serve.inference.model_apps import served_model
+from agent_rft.serve.inference.model_apps import to_served_model
 from agent_rft.serve.inference.model_server import Answers, AppState, ServedModels
 from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry
 from agent_rft.serve.stores.sealed_secrets import SecretBox
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from agent_rft.trainer.learner.adapter import AdapterConfig
 from agent_rft.trainer.learner.checkpoint_weights import concat_bytes
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult
 from tests.support.adapters import ALPHA, RANK, adapted, change, tensors_of, write_adapter_folder
 from tests.support.api import client_of, openai_of
 from tests.support.jobs import database_with_tables
@@ -102,7 +102,7 @@ def logprobs_of(peft: Any, token_ids: list[int]) -> np.ndarray:
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(token_ids)[1:, None])[:, 0].numpy()
 
 
-async def publish(engine: Engine, peft: Any, *, buckets: int = 2) -> tuple[LoadedWeights, int]:
+async def publish(engine: Engine, peft: Any, *, buckets: int = 2) -> tuple[WeightLoadResult, int]:
     """Load the learner's adapter as the next version; what the engine loaded, and the checksum of what it was sent."""
     named, total = list(tensors_of(peft).items()), 0
     for part in np.array_split(np.arange(len(named)), buckets):
@@ -127,7 +127,7 @@ async def test_an_adapter_that_was_just_made_is_the_base(engine: Engine, peft: A
     before = await engine.prompt_logprobs(PROMPT)
     sampled = await generate(engine, 1)
     loaded, sent = await publish(engine, peft)
-    assert (loaded.checksums, loaded.missed) == ((sent,), ())
+    assert (loaded.checksums, loaded.unmatched_tensors) == ((sent,), ())
     after = await engine.prompt_logprobs(PROMPT)
     assert after == pytest.approx(before, abs=1e-5)
     assert after == pytest.approx(logprobs_of(peft, PROMPT), abs=1e-4)
@@ -184,9 +184,9 @@ async def test_with_all_slots_in_use_a_version_waits_for_requests_of_an_older_on
         assert set(meanwhile.versions.tolist()) == {engine.version}
         oldest.close()
         await waiting
-        assert len(await engine.client.list_loras()) == SLOTS
+        assert len(await engine.async_llm_client.list_loras()) == SLOTS
     await publish(engine, peft)
-    assert len(await engine.client.list_loras()) == 2  # the newest, and the one before until the next update
+    assert len(await engine.async_llm_client.list_loras()) == 2  # the newest, and the one before until the next update
 
 
 async def test_a_changed_byte_is_reported_and_a_module_that_the_model_lacks_is_an_error(
@@ -250,7 +250,7 @@ class OneEngine:
 
     async def answer(self, name: str, record: ModelRecord, body: Mapping[str, Any], *, stream: bool) -> Answers:
         yield None
-        model = served_model(record)
+        model = to_served_model(record)
         if not stream:
             yield _unless_error(await self._engine.chat(body, model))
         else:
@@ -274,7 +274,11 @@ async def client(served: ChatEngine, base: Path, models: Any) -> AsyncIterator[o
     for name, path in damaged(folder, base).items():
         registry.add(name, path, BASE, "ftjob-1")
     hosting: Any = OneEngine(served)
-    models, trials, box = ServedModels(registry, hosting), Trials(DEFAULT_CONFIG), SecretBox.of_folder(folder, {})
+    models, trials, box = (
+        ServedModels(registry, hosting),
+        TrialFactory(DEFAULT_CONFIG),
+        SecretBox.from_folder(folder, {}),
+    )
     async with client_of([chat.make_router(models, trials), responses.make_router(models, trials, box)]) as http:
         yield openai_of(http)
     database.close()
@@ -307,7 +311,7 @@ async def test_three_adapters_and_their_base_answer_at_once_with_two_slots_besid
         assert sorted(top, reverse=True) == pytest.approx(logprobs.tolist(), abs=1e-4)
 
     await asyncio.gather(*(compare(name, seed) for seed in range(4) for name in models))
-    assert len(await engine.client.list_loras()) == SLOTS
+    assert len(await engine.async_llm_client.list_loras()) == SLOTS
 
 
 async def test_an_adapter_has_all_forms_of_answers(client: Any) -> None:

@@ -88,7 +88,7 @@ async def test_an_engine_computes_with_the_published_weights(name: str, tmp_path
             total = (total + compute_checksum(torch.from_numpy(data))) & MASK
         loaded = await engine.load_staged(1)
         assert loaded.checksums == (total,)
-        assert [missed for missed in loaded.missed if not missed.endswith(REWRITTEN.get(name, ()))] == []
+        assert [missed for missed in loaded.unmatched_tensors if not missed.endswith(REWRITTEN.get(name, ()))] == []
         after = await engine.prompt_logprobs(IDS)
         np.testing.assert_allclose(after, logprobs(model), atol=1e-3)
         assert abs(after - before).max() > 0.1

@@ -15,7 +15,7 @@ from agent_rft.actors.grading.grader_pool import GraderPoolActor, GraderPoolClie
 from agent_rft.actors.rollout.episode import RolloutRequest
 from agent_rft.actors.rollout.rollout_groups import GroupRunner
 from agent_rft.actors.rollout.rollout_throttle import RolloutThrottle
-from agent_rft.actors.runtime.actor_calls import flush_actors
+from agent_rft.actors.runtime.actor_calls import flush_actor_traces
 from agent_rft.actors.runtime.telemetry.tracing import create_tracer
 from agent_rft.actors.tools.dispatcher_actor import DispatcherActor, DispatcherClient, WorkerSessions, start_dispatchers
 from agent_rft.errors import ActorStartFailed, EndpointRefused, GraderFailed, ToolFailed
@@ -201,12 +201,12 @@ async def test_dispatcher_and_graders_send_the_spans_of_a_rollout_from_their_pro
         with engine.rollout_span(f"trace_{number}", "invoke_agent"):
             await dispatcher.call_turn(f"trace_{number}", {}, CALLS)
             await graders.grade({"output_text": "1"}, {}, f"trace_{number}")
-        await flush_actors(actors)
+        await flush_actor_traces(actors)
         assert await asyncio.to_thread(engine.flush)
         await until(lambda: len(collector.spans) == 4, within_s=60)  # a flush that takes too long goes on by itself
         for actor in actors:
             ray.kill(actor)
-        await flush_actors(actors)  # they are gone: nothing hangs, nothing is raised
+        await flush_actor_traces(actors)  # they are gone: nothing hangs, nothing is raised
     spans = sorted((span.process, span.name) for span in collector.spans)
     called = ("dispatcher", "execute_tool search")
     assert spans == [called, called, ("engine-0", "invoke_agent"), ("grader-pool", "grade")]

@@ -22,7 +22,7 @@ from agent_rft.actors.engine.chat.chat_engine import ChatEngine
 from agent_rft.actors.engine.chat.turn_parsers import load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.engine_memory import MIN_BATCHED_TOKENS
-from agent_rft.actors.engine.grammar.structural_tags import build_turn_structure, reasoning_format
+from agent_rft.actors.engine.grammar.structural_tags import build_reasoning_format, build_turn_structure
 from agent_rft.actors.engine.vllm_engine import SHM, Completion, Engine
 from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.weights.shared_memory import PREFIX
@@ -32,7 +32,7 @@ from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import EngineFailed
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult
 from agent_rft.trainer.model.grammar_masks import GrammarMasks
 from agent_rft.trainer.model.micro_batches import pack_sequences
 from agent_rft.trainer.model.policy import DeviceBatch, load_policy
@@ -64,7 +64,7 @@ THINKING_TOKENS = 8
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's model with marks of thoughts; it starts a thought where it would call a tool."""
+    """The example's model with reasoning delimiters; it starts to reason where it would call a tool."""
     folder = tmp_path_factory.mktemp("thinking")
     tokenizer = AutoTokenizer.from_pretrained(BASE)
     tokenizer.add_tokens(list(HERMES.reasoning_delimiters))
@@ -166,23 +166,23 @@ async def test_an_unchanged_policy_has_ratio_one_at_any_temperature(
     assert np.concatenate(ratios) == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("thought", ["none", "optional", "opened"])
+@pytest.mark.parametrize("reasoning_mode", ["none", "optional", "opened"])
 async def test_under_a_response_format_the_learner_has_the_engines_log_probabilities(
-    engine: Engine, renderer: Renderer, base: Path, prompt: list[int], thought: str
+    engine: Engine, renderer: Renderer, base: Path, prompt: list[int], reasoning_mode: str
 ) -> None:
     start, end = renderer.reasoning_token_ids
-    renderer.reasoning_mode = thought
-    structure = build_turn_structure((), NUMBER, None, reasoning_format(renderer, THINKING_TOKENS))
-    prompt = [*prompt, start] if thought == "opened" else prompt
+    renderer.reasoning_mode = reasoning_mode
+    structure = build_turn_structure((), NUMBER, None, build_reasoning_format(renderer, THINKING_TOKENS))
+    prompt = [*prompt, start] if reasoning_mode == "opened" else prompt
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=60, structure=structure, temperature=0.7) for i in range(24))
     )
     whole = [completion.token_ids for completion in completions if completion.stopped]
     assert whole
-    assert all(1000 <= int(renderer.decode_turn(_without_thought(ids, end))) <= 9999 for ids in whole)
+    assert all(1000 <= int(renderer.decode_turn(_without_reasoning(ids, end))) <= 9999 for ids in whole)
     lengths = {ids.index(end) if end in ids else -1 for ids in whole}
     assert max(lengths) <= THINKING_TOKENS + 1
-    assert (max(lengths) > 0) == (thought != "none")
+    assert (max(lengths) > 0) == (reasoning_mode != "none")
     [[batch]] = pack_sequences([trained(prompt, c, structure) for c in completions], num_ranks=1, budget=1 << 20)
     kept, masks = GrammarMasks(base).constrain(batch)
     assert (kept.weights == 1).all()
@@ -195,7 +195,7 @@ async def test_under_a_response_format_the_learner_has_the_engines_log_probabili
     assert np.abs(unmasked - batch.logprobs).mean() > 0.1
 
 
-def _without_thought(token_ids: list[int], end: int) -> list[int]:
+def _without_reasoning(token_ids: list[int], end: int) -> list[int]:
     return token_ids[token_ids.index(end) + 1 :] if end in token_ids else token_ids
 
 
@@ -243,7 +243,7 @@ async def test_the_end_token_is_sampled_and_kept(engine: Engine, renderer: Rende
     assert len(cut.token_ids) == 3
 
 
-async def test_a_thought_is_ended_at_its_limit(engine: Engine, renderer: Renderer, prompt: list[int]) -> None:
+async def test_reasoning_is_ended_at_its_limit(engine: Engine, renderer: Renderer, prompt: list[int]) -> None:
     start, end = renderer.reasoning_token_ids
     opened = [*prompt, start]
     free = await asyncio.gather(*(generate(engine, opened, i) for i in range(8)))
@@ -328,7 +328,7 @@ async def test_in_bfloat16_one_stale_tensor_is_found_by_its_checksum_and_not_by_
     named = {name: parameter.detach() for name, parameter in model.named_parameters()}
     assert not torch.equal(named[STALE], old)
 
-    async def load(tensors: dict[str, torch.Tensor]) -> tuple[LoadedWeights, int, float]:
+    async def load(tensors: dict[str, torch.Tensor]) -> tuple[WeightLoadResult, int, float]:
         """What the engine says that it loaded, what it was handed, and its gap on a canary."""
         data = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()])
         engine.stage_bucket(data.numpy(), [(name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors.items()])
@@ -339,13 +339,15 @@ async def test_in_bfloat16_one_stale_tensor_is_found_by_its_checksum_and_not_by_
     try:
         tokens = (prompt * 40)[:512]
         loaded, wanted, gap = await load(named)
-        assert (loaded.checksums, loaded.missed) == ((wanted,), ()) and gap < CANARY_LIMITS["bfloat16"]
+        assert (loaded.checksums, loaded.unmatched_tensors) == ((wanted,), ()) and gap < CANARY_LIMITS["bfloat16"]
         loaded, _, gap = await load(named | {STALE: old})
         assert loaded.checksums != (wanted,) and gap < CANARY_LIMITS["bfloat16"]
         # A name that vLLM's model ignores.
         ignored = STALE.replace("q_norm.weight", "rotary_emb.inv_freq")
         loaded, handed, gap = await load({ignored if name == STALE else name: t for name, t in named.items()})
-        assert loaded.checksums == (handed,) and loaded.missed == (ignored,) and gap < CANARY_LIMITS["bfloat16"]
+        assert (
+            loaded.checksums == (handed,) and loaded.unmatched_tensors == (ignored,) and gap < CANARY_LIMITS["bfloat16"]
+        )
     finally:
         engine.shutdown()
     assert open_contexts() == before
@@ -391,7 +393,7 @@ async def test_decoding_is_constrained_to_tool_calls_or_the_schema(
 ) -> None:
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     tools = ({"type": "function", "function": {"name": "cat", "parameters": parameters}},)
-    structure = build_turn_structure(tools, SCHEMA, HERMES.calls[0])
+    structure = build_turn_structure(tools, SCHEMA, HERMES.call_syntaxes[0])
     parser = load_parser(HERMES, renderer.tokenizer)
     completions = await asyncio.gather(
         *(generate(engine, prompt, i, max_tokens=100, structure=structure) for i in range(12))

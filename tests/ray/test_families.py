@@ -22,7 +22,7 @@ from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
 from agent_rft.actors.engine.chat.dialect_detection import find_dialect, run_round_trip, without_tools_renderer
 from agent_rft.actors.engine.chat.turn_parsers import TurnParser, load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.grammar.structural_tags import require_calls
+from agent_rft.actors.engine.grammar.structural_tags import build_required_calls_structure
 from agent_rft.actors.engine.vllm_engine import Completion, Engine
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from agent_rft.chat.conversation import split_conversation
@@ -253,7 +253,7 @@ async def test_tool_choice_is_obeyed_in_the_familys_form(served: ChatEngine) -> 
 
 
 def without_calls(folder: Path, copy: Path) -> Path:
-    """Copy a model; its template renders no calls and opens a thought, and no token of its vocabulary is for calls."""
+    """Copy a model; its template renders no calls and opens the reasoning; its vocabulary has no token for calls."""
     shutil.copytree(folder, copy)
     for file in copy.glob("tokenizer*.json"):
         file.write_text(file.read_text().replace('"<tool_call>"', '"<unused>"'))
@@ -279,7 +279,7 @@ async def test_a_model_whose_template_renders_no_calls_is_sampled_trained_and_se
     assert_the_learner_agrees(sampled, model, renderer)
 
     chat = ChatModel(model, ServeSettings(max_completion_tokens=200, max_reasoning_tokens=THINKING_TOKENS), CONTEXT)
-    chat.connect(engine.client, served._marks)
+    chat.connect(engine.async_llm_client, served._delimiters)
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": NUMBER}}
     body = {"messages": list(without_tools.messages), "response_format": form}
     for seed in range(4):
@@ -394,8 +394,8 @@ async def test_a_gpt_oss_of_the_real_architecture_is_served_in_harmonys_format(t
 
 def forced_turns(renderer: Renderer, parse: TurnParser) -> str:
     """The structure of turns that are a call or an answer as the template writes them; numbers are free."""
-    thought = "" if renderer.reasoning_mode == "none" else "hm"
-    call = run_round_trip(renderer, parse, TOOLS, [CALL], thought).text
+    reasoning = "" if renderer.reasoning_mode == "none" else "hm"
+    call = run_round_trip(renderer, parse, TOOLS, [CALL], reasoning).rendered_text
     [answer] = split_conversation(renderer, [*TASK.messages, {"role": "assistant", "content": "It is there."}], TOOLS)
     said = renderer.decode_turn([token for token, kept in zip(answer.token_ids, answer.mask, strict=True) if kept])
     elements = [{"type": "sequence", "elements": _pieces(renderer, text)} for text in (call, call, said)]
@@ -446,7 +446,7 @@ async def test_turns_in_forms_of_their_own_follow_a_schema(name: str, tmp_path: 
     folder = TINY[name].write(tmp_path / name)
     renderer, _ = find_dialect(AutoTokenizer.from_pretrained(folder), DEFAULT_DIALECT)
     parse = load_parser(renderer.family, renderer.tokenizer)
-    calls = require_calls(renderer, TOOLS, THINKING_TOKENS, one_call=False)
+    calls = build_required_calls_structure(renderer, TOOLS, THINKING_TOKENS, one_call=False)
     marks = renderer.dialect.reasoning_delimiters
     engine = Engine(EngineConfig(str(folder), "float32", CONTEXT, max_num_seqs=16, seed=0, reasoning_delimiters=marks))
     await engine.start()

@@ -213,12 +213,12 @@ async def test_one_broadcast_updates_both_engines(actors: JobActors, tasks: list
     assert await actors.versions() == [first + 2, first + 2]
 
 
-async def test_by_turns_engines_stop_while_the_learner_computes_and_go_on_with_their_requests(
+async def test_with_a_gpu_lease_engines_stop_while_the_learner_computes_and_then_continue(
     actors: JobActors, tasks: list[Task]
 ) -> None:
-    turns = GpuLease(actors.fleet, actors.learner)
-    actors.fleet.set_gpu_lease(turns)
-    actors.learner.set_gpu_lease(turns)
+    lease = GpuLease(actors.fleet, actors.learner)
+    actors.fleet.set_gpu_lease(lease)
+    actors.learner.set_gpu_lease(lease)
     await actors.learner.release_devices()
     running = asyncio.create_task(actors.sample(tasks))
     await until(lambda: actors.fleet.count_rollouts()[1] > 0)
@@ -244,7 +244,7 @@ async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(actors
     dog = Watchdog(actors.learner.watch_targets, None, events.append, give_up_s=SILENT_S)
     watching = asyncio.create_task(dog.run())
     frozen = freeze("ray::RankProcess")
-    with pytest.raises(LearnerFailed, match=r"learner rank \d of 2 failed in step: it has not answered for 30 s"):
+    with pytest.raises(LearnerFailed, match=r"learner rank \d of 2 failed in step: the process has not answered"):
         async with asyncio.timeout(60):
             await actors.learn(groups, version=6)
     assert isinstance(events[0], ActorSilent)

@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 from agent_rft.cluster.checks.check_job import CheckedJob
 from agent_rft.cluster.planning.cluster_plan import plan_cluster
 from agent_rft.cluster.planning.placement import PlanRequest, total_resources
-from agent_rft.cluster.ray_cluster.live_nodes import LiveNodes, live_nodes
+from agent_rft.cluster.ray_cluster.live_nodes import LiveNodeReader, read_live_nodes
 from agent_rft.cluster.ray_cluster.reservation_lock import reservation_lock
 from agent_rft.cluster.ray_cluster.reservations import Reservations
 from agent_rft.cluster.run.reservation import reserve
@@ -43,7 +43,7 @@ def nodes() -> Iterator[Cluster]:
 
 async def reserved(run: str, max_gpus: int | None = None, **given: Any) -> tuple[Reservations, float]:
     """Plan a job on the nodes as they are, reserve its layout, and return its seats and its number of GPUs."""
-    plan = plan_cluster(PlanRequest(job(cluster=given), tuple(live_nodes()), None, 1024, max_gpus=max_gpus))
+    plan = plan_cluster(PlanRequest(job(cluster=given), tuple(read_live_nodes()), None, 1024, max_gpus=max_gpus))
     assert plan.fits
     seats = Reservations(plan.placement, run)
     placed = await seats.wait(print, timeout_s=30)
@@ -55,7 +55,7 @@ async def released(*jobs: Reservations) -> None:
     """Release the reservations, and wait until Ray counts their GPUs as free."""
     for seats in jobs:
         seats.release()
-    await until(lambda: not any(node.held_gpus for node in live_nodes()), within_s=20)
+    await until(lambda: not any(node.held_gpus for node in read_live_nodes()), within_s=20)
 
 
 async def test_a_job_gets_all_gpus_and_the_next_one_those_that_are_left(nodes: Cluster) -> None:
@@ -63,7 +63,7 @@ async def test_a_job_gets_all_gpus_and_the_next_one_those_that_are_left(nodes: C
     assert num_gpus == 16
     await released(alone)
     first, num_first = await reserved("first", max_gpus=6)
-    assert sum(node.held_gpus for node in live_nodes()) == num_first == 6
+    assert sum(node.held_gpus for node in read_live_nodes()) == num_first == 6
     second, num_second = await reserved("second")
     assert num_second == 10
     await released(first, second)
@@ -78,7 +78,7 @@ async def test_an_engine_of_several_gpus_is_placed_next_to_ranks(nodes: Cluster)
 async def test_two_jobs_that_start_together_get_layouts_for_different_gpus(nodes: Cluster) -> None:
     """Both are laid out for six of the eight GPUs that are free."""
     other, _ = await reserved("other", max_gpus=8)
-    request = PlanRequest(job(), tuple(live_nodes()), None, 1024, max_gpus=6)
+    request = PlanRequest(job(), tuple(read_live_nodes()), None, 1024, max_gpus=6)
     prepared = CheckedJob(request.job, plan(), plan_cluster(request), 1024, cast(Any, None), [], request=request)
     placements = dict.fromkeys(("first", "second"), prepared.placement)
 
@@ -89,7 +89,7 @@ async def test_two_jobs_that_start_together_get_layouts_for_different_gpus(nodes
         seats, placed = await reserve(
             prepared,
             lambda placement: Reservations(placement, run),
-            LiveNodes(),
+            LiveNodeReader(),
             DEFAULT_CONFIG,
             print,
             lay_out_again,

@@ -163,7 +163,7 @@ async def test_the_policy_under_a_response_format_is_trained_the_same_on_all_ran
 ) -> None:
     """Also the proximal and the start policy's probabilities are masked: before an update their gaps are 0."""
     alone, pair = groups
-    structure = build_turn_structure((), {"type": "integer"}, HERMES.calls)
+    structure = build_turn_structure((), {"type": "integer"}, HERMES.call_syntaxes)
     config = replace(CONFIG, algorithm=AlgorithmSpec(updates_per_batch=1, kl_coef=0.1))
     metrics = {}
     for name, group, stage, which in (

@@ -22,7 +22,7 @@ from agent_rft.errors import LearnerFailed
 from agent_rft.events import LearnerRestarted
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval
 from agent_rft.trainer.learner.rank_config import LearnerConfig
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights, num_bytes
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult, num_bytes
 from agent_rft.trainer.loop.checkpoint import Checkpoints
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.trainer.loop.reinforcement import LoopConfig, ReinforcementLoop
@@ -130,8 +130,8 @@ class Worker:
     def stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout) -> None:
         assert len(data) == num_bytes(layout)
 
-    def load_staged(self, version: int) -> LoadedWeights:
-        return LoadedWeights(0.0, ())
+    def load_staged(self, version: int) -> WeightLoadResult:
+        return WeightLoadResult(0.0, ())
 
 
 async def test_a_rank_that_is_lost_while_only_a_checkpoint_is_written_is_lost_for_all(

@@ -23,7 +23,7 @@ from agent_rft.actors.runtime.telemetry.exporter import PORT
 from agent_rft.chat.families.hermes import HERMES
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.serve_settings import ServeSettings
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.http.schemas.inference_schemas import ChatCompletionBody, Response
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels
@@ -109,10 +109,10 @@ async def client(rollouts: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
     limits = EngineLimits(max_num_seqs=8, max_start_wait_s=280)
     hosting = RayServeModels(limits, EngineResources.from_limits(limits, ray.cluster_resources()))
     served = ServedModels(registry, hosting, limits)
-    box = SecretBox.of_folder(folder, {})
+    box = SecretBox.from_folder(folder, {})
     routers = [
-        chat.make_router(served, Trials(DEFAULT_CONFIG)),
-        responses.make_router(served, Trials(DEFAULT_CONFIG), box),
+        chat.make_router(served, TrialFactory(DEFAULT_CONFIG)),
+        responses.make_router(served, TrialFactory(DEFAULT_CONFIG), box),
         model_routes.make_router(registry),
     ]
     async with client_of(routers) as http:

@@ -16,7 +16,7 @@ from ray._common.utils import reset_ray_address
 from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
-from agent_rft.cluster.ray_cluster.live_nodes import live_nodes
+from agent_rft.cluster.ray_cluster.live_nodes import read_live_nodes
 from agent_rft.cluster.ray_cluster.reservations import Reservations
 from agent_rft.cluster.run.pre_stop import stop_runs
 from agent_rft.events import EngineJoined, EngineReplaced, EngineRestarted, EngineWaiting
@@ -69,7 +69,7 @@ def tasks(job: JobSpec) -> list[Task]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(nodes: Cluster, job: JobSpec) -> AsyncIterator[JobActors]:
     """A job with two engines and one learner rank, which starts once a missing node has joined."""
-    plan, news = plan_placement(job, live_nodes(), None, 1024), list[str]()
+    plan, news = plan_placement(job, read_live_nodes(), None, 1024), list[str]()
     assert plan.resource_problems[0].message.startswith("the job needs 3 cores (engines 2 x 1, learner ranks 1 x 1)")
     seats = Reservations(plan.placement, "run")
     waiting = asyncio.create_task(seats.wait(news.append, wait_for_nodes_s=60))

@@ -34,15 +34,15 @@ def call(path: str, name: str = "cat") -> str:
 
 
 def parse(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
-    """A minimal parser of Hermes' format, with thoughts as text."""
-    thought, _, text = text.rpartition("</think>\n")
-    thought = thought.removeprefix("<think>\n").strip()
+    """A minimal parser of Hermes' format, with reasoning as text."""
+    reasoning, _, text = text.rpartition("</think>\n")
+    reasoning = reasoning.removeprefix("<think>\n").strip()
     parts = [part.partition("</tool_call>")[0] for part in text.split("<tool_call>")[1:]]
     try:
         found = tuple((c["name"], json.dumps(c["arguments"])) for c in map(json.loads, parts))
     except ValueError:
-        return ParsedTurn("", is_malformed=True, reasoning=thought)
-    return ParsedTurn(text.partition("<tool_call>")[0], found, reasoning=thought)
+        return ParsedTurn("", is_malformed=True, reasoning=reasoning)
+    return ParsedTurn(text.partition("<tool_call>")[0], found, reasoning=reasoning)
 
 
 class ScriptedEpisode:

@@ -13,7 +13,7 @@ from agent_rft.actors.rollout.episode import RolloutRequest
 from agent_rft.actors.runtime.actor_calls import LOST
 from agent_rft.errors import EngineFailed, RftError
 from agent_rft.rows.rollout_json import outcome_to_json, task_from_json
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult
 from agent_rft.types import DiscardedRollout
 from tests.support.builders import group_request, rollout
 
@@ -118,7 +118,7 @@ class FakeWorker:
     async def _stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout) -> None:
         pass
 
-    async def _load_staged(self, version: int) -> LoadedWeights:
+    async def _load_staged(self, version: int) -> WeightLoadResult:
         assert not self.asleep
         self.is_loading = True
         await self.may_load.wait()
@@ -126,7 +126,7 @@ class FakeWorker:
         if self.cannot_load:
             raise EngineFailed("it cannot load weights")
         self.version = version
-        return LoadedWeights(0.1, (CHECKSUM,))
+        return WeightLoadResult(0.1, (CHECKSUM,))
 
     async def _canary_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         if self.canary_values is None:

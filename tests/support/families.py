@@ -54,7 +54,7 @@ QWEN3_CODER = r"""
 {%- if add_generation_prompt %}<|im_start|>assistant
 <think>
 {% endif %}"""
-"""As Qwen3.5 writes: the prompt opens a thought. Unlike its template, this one drops all earlier thoughts."""
+"""As Qwen3.5 writes: the prompt opens the reasoning. Unlike its template, this one drops all earlier reasoning."""
 
 LLAMA3 = r"""
 {%- if tools %}<|start_header_id|>system<|end_header_id|>

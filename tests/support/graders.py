@@ -27,7 +27,9 @@ async def python_graders(timeout_s: float) -> AsyncIterator[Make]:
         source: str, timeout_s: float = default_s, range: tuple[float, float] | None = None, **more: Any
     ) -> PythonRunner:
         spec = PythonGrader(type="python", source=source, timeout_s=timeout_s, range=range)
-        made.append(PythonRunner(spec, "mine", OperatorConfig(), **{"way": "namespaces", "num_workers": 1, **more}))
+        made.append(
+            PythonRunner(spec, "mine", OperatorConfig(), **{"sandbox_method": "namespaces", "num_workers": 1, **more})
+        )
         return made[-1]
 
     yield grader

@@ -163,7 +163,7 @@ def changes_limits(item):
 
 
 def imports_our_code(item):
-    for name in ("trainer.spec.operator.config", "actors.sandbox.start", "cluster", "serve"):
+    for name in ("spec.operator.operator_config", "actors.sandbox.sandbox_start", "cluster", "serve"):
         try:
             __import__(f"agent_rft.{name}")
         except ImportError:

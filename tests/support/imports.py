@@ -36,8 +36,8 @@ def run(
     """
     client, key = make_openai_client(None, {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": api.url})
     with client:
-        sleep, tell = ([] if waits is None else waits).append, ([] if told is None else told).append
-        source = ApiSource(client, key, JOB_ID, sleep, max_file_bytes, tell)
+        sleep, on_retry = ([] if waits is None else waits).append, ([] if told is None else told).append
+        source = ApiSource(client, key, JOB_ID, sleep, max_file_bytes, on_retry)
         return import_job(source, folder / "moved", given, model)
 
 

@@ -102,14 +102,14 @@ def database_with_tables(folder: Path) -> Database:
     if not (folder / "state.db").exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "state.db").write_bytes(_file_with(frozenset(Base.metadata.tables)))
-    return Database.of_folder(folder)
+    return Database.from_folder(folder)
 
 
 @cache
 def _file_with(tables: frozenset[str]) -> bytes:
     """A database file with these empty tables; to create them takes 40 ms of CPU time."""
     with TemporaryDirectory() as folder:
-        database = Database.of_folder(Path(folder))
+        database = Database.from_folder(Path(folder))
         Base.metadata.create_all(database.engine, [Base.metadata.tables[name] for name in sorted(tables)])
         database.close()
         return (Path(folder) / "state.db").read_bytes()

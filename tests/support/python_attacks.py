@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from agent_rft.actors.graders.kinds.python_grader import PythonRunner
 from agent_rft.actors.sandbox import sandbox_launcher, seccomp
-from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
+from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, SandboxMethod
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.operator.operator_config import OperatorConfig
@@ -56,7 +56,7 @@ async def outcome(grader: PythonRunner, attack: str, item: dict[str, Any]) -> Ou
     return {"value": grade.value}
 
 
-async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, Outcome]:
+async def run(method: SandboxMethod, attacks: list[str], item: dict[str, Any]) -> dict[str, Outcome]:
     """The outcome of each attack.
 
     `beside` holds two harmless grades: one that ran at the same time in the same pool, and one after it. Attacks that
@@ -65,8 +65,10 @@ async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, O
     spec = PythonGrader(type="python", source=HOSTILE)
     hurried = PythonGrader(type="python", source=HOSTILE, timeout_s=1.0)
     found: dict[str, Outcome] = {}
-    patient_pool, hurried_pool = (PythonRunner(one, "g", OperatorConfig(), way=way, limits=LIMITS, num_workers=2)
-                                  for one in (spec, hurried))  # fmt: skip
+    patient_pool, hurried_pool = (
+        PythonRunner(one, "g", OperatorConfig(), sandbox_method=method, limits=LIMITS, num_workers=2)
+        for one in (spec, hurried)
+    )
 
     async def attack(pool: PythonRunner, name: str) -> None:
         calm = (patient_pool if pool is hurried_pool else pool, "is_honest", item)
@@ -90,13 +92,13 @@ async def run(way: Way, attacks: list[str], item: dict[str, Any]) -> dict[str, O
 
 
 def main() -> None:
-    way = cast(Way, sys.argv[1])
-    assert way != "none", "without a sandbox the attacks would harm the machine"
+    method = cast(SandboxMethod, sys.argv[1])
+    assert method != "none", "without a sandbox the attacks would harm the machine"
     if "--plain" in sys.argv and os.getuid() == 0:
         become_plain("tests.support.python_attacks")
     attacks = json.loads(os.environ["ATTACKS"])
     column = seccomp.MACHINES.index(platform.machine())
-    listed = seccomp.allowed(platform.machine()) | seccomp.checked(platform.machine())
+    listed = seccomp.allowed_calls(platform.machine()) | seccomp.checked_calls(platform.machine())
     with tempfile.TemporaryDirectory() as folder, socket.socket() as inet, socket.socket(socket.AF_UNIX) as unix:
         secret = Path(folder) / "secret"
         secret.write_text("secret")
@@ -118,7 +120,7 @@ def main() -> None:
             "scratch_bytes": LIMITS.scratch_bytes,
         }
         before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found = asyncio.run(run(way, attacks, item))
+        found = asyncio.run(run(method, attacks, item))
         assert secret.read_text() == "secret" and os.listdir(folder) == ["secret"]
     ours, theirs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     found[COST] = {

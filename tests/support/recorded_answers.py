@@ -56,7 +56,7 @@ STATE = {
     "at": 1_000.0,
     "engines": [{"name": "engine-0", "state": "ready", "rollouts": 3}],
     "actors": [
-        {"name": "learner-0", "doing": [{"trace_id": "", "stage": HALF, "duration_s": 1e-05}], "silent_s": 0.0},
+        {"name": "learner-0", "work": [{"trace_id": "", "stage": HALF, "duration_s": 1e-05}], "silent_s": 0.0},
     ],
     "endpoints": [
         {
@@ -97,7 +97,9 @@ class RecordedServer:
         calls = turn("I look.", call("call_a", "cat", "{}"), reasoning="hm caf\u00e9")
         models = FakeModels(*[calls, turn("caf\u00e9", finish="length")] * 8)
         jobs = JobService(self.store, self.state.models, self.state.files, self.state.secrets, operator, self.logs)
-        routers = make_routers(self.state, operator, jobs, FindsProblem(), models, pace=StreamLimits(max_polls=1))
+        routers = make_routers(
+            self.state, operator, jobs, FindsProblem(), models, stream_limits=StreamLimits(max_polls=1)
+        )
         self.app = create_app(routers, FakeKeys(), sessions=self.state.sessions)
         self.found: dict[str, list[dict[str, Any]]] = {}
         self._names: dict[str, str] = {}
@@ -106,11 +108,11 @@ class RecordedServer:
     async def __aenter__(self) -> Self:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         transport = httpx.ASGITransport(self.app)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        await self._client.aclose()
+        await self.client.aclose()
         self.state.close()
 
     def routes(self) -> set[str]:
@@ -120,7 +122,7 @@ class RecordedServer:
     async def call(self, method: str, template: str, *, status: int = 200, **options: Any) -> Any:
         """Make a request and record its answer; `options` are the path's values, or httpx's."""
         values = {name: options.pop(name) for name in re.findall(r"{(\w+)}", template)}
-        answer = await self._client.request(method, template.format(**values), **options)
+        answer = await self.client.request(method, template.format(**values), **options)
         assert answer.status_code == status, f"{method} {template}: {answer.status_code} {answer.text}"
         headers = {name: self._plain(answer.headers[name]) for name in HEADERS if name in answer.headers}
         is_page = headers["content-type"].startswith("text/html")
@@ -172,7 +174,7 @@ class RecordedServer:
         await self.call("POST", f"{JOBS}/check", json=body | {"training_file": "file-0", "suffix": "x" * 100})
         await self.call("POST", JOBS + "/{job_id}/tool/run", job_id=job, json={"name": "search"})
         await self.call("GET", JOBS + "/{job_id}/settings", job_id=job)
-        await self.call("GET", JOBS + "/{job_id}/now", job_id=job)
+        await self.call("GET", JOBS + "/{job_id}/live_status", job_id=job)
         await self.call("GET", JOBS + "/{job_id}/report", job_id=job, status=404)
         self.prepare(job, failed)
         for query in ({}, {"limit": 1}, {"include": "progress"}, {"metadata[team]": "b"}):
@@ -188,7 +190,7 @@ class RecordedServer:
         for attempt in ({}, {"attempt": 0}):
             await self.call("GET", JOBS + "/{job_id}/log", job_id=failed, params=attempt)
         await self.call("GET", JOBS + "/{job_id}/log", job_id=job)
-        await self.call("GET", JOBS + "/{job_id}/now", job_id=job)
+        await self.call("GET", JOBS + "/{job_id}/live_status", job_id=job)
         await self.call("GET", JOBS + "/{job_id}/stream", job_id=job)
         await self.records(job)
         for action in ("pause", "resume", "cancel"):
@@ -210,7 +212,7 @@ class RecordedServer:
         error = JobError("invalid_training_file", "caf\u00e9", "training_file", log="line 3: caf\u00e9")
         self.store.move(failed, "failed", error=error)
         self.store.next_attempt(job, 0, "driver", failures=0)
-        self.store.note(job, 1, trained_tokens=12, estimated_finish=1_900_000_000.5)
+        self.store.update_for_driver(job, 1, trained_tokens=12, estimated_finish=1_900_000_000.5)
         run = Synthetic().run(self.runs / job, steps=2, total=2, validation_every=2, rows=2)
         request = group_request(7, 2)
         special = replace(rollout(request, 0, 1e-07, answer=HALF), grade=Grade(1e-07, {"exact": float("nan")}))

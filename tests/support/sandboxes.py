@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 
 BUBBLEWRAP = ["bubblewrap"] if shutil.which("bwrap") else []
 USERS = ["as_root", "as_plain_user"] if os.getuid() == 0 else ["as_plain_user"]
-SANDBOXES = [f"{way}-{user}" for way in ["namespaces", *BUBBLEWRAP] for user in USERS]
+SANDBOXES = [f"{method}-{user}" for method in ["namespaces", *BUBBLEWRAP] for user in USERS]
 """The sandboxes to test: root's only if the tests run as root, bubblewrap's only if it is installed."""
 GRADERS, CODE = "tests.support.python_attacks", "tests.support.untrusted_attacks"
 """The modules that attack a sandbox: as a grader, and as code under test of a grader."""
@@ -32,9 +32,9 @@ def attacked(attacks: tuple[str, ...], module: str = GRADERS) -> dict[str, Futur
 
 def _outcomes(sandbox: str, attacks: tuple[str, ...], module: str) -> dict[str, Any]:
     """The outcomes of all attacks on a sandbox, run in a separate process that has secrets."""
-    way, user = sandbox.split("-")
+    method, user = sandbox.split("-")
     plain = ["--plain"] if user == "as_plain_user" else []
-    command = [sys.executable, "-m", module, way, *plain]
+    command = [sys.executable, "-m", module, method, *plain]
     environment = os.environ | {"ATTACKS": json.dumps(attacks), "VERY_SECRET": "secret"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 
 from agent_rft.actors.rollout.live_counts import RolloutProgress
-from agent_rft.cli.main import common, main
+from agent_rft.cli.main import handle_global_options, main
 from agent_rft.cluster.checks.check_job import CheckedJob
 from agent_rft.cluster.planning.layout import ClusterPlan
 from agent_rft.cluster.planning.placement import Placement
@@ -143,7 +143,8 @@ async def run_command(command: Command, folder: Path, steps: int, notify: Callab
         return 0
     console, path = Console(), folder / "run"
     with StopSignals() as signals, claim_run(path, 0.0, print) as claimed:
-        view, metrics, kept = LiveView(steps, console), MetricsSink(None, path), RunFolder(path, at=claimed.folder)
+        view, metrics = LiveView(steps, console), MetricsSink(None, path)
+        kept = RunFolder(path, owner_folder=claimed.folder)
         actors: Any = lambda *given: FakeActors(command, steps, notify)  # noqa: E731
         made = prepared(folder, steps)
         outputs = RunOutputs(made, DEFAULT_CONFIG, None, kept, view, metrics, console, None, reports=False)
@@ -190,13 +191,13 @@ def stop(command: Command, number: str, outputs: tuple[Output, Output], folder: 
             os.kill(child, signal.SIGKILL)
         time.sleep(0.002)
     run = RunFolder(folder / "run")
-    saved = [state.step for _, state in Checkpoints(run.checkpoints).all()]
+    saved = [state.step for _, state in Checkpoints(run.checkpoints).list_all()]
     outcomes = [event.event.outcome for event in run.events() if isinstance(event.event, JobEnded)]
     return Stopped(
         os.waitstatus_to_exitcode(ended[1]),
         max(saved, default=None),
         outcomes[-1] if outcomes else None,
-        run.report.exists(),
+        run.report_file.exists(),
         "".join(path.read_text() for path in sorted(folder.glob("*.txt"))),
         steps,
     )
@@ -225,7 +226,7 @@ def _child(
             raise typer.Exit(asyncio.run(run_command(command, folder, steps, notify)))
 
         app = typer.Typer()
-        app.callback()(common)
+        app.callback()(handle_global_options)
         app.command(command)(work)
         main(partial(app, [command]))
     finally:

@@ -20,7 +20,7 @@ import psutil
 
 from agent_rft.actors.graders.kinds.python_grader import PythonRunner
 from agent_rft.actors.sandbox import seccomp
-from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
+from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, SandboxMethod
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.operator.operator_config import OperatorConfig
 from tests.support.fakes_http import until
@@ -61,10 +61,10 @@ def grade(sample, item):
 HOSTILE = Path(__file__).with_name("untrusted_code.py").read_text()
 
 
-async def run(way: Way, attacks: list[str], task: dict[str, Any]) -> dict[str, Any]:
+async def run(method: SandboxMethod, attacks: list[str], task: dict[str, Any]) -> dict[str, Any]:
     """The grade of each attack, and how many processes it has left."""
     grader = PythonRunner(
-        PythonGrader(type="python", source=SOURCE), "g", OperatorConfig(), way=way,
+        PythonGrader(type="python", source=SOURCE), "g", OperatorConfig(), sandbox_method=method,
         limits=SandboxLimits(memory_bytes=512 << 20), num_workers=1,
     )  # fmt: skip
     me, found = psutil.Process(), {}
@@ -84,8 +84,8 @@ async def run(way: Way, attacks: list[str], task: dict[str, Any]) -> dict[str, A
 
 
 def main() -> None:
-    way = cast(Way, sys.argv[1])
-    assert way != "none", "without a sandbox the attacks would harm the machine"
+    method = cast(SandboxMethod, sys.argv[1])
+    assert method != "none", "without a sandbox the attacks would harm the machine"
     if "--plain" in sys.argv and os.getuid() == 0:
         become_plain(CODE)
     column = seccomp.MACHINES.index(platform.machine())
@@ -104,7 +104,7 @@ def main() -> None:
             **{name: numbers[column] for name, numbers in CALLS.items()},
         }
         before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found = asyncio.run(run(way, json.loads(os.environ["ATTACKS"]), task))
+        found = asyncio.run(run(method, json.loads(os.environ["ATTACKS"]), task))
         assert secret.read_text() == "secret" and os.listdir(folder) == ["secret"]
     ours, theirs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     found[COST] = {

@@ -28,7 +28,7 @@ def empty_database(tmp_path: Path) -> Iterator[Database]:
     """Without tables."""
     from agent_rft.serve.stores.database import Database
 
-    database = Database.of_folder(tmp_path)
+    database = Database.from_folder(tmp_path)
     yield database
     database.close()
 
@@ -40,7 +40,7 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from agent_rft.serve.stores.migration import migrate
 
     folder = tmp_path_factory.mktemp("database")
-    database = Database.of_folder(folder)
+    database = Database.from_folder(folder)
     migrate(database)
     database.close()
     return folder
@@ -52,6 +52,6 @@ def any_database(migrated: Path, tmp_path: Path) -> Iterator[Database]:
     from agent_rft.serve.stores.database import Database
 
     shutil.copytree(migrated, tmp_path, dirs_exist_ok=True)
-    database = Database.of_folder(tmp_path)
+    database = Database.from_folder(tmp_path)
     yield database
     database.close()

@@ -3,9 +3,9 @@
 Shapes: rewards [n] -> advantages [n], where n >= 2 is the number of graded rollouts in one group. An advantage applies
 to all sampled tokens of its rollout. For the rewards 1, 0, 0.5, 0.5:
 
-    centered     0.5   -0.5   0  0       differences from the mean, 0.5
-    grpo        1.22  -1.22  0  0       divided by the standard deviation, 0.408, or LEAST_DIFFERENCE
-    rloo        0.67  -0.67  0  0       differences from the mean of the other three
+    centered     0.5   -0.5   0  0      differences from the mean, 0.5
+    grpo        1.22  -1.22  0  0      differences divided by the standard deviation, 0.408
+    rloo        0.67  -0.67  0  0      differences from the mean of the other three rewards
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ ZeroVarianceKind = Literal["all_right", "all_wrong", "equal"]
 EQUAL_WITHIN = 1e-6
 """Numbers that differ by less count as equal, because of rounding errors."""
 MIN_DIFFERENCE = 1e-3
-"""Minimum difference that penalties must make between equal grades; smaller differences would only train on noise."""
+"""Minimum difference that penalties must make between equal grades; smaller differences would only train on noise. It
+is also the minimum divisor in `grpo`."""
 
 
 def center_rewards(rewards: Rewards) -> Rewards:
-    """A_i = r_i - mean(r).
+    """Return A_i = r_i - mean(r).
 
-    Not divided by the standard deviation, which would give more weight to tasks that are almost always or almost never
-    solved. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO), arXiv 2503.20783.
+    A_i is not divided by the standard deviation, because this would give more weight to tasks that are almost always or
+    almost never solved. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO), arXiv 2503.20783.
     """
     differences: Rewards = rewards - rewards.mean()
     return differences
 
 
 def grpo(rewards: Rewards) -> Rewards:
-    """A_i = (r_i - mean(r)) / max(std(r), LEAST_DIFFERENCE), with the sample standard deviation (n - 1).
+    """Return A_i = (r_i - mean(r)) / max(std(r), MIN_DIFFERENCE), with the sample standard deviation (n - 1).
 
-    Source: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, section 4.1.2. The floor is ours: a difference of 1e-6
-    would otherwise count as much as a difference of 1.
+    Source: Shao et al. 2024, DeepSeekMath, arXiv 2402.03300, section 4.1.2. We added MIN_DIFFERENCE: without it,
+    rewards that differ by 1e-6 would have the same advantages as rewards that differ by 1.
     """
     return center_rewards(rewards) / max(float(rewards.std(ddof=1)), MIN_DIFFERENCE)
 
 
 def rloo(rewards: Rewards) -> Rewards:
-    """A_i = r_i - mean of the other n - 1 rewards = n / (n - 1) x (r_i - mean(r)).
+    """Return A_i = r_i - mean of the other n - 1 rewards = n / (n - 1) x (r_i - mean(r)).
 
     Source: Ahmadian et al. 2024, "Back to Basics", arXiv 2402.14740, section 3.3.
     """
@@ -64,7 +65,7 @@ def compute_advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:
         ValueError: There are fewer than two rewards, or one of them is not finite.
     """
     if len(rewards) < 2:
-        raise ValueError(f"a group needs at least two graded rollouts, but this one has {len(rewards)}")
+        raise ValueError(f"a group needs at least two graded rollouts, but this group has {len(rewards)}")
     if not np.isfinite(rewards).all():
         raise ValueError(f"a reward is not finite: {rewards.tolist()}")
     return _ALGORITHMS[algorithm](rewards)
@@ -73,10 +74,11 @@ def compute_advantages(algorithm: Advantage, rewards: Rewards) -> Rewards:
 def classify_group_variance(
     rewards: Rewards, grades: Sequence[float], pass_threshold: float
 ) -> ZeroVarianceKind | None:
-    """Return the kind of a zero-variance group, or None if its rewards differ, by grade or clearly by penalties.
+    """Return the kind of a zero-variance group, or None if the group's rewards differ enough for training.
 
-    In "all_right" groups every grade is at least `pass_threshold`. In "all_wrong" groups every grade is 0 or less. All
-    other zero-variance groups are "equal".
+    If the grades are equal, the rewards must differ by at least MIN_DIFFERENCE, because of penalties. In "all_right"
+    groups every grade is at least `pass_threshold`. In "all_wrong" groups every grade is 0 or less. All other
+    zero-variance groups are "equal".
     """
     if np.ptp(rewards) >= (EQUAL_WITHIN if np.ptp(grades) >= EQUAL_WITHIN else MIN_DIFFERENCE):
         return None

@@ -1,9 +1,9 @@
-"""The terms of the loss: one pure function each, per trained token, on tensors [M] in float32.
+"""Terms of the loss, one pure function each. Tensors have shape [M], with one float32 value per trained token.
 
-Three policies give log-probabilities of the same tokens:
+Log-probabilities of the same tokens come from three policies:
 
     logprobs    the learner's current policy, the only one with a gradient
-    proximal    the learner's policy before the batch's first update; updates are clipped around it
+    proximal    the learner's policy before the batch's first update; updates are clipped around this policy
     engine      the policy that sampled the token, possibly some versions old and computed by other kernels
 """
 
@@ -14,12 +14,13 @@ from torch import Tensor
 
 
 def importance_weights(proximal: Tensor, engine: Tensor, cap: float) -> Tensor:
-    """W = min(exp(proximal - engine), cap) [M], without gradient.
+    """Return min(exp(proximal - engine), cap) [M], without gradient.
 
-    Corrects for tokens that a policy other than the proximal one sampled. For example, a token with probability 0.5
-    under the proximal policy and 0.25 under the engine's has weight 2. With 0.9 and 0.1 the weight is 9, truncated to
-    the cap. Source: decoupled PPO, Hilton et al. 2021, arXiv 2110.00641; truncated as in V-trace, Espeholt et al. 2018,
-    arXiv 1802.01561, which trades a small bias for bounded variance.
+    The weights correct for tokens that were sampled by another policy than the proximal policy. For example, a token
+    with probability 0.5 under the proximal policy and 0.25 under the engine's policy has weight 2. With the
+    probabilities 0.9 and 0.1, the ratio is 9, and the weight is truncated to the cap. Source: decoupled PPO, Hilton et
+    al. 2021, arXiv 2110.00641. The truncation trades a small bias for bounded variance, as in V-trace, Espeholt et al.
+    2018, arXiv 1802.01561.
     """
     return (proximal - engine).detach().exp().clamp(max=cap)
 
@@ -27,17 +28,17 @@ def importance_weights(proximal: Tensor, engine: Tensor, cap: float) -> Tensor:
 def clipped_surrogate(
     logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> Tensor:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) [M], with r = exp(logprobs - proximal) and advantages A [M].
+    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) [M], with r = exp(logprobs - proximal).
 
-    With clip_low 0.2 and clip_high 0.28:
+    A are the advantages [M]. With clip_low 0.2 and clip_high 0.28:
 
         A = 2     r = 1.5    loss -2.56    no gradient: the probability has risen enough
         A = 2     r = 0.5    loss -1.0     gradient: the probability fell although the advantage is positive
-        A = -2    r = 1.5    loss 3.0      gradient
-        A = -2    r = 0.5    loss 1.6      no gradient
+        A = -2    r = 1.5    loss 3.0      gradient: the probability rose although the advantage is negative
+        A = -2    r = 0.5    loss 1.6      no gradient: the probability has fallen enough
 
-    At the first update of a batch r is 1, and the gradient equals the gradient of -A log p. Source: PPO, Schulman et
-    al. 2017, arXiv 1707.06347, equation 7; the higher upper bound is DAPO's "clip-higher", Yu et al. 2025, arXiv
+    At the first update of a batch, r is 1, and the gradient equals the gradient of -A log p. Source: PPO, Schulman et
+    al. 2017, arXiv 1707.06347, equation 7. The higher upper bound is DAPO's "clip-higher", Yu et al. 2025, arXiv
     2503.14476, equation 10.
     """
     ratio = (logprobs - proximal.detach()).exp()
@@ -51,31 +52,33 @@ def is_clipped(logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low:
 
 
 def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, max_difference: float) -> Tensor:
-    """Return [M] bool, True where the surrogate would add to a difference from the engine's p above `max_difference`.
+    """Return [M] bool, True for tokens whose probability has moved too far from the engine's probability.
 
-    These tokens get no surrogate. With `max_difference` 0.2 and the probability 0.5 in the engine:
+    For these tokens, the difference of the probabilities is above `max_difference`, and the surrogate would increase
+    it. Such tokens get no surrogate. With `max_difference` 0.2 and the probability 0.5 in the engine:
 
         A > 0    p = 0.8    True     the probability has risen enough
-        A > 0    p = 0.1    False    the update leads back
+        A > 0    p = 0.1    False    the update reduces the difference
         A < 0    p = 0.1    True     the probability has fallen enough
-        A < 0    p = 0.8    False    the update leads back
+        A < 0    p = 0.8    False    the update reduces the difference
 
-    Clipping does not detect this: its ratio is 1 at the first update of a batch, however old the tokens are. The bound
-    is a difference, not a ratio, so that rare tokens can become likely, but likely tokens cannot suddenly become rare.
-    From 0.001 to 0.01 the ratio is 10 and the difference 0.009; from 0.99 to 0.5 they are 0.5 and 0.49. |p - p_engine|
-    is the total variation of the two policies, if all other tokens count as one. Source: DPPO with the binary total
-    variation, Qi et al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv 2602.04879. The paper
-    uses the mask instead of clipping and truncation; this code uses all three.
+    Clipping does not detect them: the ratio r is 1 at the first update of a batch, however old the tokens are. The
+    bound applies to the difference, not to the ratio. Rare tokens can therefore become likely, but likely tokens cannot
+    suddenly become rare: from 0.001 to 0.01 the ratio is 10 and the difference 0.009; from 0.99 to 0.5 the ratio is 0.5
+    and the difference 0.49. |p - p_engine| is the total variation of the two policies, if all other tokens count as one
+    token. Source: DPPO with the binary total variation, Qi et al. 2026, "Rethinking the Trust Region in LLM
+    Reinforcement Learning", arXiv 2602.04879. The paper uses this mask instead of clipping and truncation; this code
+    uses all three.
     """
     difference = logprobs.detach().exp() - engine.exp()
     return ((advantages > 0) & (difference > max_difference)) | ((advantages < 0) & (difference < -max_difference))
 
 
 def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return the k3 estimator exp(d) - d - 1 [M] of the KL divergence to the reference model; d = start - logprobs.
+    """Return the k3 estimator exp(d) - d - 1 [M] of the KL divergence to the reference model; d = reference - logprobs.
 
-    `reference` are log-probabilities of the reference model. The estimator is never negative, and its mean over the
-    learner's own samples is KL(learner || reference). Use it for metrics only: as a loss, its gradient would be the
+    `reference` has the log-probabilities under the reference model. The estimator is never negative, and its mean over
+    the learner's own samples is KL(learner || reference). Use it for metrics only: as a loss, its gradient would be the
     gradient of KL(reference || learner). Source: Schulman 2020, "Approximating KL divergence",
     joschu.net/blog/kl-approx.html.
     """
@@ -84,11 +87,11 @@ def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 def kl_penalty(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return (logprobs - start)^2 / 2 [M], where `reference` are log-probabilities of the reference model.
+    """Return (logprobs - reference)^2 / 2 [M], where `reference` has the log-probabilities under the reference model.
 
     On the learner's own samples, the mean gradient equals the gradient of KL(learner || reference). Tokens that another
-    policy sampled need `importance_weights`. Source: Tang and Munos 2025, "On a few
-    pitfalls in KL divergence gradient estimation for RL", arXiv 2506.09477.
+    policy sampled need `importance_weights`. Source: Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
+    estimation for RL", arXiv 2506.09477.
     """
     return (logprobs - reference.detach()).square() / 2
 
@@ -102,7 +105,7 @@ def token_mean(losses: Tensor, weights: Tensor, denominator: float) -> Tensor:
     """Return sum(weights x losses) / denominator, a scalar, for losses and weights [M].
 
     `denominator` is the sum of the weights over all micro-batches of all ranks in one update. Every token therefore
-    counts the same, however it is packed, and long rollouts count in proportion to their length. Source: the
+    counts the same, however the tokens are packed, and long rollouts count in proportion to their length. Source: the
     token-level loss of DAPO, arXiv 2503.14476, section 3.3.
     """
     return (weights * losses).sum() / denominator

@@ -15,7 +15,10 @@ Sums = dict[str, Tensor]
 
 
 class AlgorithmSettings(Protocol):
-    """Settings of `agent_rft.spec.job.AlgorithmSpec` that the loss uses; a protocol, since pydantic may be missing."""
+    """Settings of `agent_rft.spec.job.AlgorithmSpec` that the loss uses.
+
+    It is a protocol, because AlgorithmSpec needs pydantic, which may not be installed.
+    """
 
     @property
     def clip_low(self) -> float: ...
@@ -41,13 +44,14 @@ def rl_loss(
     algorithm: AlgorithmSettings,
     denominator: float,
 ) -> tuple[Tensor, Sums]:
-    """Return the RL loss and its sums: clipped surrogate, plus the KL penalty if `reference` is not None.
+    """Return the RL loss, and the sums from which `step_means` computes metrics.
 
-    Both terms have truncated importance weights. Tokens that diverged from the engine have no surrogate, but keep the
-    penalty and count in the denominator.
+    The loss is the clipped surrogate, plus the KL penalty if `reference` is not None. Both terms are multiplied by
+    truncated importance weights. Tokens that diverged from the engine have no surrogate, but they keep the KL penalty
+    and count in the denominator.
 
     `logprobs`, `proximal` and `reference` are [M] as in `agent_rft.trainer.algorithm.loss`; only `logprobs` has a
-    gradient. See `loss.token_mean` for `denominator`.
+    gradient. `denominator` is the same as in `loss.token_mean`.
     """
     clip = (algorithm.clip_low, algorithm.clip_high)
     weights = loss.importance_weights(proximal, batch.logprobs, algorithm.importance_cap)
@@ -71,14 +75,15 @@ def rl_loss(
 
 
 def sft_loss(batch: DeviceBatch, logprobs: Tensor, denominator: float) -> tuple[Tensor, Sums]:
-    """Return the weighted cross-entropy, and no sums."""
+    """Return the weighted cross-entropy and empty sums; the counterpart of `rl_loss` for supervised training."""
     return loss.token_mean(loss.cross_entropy(logprobs), batch.weights, denominator), {}
 
 
-def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
-    """Return sums of the differences between learner and engine on tokens that policy `version` sampled.
+def sum_logprob_gaps(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
+    """Return sums of the differences between learner and engine, over the tokens that policy `version` sampled.
 
-    `learner` [M] are the learner's log-probabilities at the same version, so differences come from other kernels only.
+    `learner` [M] are the learner's log-probabilities with the weights of this version. Differences arise only because
+    the learner's kernels differ from the engine's.
     """
     same = batch.versions == version
     difference = (learner.detach() - batch.logprobs).where(same, 0.0)
@@ -90,7 +95,7 @@ def logprob_gap(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
 
 
 def step_means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
-    """Return a step's metrics, by their names in `agent_rft.metrics`, from sums over `num_tokens` trained tokens."""
+    """Return a step's metrics, keyed by names of `agent_rft.metrics`, from sums over `num_tokens` trained tokens."""
     names = {
         "importance_ratio": "importance_ratio_mean",
         "importance_capped": "importance_capped_share",

@@ -1,4 +1,4 @@
-"""Rewards: grades minus penalties for calls, turns, tokens and time. Part of a positive grade always remains."""
+"""Rewards: grades minus penalties for calls, turns, tokens and time. A part of each positive grade always remains."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def compute_reward(
 
     `num_sampled` is the number of generated tokens; `busy_s` is the model and tool time in seconds.
 
-    Giving up early must never pay. A grade of 0 or less therefore takes no penalty: otherwise a quick wrong answer
-    would beat a long one, and the model would learn to stop trying. The floor keeps every positive grade above every
-    wrong answer, whatever its cost. With a floor of 0, a correct answer after many calls would be worth no more than a
-    wrong one. At equal cost the reward rises strictly with the grade.
+    Giving up early must never pay. Penalties are therefore not subtracted from a grade of 0 or less: otherwise a quick
+    wrong answer would beat a long wrong answer, and the model would learn to stop trying. The minimum KEPT_SHARE x
+    grade keeps the reward of every correct answer above the reward of every wrong answer, however large the penalties
+    are. With a minimum of 0, a correct answer after many calls would be worth no more than a wrong answer. With equal
+    penalties, a higher grade always gives a higher reward.
     """
     value = grade.value
     if grade.guard is not None or value <= 0:

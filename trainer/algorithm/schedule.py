@@ -7,16 +7,16 @@ import math
 from agent_rft.spec.job import Schedule
 
 WARM_UP_SHARE = 0.03
-"""Share of all steps, unless the job sets the number of warm-up steps. Adam's second moments are inaccurate at first:
-its first update moves each weight by about the full learning rate, however small the gradient is. The warm-up keeps
-these updates small."""
+"""Share of all steps that are warm-up steps, unless the job sets their number. Adam's second moments are inaccurate at
+first: its first update moves each weight by about the full learning rate, however small the gradient is. The warm-up
+keeps these first updates small."""
 
 
 def learning_rate(step: int, *, total: int, base: float, schedule: Schedule, warm_up: int | None = None) -> float:
     """Return the learning rate of update `step` (from 0) of `total`.
 
-    During warm-up, it is base x (step + 1) / warm, with warm = `warm_up` or ceil(0.03 x total) steps; it is never 0.
-    After that, with x = (step - warm) / (total - warm):
+    During warm-up, the rate is base x (step + 1) / warm, where warm is `warm_up` or ceil(0.03 x total). It is never 0.
+    After the warm-up, with x = (step - warm) / (total - warm):
 
         constant    base
         linear      base x (1 - x)

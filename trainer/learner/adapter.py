@@ -18,16 +18,16 @@ if TYPE_CHECKING:  # planning uses AdapterConfig too, and must not load torch
 
 ALL_LINEAR = "all-linear"
 """PEFT's name for all linear layers except the output head."""
-FIX = "use plain LoRA of PEFT, or merge the adapter into its base model with PEFT and use the merged folder"
-MERGE_FIX = "set `lora` to this rank and alpha, or merge the adapter first: agent-rft models merge FOLDER OUT"
+FIX = "use an adapter with plain LoRA, or merge the adapter into its base model with PEFT and use the merged folder"
+MERGE_FIX = "set `lora` to the adapter's rank and alpha, or merge the adapter first: agent-rft models merge FOLDER OUT"
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Shape of an adapter: each adapted weight W becomes W + alpha / rank x B A, where A has `rank` rows.
+    """Shape of a LoRA adapter: each adapted weight W becomes W + alpha / rank x B A, where A has `rank` rows.
 
-    `targets` are module names, or their last parts after a dot, or only ALL_LINEAR.
+    `targets` are module names, or the parts of module names after the last dot, or only ALL_LINEAR.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class AdapterConfig:
     targets: tuple[str, ...] = (ALL_LINEAR,)
 
     def to_lora_spec(self) -> LoraSpec | None:
-        """Return the `lora` setting that continues this adapter; None if no setting can express its targets."""
+        """Return the `lora` setting with which a job continues this adapter; None if no setting can express it."""
         targets = ALL_LINEAR if self.targets == (ALL_LINEAR,) else self.targets
         try:
             return LoraSpec.model_validate({"rank": self.rank, "alpha": self.alpha, "targets": targets})
@@ -43,7 +43,7 @@ class AdapterConfig:
             return None
 
     def to_peft_config(self, base: str) -> dict[str, Any]:
-        """Return PEFT's adapter_config.json; `base` is the folder or name of the base model."""
+        """Return the content of PEFT's adapter_config.json; `base` is the folder or name of the base model."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -58,7 +58,9 @@ class AdapterConfig:
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write an adapter: its tensors, by their names in PEFT's files, and the result of `AdapterConfig.to_peft_config`.
+    """Write an adapter into `folder` in PEFT's format.
+
+    `tensors` are keyed by their names in PEFT's files. `config` is the result of `AdapterConfig.to_peft_config`.
 
     Raises:
         OSError: The disk is full or read-only.
@@ -70,7 +72,7 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[s
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder contains an adapter, whose base model is elsewhere."""
+    """Whether a folder contains an adapter instead of a full model. The base model of an adapter is elsewhere."""
     return (folder / CONFIG_FILE).is_file()
 
 
@@ -104,7 +106,9 @@ class AdapterFolder:
         return cls(folder, Path(config.base_model_name_or_path), shape)
 
     def check_compatible(self, lora: LoraSpec | None) -> None:
-        """Check that a job with `lora` can continue this adapter. The shapes of its tensors are checked later.
+        """Check that a job with the setting `lora` can continue this adapter.
+
+        The shapes of the adapter's tensors are checked later.
 
         Raises:
             UserError: The job trains all weights, or an adapter of another rank or alpha.
@@ -119,7 +123,7 @@ class AdapterFolder:
         raise UserError(f"{problem}; {MERGE_FIX}", problem=problem, fix=MERGE_FIX)
 
     def load_tensors(self) -> dict[str, Tensor]:
-        """Load the adapter's tensors onto the CPU, by their names in PEFT's files."""
+        """Load the adapter's tensors into CPU memory, keyed by their names in PEFT's files."""
         from safetensors.torch import load_file
 
         return load_file(self.path / WEIGHTS_FILE)

@@ -1,6 +1,7 @@
-"""The learner's weights as a Hugging Face checkpoint: original names, tied weights once, experts unmerged.
+"""The learner's weights as a Hugging Face checkpoint, in which experts are unmerged and tied weights occur once.
 
-At most one part of the weights is copied at a time. Under ZeRO-3, a part is gathered from all ranks, used and released.
+The tensors have their original names. At most one part of the weights is copied at a time. Under ZeRO-3, each part is
+gathered from all ranks, used and released.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from agent_rft.trainer.learner.host_buffer import HostBuffer, copy_bytes
 from agent_rft.trainer.learner.weight_buckets import TensorInfo, num_bytes
 
 ParameterNames = list[str]
-"""Names of parameters in the model. Experts have other names in the checkpoint."""
+"""Names of parameters in the loaded model. Experts have other names in the checkpoint."""
 
 SHARD_BYTES = 5 << 30
 INDEX = "model.safetensors.index.json"
@@ -44,9 +45,10 @@ WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack
 
 
 class CheckpointWeights:
-    """Reads the weights of a model, or only of its `adapter`, whose tensors have the names of PEFT's files.
+    """Reader of a model's weights or, with `adapter`, of the adapter's tensors only.
 
-    `gather` returns a context manager in which its argument, a list of parameters, can be copied.
+    The tensors of `adapter` are keyed by their names in PEFT's files. `gather` takes a list of parameters and returns a
+    context manager, in which these parameters can be copied in full.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class CheckpointWeights:
         return parts
 
     def describe(self, part: ParameterNames) -> list[TensorInfo]:
-        """Return names, dtypes and shapes of the tensors that `bucket` copies, without gathering them."""
+        """Return name, dtype and shape of each tensor that `copy_bucket` copies, without gathering the parameters."""
         shapes = {name: torch.empty(full_shape(self._tensors[name]), device="meta") for name in part}
         infos: list[TensorInfo] = []
         for name, shape in shapes.items():
@@ -92,7 +94,7 @@ class CheckpointWeights:
     def copy_bucket(self, part: ParameterNames, memory: HostBuffer | None) -> NDArray[np.uint8] | None:
         """Return the concatenated bytes of a part, in the order of `describe`; valid until `memory` is used again.
 
-        All ranks must call this together. Ranks that do not need the result pass None, and get None.
+        All ranks must call this together. Ranks that do not need the bytes pass None as `memory`, and get None.
         """
         if memory is None:
             self._copy(part, None)
@@ -103,7 +105,7 @@ class CheckpointWeights:
         return bucket.numpy()
 
     def copy_all(self, memory: HostBuffer | None, shard_bytes: int = SHARD_BYTES) -> list[dict[str, Tensor]]:
-        """Copy all weights to the CPU, in shards; see `bucket` for `memory`."""
+        """Copy all weights to host memory, in shards of at most `shard_bytes`; `memory` is used as in `copy_bucket`."""
         parts = self.split(shard_bytes)
         layouts = [[] if memory is None else self.describe(part) for part in parts]
         slices = [] if memory is None else memory.allocate_slices(_sizes(chain(*layouts)))
@@ -130,12 +132,18 @@ class CheckpointWeights:
                 copy_bytes(zip(values, targets, strict=True))
 
     def _saved_dtype(self, tensor: Tensor) -> torch.dtype:
-        """Return the dtype to save; a few tensors stay in float32, such as a router's correction, as in the engines."""
+        """Return the dtype in which a tensor is saved. A few tensors, such as a router's correction, stay in float32.
+
+        Engines also hold these tensors in float32.
+        """
         return self._dtype if tensor.dtype == self._model.dtype else tensor.dtype
 
 
 def map_to_model_names(model: PreTrainedModel) -> Callable[[str], str]:
-    """Return a function from a tensor's name in the model's files, which may be an older one, to its current name."""
+    """Return a function that maps the name of a tensor in the model's files to its name in the loaded model.
+
+    The name in the files may be an older name.
+    """
     names = dict.fromkeys(model.state_dict(keep_vars=True), True)
     transforms: list[WeightTransform] = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(
         model
@@ -147,9 +155,10 @@ def map_to_model_names(model: PreTrainedModel) -> Callable[[str], str]:
 
 
 def read_unused_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, Tensor]]:
-    """Return the tensors in the model folder `source` that the model does not use, by file, as views of the files.
+    """Return the tensors in the model folder `source` that `model` does not use, as one dictionary per file.
 
-    An example is the vision tower when only the language model is trained. Engines load the full folder and need it.
+    The tensors are views of the files. For example, the vision tower is unused if only the language model is trained.
+    Engines load the full folder, so they need these tensors.
     """
     names, name_of = model.state_dict(keep_vars=True).keys(), map_to_model_names(model)
     others = []
@@ -160,16 +169,20 @@ def read_unused_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, 
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """Return a folder's weight files. Other files may hold the same weights under another library's names."""
+    """Return the weight files of a model folder that transformers reads.
+
+    Other files in the folder, which may hold the same weights in another library's format, are not included.
+    """
     if (index := folder / INDEX).exists():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
     return [path for path in [folder / "model.safetensors"] if path.exists()]
 
 
 def write_model(shards: Sequence[Mapping[str, Tensor]], folder: Path, source: Path, dtype: torch.dtype) -> None:
-    """Write `CheckpointWeights.copy_all` and `read_unused_tensors` as a model folder for transformers and vLLM.
+    """Write `shards` as a model folder for transformers and vLLM.
 
-    Config, tokenizer, chat template and generation config are copied from `source`, the folder of the base model.
+    `shards` are the results of `CheckpointWeights.copy_all` and `read_unused_tensors`. Config, tokenizer, chat template
+    and generation config are copied from `source`, the folder of the base model.
 
     Raises:
         OSError: The disk is full or read-only.
@@ -202,7 +215,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def concat_bytes(tensors: Sequence[Tensor]) -> NDArray[np.uint8]:
-    """Return the concatenated bytes of CPU tensors, in the order of `describe`."""
+    """Return the bytes of CPU tensors, concatenated in the given order."""
     buffer = np.empty(sum(tensor.nbytes for tensor in tensors), dtype=np.uint8)
     start = 0
     for tensor in tensors:

@@ -1,8 +1,8 @@
 """All uses of undocumented parts of DeepSpeed.
 
-Each function names the upstream object that it uses, the reason, and the change that would make the function
-unnecessary. This module does not import DeepSpeed: it must be imported for a rank's device, and some benchmarks run
-without it.
+Each docstring names the upstream object that is used, the reason, and the change in DeepSpeed that would make the
+function unnecessary. This module does not import DeepSpeed, because DeepSpeed must be imported for a rank's device, and
+because some benchmarks run without DeepSpeed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import distributed as dist
 
 
 def log_errors_only(deepspeed: Any) -> None:
-    """Keep DeepSpeed's warnings out of the logs: they only report skipped updates, as StepReport does.
+    """Make DeepSpeed log errors only. Its warnings only report skipped updates, which StepReport reports, too.
 
     Uses: `deepspeed.utils.set_log_level_from_string`.
     Why: DeepSpeed's logger has a separate level and handler.
@@ -31,9 +31,10 @@ def log_errors_only(deepspeed: Any) -> None:
 def disable_operation_builds(deepspeed: Any) -> None:
     """Keep DeepSpeed from compiling operations, and from searching for compilers.
 
-    Uses: `deepspeed.ops.__compatible_ops__`, the table of operations that it may build.
-    Why: on CPUs DeepSpeed would compile a shared-memory all-reduce with g++ at first use, although gloo does not need
-    it. This takes 30 s, and fails without a compiler. DeepSpeed also searches for compilers to fill the table.
+    Uses: `deepspeed.ops.__compatible_ops__`, the table of operations that DeepSpeed may build.
+    Why: on CPUs, DeepSpeed would compile a shared-memory all-reduce with g++ at first use, although gloo does not need
+    it. The compilation takes 30 s, and fails without a compiler. DeepSpeed also searches for compilers to fill the
+    table.
     Unnecessary once: a setting or an environment variable turns the compilation off.
     """
     deepspeed.ops.__compatible_ops__ = {}
@@ -43,7 +44,7 @@ def disable_operation_builds(deepspeed: Any) -> None:
 
 
 def full_shape(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape of a tensor before it was partitioned.
+    """Return the full shape of a parameter, even if DeepSpeed has partitioned the parameter.
 
     Uses: `ds_shape` of a parameter.
     Why: under ZeRO-3 a parameter is empty between its uses.
@@ -53,23 +54,24 @@ def full_shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def full_size(parameter: Tensor) -> int:
-    """Return the number of elements of a parameter before it was partitioned.
+    """Return the full number of elements of a parameter, even if DeepSpeed has partitioned the parameter.
 
     Uses: `ds_numel` of a parameter.
-    Why: as for `full_shape`.
+    Why: under ZeRO-3 a parameter is empty between its uses.
     Unnecessary once: DeepSpeed documents how to read the size without gathering the parameter.
     """
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def partition(init: Any, parameter: Any, device: torch.device) -> None:
-    """Keep only this rank's part of a parameter that all ranks have in full; skip a partitioned parameter.
+def partition_parameter(init: Any, parameter: Any, device: torch.device) -> None:
+    """Partition a parameter that all ranks have in full, so that this rank keeps only its own part.
 
-    `init` is a `deepspeed.zero.Init`. Afterwards the parameter is empty and on the device where DeepSpeed gathers it.
+    Does nothing if the parameter is already partitioned. `init` is a `deepspeed.zero.Init`. Afterwards, the parameter
+    is empty, and on the device where DeepSpeed gathers it.
 
     Uses: `Init._convert_to_deepspeed_param`, and `ds_id` and `partition` of a parameter.
-    Why: the documented way copies each parameter to the device and broadcasts it, though all ranks have it.
-    Unnecessary once: Init partitions a parameter when it is registered in its module.
+    Why: the documented way copies each parameter to the device and broadcasts it, although all ranks have it.
+    Unnecessary once: Init partitions a parameter when the parameter is registered in its module.
     """
     if hasattr(parameter, "ds_id"):
         return
@@ -82,11 +84,11 @@ def partition(init: Any, parameter: Any, device: torch.device) -> None:
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """AdamW that clips gradients to `max_norm` and skips steps with a non-finite gradient, for ZeRO stage 0.
+    """AdamW for ZeRO stage 0 that clips gradients to `max_norm` and skips steps with a non-finite gradient.
 
     Uses: `overflow` and `_global_grad_norm`, which DeepSpeed's engine reads from its optimizer.
     Why: DeepSpeed's own optimizers clip and skip only at ZeRO stages 1 to 3.
-    Unnecessary once: DeepSpeed clips and skips at stage 0 in float32, too.
+    Unnecessary once: DeepSpeed also clips and skips at stage 0 in float32.
     """
 
     overflow = False
@@ -107,7 +109,10 @@ class ClippedAdamW(torch.optim.AdamW):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """`size` elements of a parameter from `start` on, stored at `offset` in `storage`, a tensor that Adam updates."""
+    """Range of a parameter's elements: `size` elements from `start` on.
+
+    The elements are stored from `offset` on in `storage`, a flat tensor that Adam updates.
+    """
 
     name: str
     start: int
@@ -116,14 +121,14 @@ class Fragment:
     offset: int
 
     def view_of(self, flat: Tensor) -> Tensor:
-        """Return this fragment [size] as a view of `flat`, which is `held` or one of its moments."""
+        """Return this fragment [size] as a view of `flat`: either `storage`, or one of Adam's moments of `storage`."""
         return flat.detach().view(-1).narrow(0, self.offset, self.size)
 
 
-def fragments(engine: Any, stage: int) -> Iterator[Fragment]:
-    """Yield the fragments that this rank updates.
+def iterate_fragments(engine: Any, stage: int) -> Iterator[Fragment]:
+    """Yield the fragments of all trained parameters that this rank updates.
 
-    Uses: at stages 1 and 2 `_hp_mapping` of a parameter, at stage 3 `grad_position`, `get_param_id` and
+    Uses: at stages 1 and 2 `_hp_mapping` of a parameter; at stage 3 `grad_position`, `get_param_id` and
     `fp32_partitioned_groups_flat` of the optimizer.
     Why: DeepSpeed's checkpoints are pickled, and need conversion for another number of ranks or another stage.
     Unnecessary once: DeepSpeed documents where the state of a parameter is, for every stage.
@@ -157,12 +162,12 @@ def _trained(engine: Any) -> Iterator[tuple[str, Any]]:
     return ((name, p) for name, p in engine.module.named_parameters() if p.requires_grad)
 
 
-def adam_state(engine: Any) -> Any:
-    """Return Adam's state: a dictionary from `Fragment.storage` to its moments.
+def get_adam_state(engine: Any) -> Any:
+    """Return Adam's state: a dictionary from `Fragment.storage` to the moments of this tensor.
 
     Uses: `DeepSpeedEngine.basic_optimizer`.
     Why: ZeRO's optimizers wrap ours, and do not expose all of its state.
-    Unnecessary once: `fragments` is unnecessary.
+    Unnecessary once: `iterate_fragments` is unnecessary.
     """
     return engine.basic_optimizer.state
 
@@ -170,21 +175,21 @@ def adam_state(engine: Any) -> Any:
 def begin_state_update(engine: Any, stage: int) -> None:
     """Prepare the optimizer for new values in its fragments.
 
-    Uses: `checkpoint_event_prologue` of the optimizer of stage 3.
+    Uses: `checkpoint_event_prologue` of the optimizer at stage 3.
     Why: between updates, all ranks hold small parameters in full.
-    Unnecessary once: `fragments` is unnecessary.
+    Unnecessary once: `iterate_fragments` is unnecessary.
     """
     if stage == 3:
         engine.optimizer.checkpoint_event_prologue()
 
 
 def finish_state_update(engine: Any, stage: int) -> None:
-    """Copy the fragments' weights to the weights that the model computes with, as DeepSpeed does after an update.
+    """Copy the weights in the fragments to the weights that the model computes with.
 
     Uses: `update_lp_params` of the optimizer at stages 1 and 2; `fp16_partitioned_groups_flat`,
     `fp32_partitioned_groups_flat` and `checkpoint_event_epilogue` at stage 3.
-    Why: DeepSpeed copies them only in a step, and our checkpoints are loaded without a step.
-    Unnecessary once: `fragments` is unnecessary.
+    Why: DeepSpeed copies them only at the end of a step, and our checkpoints are loaded without a step.
+    Unnecessary once: `iterate_fragments` is unnecessary.
     """
     optimizer = engine.optimizer
     if stage in (1, 2):

@@ -1,4 +1,4 @@
-"""Reusable host memory for copies, page-locked for a GPU.
+"""Reusable host memory for copies of tensors, page-locked for copies from and to a GPU.
 
 On an NVIDIA H100, copies from the GPU took 0.77 s/GB into new pageable memory, and 0.055 s/GB into reused page-locked
 memory. Allocating and page-locking the memory took 0.6 s/GB.
@@ -28,10 +28,10 @@ LockPages = Callable[[int, int], Unlock | None]
 
 
 class HostBuffer:
-    """A contiguous block of host memory that is split into slices, and only replaced when a larger one is needed.
+    """A contiguous block of host memory that is split into slices. It is replaced only when a larger block is needed.
 
-    `lock_pages` page-locks it; None leaves it pageable. `slack` is the share of additional bytes to allocate, so that
-    slightly larger slices fit later.
+    `lock_pages` page-locks the block; None leaves the block pageable. `slack` is the share of additional bytes to
+    allocate, so that slightly larger slices fit later.
     """
 
     def __init__(self, lock_pages: LockPages | None = None, slack: float = 0.0) -> None:
@@ -40,9 +40,9 @@ class HostBuffer:
         self._memory = np.empty(0, np.uint8)
 
     def allocate_slices(self, sizes: Sequence[int]) -> list[Tensor]:
-        """Return tensors of these sizes in bytes (uint8), at aligned addresses, that do not overlap.
+        """Return uint8 tensors of these sizes, at aligned addresses, that do not overlap.
 
-        They reuse the memory of all earlier slices, whose contents are lost.
+        The tensors reuse the memory of all earlier slices, whose contents are lost.
         """
         starts = [0, *accumulate(size + -size % ALIGNMENT for size in sizes)]
         self._reserve(starts.pop())
@@ -67,14 +67,14 @@ class HostBuffer:
             return
         unlock = self._lock_pages(self._memory.ctypes.data, len(self._memory))
         if unlock is None:
-            LOG.warning("cannot page-lock %.1f GB of host memory; copies from the GPU are slower", num_bytes / 1e9)
+            LOG.warning("cannot page-lock %.1f GB of host memory; copies from the GPU will be slower", num_bytes / 1e9)
             self._lock_pages = None
         else:  # slices keep the array alive
             weakref.finalize(self._memory, unlock).atexit = False  # the driver unlocks the pages of a process that ends
 
 
 def lock_pages_for_cuda(address: int, num_bytes: int) -> Unlock | None:
-    """Page-lock memory as `torch.cuda._pin_memory_utils` does; see `LockPages`."""
+    """Page-lock memory for CUDA, as `torch.cuda._pin_memory_utils` does; an implementation of `LockPages`."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if int(cudart.cudaHostRegister(address, num_bytes, 0)) == 0:
         return partial(cudart.cudaHostUnregister, address)
@@ -84,7 +84,10 @@ def lock_pages_for_cuda(address: int, num_bytes: int) -> Unlock | None:
 
 
 def copy_bytes(copies: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy the bytes of each source into its target (uint8), between any devices; return when all are complete."""
+    """Copy the bytes of each source tensor into its target (uint8), and return when all copies are complete.
+
+    Sources and targets may be on any devices.
+    """
     on_gpu = False
     for source, target in copies:
         target.copy_(source.reshape(-1).view(torch.uint8), non_blocking=True)

@@ -1,7 +1,8 @@
 """One rank of the learner: a model under DeepSpeed. All ranks of a group must call each method together.
 
-DeepSpeed's averaging is undone: an update's gradient is the gradient of one loss over all trained tokens of all
-micro-batches on all ranks. No step is random: on a CPU, the same sequences give bitwise equal results.
+DeepSpeed averages gradients over ranks, which is undone here: an update's gradient is the gradient of one loss over all
+trained tokens of all micro-batches on all ranks. Steps use no random numbers: on a CPU, the same sequences give bitwise
+equal results.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from agent_rft.trainer.learner.host_buffer import HostBuffer, lock_pages_for_cud
 from agent_rft.trainer.learner.memory_offload import CpuOffload
 from agent_rft.trainer.learner.optimizer_state import RankState, SnapshotMemory
 from agent_rft.trainer.learner.process_group import SENDER, BroadcastGroup, join_rank_group
-from agent_rft.trainer.learner.rank_config import LearnerConfig, start_engine
+from agent_rft.trainer.learner.rank_config import LearnerConfig, create_deepspeed_engine
 from agent_rft.trainer.learner.rank_memory_sizes import OFFLOAD_SLACK
 from agent_rft.trainer.learner.training_model import TrainingModel, partition_on_read
 from agent_rft.trainer.learner.weight_buckets import TensorInfo, num_bytes
@@ -45,7 +46,7 @@ PEERS_TIMEOUT_S = 86_400.0
 
 
 class LearnerRank:
-    """Rank `rank` of `world_size` ranks, which connect at `address`, a host:port of rank 0."""
+    """Rank `rank` of `world_size` learner ranks. They connect to each other at `address`, a host:port of rank 0."""
 
     def __init__(self, config: LearnerConfig, rank: int = 0, world_size: int = 1, address: str | None = None) -> None:
         torch.set_num_threads(config.rank_cores)
@@ -58,17 +59,21 @@ class LearnerRank:
         self._device = torch.device("cuda" if config.on_gpu else "cpu")
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self._model = TrainingModel.from_folder(config.model, self._dtype, config.lora)
-        sharding = partition_on_read(self._deepspeed, self._dtype, self._device) if config.stage == 3 else self._device
+        sharding = (
+            partition_on_read(self._deepspeed, self._dtype, self._device)
+            if config.effective_stage == 3
+            else self._device
+        )
         policy = self._load_policy(sharding)
         if config.on_gpu:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._engine = start_engine(config, policy, self._deepspeed)
+        self._engine = create_deepspeed_engine(config, policy, self._deepspeed)
         check_model(self.policy, self._device)
         # The GPU kernels for packed sequences do not support prefix trees.
         self._shares = not config.on_gpu and can_share_prefixes(self.policy, self._device)
-        keeps_start = config.algorithm.kl_coef > 0 and config.lora is None
-        self._start = self._load_policy(self._device).requires_grad_(False).eval() if keeps_start else None
-        gather = self._deepspeed.zero.GatheredParameters if config.stage == 3 else lambda _: nullcontext()
+        has_reference = config.algorithm.kl_coef > 0 and config.lora is None
+        self._reference_policy = self._load_policy(self._device).requires_grad_(False).eval() if has_reference else None
+        gather = self._deepspeed.zero.GatheredParameters if config.effective_stage == 3 else lambda _: nullcontext()
         adapter = None if config.lora is None else get_adapter_tensors(policy)
         self._weights = CheckpointWeights(policy.model, self._dtype, gather, adapter)
         self._parts: list[ParameterNames] = []
@@ -76,7 +81,7 @@ class LearnerRank:
         self._grammars = GrammarMasks(config.model, config.stop_token_ids, config.rank_cores)
         lock_pages = lock_pages_for_cuda if config.on_gpu else None
         self._bucket = HostBuffer(lock_pages)
-        layout = LearnerLayout(world_size, config.stage, config.dtype)
+        layout = LearnerLayout(world_size, config.effective_stage, config.dtype)
         memory = SnapshotMemory(lock_pages)
         self._state = RankState(self._engine, rank, layout, self._weights, self._model, config.files, memory)
         self._cpu_offload = CpuOffload(self._device, HostBuffer(lock_pages, OFFLOAD_SLACK))
@@ -86,13 +91,14 @@ class LearnerRank:
     # -- training ------------------------------------------------------------------------------------------------------
 
     def step(self, updates: Sequence[Sequence[MicroBatch]], version: int) -> StepReport:
-        """Run one optimizer step per update (this rank's micro-batches of a mini-batch), starting at policy `version`.
+        """Run one optimizer step per element of `updates`, starting at policy `version`.
 
-        With several updates, all proximal log-probabilities are computed before the first update. With one update,
-        they come from its own forward pass.
+        Each element contains this rank's micro-batches of one mini-batch. With several updates, all proximal
+        log-probabilities are computed before the first update. With one update, the proximal log-probabilities come
+        from the update's own forward pass.
 
         Raises:
-            Halted: Three updates in a row had a gradient that is not finite.
+            TrainingHalted: Three updates in a row had a gradient that is not finite.
         """
         rate = learning_rate(
             self._step,
@@ -104,42 +110,42 @@ class LearnerRank:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
         constrained = [[self._grammars.constrain(batch) for batch in update] for update in updates]
-        batches = [[self._on_device(batch, masks) for batch, masks in update] for update in constrained]
-        denominators = self._add_up([sum(batch.total_weight for batch, _ in update) for update in constrained])
-        proximal = self._proximal(batches)
+        batches = [[self._to_device_batch(batch, masks) for batch, masks in update] for update in constrained]
+        denominators = self._sum_over_ranks([sum(batch.total_weight for batch, _ in update) for update in constrained])
+        proximal = self._compute_proximal_logprobs(batches)
         sums: Sums = {}
         norms: list[float] = []
         applied = 0
         for update, update_proximal, denominator in zip(batches, proximal, denominators, strict=True):
             for batch, batch_proximal in zip(update, update_proximal, strict=True):
-                loss, parts = self._loss(batch, batch_proximal, denominator, version)
+                loss, parts = self._compute_loss(batch, batch_proximal, denominator, version)
                 self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
                 for name, value in parts.items():
                     sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value
             self._engine.step()
             norms.append(float(self._engine.get_global_grad_norm()))
-            applied += self._was_applied()
+            applied += self._check_update_applied()
         self._step += 1
         computed = sum(len(batch.token_ids) for update in batches for batch in update)
         metrics = self._metrics(sums, [batch for update in updates for batch in update], computed, len(updates))
         metrics |= {"grad_norm": sum(norms) / len(norms), "learning_rate": rate}
         return StepReport(metrics, applied > 0)
 
-    def _on_device(self, batch: MicroBatch, masks: TokenMasks | None = None) -> DeviceBatch:
+    def _to_device_batch(self, batch: MicroBatch, masks: TokenMasks | None = None) -> DeviceBatch:
         return DeviceBatch.from_micro_batch(batch, self._device, masks, share=self._shares)
 
-    def _loss(
+    def _compute_loss(
         self, batch: DeviceBatch, proximal: Tensor | None, denominator: float, version: int
     ) -> tuple[Tensor, Sums]:
-        start = self._start_logprobs(batch)
+        reference = self._compute_reference_logprobs(batch)
         with self._offload_activations():
             logprobs, entropies = self._engine(batch=batch)
         if self._config.method == "supervised":
             loss, sums = objective.sft_loss(batch, logprobs, denominator)
         else:
             proximal = logprobs.detach() if proximal is None else proximal
-            loss, sums = objective.rl_loss(batch, logprobs, proximal, start, self._config.algorithm, denominator)
-            sums |= objective.logprob_gap(batch, proximal, version)
+            loss, sums = objective.rl_loss(batch, logprobs, proximal, reference, self._config.algorithm, denominator)
+            sums |= objective.sum_logprob_gaps(batch, proximal, version)
         return loss, sums | {"loss": loss.detach(), "entropy": entropies.sum()}
 
     def _offload_activations(self) -> AbstractContextManager[Any]:
@@ -148,29 +154,29 @@ class LearnerRank:
             return nullcontext()
         return torch.autograd.graph.save_on_cpu(pin_memory=self._config.on_gpu)
 
-    def _start_logprobs(self, batch: DeviceBatch) -> Tensor | None:
+    def _compute_reference_logprobs(self, batch: DeviceBatch) -> Tensor | None:
         if self._config.method == "supervised" or self._config.algorithm.kl_coef == 0:
             return None
-        if self._start is None:  # LoRA: the policy contains the reference model
+        if self._reference_policy is None:  # LoRA: the policy contains the reference model
             with as_reference(self.policy):
-                return self._logprobs(batch)
+                return self._compute_logprobs(batch)
         with torch.no_grad():
-            logprobs: Tensor = self._start(batch)[0]
+            logprobs: Tensor = self._reference_policy(batch)[0]
         return logprobs
 
-    def _proximal(self, batches: Sequence[Sequence[DeviceBatch]]) -> list[list[Tensor | None]]:
+    def _compute_proximal_logprobs(self, batches: Sequence[Sequence[DeviceBatch]]) -> list[list[Tensor | None]]:
         if len(batches) == 1 or self._config.method == "supervised":
             return [[None] * len(update) for update in batches]
-        return [[self._logprobs(batch) for batch in update] for update in batches]
+        return [[self._compute_logprobs(batch) for batch in update] for update in batches]
 
-    def _logprobs(self, batch: DeviceBatch) -> Tensor:
+    def _compute_logprobs(self, batch: DeviceBatch) -> Tensor:
         self._engine.eval()  # under ZeRO-3, a forward pass without a backward pass must not enter the parameter trace
         with torch.no_grad():
             logprobs: Tensor = self._engine(batch=batch)[0]
         self._engine.train()
         return logprobs
 
-    def _was_applied(self) -> bool:
+    def _check_update_applied(self) -> bool:
         applied = bool(self._engine.was_step_applied())
         self._skipped = 0 if applied else self._skipped + 1
         if self._skipped > MAX_SKIPPED_UPDATES:
@@ -187,7 +193,7 @@ class LearnerRank:
             num_computed,
         ]
         names = sorted(sums)
-        totals = self._add_up([*counts, *(float(sums[name]) for name in names)])
+        totals = self._sum_over_ranks([*counts, *(float(sums[name]) for name in names)])
         trained, packed, useful, computed = totals[: len(counts)]
         total = dict(zip(names, totals[len(counts) :], strict=True))
         return objective.step_means(total, trained) | {
@@ -198,7 +204,7 @@ class LearnerRank:
             "num_micro_batches": float(len(batches)),
         }
 
-    def _add_up(self, numbers: Sequence[float]) -> list[float]:
+    def _sum_over_ranks(self, numbers: Sequence[float]) -> list[float]:
         """Return the sums over all ranks, equal on all ranks."""
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor)
@@ -217,7 +223,7 @@ class LearnerRank:
         sampling, head.temperature = head.temperature, 1.0
         try:
             logprobs: NDArray[np.float32] = (
-                self._logprobs(DeviceBatch.from_micro_batch(micro_batch, self._device)).cpu().numpy()
+                self._compute_logprobs(DeviceBatch.from_micro_batch(micro_batch, self._device)).cpu().numpy()
             )
         finally:
             head.temperature = sampling
@@ -225,18 +231,18 @@ class LearnerRank:
 
     def supervised_loss(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Return the weighted mean cross-entropy of all ranks' micro-batches, without training on them."""
-        batches = [self._on_device(batch) for batch in micro_batches]
-        losses = [float(objective.sft_loss(batch, self._logprobs(batch), 1.0)[0]) for batch in batches]
-        loss, weight = self._add_up([sum(losses), sum(batch.total_weight for batch in micro_batches)])
+        batches = [self._to_device_batch(batch) for batch in micro_batches]
+        losses = [float(objective.sft_loss(batch, self._compute_logprobs(batch), 1.0)[0]) for batch in batches]
+        loss, weight = self._sum_over_ranks([sum(losses), sum(batch.total_weight for batch in micro_batches)])
         return loss / weight
 
     # -- weights and state ---------------------------------------------------------------------------------------------
 
     def bucket_plan(self, max_bytes: int) -> list[list[TensorInfo]]:
-        """Return name, dtype and shape of each tensor in the buckets 0, 1, ... of `gather_bucket`, in order.
+        """Divide the weights into buckets; return name, dtype and shape of each tensor in each bucket, in order.
 
-        Names are the names in the model's checkpoint, with tied weights once. A bucket holds at most `max_bytes`, or a
-        single larger parameter.
+        The names are the names in the model's checkpoint; tied weights occur once. A bucket holds at most `max_bytes`,
+        or a single larger parameter. `gather_bucket` returns the bytes of a bucket.
         """
         self._parts = self._weights.split(max_bytes)
         plan = [self._weights.describe(part) for part in self._parts]
@@ -245,14 +251,16 @@ class LearnerRank:
         return plan
 
     def gather_bucket(self, index: int) -> NDArray[np.uint8] | None:
-        """Return the bytes of bucket `index` of the last plan on rank 0, and None on other ranks.
+        """Return the bytes of bucket `index` of the last `bucket_plan` on rank 0, and None on other ranks.
 
         All buckets are gathered into the same memory, so the next call overwrites these bytes.
         """
         return self._weights.copy_bucket(self._parts[index], self._bucket if self._rank == 0 else None)
 
     def open_broadcast(self, address: str, size: int) -> None:
-        """Become the sender of a group of engines, which replaces the previous group.
+        """Open a broadcast group of `size` members at `address`: this rank, which sends, and the engines.
+
+        The new group replaces the previous group.
 
         Raises:
             EngineFailed: Not all members joined.
@@ -266,8 +274,8 @@ class LearnerRank:
             what = "cannot open a broadcast to the engines"
             raise EngineFailed(f"{what}: {error}", public_message=what) from error
 
-    def send(self, bucket: NDArray[np.uint8]) -> None:
-        """Broadcast a bucket of `gather_bucket`.
+    def broadcast_bucket(self, bucket: NDArray[np.uint8]) -> None:
+        """Broadcast the bytes of a bucket, from `gather_bucket`, to the engines.
 
         Raises:
             EngineFailed: A member of the group is lost.
@@ -280,27 +288,27 @@ class LearnerRank:
             raise EngineFailed(f"{what}: {error}", public_message=what) from error
 
     def snapshot(self) -> None:
-        """Copy model and training state to host memory, replacing the previous snapshot. Then training can continue.
+        """Copy the model and the training state to host memory, replacing the previous snapshot.
 
-        Waits until the previous snapshot is no longer being written.
+        Training can continue afterwards. Waits until the previous snapshot is no longer being written.
         """
         self._state.take_snapshot(self._step, self._skipped)
 
     def write_snapshot(self, folder: Path) -> None:
-        """Write the snapshot, once: the model for transformers and vLLM, and the training state for `load`.
+        """Write the snapshot into `folder`: the model for transformers and vLLM, and the training state for `load`.
 
-        May run in another thread, concurrently with the other methods.
+        A snapshot can be written only once. This method may run in another thread, concurrently with the other methods.
 
         Raises:
-            OSError: The disk is full or read-only. The snapshot can be written again.
+            OSError: The disk is full or read-only. The snapshot can then be written again.
         """
         self._state.write(folder)
 
     def load(self, folder: Path) -> LayoutConversion | None:
         """Restore weights, optimizer and schedule as of `snapshot`; the learner has no random state.
 
-        Returns the conversion if another layout wrote the folder. With the same layout, training continues bitwise
-        equally.
+        Returns the layout conversion if the folder was written with another layout, else None. With the same layout,
+        further training gives bitwise the same results as training without an interruption.
 
         Raises:
             UserError: The folder is incomplete, or it was trained with another `lora` setting.
@@ -309,7 +317,7 @@ class LearnerRank:
         return converted
 
     def offload(self) -> None:
-        """Free the GPU memory. Methods that compute cannot be called until `wake`."""
+        """Copy the GPU memory to host memory and free it. Methods that compute cannot be called until `reload`."""
         if self._config.on_gpu:
             self._cpu_offload.offload()
 

@@ -1,7 +1,8 @@
-"""CPU offload of a rank's GPU memory: moves all tensors to host memory and back.
+"""CPU offload of a rank's GPU memory: moves the memory of all tensors to host memory and back.
 
-Storages are moved, not tensors. Views into DeepSpeed's flat buffers therefore stay views, and references in the
-optimizer's state stay valid. This works for every ZeRO stage, for adapters and for a frozen reference model.
+The storages of tensors are moved, not the tensor objects. Views into DeepSpeed's flat buffers therefore stay views, and
+references in the optimizer's state stay valid. This works for every ZeRO stage, for adapters and for a frozen reference
+model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import Tensor
 from agent_rft.trainer.learner.host_buffer import HostBuffer, copy_bytes
 
 FREE_MEMORY_TIMEOUT_S = 60.0
-"""Timeout on reload for enough free GPU memory. After a process is killed, the driver needs a while to free it."""
+"""Timeout of `reload` for enough free GPU memory. After a process is killed, the driver needs a while to free its
+memory."""
 FREE_MEMORY_POLL_S = 0.5
 
 FreeBytes = Callable[[], int]
@@ -27,9 +29,10 @@ def _free_gpu_bytes() -> int:
 
 
 class CpuOffload:
-    """Offloads this process's tensors from `device`. They cannot be used between `leave` and `reload`.
+    """Offload of all tensors of this process that are on `device`.
 
-    `buffer` holds their contents in that time, and must not be used for anything else.
+    The tensors cannot be used between `offload` and `reload`. During that time, `buffer` holds their contents, and must
+    not be used for anything else.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class CpuOffload:
         """Allocate the storages on the device again, and restore their contents.
 
         Raises:
-            torch.OutOfMemoryError: The device has too little free memory, even after ROOM_TIMEOUT_S.
+            torch.OutOfMemoryError: The device still has too little free memory after FREE_MEMORY_TIMEOUT_S.
         """
         polls, needed = int(FREE_MEMORY_TIMEOUT_S / FREE_MEMORY_POLL_S), self.num_bytes
         while polls and self._free_bytes() < needed:

@@ -1,8 +1,9 @@
-"""Optimizer state by parameter, so that a snapshot of any layout (ranks, ZeRO stage, dtype) loads into any other.
+"""Optimizer state by parameter: a snapshot of any layout (ranks, ZeRO stage, dtype) can be loaded into any other.
 
-DeepSpeed stores weights and Adam's moments in flat float32 tensors, of which each rank holds a part. This module splits
-them into fragments, each a range of elements of one parameter. A rank's file has a tensor `kind:start:name` for each
-fragment and, after the first update, Adam's update count `step`. Nothing is rounded, and nothing is pickled.
+DeepSpeed stores weights and Adam's moments in flat float32 tensors; each rank holds a part of them. This module splits
+the parts into fragments. A fragment is a range of elements of one parameter. A rank's file has a tensor
+`kind:start:name` for each fragment and, after the first update, Adam's update count `step`. Nothing is rounded, and
+nothing is pickled.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from agent_rft.errors import UserError
 from agent_rft.trainer.learner.checkpoint_weights import CheckpointWeights, save_tensors
 from agent_rft.trainer.learner.deepspeed_internals import (
     Fragment,
-    adam_state,
     begin_state_update,
     finish_state_update,
-    fragments,
+    get_adam_state,
+    iterate_fragments,
     trained_sizes,
 )
 from agent_rft.trainer.learner.host_buffer import HostBuffer, LockPages
@@ -43,7 +44,11 @@ WEIGHT, MOMENTS, STEP = "weight", ("exp_avg", "exp_avg_sq"), "step"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A rank's copies in host memory: the model's shards (on rank 0), its state, and the content of `learner.json`."""
+    """A rank's copies in host memory.
+
+    `shards` are the model's shards (only on rank 0), `state` is the rank's optimizer state, and `progress` is the
+    content of `learner.json`.
+    """
 
     shards: list[dict[str, Tensor]]
     state: dict[str, Tensor]
@@ -51,9 +56,9 @@ class Snapshot:
 
 
 class SnapshotMemory:
-    """Reused host memory for a rank's snapshots. It holds one snapshot at a time.
+    """Reused host memory for a rank's snapshots, which holds one snapshot at a time.
 
-    `in_use` is a lock that is held while a snapshot is taken or written, which happens in different threads.
+    `in_use` is a lock that is held while a snapshot is taken or written. Different threads take and write snapshots.
     """
 
     def __init__(self, lock_pages: LockPages | None, in_use: AbstractContextManager[object] | None = None) -> None:
@@ -62,8 +67,9 @@ class SnapshotMemory:
         self._snapshot: Snapshot | None = None
 
     def take(self, copy: Callable[[HostBuffer, HostBuffer], Snapshot]) -> None:
-        """Replace the snapshot with the result of `copy`, called with the memory for shards and for the state.
+        """Replace the snapshot with the result of `copy`.
 
+        `copy` is called with two buffers: the memory for the model's shards, and the memory for the optimizer state.
         Waits until the previous snapshot is no longer being written.
         """
         with self._in_use:
@@ -72,7 +78,10 @@ class SnapshotMemory:
 
     @contextmanager
     def lock_for_writing(self) -> Iterator[Snapshot]:
-        """Context manager that protects the snapshot while it is written, and then drops it."""
+        """Context manager that yields the snapshot, and keeps it from being replaced while it is being written.
+
+        The snapshot is dropped at the end.
+        """
         with self._in_use:
             assert self._snapshot is not None
             yield self._snapshot
@@ -83,7 +92,7 @@ class RankState:
     """Snapshots of a rank, and their files in a checkpoint.
 
     `engine` is the DeepSpeed engine of rank `rank` in a group with this `layout`. `files` are written in addition to
-    the base model's files; None: no additional files.
+    the base model's files; None means no additional files.
     """
 
     def __init__(
@@ -105,8 +114,12 @@ class RankState:
         self._memory = memory
 
     def take_snapshot(self, step: int, skipped: int) -> None:
-        """Take a snapshot after `step` steps, the last `skipped` updates of which were skipped."""
-        progress = asdict(self._layout) | {"trained": self._model.trained_weights, "step": step, "skipped": skipped}
+        """Take a snapshot after `step` steps; the most recent `skipped` updates in a row were skipped."""
+        progress = asdict(self._layout) | {
+            "trained": self._model.trained_weights_description,
+            "step": step,
+            "skipped": skipped,
+        }
 
         def copy(shards: HostBuffer, state: HostBuffer) -> Snapshot:
             weights = self._weights.copy_all(shards if self._rank == 0 else None)
@@ -115,10 +128,12 @@ class RankState:
         self._memory.take(copy)
 
     def write(self, folder: Path) -> None:
-        """Write the snapshot, once; may run in a different thread than the other methods.
+        """Write the snapshot into `folder`.
+
+        A snapshot can be written only once. This method may run in another thread than the other methods.
 
         Raises:
-            OSError: The disk is full or read-only. The snapshot can be written again.
+            OSError: The disk is full or read-only. The snapshot can then be written again.
         """
         with self._memory.lock_for_writing() as snapshot:
             if snapshot.state:
@@ -132,17 +147,17 @@ class RankState:
                 (folder / LEARNER_STATE_FILE).write_text(json.dumps(snapshot.progress))
 
     def load(self, folder: Path) -> tuple[int, int, LayoutConversion | None]:
-        """Restore weights and moments; return the steps, the skipped updates, and the layouts if they differ.
+        """Restore weights and moments; return (step, skipped updates, layout conversion).
+
+        The conversion is None if the folder was written with the same layout.
 
         Raises:
             UserError: The folder is incomplete, or it was trained with another `lora` setting.
         """
         progress: dict[str, Any] = json.loads((folder / LEARNER_STATE_FILE).read_text())
-        if (trained := progress["trained"]) != self._model.trained_weights:
-            raise UserError(
-                f"{folder} was trained with {trained}, not with {self._model.trained_weights}; resume with the "
-                "same `lora`"
-            )
+        trained, expected = progress["trained"], self._model.trained_weights_description
+        if trained != expected:
+            raise UserError(f"{folder} was trained with {trained}, not with {expected}; resume with the same `lora`")
         before = LearnerLayout(progress["ranks"], progress["zero_stage"], progress["dtype"])
         load_state(self._engine, self._layout.zero_stage, folder / TRAINING_STATE)
         return (
@@ -153,12 +168,12 @@ class RankState:
 
 
 def copy_state(engine: Any, stage: int, memory: HostBuffer) -> dict[str, Tensor]:
-    """Copy this rank's fragments into `memory`. At stage 0 all ranks have the same state; only rank 0 copies it."""
+    """Copy this rank's fragments into `memory`. At stage 0, all ranks have the same state, so only rank 0 copies it."""
     if stage == 0 and dist.get_rank() > 0:
         return {}
     state: dict[str, Tensor] = {}
-    adam = adam_state(engine)
-    for fragment in fragments(engine, stage):
+    adam = get_adam_state(engine)
+    for fragment in iterate_fragments(engine, stage):
         moments = adam.get(fragment.storage, {})  # empty before the first update
         if moments:
             state[STEP] = moments[STEP]
@@ -168,20 +183,20 @@ def copy_state(engine: Any, stage: int, memory: HostBuffer) -> dict[str, Tensor]
 
 
 def load_state(engine: Any, stage: int, folder: Path) -> None:
-    """Restore weights and moments from the files of all ranks in `folder`, whichever layout wrote them.
+    """Restore weights and moments from the files of all ranks in `folder`. Any layout may have written them.
 
     All ranks must call this together.
 
     Raises:
         UserError: The files belong to another model, or a part is missing.
     """
-    adam = adam_state(engine)
+    adam = get_adam_state(engine)
     with ExitStack() as files:
         saved = _SavedState(folder, files)
         saved.check(trained_sizes(engine))
         begin_state_update(engine, stage)
         adam.clear()
-        for fragment in fragments(engine, stage):
+        for fragment in iterate_fragments(engine, stage):
             saved.read(WEIGHT, fragment, fragment.view_of(fragment.storage))
             if saved.step is None:
                 continue
@@ -211,15 +226,19 @@ class _SavedState:
                     self._pieces[kind, name].append((int(start), file.get_slice(key)))
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raise UserError if a part of the parameters with these sizes is missing; all ranks get the same result."""
+        """Check that the files contain all elements of the parameters with these sizes. All ranks get the same result.
+
+        Raises:
+            UserError: A part of a parameter is missing.
+        """
         for kind in (WEIGHT, *MOMENTS) if self.step is not None else (WEIGHT,):
             for name, size in sizes.items():
                 if sum(piece.get_shape()[0] for _, piece in self._pieces[kind, name]) != size:
                     what = f"{self._folder} lacks a part of {name} ({kind}): it is damaged, or belongs to another model"
-                    raise UserError(f"{what}; delete this checkpoint to continue from the previous one")
+                    raise UserError(f"{what}; delete this checkpoint to continue from the previous checkpoint")
 
     def read(self, kind: str, fragment: Fragment, into: Tensor) -> None:
-        """Fill `into` with a fragment, from all saved pieces that overlap it."""
+        """Fill `into` with a fragment, from all saved pieces that overlap this fragment."""
         for start, piece in self._pieces[kind, fragment.name]:
             low = max(start, fragment.start)
             high = min(start + piece.get_shape()[0], fragment.start + fragment.size)

@@ -17,7 +17,10 @@ from agent_rft.trainer.learner.deepspeed_internals import disable_operation_buil
 
 
 def join_rank_group(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: str | None) -> Any:
-    """Connect to the other ranks; return the deepspeed module, imported for this device, with its logs silenced."""
+    """Connect to the other ranks; return the deepspeed module, imported for this rank's device.
+
+    DeepSpeed then logs errors only.
+    """
     host, port = (address or f"127.0.0.1:{find_free_port()}").rsplit(":", 1)
     os.environ |= {
         "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
@@ -55,9 +58,9 @@ def _init_loopback_group(backend: str, timeout: timedelta, host: str, port: int,
 
 
 def create_rendezvous_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """Return the rendezvous store of a group, which rank 0 serves.
+    """Return the rendezvous store of a process group; rank 0 runs the store's server.
 
-    On a loopback address it listens on our own socket, since torch's socket would listen on all addresses.
+    On a loopback address, the server listens on our own socket, because torch's socket would listen on all addresses.
     """
     listener = create_loopback_socket(host, port) if rank == 0 else None
     return dist.TCPStore(  # type: ignore[attr-defined]  # public, but missing in torch's stubs
@@ -81,9 +84,10 @@ def find_free_port() -> int:
 
 
 def create_loopback_socket(host: str, port: int) -> socket.socket | None:
-    """Return a socket that listens only on `host`, if `host` is a loopback address; else None.
+    """Return a socket that listens only on `host` if `host` is a loopback address, else None.
 
-    For other hosts, a server has to listen on all addresses: Ray's address of a node may not be one of its interfaces.
+    For other hosts, a server has to listen on all addresses, because the address that Ray uses for a node may not
+    belong to one of the node's network interfaces.
     """
     return socket.create_server((host, port)) if host.startswith("127.") else None
 
@@ -98,7 +102,7 @@ SENDER = 0
 
 
 class BroadcastGroup:
-    """Member `rank` of a group of `size` processes."""
+    """Member `rank` of a group of `size` processes. The member SENDER broadcasts weights to all others."""
 
     def __init__(self, address: str, rank: int, size: int, device: torch.device) -> None:
         """Join the group, and wait until all members have joined.
@@ -128,7 +132,7 @@ class BroadcastGroup:
         self._transfer(data.to(self._device))
 
     def receive(self, num_bytes: int) -> Tensor:
-        """Return the bytes from the sender, on this member's device; raises the same errors as `send`."""
+        """Receive bytes from the sender and return them, on this member's device. Raises the same errors as `send`."""
         data = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         self._transfer(data)
         return data
@@ -139,6 +143,6 @@ class BroadcastGroup:
             torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
-        """Leave the group; the other members see this one as lost."""
+        """Leave the group. The other members treat this member as lost."""
         self._group.shutdown()
         del self._group  # gloo closes its connections only then

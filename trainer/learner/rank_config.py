@@ -28,13 +28,14 @@ class LearnerConfig:
     Attributes:
         model: A local folder with a full model or, with `lora`, with an adapter whose training continues.
         steps: Number of `step` calls in the job, for the learning rate schedule.
-        warm_up_steps: Warm-up steps of the schedule; None: 3 % of `steps`.
+        warm_up_steps: Warm-up steps of the schedule; None means 3 % of `steps`.
         algorithm: Settings of the loss, and the sampling temperature.
-        collective_timeout_s: Limit of each call of all ranks. Long steps get a limit computed from their tokens
-            and the time of earlier steps.
-        assumed_token_s: Seconds per token in the plan; 0: unknown.
-        files: Files to write in addition to the base model's files; None: no additional files.
-        stop_token_ids: The engine's stop tokens, for masks of constrained decoding; empty: the tokenizer's end token.
+        collective_timeout_s: Time limit of each call that all ranks make together. Long steps have a limit that is
+            computed from their tokens and the time of earlier steps.
+        assumed_token_s: Seconds per token that the plan assumes; 0 if unknown.
+        files: Files to write in addition to the base model's files; None means no additional files.
+        stop_token_ids: The engine's stop tokens, for masks of constrained decoding. If empty, the tokenizer's end token
+            is used.
         offload: State to hold in host memory instead of GPU memory.
         seed: Random seed of a new adapter.
     """
@@ -60,17 +61,17 @@ class LearnerConfig:
     seed: int = 0
 
     @property
-    def stage(self) -> int:
+    def effective_stage(self) -> int:
         return effective_zero_stage(self.dtype == "bfloat16", self.zero_stage, self.offload != "none")
 
 
-def start_engine(config: LearnerConfig, policy: Policy, deepspeed: Any) -> Any:
+def create_deepspeed_engine(config: LearnerConfig, policy: Policy, deepspeed: Any) -> Any:
     """Return the DeepSpeed engine that trains `policy`; all ranks must call this together.
 
     Raises:
         UserError: ZeRO stage 3 does not support the model.
     """
-    stage, trained = config.stage, [p for p in policy.parameters() if p.requires_grad]
+    stage, trained = config.effective_stage, [p for p in policy.parameters() if p.requires_grad]
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": stage >= 2 and config.on_gpu,
@@ -101,7 +102,7 @@ def start_engine(config: LearnerConfig, policy: Policy, deepspeed: Any) -> Any:
 
 
 def check_zero3_support(policy: Policy) -> None:
-    """Refuse ZeRO stage 3 for layers that run per sequence.
+    """Check that the policy has no layers that run once per sequence, which ZeRO stage 3 does not support.
 
     Ranks would gather the weights of these layers a different number of times.
 
@@ -109,5 +110,5 @@ def check_zero3_support(policy: Policy) -> None:
         UserError: The policy has such layers.
     """
     if policy.mixers:
-        what = f"ZeRO stage 3 does not support {type(policy.mixers[0]).__name__}, which runs per sequence"
+        what = f"ZeRO stage 3 does not support {type(policy.mixers[0]).__name__}, which runs once per sequence"
         raise UserError(f"{what}; set cluster.zero_stage to 2")

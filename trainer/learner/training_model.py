@@ -16,17 +16,21 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder, write_adapter
 from agent_rft.trainer.learner.checkpoint_weights import copy_non_weight_files, read_unused_tensors, write_model
-from agent_rft.trainer.learner.deepspeed_internals import partition
+from agent_rft.trainer.learner.deepspeed_internals import partition_parameter
 from agent_rft.trainer.model.lora import add_adapter, expand_targets
 from agent_rft.trainer.model.policy import Policy, load_policy
 
 NO_ASYNC_LOAD = "HF_DEACTIVATE_ASYNC_LOAD"
-"""Transformers' environment variable. Without it, loader threads convert tensors before they are needed."""
+"""Environment variable of transformers that turns off loader threads, which would convert tensors before they are
+needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingModel:
-    """The model in `folder`, to train in full or, with `lora`, with an adapter; an existing `adapter` is continued."""
+    """The model in `folder`, which is trained in full or, with `lora`, with an adapter.
+
+    If the folder contains an adapter, `adapter` is this adapter, and its training continues.
+    """
 
     folder: Path
     dtype: torch.dtype
@@ -35,10 +39,10 @@ class TrainingModel:
 
     @classmethod
     def from_folder(cls, folder: Path, dtype: torch.dtype, lora: LoraSpec | None) -> TrainingModel:
-        """Read whether a folder contains a full model or an adapter.
+        """Create the training model, after reading whether the folder contains a full model or an adapter.
 
         Raises:
-            UserError: The folder contains an adapter with another shape than `lora`.
+            UserError: The folder contains an adapter that does not match `lora`.
         """
         adapter = AdapterFolder.read(folder)
         if adapter is not None:
@@ -50,19 +54,19 @@ class TrainingModel:
         return self.folder if self.adapter is None else self.adapter.base
 
     @property
-    def trained_weights(self) -> str:
-        """Human-readable name of the trained weights. A checkpoint loads only if its name is the same."""
+    def trained_weights_description(self) -> str:
+        """Human-readable name of the trained weights. A checkpoint can be loaded only if it has the same name."""
         return "all weights" if self.lora is None else f"LoRA of {self.lora}"
 
     def load(
         self, temperature: float, seed: int, reading: AbstractContextManager[object], *, keeps_reference: bool
     ) -> Policy:
-        """Load the policy, whose weights are read inside `reading`.
+        """Load the policy; its weights are read inside the context manager `reading`.
 
-        With LoRA and `keeps_reference`, it supports `as_reference`.
+        With LoRA and `keeps_reference`, the policy supports `as_reference`.
 
         Raises:
-            UserError: The learner does not support this model, or the adapter does not fit it.
+            UserError: The learner does not support this model, or the adapter does not fit the model.
         """
         with reading:
             policy = load_policy(self.base, self.dtype, temperature)
@@ -72,7 +76,7 @@ class TrainingModel:
         return policy
 
     def write(self, policy: Policy, shards: Sequence[Mapping[str, Tensor]], folder: Path) -> None:
-        """Write `CheckpointWeights.copy_all` as a folder that transformers and vLLM can load.
+        """Write `shards`, the result of `CheckpointWeights.copy_all`, as a folder that transformers and vLLM can load.
 
         Raises:
             OSError: The disk is full or read-only.
@@ -88,18 +92,18 @@ class TrainingModel:
 
 @contextmanager
 def partition_on_read(deepspeed: Any, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Context manager in which weights that transformers reads are partitioned for ZeRO 3, one at a time.
+    """Context manager in which each weight that transformers reads is partitioned for ZeRO 3 before the next one.
 
     Transformers renames, converts and merges weights before it sets them in the model. Weights that need no conversion
-    are views of the file, so only the pages of this rank's part are read. DeepSpeed's own way would copy each weight to
-    the device and broadcast it, although all ranks have the same files.
+    are views of the file, so only the pages with this rank's part are read. DeepSpeed's own way would copy each weight
+    to the device and broadcast it, although all ranks have the same files.
     """
     init = deepspeed.zero.Init(dtype=dtype)
 
     def partition_if_read(module: nn.Module, name: str, parameter: Any) -> None:
         # Transformers sets this on each weight that it has read. A tied weight is registered again after partitioning.
         if getattr(parameter, "_is_hf_initialized", False):
-            partition(init, parameter, device)
+            partition_parameter(init, parameter, device)
 
     hook = register_module_parameter_registration_hook(partition_if_read)
     os.environ[NO_ASYNC_LOAD] = "1"

@@ -1,4 +1,7 @@
-"""Layout of weight buckets, which the learner sends to engines; without torch, since planning uses it, too."""
+"""Layout of the weight buckets that the learner sends to engines.
+
+This module does not import torch, because planning uses it, too.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,17 @@ BucketLayout = list[TensorInfo]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedWeights:
+class WeightLoadResult:
     """Result of loading one version's buckets into an engine.
 
     `checksums` has one entry per worker process of the engine: the sum of the checksums of all buckets that it loaded.
-    `missed` names the tensors that matched no parameter. `pause_s` is how long generation paused.
+    `unmatched_tensors` has the names of tensors that matched no parameter. `pause_s` is the time for which generation
+    paused.
     """
 
     pause_s: float
     checksums: tuple[int, ...]
-    missed: tuple[str, ...] = ()
+    unmatched_tensors: tuple[str, ...] = ()
 
 
 def num_bytes(layout: Iterable[Sequence[Any]]) -> int:

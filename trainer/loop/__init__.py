@@ -1,4 +1,4 @@
 """The two training loops and their parts: buffer, evaluation, alarms and checkpoints.
 
-Uses no torch, Ray or HTTP: engines, learner and graders are called through `agent_rft.loop_protocols`.
+This package uses no torch, Ray or HTTP: it calls engines, learner and graders through `agent_rft.loop_protocols`.
 """

@@ -1,6 +1,7 @@
-"""Alarms for signs of reward hacking, each raised once, with rollouts to read. An alarm is not proof.
+"""Alarms for signs of reward hacking. Each alarm is raised once, with rollouts to read. An alarm is not proof.
 
-Metrics are compared with their mean over the first BASELINE_STEPS steps. In a resumed run, these are its first steps.
+Metrics are compared with their mean over the first BASELINE_STEPS steps. In a resumed run, these are the first steps
+after the resume.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ rollouts of the examples, such parts have -0.27 to -0.69 (a rare one -0.08), and
 SOON_SHARE = 0.1
 TOP_GRADE, FAR_FROM_TOP = 0.98, 0.7
 NUM_SAMPLES = 5
-SIZES: dict[str, Callable[[Rollout], float]] = {
+DRIFT_METRICS: dict[str, Callable[[Rollout], float]] = {
     "completion_tokens_mean": lambda rollout: rollout.num_sampled,
     "tool_calls_mean": lambda rollout: len(rollout.calls),
 }
@@ -43,7 +44,7 @@ class RewardHackingAlarms:
         self._raised: set[tuple[str, str]] = set()
 
     def check_step(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> list[AlarmRaised]:
-        """Return new alarms at a step, given its metrics and graded rollouts."""
+        """Return the new alarms of one step, given the step's metrics and graded rollouts."""
         if not rollouts:
             return []
         alarms = [*self._check_top_grade(metrics, rollouts)]
@@ -71,13 +72,13 @@ class RewardHackingAlarms:
 
     def _check_drift(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> Iterator[AlarmRaised]:
         """Yield alarms for answers that became far longer or shorter, and for tools called far more or less often."""
-        for name, size in SIZES.items():
+        for name, size in DRIFT_METRICS.items():
             before, now = self._baseline(name), metrics[name]
             if before and not before / DRIFT_FACTOR <= now <= before * DRIFT_FACTOR:
                 yield _make_alarm("drift", name, before, metrics, _select_traces(rollouts, size, largest=now > before))
 
     def _check_divergence(self, metrics: dict[str, float], rollouts: Sequence[Rollout]) -> Iterator[AlarmRaised]:
-        """Yield alarms for a part of the grade, or the held-out grade, that becomes worse while the grade rises."""
+        """Yield alarms if a part of the grade, or the held-out grade, becomes worse while the grade rises."""
         grade = self._baseline("train_mean_grade")
         if grade is None or metrics["train_mean_grade"] < grade + RISE:
             return

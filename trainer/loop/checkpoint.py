@@ -1,7 +1,8 @@
-"""Checkpoints: complete folders named step-N. The best three are kept, and the latest, from which a run resumes.
+"""Checkpoints: folders named step-N, which are always complete. A run resumes from the latest checkpoint.
 
-A checkpoint is written to a temporary folder, which is then renamed. Before it is removed, it is renamed again. A
-checkpoint that is only for resuming is not offered as a model, and is removed when the next one is complete.
+The three best checkpoints are kept as well. A checkpoint is written to a temporary folder, which is renamed when it is
+complete. Before a checkpoint is removed, its folder is renamed again. A checkpoint that exists only for resuming is not
+servable, and is removed when the next checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.rows.durable_write import sync_to_disk, write_durably
 
 KEEP_BEST = 3
-FORMAT = 2
+FORMAT = 3
 """Version of the checkpoint format, unchanged since 0.2.0. Raise it to keep older programs from resuming."""
 TRAINING_STATE = "state"
 """Subfolder with the state that only training needs. Only the latest checkpoint has one; older ones are just models."""
 LOOP_STATE_FILE = "loop.json"
-"""File with the state of the loop. It distinguishes a checkpoint from an earlier one of the same step."""
+"""File with the state of the loop. It distinguishes a checkpoint from an earlier checkpoint of the same step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,11 @@ class LoopState:
 
     Attributes:
         rows_done: Ids of the rows of `epoch` that were trained or skipped.
-        metrics: The step's metrics, without the checkpoint's own cost. A run that was killed before it reported them
-            reports them when it resumes.
+        metrics: The step's metrics, without the time that the checkpoint itself takes. If a run is killed before it
+            reports these metrics, the resumed run reports them.
         next_group: Admission number of the first group that is in no batch yet.
         valid_rewards: Mean rewards of all validations so far, for early stopping.
-        offered: Whether the checkpoint is offered as a model: after a validation and at the end.
+        is_servable: Whether the checkpoint is offered as a model, which is the case after a validation and at the end.
     """
 
     step: int
@@ -50,27 +51,33 @@ class LoopState:
     valid_reward: float | None
     metrics: dict[str, float] = field(default_factory=dict)
     next_group: int = 0
-    offered: bool = True
+    is_servable: bool = True
     valid_rewards: list[float] = field(default_factory=list)
 
     def with_rows(self, rows: Sequence[tuple[int, str]], num_groups: int = 0) -> LoopState:
-        """Return the state after a batch of these (epoch, row id) pairs; `rows_done` has the newest epoch only."""
+        """Return the state after a batch with these rows, which are (epoch, row id) pairs, in `num_groups` groups.
+
+        `rows_done` of the returned state contains only the rows of the newest epoch.
+        """
         epoch = max(self.epoch, *(row_epoch for row_epoch, _ in rows))
         done = set(self.rows_done) if epoch == self.epoch else set()
         done |= {row_id for row_epoch, row_id in rows if row_epoch == epoch}
         return replace(self, epoch=epoch, rows_done=sorted(done), next_group=self.next_group + num_groups)
 
     def with_step(self, version: int, trained_tokens: int) -> LoopState:
-        """Return the state after an update that led to policy `version`."""
+        """Return the state after an update that resulted in policy `version`."""
         tokens = self.trained_tokens + trained_tokens
         return replace(self, step=self.step + 1, version=version, trained_tokens=tokens)
 
     def with_validation(self, reward: float | None, metrics: dict[str, float]) -> LoopState:
-        """Return the state to save after its step's validation. A NaN reward (nothing was graded) does not count."""
+        """Return the state to save after the step's validation.
+
+        A NaN reward means that nothing was graded; it is not added to `valid_rewards`.
+        """
         rewards = self.valid_rewards
         if reward is not None and not math.isnan(reward):
             rewards = [*rewards, reward]
-        return replace(self, metrics=metrics, valid_reward=reward, offered=True, valid_rewards=rewards)
+        return replace(self, metrics=metrics, valid_reward=reward, is_servable=True, valid_rewards=rewards)
 
 
 INITIAL_STATE = LoopState(0, 0, 0, [], 0, None)
@@ -78,12 +85,12 @@ INITIAL_STATE = LoopState(0, 0, 0, [], 0, None)
 
 
 def list_checkpoints(folder: Path) -> list[tuple[Path, LoopState]]:
-    """Return all complete checkpoints in a run's `checkpoints` folder, oldest first; empty if it does not exist.
+    """Return all complete checkpoints in a run's `checkpoints` folder, oldest first; empty without such a folder.
 
-    Only reads, so it is safe while another thread or process saves a checkpoint.
+    This only reads, so it is safe while another thread or process saves a checkpoint.
 
     Raises:
-        UserError: A checkpoint is damaged, or is of a newer version or a version before 0.2.0.
+        UserError: A checkpoint is damaged, or was written by a newer version or by a version before 0.2.0.
     """
     found = []
     for path in sorted(path for path in folder.glob("step-*") if path.suffix != ".tmp"):
@@ -93,34 +100,36 @@ def list_checkpoints(folder: Path) -> list[tuple[Path, LoopState]]:
 
 
 def latest_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
-    """Return the last checkpoint of `list_checkpoints`, or None."""
+    """Return the last checkpoint of `list_checkpoints`, or None if there are no checkpoints."""
     return next(reversed(list_checkpoints(folder)), None)
 
 
 def best_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
-    """Return the checkpoint with the highest validation reward of the ones offered as models; the earliest on ties.
+    """Return the checkpoint with the highest validation reward, among the checkpoints that are offered as models.
 
-    If no checkpoint has a reward, returns the last one. Raises the errors of `list_checkpoints`.
+    Among equal rewards, returns the earliest checkpoint. If no checkpoint has a reward, returns the last offered
+    checkpoint. Raises the same errors as `list_checkpoints`.
     """
-    offered = [(path, state) for path, state in list_checkpoints(folder) if state.offered]
-    ranked = [entry for entry in offered if math.isfinite(_ranking_reward(entry[1]))]
-    return max(ranked, key=lambda entry: _ranking_reward(entry[1])) if ranked else next(reversed(offered), None)
+    servable = [(path, state) for path, state in list_checkpoints(folder) if state.is_servable]
+    ranked = [entry for entry in servable if math.isfinite(_ranking_reward(entry[1]))]
+    return max(ranked, key=lambda entry: _ranking_reward(entry[1])) if ranked else next(reversed(servable), None)
 
 
 class CheckpointUploads(Protocol):
-    """Uploads checkpoints in the background."""
+    """Protocol that uploads checkpoints in the background."""
 
     def add(self, checkpoint: Path, prune: Callable[[], None]) -> None:
-        """Schedule the upload of a complete checkpoint; call `prune` when its folder is no longer needed."""
+        """Schedule the upload of a complete checkpoint; call `prune` when the folder is no longer needed."""
 
     def is_uploading(self, checkpoint: Path) -> bool:
-        """Whether the checkpoint is being uploaded, and so cannot be removed."""
+        """Whether the checkpoint is being uploaded. It must not be removed during the upload."""
 
 
 class Checkpoints:
-    """Writes the `checkpoints` folder of a run, and removes incomplete files that a killed process left there.
+    """Writes the `checkpoints` folder of a run. When created, it removes incomplete files of a killed process.
 
-    `shown` is the folder's path in results; None: the same path.
+    `uploads` uploads complete checkpoints. `shown` is the path of the folder in the paths that `save` and `update`
+    return; None means `folder`.
     """
 
     def __init__(self, folder: Path, copies: CheckpointUploads | None = None, shown: Path | None = None) -> None:
@@ -135,7 +144,9 @@ class Checkpoints:
             copies.add(latest[0], self._prune)  # a killed process may not have uploaded it
 
     async def save(self, state: LoopState, write: Callable[[Path], Awaitable[None]]) -> Path:
-        """Save a checkpoint whose files `write` puts into its argument, a folder; then remove superfluous checkpoints.
+        """Save a checkpoint with `state`, then remove superfluous checkpoints.
+
+        `write` is called with the checkpoint's temporary folder, and writes the other files of the checkpoint into it.
 
         Raises:
             OSError: The disk is full or read-only. Earlier checkpoints are unaffected.
@@ -146,7 +157,7 @@ class Checkpoints:
         try:
             await write(temporary)
             (temporary / LOOP_STATE_FILE).write_bytes(_serialize(state))
-            await asyncio.to_thread(publish_folder, temporary)
+            await asyncio.to_thread(finalize_folder, temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -154,7 +165,7 @@ class Checkpoints:
         return self._shown / final.name
 
     async def update(self, state: LoopState) -> Path:
-        """Replace the state of the loop in the latest checkpoint, which already has the learner's state of this step.
+        """Replace the loop's state in the latest checkpoint, which already has the learner's state of the same step.
 
         Raises:
             OSError: The disk is full or read-only; the checkpoint is unaffected.
@@ -164,7 +175,7 @@ class Checkpoints:
         await self._finish_save(path)
         return self._shown / path.name
 
-    def all(self) -> list[tuple[Path, LoopState]]:
+    def list_all(self) -> list[tuple[Path, LoopState]]:
         """Return all complete checkpoints, oldest first; see `list_checkpoints`."""
         return list_checkpoints(self._folder)
 
@@ -184,14 +195,14 @@ class Checkpoints:
         await asyncio.to_thread(self._prune)
 
     def _prune(self) -> None:
-        """Keep the latest checkpoint in full, and the best others as models. Several threads may call this."""
+        """Keep the latest checkpoint in full, and the best other ones as models. Several threads may call this."""
         with self._pruning:
             self._remove_superfluous()
 
     def _remove_superfluous(self) -> None:
-        checkpoints = self.all()
-        offered = [(path, state) for path, state in checkpoints if state.offered]
-        best = {path for path, _ in sorted(offered, key=lambda entry: _sort_key(entry[1]))[-KEEP_BEST:]}
+        checkpoints = self.list_all()
+        servable = [(path, state) for path, state in checkpoints if state.is_servable]
+        best = {path for path, _ in sorted(servable, key=lambda entry: _sort_key(entry[1]))[-KEEP_BEST:]}
         for path, _ in checkpoints[:-1]:
             if self._copies is not None and self._copies.is_uploading(path):
                 continue
@@ -201,7 +212,7 @@ class Checkpoints:
                 _remove(path / TRAINING_STATE)
 
 
-def publish_folder(temporary: Path) -> Path:
+def finalize_folder(temporary: Path) -> Path:
     """Sync all files of `step-N.tmp` to disk, then rename it to `step-N`, and return the new path."""
     for path in sorted(temporary.rglob("*"), reverse=True):
         sync_to_disk(path)
@@ -215,13 +226,16 @@ def publish_folder(temporary: Path) -> Path:
 
 
 def _ranking_reward(state: LoopState) -> float:
-    """Return the reward for ranking, higher is better; -inf without a validation, or if it graded nothing."""
+    """Return the reward by which checkpoints are ranked; -inf without a validation, or if nothing was graded in it."""
     reward = state.valid_reward
     return -math.inf if reward is None or math.isnan(reward) else reward
 
 
 def _sort_key(state: LoopState) -> tuple[float, int]:
-    """Return the sort key, higher is better: among equal rewards the earliest, without rewards the latest."""
+    """Return the sort key of a checkpoint; the best checkpoint has the largest key.
+
+    Among equal rewards, the earliest checkpoint is best; among checkpoints without a reward, the latest.
+    """
     rank = _ranking_reward(state)
     return rank, -state.step if math.isfinite(rank) else state.step
 
@@ -231,12 +245,15 @@ def _serialize(state: LoopState) -> bytes:
 
 
 def _remove(folder: Path) -> None:
-    """Rename a folder, then remove it, so that no incomplete folder has its name, even if the process is killed."""
+    """Rename a folder, then remove it.
+
+    Even if the process is killed, no incomplete folder then has the name of a checkpoint.
+    """
     shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}-removed.tmp")))
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the size of a checkpoint on disk."""
+    """Return the size of a checkpoint's folder on disk, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -250,4 +267,5 @@ def _read_state(checkpoint: Path) -> LoopState:
         return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
     except (ValueError, TypeError, AttributeError) as error:
         what = f"{checkpoint} is damaged ({LOOP_STATE_FILE}: {error})"
-        raise UserError(f"{what}; restore it, or start a new run with `model` set to an earlier checkpoint") from None
+        fix = "restore this checkpoint, or start a new run with `model` set to an earlier checkpoint"
+        raise UserError(f"{what}; {fix}") from None

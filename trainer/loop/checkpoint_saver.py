@@ -1,7 +1,7 @@
-"""Saving of a loop: every checkpoint stores the LoopState, which is the loop's full state, and the learner's state.
+"""Saving of checkpoints by a training loop. Each checkpoint has the loop's full state and the learner's state.
 
-A checkpoint interrupts training only for a copy to host memory; the learner writes the copy while training continues.
-A full disk pauses the job instead of ending it.
+A checkpoint interrupts training only for a copy to host memory: the learner writes this copy to disk while training
+continues. A full disk pauses the job instead of ending it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from agent_rft.events import (
     StepDone,
     TrainingWaitedForCheckpoint,
 )
-from agent_rft.loop_protocols import Checkpointable, EventSink
+from agent_rft.loop_protocols import Checkpointable, LoopEventSink
 from agent_rft.spec.job import CheckpointInterval
 from agent_rft.trainer.loop.checkpoint import INITIAL_STATE, TRAINING_STATE, Checkpoints, LoopState, folder_bytes
 from agent_rft.trainer.loop.journal import Journal
 
 
 class CheckpointSaver:
-    """State of one loop, and its checkpoints. Each checkpoint removes the records that it covers from `journal`."""
+    """Current state of one training loop, and the checkpoints of this state.
+
+    When a checkpoint is written, the records that it covers are removed from `journal`.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class CheckpointSaver:
         checkpoints: Checkpoints,
         journal: Journal | None,
         interval: CheckpointInterval,
-        sink: EventSink,
+        sink: LoopEventSink,
         disk: FullDiskRetry,
         total_steps: int,
         clock: Callable[[], float] = time.monotonic,
@@ -72,7 +75,8 @@ class CheckpointSaver:
     def is_due(self) -> bool:
         """Whether the job's interval requires a checkpoint of the latest step.
 
-        While a checkpoint is being written, only an interval in steps counts, since the next checkpoint has to wait.
+        While a checkpoint is being written, an interval in minutes is ignored, because the next checkpoint would have
+        to wait.
         """
         steps = self.step - self._saved.step
         seconds = 0.0 if self._is_writing else self._clock() - self._saved_at
@@ -83,9 +87,9 @@ class CheckpointSaver:
         return self._writing is not None and not self._writing.done()
 
     @property
-    def is_offered(self) -> bool:
-        """Whether the latest step is in a checkpoint that is offered as a model."""
-        return self._saved.step >= self.step and self._saved.offered
+    def is_servable(self) -> bool:
+        """Whether the latest step is in a checkpoint that can be served as a model."""
+        return self._saved.step >= self.step and self._saved.is_servable
 
     def best(self) -> LoopState | None:
         """Return the state of the best checkpoint by validation reward; None without a checkpoint."""
@@ -93,25 +97,29 @@ class CheckpointSaver:
         return None if found is None else found[1]
 
     async def load_latest(self) -> LoopState:
-        """Load the latest checkpoint, if there is one, into the learner; return the loop's state."""
+        """Load the latest checkpoint into the learner, and return the loop's state in this checkpoint.
+
+        Without a checkpoint, returns INITIAL_STATE.
+        """
         latest = self._checkpoints.latest()
         if latest is None:
             return INITIAL_STATE
         folder, state = latest
         if not (folder / TRAINING_STATE).exists():
             what = f"{folder} has no training state, since only the latest checkpoint of a run can be resumed"
-            raise UserError(f"{what}; start a new run with `model` set to it")
+            raise UserError(f"{what}; start a new run with `model` set to this folder")
         converted = await self._learner.load(folder)
         if converted is not None:
             self._sink.emit(
-                StateConverted(step=state.step, previous_layout=str(converted.before), layout=str(converted.now))
+                StateConverted(step=state.step, previous_layout=str(converted.previous), layout=str(converted.current))
             )
         return state
 
     async def resume(self, reported: Container[int]) -> LoopState:
-        """Continue from the latest checkpoint, or from the start without one.
+        """Set and return the loop's state of the latest checkpoint, or of the start if there is no checkpoint.
 
-        `reported`: steps whose StepDone was already emitted. Emits it for the checkpoint's step if it is missing.
+        `reported` contains the steps whose StepDone was already emitted. If it does not contain the checkpoint's step,
+        StepDone is emitted for this step.
         """
         self.state = await self.load_latest()
         self._saved, self._saved_at = self.state, self._clock()
@@ -121,13 +129,14 @@ class CheckpointSaver:
         return self.state
 
     async def save(self, state: LoopState) -> dict[str, float]:
-        """Copy the learner's state, and write a checkpoint of `state` in the background, unless it is saved already.
+        """Copy the learner's state, and write a checkpoint of `state` in the background.
 
-        Returns the time of the copy, and of the wait for the previous checkpoint, as a metric.
+        Does nothing if `state` is already saved. Returns a metric: the duration of the copy and of the wait for the
+        previous checkpoint.
 
         Raises:
-            OSError: This or the previous checkpoint could not be written; earlier ones are unaffected.
-            LearnerFailed: A rank was lost; `state` is in no checkpoint.
+            OSError: This or the previous checkpoint could not be written. Earlier checkpoints are unaffected.
+            LearnerFailed: A rank was lost; no checkpoint contains `state`.
         """
         started, waits = time.monotonic(), self._is_writing
         await self.wait_written()
@@ -146,13 +155,16 @@ class CheckpointSaver:
         return {"time_checkpoint_s": seconds}
 
     async def save_last(self) -> None:
-        """Save the latest step as an offered model, unless it is one, and wait for it. Raises the errors of `save`."""
-        if not self.is_offered:
-            await self.save(replace(self.state, valid_reward=None, metrics={}, offered=True))
+        """Save the latest step as a checkpoint offered as a model, unless one exists, and wait until it is written.
+
+        Raises the same errors as `save`.
+        """
+        if not self.is_servable:
+            await self.save(replace(self.state, valid_reward=None, metrics={}, is_servable=True))
         await self.wait_written()
 
     async def wait_written(self) -> None:
-        """Wait until the current checkpoint is written. Raises the errors of `save`."""
+        """Wait until the current checkpoint is written. Raises the same errors as `save`."""
         if self._writing is not None:
             try:
                 await self._writing
@@ -160,7 +172,7 @@ class CheckpointSaver:
                 self._writing = None
 
     async def wait_settled(self) -> None:
-        """Wait until the current checkpoint is written or has failed."""
+        """Wait until the current checkpoint is written or has failed; ignore the error of a failed checkpoint."""
         with suppress(OSError, RftError):
             await self.wait_written()
 
@@ -171,7 +183,7 @@ class CheckpointSaver:
             self._sink.emit(TrainingWaitedForCheckpoint(steps=interval, waited_s=seconds))
 
     def _fit_interval(self, write_s: float) -> None:
-        """Adapt the minutes between checkpoints to the time of a write; they are at least the job's setting."""
+        """Adapt the minutes between checkpoints to the duration of a write, but not below the job's setting."""
         fitting, was = self._interval.extend_for_writes(write_s), self._current_interval.minutes
         if fitting.minutes is None or was is None:
             return
@@ -198,13 +210,13 @@ class CheckpointSaver:
             self._saved = before
             raise
         if self._journal is not None:
-            await asyncio.to_thread(self._journal.forget, state.next_group, state.step)
+            await asyncio.to_thread(self._journal.remove_covered, state.next_group, state.step)
         saved = CheckpointSaved(
             step=state.step,
             path=str(path),
             num_bytes=await asyncio.to_thread(folder_bytes, path),
             valid_reward=state.valid_reward,
-            offered=state.offered,
+            is_servable=state.is_servable,
             write_s=self._clock() - started,
         )
         self._sink.emit(saved)
@@ -222,23 +234,23 @@ MAX_DISK_WAIT_S = 24 * 3600.0
 
 
 class FullDiskRetry:
-    """Repeats writes to a run folder while its disk is full. `sleep` takes seconds."""
+    """Repeats writes to a run folder while the folder's disk is full. `sleep` takes seconds."""
 
-    def __init__(self, sink: EventSink, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(self, sink: LoopEventSink, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._sink = sink
         self._sleep = sleep
         self._waiting = 0
         self._stopping = False
 
     def stop(self) -> None:
-        """Stop waiting for a full disk: writes then fail."""
+        """Stop waiting for free disk space. Writes to a full disk then fail."""
         self._stopping = True
 
     async def retry_while_full(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `write`, which is called again while the disk is full.
+        """Call `write` and return its result. While the disk is full, wait and call `write` again.
 
         Raises:
-            OSError: The write failed for another reason, or the disk stayed full for PATIENCE_S.
+            OSError: The write failed for another reason, or the disk stayed full for MAX_DISK_WAIT_S.
         """
         waited_s = 0.0
         while True:

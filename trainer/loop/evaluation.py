@@ -1,4 +1,4 @@
-"""Evaluation of all rows of a file on one frozen version, with fixed seeds, counts and confidence intervals."""
+"""Evaluation of all rows of a file on one frozen policy version, with fixed seeds, counts and confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from agent_rft.errors import first_error
-from agent_rft.loop_protocols import Rollouts
+from agent_rft.loop_protocols import RolloutService
 from agent_rft.metrics.confidence_intervals import bootstrap_interval
 from agent_rft.metrics.pass_at_k import pass_at_k
 from agent_rft.trainer.loop.rl_metrics import rollout_metrics
@@ -19,9 +19,17 @@ MAX_CONCURRENT_GROUPS = 512
 
 
 async def evaluate(
-    rollouts: Rollouts, tasks: Sequence[Task], purpose: Purpose, samples: int, temperature: float, pass_threshold: float
+    rollouts: RolloutService,
+    tasks: Sequence[Task],
+    purpose: Purpose,
+    samples: int,
+    temperature: float,
+    pass_threshold: float,
 ) -> tuple[Evaluation, list[Group]]:
-    """Sample and grade each task `samples` times. Seeds depend only on row and sample, not on epoch or attempt."""
+    """Sample and grade each task `samples` times; return the evaluation and the groups.
+
+    Seeds depend only on row and sample, not on epoch or attempt.
+    """
     slots = asyncio.Semaphore(MAX_CONCURRENT_GROUPS)
 
     async def sample_task(index: int, task: Task) -> Group:

@@ -1,4 +1,8 @@
-"""Buffer between engines and learner. Batches form in the order of admission, not completion, to bound staleness."""
+"""Buffer of groups between engines and learner.
+
+Batches are formed in the order in which groups were admitted, not in the order in which they finish. This bounds the
+staleness of groups.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ TRAIN = "train"
 class Batch:
     """Groups to train on, and the groups that were skipped before the batch was full.
 
-    `skipped` pairs a group with its kind of zero variance, or with None if too few of its rollouts were graded.
+    `skipped` pairs each skipped group with its kind of zero variance, or with None if too few of its rollouts were
+    graded.
     """
 
     to_train: list[Group] = field(default_factory=list)
@@ -38,22 +43,23 @@ class Batch:
 class GroupBuffer:
     """Holds groups between engines and learner, and bounds the staleness of trained groups.
 
-    A group is outstanding if it is admitted but not yet part of published weights. At most (max_staleness + 1) x
-    batch_size outstanding groups may still be trained. As batches form in admission order, a group admitted at version
-    v is trained at version v + max_staleness at the latest, and slow rows are trained as often as fast ones. With
-    batch_size 2 and max_staleness 1:
+    A group is outstanding from its admission until the weights that were trained on it are published. At most
+    (max_staleness + 1) x batch_size outstanding groups may still be trained. Because batches are formed in the order of
+    admission, a group that is admitted at version v is trained at version v + max_staleness at the latest, and slow
+    rows are trained as often as fast rows. With batch_size 2 and max_staleness 1:
 
         version 0    groups 0 1 2 3 are admitted; group 4 has to wait, since 4 = (1 + 1) x 2 are outstanding
-                     they finish as 2 0 3 1; next_batch() waits for 1 and returns 0 1
-        version 1    published(): groups 4 5 are admitted; the next batch is 2 3, one version old
-        version 2    published(): groups 6 7 are admitted; the next batch is 4 5, one version old
+                     they finish in the order 2 0 3 1; next_batch() waits for group 1 and returns groups 0 1
+        version 1    free_published(): groups 4 5 are admitted; the next batch is 2 3, one version old
+        version 2    free_published(): groups 6 7 are admitted; the next batch is 4 5, one version old
 
-    A zero-variance group is skipped, and the batch takes the next group instead. Its slot is free as soon as it
-    finishes; otherwise a batch could wait for several rounds of new groups. If group 1 in the example had zero
-    variance, group 4 would be admitted when group 1 finishes, and the first batch would be 0 2.
+    A zero-variance group is skipped, and the batch takes the next group instead. The slot of a skipped group is free as
+    soon as the group finishes; otherwise a batch could wait for several rounds of new groups. If group 1 in the example
+    had zero variance, group 4 would be admitted when group 1 finishes, and the first batch would be 0 2.
 
     `classify(group)` returns TRAIN, the group's kind of zero variance, or None if too few of its rollouts were graded.
-    At most `max_skipped` groups per batch are replaced; each further skipped group makes the batch smaller.
+    At most `max_skipped` skipped groups per batch are replaced by other groups; each further skipped group makes the
+    batch smaller.
     """
 
     def __init__(
@@ -73,14 +79,15 @@ class GroupBuffer:
         self._changed = asyncio.Condition()
 
     def start_at(self, index: int) -> None:
-        """Start with the group of this number, so that a resumed run continues counting. Call it before `admit`."""
+        """Start with the group number `index`, so that a resumed run continues counting. Call this before `admit`."""
         self._admitted = self._batch_start = self._next = index
 
     @property
     def outstanding(self) -> int:
-        """Number of groups that are admitted but not yet part of published weights.
+        """Number of groups that were admitted, and on which no published weights were trained yet.
 
-        The batch in training counts with its full size, even if it has fewer groups, since it becomes one version.
+        The batch in training always counts as `batch_size` groups, even if it has fewer, because it becomes one
+        version.
         """
         return self._admitted - self._batch_start + self._unpublished
 
@@ -99,7 +106,10 @@ class GroupBuffer:
         return trainable < min(self._limit, needed) and self.outstanding < self._limit + self._max_skipped
 
     async def admit(self, needed: Callable[[], int]) -> int:
-        """Wait until another group may start, and return its index. `needed()`: groups that the job still needs."""
+        """Wait until another group may start, and return its index.
+
+        `needed()` returns the number of groups that the job still needs.
+        """
         async with self._changed:
             await self._changed.wait_for(lambda: self._can_admit(needed()))
             self._admitted += 1
@@ -134,7 +144,7 @@ class GroupBuffer:
         return batch
 
     async def free_published(self) -> None:
-        """Free the slots of the last batch. Call it when the weights trained on the batch are published."""
+        """Free the slots of the last batch. Call this when the weights that were trained on it are published."""
         async with self._changed:
             self._unpublished = 0
             self._changed.notify_all()

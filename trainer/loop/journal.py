@@ -1,12 +1,13 @@
-"""Journal of a run: records since its last checkpoint, written before they take effect, so that they can be replayed.
+"""Journal of a run: records of the work since the last checkpoint, from which a resumed run can replay this work.
 
     group-00000012.jsonl.zst   a finished group, by its admission number; the group is finished once this file exists
     batch-00000008.json        a batch, by the number of its first group, written before its update
     validated-000005.json      the reward of a step's validation, and its metrics
     starts.json                the number of starts of the run
 
-Each file is written to a temporary file and renamed, so it is complete even if the process is killed. A checkpoint
-replaces the records before it. Numbering continues when the run is started again.
+Each record is written before it takes effect. It is written to a temporary file, which is then renamed, so it is
+complete even if the process is killed. After a checkpoint, the records before it are removed. Numbers continue when the
+run is started again.
 """
 
 from __future__ import annotations
@@ -25,21 +26,24 @@ from agent_rft.trainer.loop.group_buffer import Batch
 from agent_rft.types import Group
 
 FORMAT = 1
-"""Version of the batch record format. Raise it when older programs must not replay it."""
+"""Version of the batch record format. Raise it if older programs must not replay the records."""
 UNKNOWN_STARTS = 1000
-"""A number larger than any number of starts between two checkpoints."""
+"""A number that is larger than any number of starts between two checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch as admission numbers of its groups; `skipped` pairs numbers with reasons, as in `Batch`."""
+    """Record of a batch: the admission numbers of its groups. `first` is the smallest of these numbers.
+
+    `skipped` pairs the number of each skipped group with the reason, as in `Batch`.
+    """
 
     first: int
     to_train: tuple[int, ...]
     skipped: tuple[tuple[int, str | None], ...]
 
     @property
-    def end(self) -> int:
+    def next_group(self) -> int:
         """Number of the first group after this batch."""
         return self.first + len(self.to_train) + len(self.skipped)
 
@@ -47,7 +51,7 @@ class BatchRecord:
 class Journal:
     """Writes and reads a run's `journal` folder. Every write is on disk when the call returns.
 
-    Raises OSError if the disk is full or read-only; earlier records are unaffected.
+    Methods that write raise OSError if the disk is full or read-only; earlier records are unaffected.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +69,10 @@ class Journal:
         return self._count(1)
 
     def count_restore(self) -> None:
-        """Add an upper bound of the starts after this journal was copied, so that no attempt number repeats."""
+        """Count more starts than can have happened after this journal was copied, so that no attempt number repeats.
+
+        Call this when a journal was restored from a copy.
+        """
         if (self._folder / "starts.json").exists():
             self._count(UNKNOWN_STARTS)
 
@@ -106,14 +113,15 @@ class Journal:
         await asyncio.to_thread(write_durably, self._validation_path(validated.step), content)
 
     async def wait_settled(self) -> None:
-        """Wait until no group is being written. A write continues when its caller is cancelled."""
+        """Wait until no group is being written. A write continues even if the task that started it is cancelled."""
         if self._writing:
             await asyncio.wait(set(self._writing))
 
     async def drop(self, batch: Batch) -> None:
-        """Remove a batch and all groups from its first one on, and ignore new groups; a resumed run samples them again.
+        """Remove a batch and all groups from the batch's first group on, and ignore groups that finish later.
 
-        The later groups come from the same engines, and could become too stale when other groups are trained first.
+        A resumed run samples these groups again. Groups after the batch are removed, too: they come from the same
+        engines, and could become too stale when other groups are trained first.
         """
         first = self._dropped = min(group.request.index for group in batch.all_groups)
         await self.wait_settled()
@@ -122,8 +130,11 @@ class Journal:
             if kind in ("batch", "group") and number >= first:
                 path.unlink(missing_ok=True)
 
-    def forget(self, next_group: int, step: int) -> None:
-        """Remove the records that a checkpoint of `step` covers, such as batches and groups before `next_group`."""
+    def remove_covered(self, next_group: int, step: int) -> None:
+        """Remove the records that a checkpoint of `step` covers.
+
+        These are the groups and batches before the group number `next_group`, and the validations up to `step`.
+        """
         for path in list(self._folder.iterdir()):
             kind, number = _parse_name(path)
             covered = {"group": next_group, "batch": next_group, "validated": step + 1}
@@ -139,16 +150,17 @@ class Journal:
     def read_batches(self, next_group: int) -> list[BatchRecord]:
         """Return the batches since a checkpoint, in order; `next_group` is the first group after the checkpoint.
 
-        If the batches do not follow the checkpoint, because a user went back to an earlier one, removes all records.
+        If the user went back to an earlier checkpoint, the recorded batches do not continue from this checkpoint. All
+        records are then removed, and the result is empty.
 
         Raises:
             UserError: A newer version wrote the records.
         """
         records = sorted(map(_read_batch, self._folder.glob("batch-*.json")), key=lambda record: record.first)
         records = [record for record in records if record.first >= next_group]
-        ends = [next_group, *(record.end for record in records)]
+        ends = [next_group, *(record.next_group for record in records)]
         if [record.first for record in records] != ends[:-1]:
-            self.forget(1 << 62, 1 << 62)
+            self.remove_covered(1 << 62, 1 << 62)
             return []
         return records
 
@@ -169,7 +181,7 @@ class Journal:
                 yield from read_groups(path)
 
     def with_validation(self, state: LoopState) -> LoopState | None:
-        """Return the state with its step's validation, or None if the step was not validated."""
+        """Return `state` with the recorded validation of its step, or None if the step was not validated."""
         try:
             found = json.loads(self._validation_path(state.step).read_text())
         except FileNotFoundError:

@@ -1,4 +1,7 @@
-"""Restarts of a lost learner: a few per step, with growing pauses. A crash loop ends with its first error."""
+"""Restarts of a lost learner: a few restarts per step, with growing pauses.
+
+If the learner is lost again and again, the job ends with the step's first error.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TypeVar
 
 from agent_rft.errors import LearnerFailed
 from agent_rft.events import LearnerRestarted
-from agent_rft.loop_protocols import EventSink
+from agent_rft.loop_protocols import LoopEventSink
 
 T = TypeVar("T")
 PAUSES_S = (1.0, 10.0, 60.0)
@@ -18,19 +21,19 @@ PAUSES_S = (1.0, 10.0, 60.0)
 class LearnerRestarts:
     """Restart budget of one loop.
 
-    `recover` starts the learner again and restores its state. `step` returns the number of completed steps. `sleep`
+    `recover` starts the learner again and restores its state. `get_step` returns the number of completed steps. `sleep`
     takes seconds.
     """
 
     def __init__(
         self,
-        sink: EventSink,
+        sink: LoopEventSink,
         recover: Callable[[], Awaitable[None]],
-        step: Callable[[], int],
+        get_step: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._recover = recover
-        self._current_step = step
+        self._current_step = get_step
         self._is_lost = False
         self._sink = sink
         self._sleep = sleep
@@ -38,7 +41,7 @@ class LearnerRestarts:
         self._failures: list[LearnerFailed] = []
 
     async def retry(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`. If a rank is lost, recover the learner and call `work` again.
+        """Call `work` and return its result. If a rank is lost, recover the learner and call `work` again.
 
         Raises:
             LearnerFailed: All restarts of a step were used; the message contains the first error.
@@ -60,7 +63,7 @@ class LearnerRestarts:
         self._failures.append(failure)
         first, times = self._failures[0], len(self._failures)
         if times > len(PAUSES_S):
-            what = f"the learner failed {times} times after step {step}; the first time:"
+            what = f"the learner failed {times} times after step {step}; the first error was:"
             raise LearnerFailed(f"{what} {first.message}", public_message=f"{what} {first.public_message}") from first
         self._sink.emit(LearnerRestarted(cause=failure.message, times=times, error_type=type(failure).__name__))
         await self._sleep(PAUSES_S[times - 1])

@@ -1,7 +1,7 @@
 """The asynchronous RL loop: tasks -> graded groups -> advantages -> update -> new weights.
 
-Generation for later steps continues while the learner trains; `GroupBuffer` bounds the staleness. Depends on protocols
-only.
+The engines sample rollouts for later steps while the learner trains; `GroupBuffer` bounds the staleness. The loop
+depends on protocols only.
 
     admit --> sample --> buffer --> batch --> learner step --> publish --> checks, validation, checkpoint
       ^                                                           |
@@ -27,7 +27,7 @@ from agent_rft.events import (
     UpdateSkipped,
     UpdatesReplayed,
 )
-from agent_rft.loop_protocols import EventSink, Learner, Rollouts
+from agent_rft.loop_protocols import Learner, LoopEventSink, RolloutService
 from agent_rft.rows.dataset_rows import RowOrder
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval, EarlyStop
 from agent_rft.spec.step_plan import StepPlan
@@ -57,18 +57,18 @@ class LoopConfig:
 
 
 class ReinforcementLoop:
-    """RL training of one job. `run` may be called once."""
+    """RL training of one job. `run` may be called only once."""
 
     def __init__(
         self,
         config: LoopConfig,
         tasks: Sequence[Task],
         validation: Sequence[Task],
-        rollouts: Rollouts,
+        rollouts: RolloutService,
         learner: Learner,
         checkpoints: Checkpoints,
         journal: Journal,
-        sink: EventSink,
+        sink: LoopEventSink,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         check_every_s: float = CHECK_LEARNER_EVERY_S,
@@ -103,7 +103,8 @@ class ReinforcementLoop:
     async def resume(self, reported_steps: Container[int] = ()) -> None:
         """Continue from the latest checkpoint: restore learner, state and engines, and replay later batches.
 
-        `reported_steps`: steps whose StepDone was already emitted; it is emitted for the other completed steps.
+        `reported_steps` contains the steps whose StepDone was already emitted. StepDone is emitted for the other
+        completed steps.
         """
         self._reported, started = reported_steps, time.monotonic()
         before = await self._restarts.retry(lambda: self._progress.resume(reported_steps))
@@ -120,7 +121,7 @@ class ReinforcementLoop:
             UpdatesReplayed(
                 num_updates=state.step - before.step,
                 num_groups=len(self._finished),
-                seconds=time.monotonic() - started,
+                duration_s=time.monotonic() - started,
             )
         )
 
@@ -135,17 +136,17 @@ class ReinforcementLoop:
         self._disk.stop()
 
     async def run(self) -> LoopState:
-        """Train until the last step, early stopping, nothing left to learn, or `stop`.
+        """Train until the last step, or until early stopping, `stop`, or the point where nothing is left to learn.
 
         Raises:
             UserError: An endpoint refuses access.
-            Halted: Gradients are not finite, batches have zero variance, or engines differ from the learner.
+            TrainingHalted: Gradients are not finite, batches have zero variance, or engines differ from the learner.
             LearnerFailed: A rank was lost repeatedly.
         """
         plan = self._config.plan
         self._attempt = await asyncio.to_thread(self._journal.count_start)
         if self._progress.step == 0:
-            await self._validate_start()
+            await self._validate_base_model()
         self._admitting.set()
         try:
             async with asyncio.TaskGroup() as group:
@@ -183,7 +184,7 @@ class ReinforcementLoop:
 
     async def _run_steps(self) -> None:
         for learned in self._unreported:
-            await self._finish(learned, time.monotonic(), {})
+            await self._finish_step(learned, time.monotonic(), {})
         self._unreported.clear()
         while self._progress.has_steps_left and not (
             self._stopping.is_set() or self._should_stop or self._nothing_left
@@ -203,12 +204,12 @@ class ReinforcementLoop:
                     self._nothing_left = self._health.report_zero_variance(batch, self._progress.step)
 
     async def _next_batch(self) -> Batch:
-        return await self.run_watched(self._buffer.next_batch())
+        return await self.run_and_check_learner(self._buffer.next_batch())
 
-    async def run_watched(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, which waits for engines; restart the learner if it is lost in that time.
+    async def run_and_check_learner(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, which waits for engines; restart the learner if it is lost during this wait.
 
-        Engines lost with the learner wait for weights, which only a new learner can send.
+        Engines that were lost together with the learner wait for weights, which only a restarted learner can send.
         """
         working = asyncio.create_task(work)
         try:
@@ -232,18 +233,18 @@ class ReinforcementLoop:
             sync = await self._restarts.retry(lambda: self._rollouts.publish(state.version))
             times["time_sync_s"] = time.monotonic() - publishing
         await self._buffer.free_published()
-        await self._finish(learned, started, times, sync)
+        await self._finish_step(learned, started, times, sync)
 
     async def _update(self, batch: Batch, state: LoopState) -> _UpdateResult:
         """Run one update on a batch, starting at `state`."""
         async with self._drop_if_halted(batch):
-            report = await self._learner.step(self._sequences(batch), state.version)
+            report = await self._learner.step(self._to_train_segments(batch), state.version)
         tokens = int(report.metrics.get("trained_tokens", 0))
         return _UpdateResult(
             _mark_rows_done(state, batch).with_step(state.version + report.applied, tokens), batch, report
         )
 
-    async def _finish(
+    async def _finish_step(
         self, learned: _UpdateResult, started: float, times: dict[str, float], sync: SyncReport | None = None
     ) -> None:
         """Complete a step after its update: checks, validation, checkpoint and report."""
@@ -263,7 +264,9 @@ class ReinforcementLoop:
             validated = await self._validate_step(state, metrics, started)
         metrics |= {} if validated is None else validated.metrics
         if is_latest and (validated is not None or self._progress.is_due):
-            metrics |= await self._save(validated or replace(state, metrics=metrics, valid_reward=None, offered=False))
+            metrics |= await self._save(
+                validated or replace(state, metrics=metrics, valid_reward=None, is_servable=False)
+            )
         metrics |= step_times(started, self._started)
         self._sink.emit(StepDone(step=state.step, total_steps=plan.steps, metrics=metrics))
 
@@ -277,8 +280,8 @@ class ReinforcementLoop:
             state.with_validation(None if evaluation is None else evaluation.reward, metrics)
         )
 
-    async def _validate_start(self) -> None:
-        """Validate the base model, whose reward is the first best reward for early stopping."""
+    async def _validate_base_model(self) -> None:
+        """Validate the base model. Early stopping compares later rewards with its reward."""
         if not self._progress.state.valid_rewards and (evaluation := await self._validate()) is not None:
             await self._record_validation(self._progress.state.with_validation(evaluation.reward, {}))
 
@@ -291,7 +294,10 @@ class ReinforcementLoop:
 
     @asynccontextmanager
     async def _drop_if_halted(self, batch: Batch) -> AsyncIterator[None]:
-        """Context manager that drops a batch if it raises Halted, since a resumed run must not learn from the batch."""
+        """Context manager that drops a batch if TrainingHalted is raised inside.
+
+        A resumed run must not learn from this batch.
+        """
         try:
             yield
         except TrainingHalted:
@@ -301,7 +307,7 @@ class ReinforcementLoop:
     async def _save(self, state: LoopState) -> dict[str, float]:
         return await self._restarts.retry(partial(self._progress.save, state))
 
-    def _sequences(self, batch: Batch) -> list[TrainSegment]:
+    def _to_train_segments(self, batch: Batch) -> list[TrainSegment]:
         sequences: list[TrainSegment] = []
         for group in batch.to_train:
             values = compute_advantages(self._config.algorithm.advantage, group.rewards)
@@ -346,7 +352,7 @@ class ReinforcementLoop:
         self._admitting.clear()
         validation = self._validation.run(self._progress.step, self._buffer.outstanding)
         try:
-            return await self._run_unless_stopped(self.run_watched(validation))
+            return await self._run_unless_stopped(self.run_and_check_learner(validation))
         finally:
             self._admitting.set()
 

@@ -18,7 +18,10 @@ from agent_rft.types import DiscardedRollout, Grade, Group, Rollout, SyncReport
 def step_metrics(
     batch: Batch, state: LoopState, total_steps: int, trained_version: int, sync: SyncReport | None
 ) -> dict[str, float]:
-    """Return metrics (`agent_rft.metrics`) of the step that led to `state`, trained from policy `trained_version`."""
+    """Return the metrics of the step that resulted in `state`, keyed by names of `agent_rft.metrics`.
+
+    `trained_version` is the policy version from which the step started. `sync` is None if no weights were published.
+    """
     groups = batch.all_groups
     metrics = rollout_metrics([r for g in groups for r in g.rollouts], [d for g in groups for d in g.discarded])
     staleness = [trained_version - group.oldest_version for group in batch.to_train]
@@ -45,7 +48,7 @@ def step_metrics(
 
 
 def step_times(started: float, run_started: float) -> dict[str, float]:
-    """Return the durations of the current step and run from their start times by `time.monotonic`."""
+    """Return the durations of the current step and of the run so far, from start times of `time.monotonic`."""
     now = time.monotonic()
     return {"time_step_s": now - started, "elapsed_s": now - run_started}
 
@@ -82,7 +85,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[DiscardedRo
 
 
 def part_metric(part: str) -> str:
-    """Return the metric name of one part of the grader."""
+    """Return the name of the metric for one part of the grader."""
     return f"grader/{part}/score_mean"
 
 
@@ -107,7 +110,7 @@ def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
 def slow_rows_graded_ratio(groups: Sequence[Group]) -> float:
     """Return the share of graded rollouts in the slowest quarter of groups, divided by the share in all groups.
 
-    It is 1 if slow rows are trained as often as others, and NaN with fewer than four groups.
+    The ratio is 1 if slow rows are trained as often as other rows, and NaN with fewer than four groups.
     """
     slow = sorted(groups, key=lambda group: group.wall_s)[-(len(groups) // 4) :] if len(groups) >= 4 else []
 

@@ -1,7 +1,7 @@
 """Checks of each step: zero-variance batches, engines that differ from the learner, no tool calls, reward hacking.
 
-Each check emits an event; the first two can end the training before it learns from wrong data. The event of a
-zero-variance batch names its cause, which is a property of nearly all of its rollouts.
+Each check emits an event if it finds a problem. The first two checks can end the training before the model learns from
+wrong data. The event for a zero-variance batch names a cause, which must apply to nearly all rollouts of the batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from agent_rft.errors import TrainingHalted
 from agent_rft.events import EngineLearnerGap, NoToolCalls, ZeroVarianceBatch
-from agent_rft.loop_protocols import EventSink
+from agent_rft.loop_protocols import LoopEventSink
 from agent_rft.problems.zero_variance_causes import Cause, Diagnosis, summarize_groups
 from agent_rft.trainer.loop.alarms import RewardHackingAlarms
 from agent_rft.trainer.loop.group_buffer import Batch
@@ -28,7 +28,7 @@ RATIO_HALTS_AT = 4.0
 class StepChecks:
     """Checks the steps of a job with `total_steps` steps."""
 
-    def __init__(self, total_steps: int, sink: EventSink) -> None:
+    def __init__(self, total_steps: int, sink: LoopEventSink) -> None:
         self._alarms = RewardHackingAlarms(total_steps)
         self._sink = sink
         self._zero_variance_steps = 0
@@ -38,11 +38,11 @@ class StepChecks:
         """Report a batch without any group to train on; `step` is the last completed step.
 
         Returns:
-            Whether nothing is left to learn: it is the third such batch in a row, at least one step is done, and nearly
-            all of its groups are "all_right".
+            Whether nothing is left to learn. This is the case if it is the third such batch in a row, at least one step
+            is done, and nearly all groups of the batch are "all_right".
 
         Raises:
-            Halted: It is the third such batch in a row, for another cause or before the first step.
+            TrainingHalted: This is the third such batch in a row, but the other two conditions are not met.
         """
         self._zero_variance_steps += 1
         discarded = Counter(d.reason for group in batch.all_groups for d in group.discarded)
@@ -66,7 +66,7 @@ class StepChecks:
         if found.cause != "all_right" or step == 0:
             counts = summarize_groups(batch.zero_variance, batch.num_lost)
             batches = f"{self._zero_variance_steps} batches in a row"
-            what = f"{batches} had no group with a signal to learn from (the last one: {counts})"
+            what = f"{batches} had no group to train on (groups of the last batch: {counts})"
             raise TrainingHalted(f"{what}: {found}", public_message=f"{what}: {replace(found, error='')}")
         return True
 
@@ -74,14 +74,16 @@ class StepChecks:
         """Check a completed step, given its batch and metrics.
 
         Raises:
-            Halted: Engine and learner disagree on the same weights, so importance weights are meaningless.
+            TrainingHalted: With the same weights, the log-probabilities of engine and learner differ too much, so
+                importance weights are meaningless.
         """
         self._zero_variance_steps = 0
         gap = max(metrics.get("logprob_gap", 0.0), metrics.get("canary_gap", 0.0))
         ratio = metrics.get("importance_ratio_same_version", 1.0)
         if gap >= GAP_HALTS_AT or not 1 / RATIO_HALTS_AT < ratio < RATIO_HALTS_AT:
             raise TrainingHalted(
-                f"engine and learner disagree on the same weights: mean |difference| {gap:.3f} nats, ratio {ratio:.3f}"
+                "engine and learner compute different log-probabilities with the same weights: "
+                f"mean absolute difference {gap:.3f} nats, mean importance ratio {ratio:.3f}"
             )
         if gap >= GAP_WARNS_AT:
             self._sink.emit(EngineLearnerGap(step=step, gap_nats=gap))

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: cross-entropy on the assistant's tokens of full conversations, including tool calls."""
+"""Supervised fine-tuning on full conversations: cross-entropy of the assistant's tokens, including tool calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from agent_rft.chat.conversation import ConversationSampler
 from agent_rft.events import LossEvaluated, PhaseStarted, StepDone, UpdateSkipped
-from agent_rft.loop_protocols import Checkpointable, EventSink
+from agent_rft.loop_protocols import Checkpointable, LoopEventSink
 from agent_rft.rows.dataset_rows import RowOrder
 from agent_rft.spec.job import CheckpointInterval
 from agent_rft.spec.step_plan import StepPlan
@@ -26,7 +26,7 @@ from agent_rft.types import StepReport, Task
 
 
 class SupervisedLearner(Checkpointable, Protocol):
-    """A learner for supervised training."""
+    """Protocol of a learner for supervised training."""
 
     async def step(self, sequences: Sequence[WeightedSequence], version: int) -> StepReport: ...
 
@@ -50,7 +50,7 @@ class SupervisedLoop:
         learner: SupervisedLearner,
         checkpoints: Checkpoints,
         interval: CheckpointInterval,
-        sink: EventSink,
+        sink: LoopEventSink,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._plan = plan
@@ -67,9 +67,9 @@ class SupervisedLoop:
         self._started = time.monotonic()
 
     async def resume(self, reported_steps: Container[int] = ()) -> None:
-        """Continue from the latest checkpoint; later steps are repeated, with equal losses.
+        """Continue from the latest checkpoint. Steps after this checkpoint are repeated, with equal losses.
 
-        `reported_steps`: steps whose StepDone was already emitted.
+        `reported_steps` contains the steps whose StepDone was already emitted.
         """
         await self._with_learner(lambda: self._progress.resume(reported_steps))
 
@@ -79,10 +79,10 @@ class SupervisedLoop:
         self._disk.stop()
 
     async def run(self) -> LoopState:
-        """Train to the last step (or until `stop`).
+        """Train until the last step, or until `stop`.
 
         Raises:
-            Halted: Three updates in a row had a gradient that is not finite.
+            TrainingHalted: Three updates in a row had a gradient that is not finite.
             LearnerFailed: A rank was lost repeatedly.
         """
         await self._with_learner(self._train)
@@ -110,7 +110,7 @@ class SupervisedLoop:
 
     async def _step(self, batch: list[tuple[int, Task]]) -> None:
         started, state = time.monotonic(), self._progress.state
-        sequences = await asyncio.to_thread(self._sequences, [task for _, task in batch])
+        sequences = await asyncio.to_thread(self._to_weighted_sequences, [task for _, task in batch])
         report = await self._learner.step(sequences, state.version)
         state = state.with_rows([(epoch, task.row_id) for epoch, task in batch])
         state = state.with_step(state.version + report.applied, int(report.metrics["trained_tokens"]))
@@ -128,7 +128,9 @@ class SupervisedLoop:
         metrics |= {} if loss is None else {"full_valid_loss": loss}
         if validates or self._progress.is_due:
             reward, known = None if loss is None else -loss, metrics | step_times(started, self._started)
-            metrics |= await self._progress.save(replace(state, valid_reward=reward, metrics=known, offered=validates))
+            metrics |= await self._progress.save(
+                replace(state, valid_reward=reward, metrics=known, is_servable=validates)
+            )
         metrics |= step_times(started, self._started)
         self._sink.emit(StepDone(step=step, total_steps=self._plan.steps, metrics=metrics))
 
@@ -136,11 +138,11 @@ class SupervisedLoop:
         if not self._validation:
             return None
         self._sink.emit(PhaseStarted(phase="validation", step=step))
-        loss = await self._learner.supervised_loss(self._sequences(self._validation))
+        loss = await self._learner.supervised_loss(self._to_weighted_sequences(self._validation))
         self._sink.emit(LossEvaluated(step=step, loss=loss, num_rows=len(self._validation)))
         return loss
 
-    def _sequences(self, tasks: Sequence[Task]) -> list[WeightedSequence]:
+    def _to_weighted_sequences(self, tasks: Sequence[Task]) -> list[WeightedSequence]:
         sequences = []
         for task in tasks:
             for sample in self._samples(task.messages, task.tools):

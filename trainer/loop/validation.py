@@ -1,4 +1,4 @@
-"""Validation of an RL job between two steps, on one frozen version, and early stopping.
+"""Validation of an RL job between two steps, on one frozen policy version, and early stopping.
 
 Early stopping depends only on the content of checkpoints, so a resumed run stops at the same step.
 """
@@ -9,23 +9,23 @@ import math
 from collections.abc import Sequence
 
 from agent_rft.events import VALIDATION, Evaluated, PhaseStarted
-from agent_rft.loop_protocols import EventSink, Rollouts
+from agent_rft.loop_protocols import LoopEventSink, RolloutService
 from agent_rft.spec.job import EarlyStop
 from agent_rft.trainer.loop.evaluation import evaluate
 from agent_rft.types import Evaluation, Task
 
 
 class Validation:
-    """Grades `samples` rollouts of each task; does nothing without tasks."""
+    """Validation of one job with `samples` rollouts of each task; does nothing without tasks."""
 
     def __init__(
         self,
-        rollouts: Rollouts,
+        rollouts: RolloutService,
         tasks: Sequence[Task],
         samples: int,
         temperature: float,
         pass_threshold: float,
-        sink: EventSink,
+        sink: LoopEventSink,
     ) -> None:
         self._rollouts = rollouts
         self._tasks = tasks
@@ -35,7 +35,10 @@ class Validation:
         self._sink = sink
 
     async def run(self, step: int, groups_in_flight: int) -> Evaluation | None:
-        """Grade the file, or return None without tasks. `groups_in_flight`: training groups that share the engines."""
+        """Grade the validation file after `step`; return None without tasks.
+
+        `groups_in_flight` is the number of training groups that share the engines.
+        """
         if not self._tasks:
             return None
         self._sink.emit(PhaseStarted(phase="validation", step=step))
@@ -64,8 +67,8 @@ def validation_metrics(evaluation: Evaluation | None) -> dict[str, float]:
     }
 
 
-def num_without_gain(rewards: Sequence[float], min_gain: float) -> int:
-    """Return the number of rewards since the last one that exceeded the previous best by more than `min_gain`."""
+def count_since_last_gain(rewards: Sequence[float], min_gain: float) -> int:
+    """Return the number of rewards since the last reward that exceeded the previous best by more than `min_gain`."""
     best, count = -math.inf, 0
     for reward in rewards:
         gained = reward > best + min_gain
@@ -74,5 +77,5 @@ def num_without_gain(rewards: Sequence[float], min_gain: float) -> int:
 
 
 def should_stop(settings: EarlyStop | None, rewards: Sequence[float]) -> bool:
-    """Whether early stopping by `settings` ends a job whose validations had these `rewards`."""
-    return settings is not None and num_without_gain(rewards, settings.min_gain) >= settings.patience
+    """Whether early stopping with these `settings` ends a job whose validations had these `rewards`."""
+    return settings is not None and count_since_last_gain(rewards, settings.min_gain) >= settings.patience

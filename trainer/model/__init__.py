@@ -1,4 +1,4 @@
 """The model in torch: packed micro-batches in, log-probabilities of the trained tokens out.
 
-Contains no losses, no optimizers, no processes and nothing of the training loop.
+This package contains no losses, optimizers or processes, and no code of the training loop.
 """

@@ -1,6 +1,6 @@
-"""Token masks of constrained decoding: the tokens that a turn's grammar allowed before each token was sampled.
+"""Token masks of constrained decoding: for each sampled token, the tokens that the turn's grammar allowed there.
 
-The engine samples from the masked policy, so the learner must compare and train the masked policy, too. The masks are
+The engine samples from the masked policy, so the learner must also compute and train the masked policy. The masks are
 recomputed from token ids with the engine's library, so rollouts do not have to store them.
 """
 
@@ -23,9 +23,10 @@ CACHE_BYTES = 256 << 20
 
 
 class GrammarMasks:
-    """Computes token masks for the model in a local folder. Loads its tokenizer when the first grammar is needed.
+    """Computes token masks for the model in a local folder.
 
-    `stop_token_ids` are the engine's stop tokens; if empty, the tokenizer's end token is used.
+    The model's tokenizer is loaded when the first grammar is needed. `stop_token_ids` are the engine's stop tokens; if
+    empty, the tokenizer's end token is used.
     """
 
     def __init__(self, model: Path, stop_token_ids: Sequence[int] = (), num_threads: int = 1) -> None:
@@ -34,11 +35,11 @@ class GrammarMasks:
         self._num_threads = num_threads
 
     def constrain(self, batch: MicroBatch) -> tuple[MicroBatch, TokenMasks | None]:
-        """Return the batch and the masks of its targets; the masks are None if the batch has no structures.
+        """Return the batch and the masks of its targets; the masks are None if no sequence has a structural tag.
 
-        If the grammar rejects a token here, the returned batch gives this token and the rest of its turn no loss. The
-        engine accepted the token, so it used another version of the library or tokenizer. Takes about 50 microseconds
-        per token.
+        If the grammar rejects a target here although the engine accepted it, the engine uses another version of the
+        library or tokenizer. This target and the rest of its turn then get weight 0 in the returned batch. Computing
+        the masks takes about 50 microseconds per token.
         """
         if not any(batch.structures):
             return batch, None
@@ -84,7 +85,7 @@ class _Matchers:
 
 
 def _find_turns(batch: MicroBatch) -> list[tuple[slice, str]]:
-    """Return the targets of each turn that was sampled under a structure, with the structure.
+    """Return (targets, structural tag) of each turn that was sampled under a structural tag.
 
     The targets of a turn are consecutive tokens; tokens that were not sampled separate two turns.
     """

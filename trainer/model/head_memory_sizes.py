@@ -1,4 +1,4 @@
-"""Memory sizes of the head, without torch, since planning uses them, too."""
+"""Memory sizes of the model's output head. This module does not import torch, because planning uses it, too."""
 
 from __future__ import annotations
 

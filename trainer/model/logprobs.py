@@ -1,7 +1,8 @@
-"""Log-probabilities of tokens without the full logits: rows pass through the head in chunks, forward and backward.
+"""Log-probabilities of tokens, computed without all logits in memory at the same time.
 
-Logits of 16k tokens x a vocabulary of 150k take 10 GB in float32, and a plain log-softmax keeps three such tensors.
-Here only one chunk of the logits exists at a time; the backward pass recomputes it.
+Rows of hidden states pass through the output head in chunks, forward and backward. The logits of 16k tokens with a
+vocabulary of 150k take 10 GB in float32, and a plain log-softmax keeps three such tensors. Here, only one chunk of the
+logits exists at a time; the backward pass recomputes each chunk.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """Transformation of the head's logits z: `scale` z, then softcap tanh(z / softcap) if a softcap is set."""
+    """Transformation of the head's logits z: y = scale * z, then softcap * tanh(y / softcap) if a softcap is set."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -38,8 +39,9 @@ class LogitTransform:
 class TokenLogProbs(nn.Module):
     """Output head of a language model that returns log-probabilities of target tokens instead of logits.
 
-    It owns its `weight` [V, D] and `bias` [V], so ZeRO-3 gathers them around forward and backward, and a tied embedding
-    stays tied. Without targets it returns the same logits as the head that it replaces.
+    Its `weight` [V, D] and `bias` [V] are parameters of this module. ZeRO-3 therefore gathers them for the forward and
+    the backward pass, and a tied embedding stays tied. Without targets, the head returns the same logits as the head
+    that it replaces.
     """
 
     def __init__(
@@ -48,29 +50,29 @@ class TokenLogProbs(nn.Module):
         temperature: float = 1.0,
         chunk_bytes: int | None = None,
         bias: nn.Parameter | None = None,
-        change: LogitTransform | None = None,
+        transform: LogitTransform | None = None,
     ) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
         self.temperature = temperature
         self._chunk_bytes = chunk_bytes
-        self._change = change or LogitTransform()
+        self._transform = transform or LogitTransform()
 
     def forward(
         self, hidden: Tensor, targets: Tensor | None = None, masks: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return log-probabilities [M] of the targets and entropies [M] in nats, in float32.
 
-        Both are of softmax(z / temperature), where z are the transformed logits of hidden [M, D]. Targets are [M]
-        int64. No gradient flows through the entropies. `masks` are (allowed, which) as in `TokenMasks`; the probability
-        of forbidden tokens is 0.
+        Both are computed from softmax(z / temperature), where z are the transformed logits of hidden [M, D]. Targets
+        are [M] int64. No gradient flows through the entropies. `masks` are (allowed, mask_index) of `TokenMasks`;
+        forbidden tokens have probability 0. Without targets, returns the logits.
         """
         if targets is None:
             return functional.linear(hidden, self.weight, self.bias)
         chunk_bytes = self._chunk_bytes or CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["cpu"])
         chunk = max(1, chunk_bytes // (4 * len(self.weight)))
-        head = _Head(self._change, self.temperature, masks, chunk)
+        head = _Head(self._transform, self.temperature, masks, chunk)
         result: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(  # type: ignore[no-untyped-call]
             hidden, self.weight, self.bias, targets, head
         )
@@ -79,9 +81,9 @@ class TokenLogProbs(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Computes scores from hidden states, `chunk` rows at a time. Scores are the logits used for sampling."""
+    """Computes scores from hidden states, `chunk` rows at a time. Scores are the transformed logits / temperature."""
 
-    change: LogitTransform
+    transform: LogitTransform
     temperature: float
     masks: tuple[Tensor, Tensor] | None
     chunk: int
@@ -91,20 +93,20 @@ class _Head:
         logits = _matmul(hidden, weight.T)
         if bias is not None:
             logits += bias
-        if (cap := self.change.softcap) is not None:
-            return logits.mul_(self.change.scale / cap).tanh_().mul_(cap / self.temperature)
+        if (cap := self.transform.softcap) is not None:
+            return logits.mul_(self.transform.scale / cap).tanh_().mul_(cap / self.temperature)
         return logits.mul_(self.slope)
 
     @property
     def slope(self) -> float:
         """Derivative of the scores with respect to the logits, ignoring the softcap."""
-        return self.change.scale / self.temperature
+        return self.transform.scale / self.temperature
 
     def softcap_factors(self, scores: Tensor) -> Tensor | None:
         """Return the factor by which the softcap changes the slope at each score; None without a softcap."""
-        return None if (cap := self.change.softcap) is None else 1 - (scores * (self.temperature / cap)) ** 2
+        return None if (cap := self.transform.softcap) is None else 1 - (scores * (self.temperature / cap)) ** 2
 
-    def forbid(self, scores: Tensor, rows: slice) -> None:
+    def mask_forbidden(self, scores: Tensor, rows: slice) -> None:
         """Mask the forbidden tokens in the scores of `rows`, in place."""
         if self.masks is None:
             return
@@ -116,7 +118,7 @@ class _Head:
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """log p_t = z_t - logsumexp(z) for scores z, with the gradient d log p_t / dz = onehot(t) - softmax(z)."""
+    """Function log p_t = z_t - logsumexp(z) of scores z, with the gradient d log p_t / dz = onehot(t) - softmax(z)."""
 
     @staticmethod
     def forward(
@@ -126,7 +128,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         entropies, normalizers = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for rows in _chunks(len(hidden), head.chunk):
             scores = head.scores(hidden[rows], weight, bias)
-            head.forbid(scores, rows)
+            head.mask_forbidden(scores, rows)
             normalizers[rows] = scores.logsumexp(-1)
             scores -= normalizers[rows, None]
             logprobs[rows] = scores.gather(1, targets[rows, None])[:, 0]
@@ -148,7 +150,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for rows in _chunks(len(hidden), head.chunk):
             scores = head.scores(hidden[rows], weight, bias)
             factors = head.softcap_factors(scores)
-            head.forbid(scores, rows)
+            head.mask_forbidden(scores, rows)
             d_scores = scores.sub_(normalizers[rows, None]).exp_().mul_(-outer[rows, None])
             d_scores.scatter_add_(1, targets[rows, None], outer[rows, None])
             d_logits = (d_scores if factors is None else d_scores.mul_(factors)).to(weight.dtype)

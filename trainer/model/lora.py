@@ -1,7 +1,7 @@
-"""LoRA with PEFT: small trained matrices added to a policy's frozen weights (Hu et al. 2021, "LoRA").
+"""LoRA with PEFT: small trained matrices that are added to a policy's frozen weights (Hu et al. 2021, "LoRA").
 
-A policy can hold two adapters: the trained one, and the frozen adapter of the reference model if a job continues an
-adapter.
+If a job continues an adapter, a policy can hold two adapters: the adapter that is trained, and the frozen adapter of
+the reference model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRAINED, REFERENCE = "default", "start"
 PREFIX = "base_model.model."
 """Prefix of module names in PEFT's files."""
 LinearShapes = Mapping[str, tuple[int, int]]
-"""Inputs and outputs of linear layers by name."""
+"""Numbers of inputs and outputs of linear layers, by layer name."""
 
 
 def add_adapter(
@@ -34,10 +34,10 @@ def add_adapter(
     *,
     keeps_reference: bool = False,
 ) -> None:
-    """Freeze the policy's weights and add an adapter to train: `start`, or a new one that changes nothing yet.
+    """Freeze the policy's weights, and add an adapter to train: a copy of `start`, or a new adapter.
 
-    A new adapter is initialized from `seed`, identically on all ranks. With `keeps_reference`, a second, frozen copy of
-    `start` is added for `as_reference`.
+    A new adapter does not change the policy's results yet. It is initialized from `seed`, identically on all ranks.
+    With `keeps_reference`, a second, frozen copy of `start` is added for `as_reference`.
 
     Raises:
         UserError: A target matches no linear layer, or `start` does not fit the model.
@@ -101,7 +101,7 @@ def _adaptable_layers(model: PreTrainedModel) -> set[nn.Linear]:
 
 
 def find_linear_shapes(config: PreTrainedConfig, lora: LoraSpec) -> LinearShapes:
-    """Return inputs and outputs of each layer that `lora` adapts, from the model's config alone.
+    """Return the numbers of inputs and outputs of each layer that `lora` adapts, from the model's config alone.
 
     Raises:
         UserError: A target matches no linear layer.
@@ -112,7 +112,7 @@ def find_linear_shapes(config: PreTrainedConfig, lora: LoraSpec) -> LinearShapes
 
 
 def tensor_shapes(layers: LinearShapes, rank: int) -> dict[str, tuple[int, int]]:
-    """Return the shapes of an adapter's tensors, by their names in PEFT's files."""
+    """Return the shapes of an adapter's tensors, keyed by their names in PEFT's files."""
     shapes: dict[str, tuple[int, int]] = {}
     for name, (inputs, outputs) in layers.items():
         shapes |= {f"{PREFIX}{name}.lora_A.weight": (rank, inputs), f"{PREFIX}{name}.lora_B.weight": (outputs, rank)}
@@ -122,7 +122,7 @@ def tensor_shapes(layers: LinearShapes, rank: int) -> dict[str, tuple[int, int]]
 def expand_targets(policy: Policy, lora: LoraSpec) -> tuple[str, ...]:
     """Return the layer names for PEFT's `target_modules`.
 
-    Expands "all-linear", because PEFT's own expansion depends on the model's head.
+    "all-linear" is expanded here, because PEFT's own expansion depends on the model's head.
     """
     if lora.targets != "all-linear":
         return lora.targets
@@ -130,7 +130,7 @@ def expand_targets(policy: Policy, lora: LoraSpec) -> tuple[str, ...]:
 
 
 def get_adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Parameter]:
-    """Return the adapter's parameters, by their names in PEFT's files."""
+    """Return the parameters of the policy's adapter `name`, keyed by their names in PEFT's files."""
     marker = f".{name}.weight"
     return {
         PREFIX + key.removesuffix(marker) + ".weight": tensor
@@ -141,10 +141,10 @@ def get_adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Par
 
 @contextmanager
 def as_reference(policy: Policy) -> Iterator[None]:
-    """Context manager in which the policy computes as the reference model, without the trained adapter.
+    """Context manager in which the policy computes like the reference model, without the trained adapter.
 
-    The trained adapter still runs but is scaled by 0, so that ZeRO-3 sees the same layers in each pass and no parameter
-    changes `requires_grad`.
+    The trained adapter still runs but is scaled by 0. ZeRO-3 therefore sees the same layers in each pass, and no
+    parameter changes `requires_grad`.
     """
     _compute_with(policy, REFERENCE)
     try:
@@ -170,8 +170,8 @@ def _fill(tensors: Mapping[str, nn.Parameter], start: Mapping[str, Tensor]) -> N
     )
     if wrong:
         raise UserError(
-            f"the adapter does not fit the model: tensor {wrong[0]} and {len(wrong) - 1} more are missing or differ in "
-            "shape; use an adapter that was trained on this model"
+            f"the adapter does not fit the model: {len(wrong)} tensors are missing or have another shape, for example "
+            f"{wrong[0]}; use an adapter that was trained on this model"
         )
     for name, tensor in tensors.items():
         tensor.data.copy_(start[name])

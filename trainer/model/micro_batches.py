@@ -1,6 +1,7 @@
-"""Packing of sequences into micro-batches without padding: the same number on each rank, at about equal cost.
+"""Packing of sequences into micro-batches without padding.
 
-A sequence is never split. A sequence of T tokens occupies T - 1 tokens, since its last token predicts nothing.
+Each rank gets the same number of micro-batches, at about equal cost. A sequence is never split. A sequence of T tokens
+occupies T - 1 tokens of a micro-batch, because its last token predicts nothing.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class MicroBatch:
         lengths: S numbers that add up to N.
         logits_indices: [M] int64, the indices in N whose logits predict the trained tokens.
         targets: [M] int64, the trained tokens.
-        weights: [M] float32, their weights in the loss.
+        weights: [M] float32, the weights of the targets in the loss.
         advantages: [M] float32, as in `TrainSegment`.
         logprobs: [M] float32, as in `TrainSegment`.
         versions: [M] int32, as in `TrainSegment`.
         structures: S values, as in `TrainSegment`.
-        num_useful: Number of tokens that are not filler, which is N or 0.
+        num_useful: N, or 0 if the micro-batch is a filler that trains nothing.
         experts: [N, L, k], as in `TrainSegment`; -1 in sequences without experts. None if no sequence has experts.
     """
 

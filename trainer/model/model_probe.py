@@ -1,7 +1,7 @@
 """Tests of a loaded model on a few tokens: packed sequences stay separate, and the head gives the model's own logits.
 
-An architecture that passes can be trained, whatever its name. `can_share_prefixes` tests whether sequences can share a
-common prefix.
+Every architecture that passes can be trained, whatever its name. `can_share_prefixes` tests whether a common prefix of
+several sequences can be computed only once.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from agent_rft.trainer.model.policy import DeviceBatch, Policy
 
 LENGTH = 9
 """Tokens per sequence; more than a short convolution reads."""
-LEAK = {torch.float32: 0.001, torch.bfloat16: 0.05}
+MAX_LEAK = {torch.float32: 0.001, torch.bfloat16: 0.05}
 """Largest accepted effect of another sequence on a token's log-probability, divided by the effect of the first token
 of the same sequence. Ideally 0, but experts that get additional tokens may round differently."""
-LOGIT_ERROR = {torch.float32: 0.001, torch.bfloat16: 0.5}
+MAX_LOGIT_ERROR = {torch.float32: 0.001, torch.bfloat16: 0.5}
 """Largest accepted difference between log-probabilities from the head and from the model's own, rounded logits."""
-FIX = "use a model with an architecture that the manual lists"
+FIX = "use a model whose architecture is in the manual's list"
 
 
 def check_model(policy: Policy, device: torch.device) -> None:
-    """Test the policy with four passes of about 16 tokens. Under ZeRO 3, all ranks take part.
+    """Test the policy with four passes of about 16 tokens. Under ZeRO 3, all ranks must call this together.
 
     Raises:
         UserError: Packed sequences see each other, or the model changes its logits after the head.
@@ -38,29 +38,29 @@ def check_model(policy: Policy, device: torch.device) -> None:
     policy.eval()
     try:
         with torch.no_grad():
-            leak, error = _leak(policy, device), _logit_error(policy, device)
+            leak, error = _measure_leak(policy, device), _measure_logit_error(policy, device)
     except (AttributeError, KeyError, TypeError) as failure:  # the model does not pass an argument to its layers
         what = f"{name} does not support packed sequences ({type(failure).__name__}: {failure})"
         raise UserError(f"{what}; {FIX}") from failure
     finally:
         policy.train(training)
     dtype = policy.model.get_output_embeddings().weight.dtype
-    if not leak <= LEAK[dtype]:
+    if not leak <= MAX_LEAK[dtype]:
         what = (
-            f"{name} lets packed rollouts see each other: the effect of one on another "
-            f"is {leak:.2g} of its effect on itself"
+            f"{name} lets packed rollouts see each other: the effect of one rollout on the next rollout "
+            f"is {leak:.2g} times the next rollout's effect on itself"
         )
         raise UserError(f"{what}; {FIX}")
-    if not error <= LOGIT_ERROR[dtype]:
+    if not error <= MAX_LOGIT_ERROR[dtype]:
         raise UserError(
-            f"{name} changes its logits by {error:.2g} after the head, which the learner does not support; {FIX}"
+            f"{name} changes its logits by {error:.2g} after the output head, which the learner does not support; {FIX}"
         )
 
 
 def can_share_prefixes(policy: Policy, device: torch.device) -> bool:
-    """Whether the common prefix of two sequences can be computed once, with float32 precision.
+    """Whether log-probabilities stay equal, in float32, if the common prefix of two sequences is computed only once.
 
-    Makes two passes of about 50 tokens. Under ZeRO 3, all ranks take part.
+    Makes two passes of about 50 tokens. Under ZeRO 3, all ranks must call this together.
     """
     first, second, other = _sequences(policy)
     prefix = np.concatenate([other, other])[1:]  # MIN_SHARED + 1 tokens, not a multiple of a chunk size
@@ -72,11 +72,14 @@ def can_share_prefixes(policy: Policy, device: torch.device) -> bool:
         unshared, shared = (policy(batch)[0] for batch in batches)
     policy.train(training)
     has_shared = batches[1].packing.parents is not None
-    return has_shared and float((unshared - shared).abs().max()) <= LOGIT_ERROR[torch.float32]
+    return has_shared and float((unshared - shared).abs().max()) <= MAX_LOGIT_ERROR[torch.float32]
 
 
-def _leak(policy: Policy, device: torch.device) -> float:
-    """Return how much one sequence changes predictions in the next one, relative to the latter's own first token."""
+def _measure_leak(policy: Policy, device: torch.device) -> float:
+    """Return how much the first of two packed sequences changes the log-probabilities of the second sequence.
+
+    The change is divided by the change that the second sequence's own first token causes.
+    """
     first, second, other = _sequences(policy)
 
     def predict(*sequences: NDArray[np.int32]) -> Tensor:
@@ -91,7 +94,7 @@ def _leak(policy: Policy, device: torch.device) -> float:
     return by_other / by_own if by_other > 0 else by_other
 
 
-def _logit_error(policy: Policy, device: torch.device) -> float:
+def _measure_logit_error(policy: Policy, device: torch.device) -> float:
     """Return the largest difference between log-probabilities from the head and from the model's own logits."""
     sequence = _sequences(policy)[0]
     batch = _batch((sequence,), device)

@@ -1,8 +1,8 @@
 """Faster float32 matmul on CPU with oneDNN.
 
-PyTorch uses MKL by default, which is written for Intel CPUs. With the precision "medium" it uses oneDNN, which is twice
-as fast on other CPUs, with the same result. On CPUs with bfloat16 units, oneDNN rounds the inputs to bfloat16, so its
-precision is tested first.
+By default, PyTorch uses MKL, which is written for Intel CPUs. With the precision "medium", PyTorch uses oneDNN, which
+is twice as fast on other CPUs, with the same result. On CPUs with bfloat16 units, oneDNN rounds the inputs to bfloat16.
+The precision of oneDNN is therefore tested first.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 
 SIZES: Final = ((256, 256, 256), (1024, 64, 512))
 """Rows, inner size and columns of the test matmuls."""
-ERROR: Final = 2e-6
+MAX_ERROR: Final = 2e-6
 """Largest accepted relative error. float32 matmul has about 4e-7; bfloat16 inputs give 2e-3."""
 
 
 def enable_onednn_matmul(matmul: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> bool:
-    """Use oneDNN for this process's float32 matmuls if it keeps full precision; return whether it is used."""
+    """Use oneDNN for this process's float32 matmuls if oneDNN keeps full precision; return whether it is used."""
     torch.set_float32_matmul_precision("medium")
-    exact = all(_error(matmul, *size) < ERROR for size in SIZES)
+    exact = all(_measure_error(matmul, *size) < MAX_ERROR for size in SIZES)
     if not exact:
         torch.set_float32_matmul_precision("highest")
     return exact
 
 
-def _error(product: Callable[[Tensor, Tensor], Tensor], rows: int, inner: int, columns: int) -> float:
+def _measure_error(product: Callable[[Tensor, Tensor], Tensor], rows: int, inner: int, columns: int) -> float:
     """Return the relative error of the product of two random matrices."""
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(shape, generator=random) for shape in ((rows, inner), (inner, columns)))

@@ -1,8 +1,8 @@
 """Causal attention over packed sequences, registered with transformers as "packed". No token sees another sequence.
 
-On a GPU in half precision, one variable-length flash kernel computes it. Elsewhere, a loop calls
-`scaled_dot_product_attention` once per sequence, without padding or masks, which on a CPU is faster than padded
-batches. `benchmarks.gpu` compares both with alternatives.
+On a GPU in half precision, one variable-length flash kernel computes the attention of all sequences. Otherwise,
+`loop_attention` calls `scaled_dot_product_attention` once per sequence, without padding or masks. On a CPU, this is
+faster than padded batches. `benchmarks.gpu` compares both implementations with alternatives.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Packing:
         lengths: S numbers that add up to N.
         cu_seqlens: [S + 1] int32, the cumulative lengths, on the device.
         experts: [N, L, k] int64, for `router_replay`.
-        parents: S numbers, as in `PrefixTree`: the earlier sequence that each sequence continues and sees. Only the
-            loop supports it, and chunked attention ignores it.
-        masks: Cache of the loop's masks, such as sliding-window masks. All layers share it.
-        chunks: Cache of the packings for chunked attention, by chunk size. All layers share it.
+        parents: S numbers, as in `PrefixTree`: the index of the earlier sequence that each sequence continues and sees.
+            Only `loop_attention` supports parents, and chunked attention ignores them.
+        masks: Cache of `loop_attention`'s masks, such as sliding-window masks. All layers share this cache.
+        chunks: Cache of the packings for chunked attention, by chunk size. All layers share this cache.
     """
 
     lengths: tuple[int, ...]
@@ -91,20 +91,20 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute attention for transformers' `AttentionInterface`.
 
-    query [1, H, N, D], key [1, K, N, D] and value [1, K, N, E] with K dividing H -> [1, N, H, E]. A token attends to
-    itself and to earlier tokens of the same sequence. `sliding_window` W limits this to the last W tokens, itself
-    included; `chunked_attention` layers limit it to the token's chunk. There is no dropout, because the learner's
-    log-probabilities must match the engine's.
+    The shapes are query [1, H, N, D], key [1, K, N, D], value [1, K, N, E] and result [1, N, H, E]; K divides H. A
+    token attends to itself and to earlier tokens of the same sequence. `sliding_window` W limits this to the last W
+    tokens, including the token itself; `chunked_attention` layers limit it to the token's chunk. There is no dropout,
+    because the learner's log-probabilities must match the engine's.
 
-    `softcap` bounds the scores, and `s_aux` [H] are the scores of attention sinks; only the loop supports them.
-    `attend` replaces the default implementation, which is the fastest exact one.
+    `softcap` bounds the scores, and `s_aux` [H] are the scores of attention sinks; with either, `loop_attention` is
+    always used. Otherwise, `attend` replaces the default implementation, which is the fastest exact one.
 
     Raises:
         UserError: The model passes its own attention mask, or both softcap and sinks.
     """
     if attention_mask is not None or (softcap is not None and s_aux is not None):
         raise UserError(
-            f"{type(module).__name__} uses its own attention mask, in which packed rollouts would see each other; "
+            f"{type(module).__name__} uses its own attention mask, with which packed rollouts would see each other; "
             "use a model with a supported architecture"
         )
     if (size := _chunk_size(module)) is not None:
@@ -118,7 +118,7 @@ def packed_attention(
 
 
 def _chunk_size(module: nn.Module) -> int | None:
-    """Return the chunk size of a Llama 4 layer, or None. Transformers passes it on only in masks."""
+    """Return the chunk size of a Llama 4 layer, or None. Transformers passes the chunk size to layers only in masks."""
     layer: Any = module
     kinds = getattr(getattr(layer, "config", None), "layer_types", None) or ()
     chunked = "chunked_attention" in kinds and kinds[layer.layer_idx] == "chunked_attention"
@@ -141,7 +141,7 @@ def loop_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Call `scaled_dot_product_attention` once per sequence; torch chooses its kernel."""
+    """Call `scaled_dot_product_attention` once per sequence; torch chooses the kernel."""
     # split, not slices: its backward pass is one concatenation, while S slices would create S full-size tensors.
     queries, keys, values = (torch.split(tensor, list(packing.lengths), dim=2) for tensor in (q, k, v))
     if packing.parents is not None:
@@ -157,7 +157,7 @@ def loop_attention(
 
 
 def _prepend_parents(parts: Sequence[Tensor], parents: Sequence[int]) -> tuple[Tensor, ...]:
-    """Prepend to the keys or values of each sequence [1, K, N, D] the ones of the sequences that it continues."""
+    """Prepend to the keys or values of each sequence [1, K, N, D] the keys or values of the sequences it continues."""
     full: list[Tensor] = []
     for part, parent in zip(parts, parents, strict=True):
         full.append(part if parent == NO_PARENT else torch.cat([full[parent], part], dim=2))
@@ -201,7 +201,7 @@ def _attend(
     """Compute causal attention [1, H, N, D] -> [1, H, N, E] of N queries to M >= N keys.
 
     The queries belong to the last N keys. With a `sink`, the first key is always visible. Masks are cached in `masks`:
-    the backward pass needs them, and all layers use the same ones.
+    the backward pass needs them, and all layers use the same masks.
     """
     length, num_keys = query.shape[2], key.shape[2]
     window = window or num_keys

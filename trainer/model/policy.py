@@ -43,8 +43,9 @@ LAYER_KINDS = {
 class DeviceBatch:
     """A `MicroBatch` as tensors on the learner's device, with the same shapes.
 
-    If tokens are shared (`PrefixTree`), N counts the computed tokens, and the packing describes the tree's segments.
-    `masks` are (allowed, which) of the batch's `TokenMasks`. They stay on the CPU until the batch is computed.
+    If sequences share tokens (`PrefixTree`), N is the number of computed tokens, and `packing` describes the tree's
+    segments. `masks` are (allowed, mask_index) of the batch's `TokenMasks`. They stay on the CPU until the batch is
+    computed.
     """
 
     token_ids: Tensor
@@ -72,7 +73,7 @@ class DeviceBatch:
         tree = PrefixTree.from_tokens_if_smaller(token_ids, batch.lengths) if share and experts is None else None
         if tree is not None:
             token_ids, positions = token_ids[tree.computed], positions[tree.computed]
-            logits_indices = tree.places[logits_indices]
+            logits_indices = tree.state_indices[logits_indices]
             packing = Packing.from_lengths(tree.lengths, device, parents=tree.parents)
         return cls(
             token_ids=move(token_ids),
@@ -93,14 +94,15 @@ class Policy(nn.Module):
 
     Attributes:
         model: The transformers model. Its parameter names and, without packing, its results are unchanged.
-        mixers: Modules that run once per sequence, so each rank calls their parts a different number of times.
+        mixers: Modules that run once per sequence. Each rank therefore calls their submodules a different number of
+            times.
     """
 
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:
         super().__init__()
-        head, change = model.get_output_embeddings(), LogitTransform.from_config(model.config.get_text_config())
+        head, transform = model.get_output_embeddings(), LogitTransform.from_config(model.config.get_text_config())
         bias = getattr(head, "bias", None)
-        model.set_output_embeddings(TokenLogProbs(head.weight, temperature, bias=bias, change=change))
+        model.set_output_embeddings(TokenLogProbs(head.weight, temperature, bias=bias, transform=transform))
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0  # engines use no dropout, and log-probabilities must match
@@ -147,12 +149,14 @@ def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
     )
     if lacking := found["missing_keys"]:
         what = f"the files in {folder} lack {len(lacking)} weights of the model, such as {min(lacking)}"
-        raise UserError(f"{what}; copy or convert the model again, or these weights would start as random numbers")
+        raise UserError(f"{what}; copy or convert the model again, because missing weights would be random")
     return Policy(model, temperature)
 
 
 def check_layer_support(config: PreTrainedConfig) -> None:
-    """Check by its config that the learner supports a model; `model_probe` tests the loaded model.
+    """Check that the learner supports the layers of a model, from the model's config alone.
+
+    After loading, `model_probe.check_model` tests the model itself.
 
     Raises:
         UserError: The learner does not support one of the model's layers, or its attention.
@@ -163,9 +167,9 @@ def check_layer_support(config: PreTrainedConfig) -> None:
         )
     model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model is not None and not (model.is_backend_compatible() or model._is_stateful):
-        raise UserError(f"{model.__name__} has its own attention, in which packed rollouts would see each other")
+        raise UserError(f"{model.__name__} has its own attention, with which packed rollouts would see each other")
 
 
 def layer_kinds(config: PreTrainedConfig) -> set[str]:
-    """Return the types of a model's layers, by transformers' names; empty if its config does not list them."""
+    """Return transformers' names of a model's layer types; empty if the model's config does not list them."""
     return set(getattr(config.get_text_config(), "layer_types", None) or ())

@@ -1,8 +1,9 @@
-"""Router replay: the learner uses the experts that the engine chose when it sampled a token.
+"""Router replay: for each token, the learner uses the experts that the engine chose for it.
 
-Engine and learner round differently, so a router with two close scores may choose different experts in each. The model
-is then a different function. With the engine's choices it is the same function, and gradients flow through the weights
-that the learner's router gives to these experts (rollout routing replay, Ma et al. 2025, arXiv:2510.11370).
+Engine and learner round differently. If two experts have close scores, a router may therefore choose different experts
+in the engine and in the learner, and the two would compute different functions. With the engine's choices, they compute
+the same function. Gradients flow through the weights that the learner's router gives to these experts. Source: rollout
+routing replay, Ma et al. 2025, arXiv:2510.11370.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 
 
 def num_experts(config: PreTrainedConfig) -> int:
-    """Return the number of experts that a router of the language model chooses from; 0 without experts."""
+    """Return the number of experts from which a router of the language model chooses; 0 if there are no experts."""
     return next((number for name in _NUM_EXPERTS if (number := getattr(config, name, None))), 0)
 
 
 def experts_per_token(config: PreTrainedConfig) -> int:
-    """Return the number of experts that a router chooses for a token; 0 without experts."""
+    """Return the number of experts that a router chooses for each token; 0 if there are no experts."""
     return next((number for name in _PER_TOKEN if (number := getattr(config, name, None))), 0)
 
 
 def replay_routers(decoder: nn.Module, config: PreTrainedConfig) -> None:
-    """Make each layer use the experts of its `packing`, if the packing has experts."""
+    """Make each layer of `decoder` use the experts in the `packing` that it is called with, if there are any."""
     if (experts := num_experts(config)) == 0:
         return
     layers = (module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer))
@@ -40,7 +41,7 @@ def replay_routers(decoder: nn.Module, config: PreTrainedConfig) -> None:
 
 
 class _ReplayedForward:
-    """Replacement for the forward of layer `number`, which applies to recomputation, too."""
+    """Replacement for the forward method of layer `number`. It is also used when activations are recomputed."""
 
     def __init__(self, forward: Callable[..., Any], number: int, num_experts: int) -> None:
         self._forward = forward

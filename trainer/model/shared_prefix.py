@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 MIN_SHARED: Final = 16
 """Minimum number of shared tokens that is worth a separate attention call."""
 MIN_SAVING: Final = 0.1
-"""Minimum share of saved tokens. Attention to a shared prefix needs a mask, and computes the masked scores, too."""
+"""Minimum share of tokens that sharing must save. Attention to a shared prefix needs a mask, and also computes the
+masked scores."""
 MAX_SHARED_LENGTH: Final = 2048
 """Maximum sequence length for sharing; a mask of this length takes 16 MiB in float32."""
 NO_PARENT: Final = -1
@@ -30,7 +31,7 @@ class PrefixTree:
 
     For example, with min_shared 2, the sequences 10 11 12 13 and 10 11 20 become
 
-        kept      0 1 2 3 6           T = 5: the segments 10 11, 12 13 and 20
+        computed  0 1 2 3 6           T = 5: the segments 10 11, 12 13 and 20
         places    0 1 2 3 0 1 4       N = 7
         lengths   2, 2, 1
         parents  -1, 0, 0
@@ -38,12 +39,12 @@ class PrefixTree:
     Attributes:
         computed: [T] int64, the index in N of each computed token.
         places: [N] int64, the index in T of each token's state.
-        lengths: Tokens of each segment, in the order of T.
-        parents: The earlier segment that each segment continues, or NO_PARENT.
+        lengths: Number of tokens of each segment, in the order of T.
+        parents: The index of the earlier segment that each segment continues, or NO_PARENT.
     """
 
     computed: NDArray[np.int64]
-    places: NDArray[np.int64]
+    state_indices: NDArray[np.int64]
     lengths: tuple[int, ...]
     parents: tuple[int, ...]
 
@@ -59,7 +60,7 @@ class PrefixTree:
     def from_tokens(
         cls, token_ids: NDArray[np.int64], lengths: Sequence[int], min_shared: int = MIN_SHARED
     ) -> PrefixTree:
-        """Build the tree of token_ids [N] with these sequence lengths; share at least `min_shared` tokens."""
+        """Build the tree of token_ids [N] with these sequence lengths; share prefixes from `min_shared` tokens on."""
         starts = np.cumsum([0, *lengths[:-1]])
         rows = np.split(token_ids, starts[1:])
         places = np.empty(len(token_ids), np.int64)

@@ -1,8 +1,8 @@
 """Stateful layers, which run once per packed sequence.
 
-Linear attention, state-space models and short convolutions carry a state from token to token, and so from one packed
-sequence into the next. Kernels for packed sequences exist only on some GPUs. Running the layer once per sequence is
-exact on any device.
+Linear attention, state-space models and short convolutions carry a state from token to token, and thus from one packed
+sequence into the next. Kernels that support packed sequences exist only on some GPUs. Running the layer once per
+sequence is exact on any device.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _STATE = {"cache_params", "past_key_values"}
 
 
 def separate_sequences(model: nn.Module) -> list[nn.Module]:
-    """Make the stateful mixers of `model` run once per sequence, and return them.
+    """Make the stateful mixers of `model`, such as linear attention, run once per sequence; return the mixers.
 
-    Their layers must be called with a `packing`, like attention layers.
+    A layer that contains a mixer must be called with a `packing`, like a layer with attention.
     """
     mixers = []
     for layer in model.modules():
@@ -38,7 +38,10 @@ def separate_sequences(model: nn.Module) -> list[nn.Module]:
 
 
 def carries_state(mixer: nn.Module) -> bool:
-    """Whether a mixer reads earlier tokens without transformers' attention, whose modules have `is_causal`."""
+    """Whether a mixer carries a state from token to token.
+
+    Transformers' attention modules, which read earlier tokens without a state, have the attribute `is_causal`.
+    """
     return not hasattr(mixer, "is_causal") and not _STATE.isdisjoint(inspect.signature(mixer.forward).parameters)
 
 
@@ -50,7 +53,10 @@ class _PerSequence:
         self._packing: Packing | None = None
 
     def start(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Store the packing before each pass or recomputation of the layer, since not every layer passes it on."""
+        """Store the packing before each pass or recomputation of the layer.
+
+        Not every layer passes the packing on to its mixer.
+        """
         self._packing = kwargs["packing"]
 
     def __call__(self, *args: Any, packing: Packing | None = None, **kwargs: Any) -> Any:

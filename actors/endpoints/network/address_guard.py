@@ -1,7 +1,7 @@
 """SSRF guard: restricts a job's endpoints to public addresses and addresses that the operator allows.
 
-The address and port are checked when the socket is created. No earlier resolution of the host name and no notation of a
-numeric address can therefore bypass the check.
+The address and port are checked when the socket is created. An earlier resolution of the host name, or an unusual
+notation of a numeric address, can therefore not bypass the check.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class AddressKind(StrEnum):
 NOT_ALLOWED_BY_HOST = frozenset(
     {AddressKind.METADATA, AddressKind.UNSPECIFIED, AddressKind.LINK_LOCAL, AddressKind.MULTICAST}
 )
-"""Kinds that only a network entry can allow, not a host entry.
+"""Kinds of addresses that the operator can allow by a network entry, but not by a host entry.
 
-No tool has such an address, and a host entry would let the owner of the name redirect requests to it."""
+No tool has such an address, and with a host entry the owner of the name could redirect requests to the address."""
 _FORBIDDEN = {
     ip_network("168.63.129.16/32"): AddressKind.METADATA,
     ip_network("169.254.169.254/32"): AddressKind.METADATA,
@@ -68,10 +68,10 @@ _EMBEDDED_IPV4 = {  # IPv6 network -> left shift of the embedded IPv4 address in
 
 
 class ForbiddenAddress(OSError):
-    """The guard forbids `address`; `why` describes its kind, and `fix` names the entry that would allow it.
+    """The guard forbids connections to `address`.
 
-    All instances have the same message: asyncio raises the first of several errors unchanged only if their messages are
-    equal.
+    `why` names the kind of address, and `fix` names the configuration entry that would allow the address. All instances
+    have the same message, because asyncio raises the first of several errors unchanged only if all messages are equal.
     """
 
     def __init__(self, address: str, why: str, fix: str) -> None:
@@ -82,20 +82,22 @@ class ForbiddenAddress(OSError):
 
 
 class AddressProblem(NamedTuple):
-    """Problem with the address in a URL, and its fix."""
+    """Problem with the numeric address in a URL, and the fix."""
 
     message: str
     fix: str
 
 
 class AddressGuard:
-    """Guard that permits connections to public addresses and to `allowed` ones only."""
+    """Guard that permits connections only to public addresses and to the `allowed` destinations."""
 
     def __init__(self, allowed: Sequence[AllowedDestination] = ()) -> None:
         self._allowed = tuple(allowed)
 
     def check(self, address: IPAddress, port: int, host: str = "") -> None:
-        """Check a connection for a URL with this `host`, as yarl writes it; the operator may allow a host by name.
+        """Check that a connection to `address` and `port` is allowed.
+
+        `host` is the host of the request's URL, as yarl writes it, because the operator can also allow hosts by name.
 
         Raises:
             ForbiddenAddress: The connection is forbidden.
@@ -111,13 +113,13 @@ class AddressGuard:
         other_ports = any(
             entry.port is not None and _contains_any(entry, (address, *embedded)) for entry in self._allowed
         )
-        why = f"{kinds[0]}, which is allowed on other ports only" if other_ports else kinds[0].value
+        why = f"{kinds[0]}, which is allowed only on other ports" if other_ports else kinds[0].value
         raise ForbiddenAddress(str(address), why, _fix(kinds, address, port, host))
 
     def find_address_problem(self, url: str) -> AddressProblem | None:
-        """Return the problem with a URL whose host is a forbidden numeric address, else None.
+        """Return a problem if the host of `url` is a forbidden numeric address, else None.
 
-        Host names are checked when a connection is made.
+        A host name is not a problem here: its addresses are checked when a connection is made.
         """
         parsed = URL(url)
         address = parse_address(parsed.raw_host or "")
@@ -130,7 +132,7 @@ class AddressGuard:
         return None
 
     def make_socket(self, host: str, info: tuple[Any, ...]) -> socket.socket:
-        """Create a socket for `info`, a result of getaddrinfo for a URL with this `host`.
+        """Create a socket for `info`, a result of getaddrinfo for `host`, the host of the request's URL.
 
         Raises:
             ForbiddenAddress: The address is forbidden.
@@ -139,8 +141,10 @@ class AddressGuard:
         self.check(ip_address(address), port, host)
         return socket.socket(family, kind, protocol)
 
-    def connector(self, url: URL, resolver: AbstractResolver | None = None, **options: Any) -> aiohttp.TCPConnector:
-        """Create a connector for requests to the host of `url`."""
+    def make_connector(
+        self, url: URL, resolver: AbstractResolver | None = None, **options: Any
+    ) -> aiohttp.TCPConnector:
+        """Create an aiohttp connector that connects only to the host of `url`, and only if the guard allows it."""
         host = url.raw_host or ""
         return _SingleHostConnector(host, resolver=resolver, socket_factory=partial(self.make_socket, host), **options)
 
@@ -168,13 +172,13 @@ class _SingleHostConnector(aiohttp.TCPConnector):
 
 
 def is_local(address: IPAddress) -> bool:
-    """Whether the address is a loopback or private address, and not a cloud metadata address."""
+    """Whether the address is a loopback or private address, but not a cloud metadata address."""
     candidate = (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
     return _classify(candidate) is not AddressKind.METADATA and any(candidate in network for network in _LOCAL)
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether the guard allows the address without an entry of the operator."""
+    """Whether the address is public, so that the guard allows it without an entry in the operator's configuration."""
     return all(_classify(candidate) is None for candidate in (*_extract_ipv4(address), address))
 
 
@@ -184,11 +188,11 @@ def _contains_any(entry: AllowedDestination, addresses: tuple[IPAddress, ...]) -
 
 def _fix(kinds: Sequence[AddressKind], address: IPAddress, port: int, host: str) -> str:
     if AddressKind.METADATA in kinds:
-        return "set the URL of the endpoint: this address returns the node's cloud credentials"
+        return "set another URL: this address returns the node's cloud credentials"
     entry = f"[{address}]:{port}" if isinstance(address, IPv6Address) else f"{address}:{port}"
     if not host or parse_address(host) is not None or not NOT_ALLOWED_BY_HOST.isdisjoint(kinds):
         return f"add {entry} to {WHERE}"
-    return f"add {entry} to {WHERE}, or {host}:{port} if you trust the owner of that name"
+    return f"add {entry} to {WHERE}, or add {host}:{port} there if you trust the owner of this host name"
 
 
 def _classify(address: IPAddress) -> AddressKind | None:
@@ -209,7 +213,7 @@ def _classify(address: IPAddress) -> AddressKind | None:
 
 
 def _extract_ipv4(address: IPAddress) -> tuple[IPv4Address, ...]:
-    """Return the IPv4 addresses embedded in an IPv6 address, which traffic to it may reach."""
+    """Return the IPv4 addresses that are embedded in an IPv6 address and that its traffic may reach."""
     if isinstance(address, IPv4Address):
         return ()
     if address.ipv4_mapped is not None:
@@ -224,7 +228,7 @@ def _extract_ipv4(address: IPAddress) -> tuple[IPv4Address, ...]:
 
 
 def parse_address(host: str) -> IPAddress | None:
-    """Return the address of a numeric host; None for a name.
+    """Parse the host of a URL as an IP address; return None if the host is a name.
 
     Accepts every notation that getaddrinfo accepts, such as 2130706433, 0x7f.1 and 0177.1.
     """

@@ -1,4 +1,4 @@
-"""Blocking HTTP client for commands, based on httpx: checked settings and readable errors.
+"""Blocking HTTP client for commands, based on httpx, with checked settings and readable errors.
 
 Messages of httpx exceptions are never shown, since some contain the headers, including the key.
 """
@@ -20,14 +20,14 @@ from agent_rft.spec.api_keys import KEY_FIX, find_key_problem
 
 
 class SourcedSetting(NamedTuple):
-    """Value of a setting, and its source: an option, an environment variable or a file."""
+    """Value of a setting, and the name of its source: an option, an environment variable or a file."""
 
     value: str
     source: str
 
 
 class BlockingClient(httpx.Client):
-    """Client of one server, which it reaches through `proxy` if it is set."""
+    """Client of one server; connects through `proxy` unless `proxy` is None."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout: httpx.Timeout, proxy: Proxy | None) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class Unreachable(Exception):
 
 @contextmanager
 def translate_errors(client: httpx.Client) -> Iterator[None]:
-    """Context manager that translates httpx errors while a request is sent and its response is read.
+    """Context manager that translates the httpx errors of a request and its response to errors of this project.
 
     Raises:
         Unreachable: No complete response arrived.
@@ -98,9 +98,9 @@ def describe_error(error: httpx.RequestError) -> str:
     for cause in causes:
         match cause:
             case ssl.SSLCertVerificationError():
-                return "its TLS certificate is not trusted"
+                return "the server's TLS certificate is not trusted"
             case ssl.SSLError():
-                return "it does not support TLS"
+                return "the server does not support TLS"
             case httpx.ProxyError():
                 return "the proxy refuses the connection"
             case httpx.ConnectTimeout():

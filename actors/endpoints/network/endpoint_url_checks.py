@@ -19,7 +19,10 @@ MIN_SECRET_CHARS = 6
 
 
 def find_endpoint_problem(url: str, headers: Headers, name: str = "URL") -> str | None:
-    """Return the problem with a URL (called `name`) or its headers, without secrets; None if both are valid."""
+    """Return the problem with an endpoint's URL or headers, without secrets; None if both are valid.
+
+    `name` is the word for the URL in the message, such as "base_url".
+    """
     if (problem := find_url_problem(url)) is not None:
         return f"its {name} {problem}"
     parsed = URL(url)
@@ -27,7 +30,7 @@ def find_endpoint_problem(url: str, headers: Headers, name: str = "URL") -> str 
     if names & RESERVED_HEADERS:
         return f"these headers are set by agent-rft; remove them: {', '.join(sorted(names & RESERVED_HEADERS))}"
     if "authorization" in names and parsed.user is not None:
-        return f"its {name} contains a user name and its headers contain Authorization; remove one of them"
+        return f"the {name} contains a user name and the headers contain Authorization; remove one of them"
     for name, value in headers.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
             return f"the header name {name!r} contains characters that are not allowed in header names"
@@ -53,7 +56,7 @@ def find_url_problem(url: str) -> str | None:
 
 
 def find_base_url_problem(url: str) -> str | None:
-    """Return the problem with a base URL, which must also contain no white space; None if it is valid."""
+    """Return the problem with a base URL, as `find_url_problem` does. A base URL must also contain no white space."""
     return "contains white space" if re.search(r"[\s\x00-\x1f\x7f]", url) else find_url_problem(url)
 
 
@@ -63,7 +66,7 @@ def redact_url(url: str) -> str:
 
 
 def list_secrets(url: str, header_values: Iterable[str]) -> list[str]:
-    """Return the strings to redact, longest first: header values, their words, the password and query values."""
+    """Return the strings to redact, longest first: header values and their words, URL password and query values."""
     parsed = URL(url)
     texts = {parsed.password or "", *parsed.query.values()}
     for value in header_values:
@@ -72,7 +75,7 @@ def list_secrets(url: str, header_values: Iterable[str]) -> list[str]:
 
 
 def scrub(text: str, secrets: Sequence[str]) -> str:
-    """Replace the secrets in `text`, since some servers echo them, by "[redacted]"."""
+    """Replace the secrets in `text` by "[redacted]", since some servers echo the secrets of a request."""
     for secret in secrets:
         text = text.replace(secret, "[redacted]")
     return text

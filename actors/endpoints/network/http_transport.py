@@ -1,4 +1,4 @@
-"""HTTP transport: one request and its response, with aiohttp's errors mapped to errors without secrets."""
+"""HTTP transport: sends one request, reads its response, and maps aiohttp's errors to errors without secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from agent_rft.actors.runtime.keep_alive import set_keep_alive
 from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES
 
 MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
-"""Maximum bytes read of a body: JSON takes up to 6 per byte of output (\\u0000); the rest is for other keys."""
+"""Maximum number of bytes that are read of a body. JSON takes up to 6 bytes per byte of output (\\u0000); the rest is
+for other keys."""
 WAIT_STATUSES = frozenset({408, 425, 429, 503})
 REMAINING = ("X-RateLimit-Remaining", "RateLimit-Remaining")
 """Headers with the number of requests left before the endpoint's rate limit."""
@@ -29,7 +30,7 @@ while the server closes it."""
 
 
 class Reply(NamedTuple):
-    """The response to one request; `truncated` means that `body` holds only the first MAX_BODY_BYTES."""
+    """The response to one request; `truncated` is whether `body` was cut to the first MAX_BODY_BYTES."""
 
     status: int
     body: bytes
@@ -40,14 +41,14 @@ class Reply(NamedTuple):
 
     @property
     def asks_to_wait(self) -> bool:
-        """Whether the endpoint asks to send the same request again later."""
+        """Whether the endpoint asks the client to send the same request again later."""
         if self.status in WAIT_STATUSES:
             return True
         return self.status == 403 and (self.retry_after is not None or self.rate_limited)
 
 
 class TransportError(Exception):
-    """No complete response arrived; `connected`: whether the connection was established."""
+    """No complete response arrived; `connected` is whether the connection was established."""
 
     def __init__(self, why: str, connected: bool) -> None:
         super().__init__(why)
@@ -96,7 +97,9 @@ class Transport:
                 raise error.os_error from None
             unconnected = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
             through = "" if self._proxy is None else f" through {self._proxy}"
-            raise TransportError(describe(error) + through, not isinstance(error, unconnected)) from None
+            raise TransportError(
+                describe_transport_error(error) + through, not isinstance(error, unconnected)
+            ) from None
 
     async def close(self) -> None:
         """Close the connections; requests in flight fail."""
@@ -114,7 +117,7 @@ class Transport:
             headers = CIMultiDict({"Content-Type": "application/json"})
             headers.update(self._headers)
             self._session = aiohttp.ClientSession(
-                connector=self._guard.connector(self._url, self._resolver, limit=0, keepalive_timeout=KEEPALIVE_S),
+                connector=self._guard.make_connector(self._url, self._resolver, limit=0, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=headers,
                 request_class=_Request,
@@ -145,12 +148,12 @@ async def _read_body(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, b
     return bytes(pieces[:limit]), len(pieces) > limit
 
 
-def describe(error: Exception) -> str:
-    """Return the reason of an error, without the text of aiohttp, which may contain the full URL with its query."""
+def describe_transport_error(error: Exception) -> str:
+    """Return the reason of an error. Omits aiohttp's own message, which may contain the full URL with its query."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return f"the connection was refused ({format_status(error.status)})"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return "its TLS certificate is not trusted"
+        return "the endpoint's TLS certificate is not trusted"
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno or 0
         reason = os.strerror(number) if number > 0 else error.os_error.strerror  # getaddrinfo's codes are negative

@@ -1,7 +1,7 @@
 """HTTP proxy settings from the environment: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY.
 
-Proxies apply only to URLs set by the operator or by the user of a command. Requests to the endpoints of jobs never use
-a proxy, since it could connect to addresses that the SSRF guard forbids.
+Proxies apply only to URLs that the operator or the user of a command sets. Requests to the endpoints of jobs never use
+a proxy, since a proxy could connect to addresses that the SSRF guard forbids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_rft.spec.api_keys import read_variable
 
 
 class Proxy(NamedTuple):
-    """An HTTP proxy, and the environment variable that sets it; the URL may contain a password."""
+    """An HTTP proxy, and the name of the environment variable that sets it; the URL may contain a password."""
 
     url: str
     variable: str
@@ -30,7 +30,9 @@ class Proxy(NamedTuple):
 
 
 def find_proxy(url: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
-    """Return the proxy for a URL; None if no proxy is set, or for loopback addresses and hosts in NO_PROXY.
+    """Return the proxy for requests to `url`.
+
+    Returns None if no proxy is set, or if the URL's host is a loopback address or is listed in NO_PROXY.
 
     Raises:
         UserError: The environment names a proxy that is invalid or not an HTTP proxy.
@@ -46,7 +48,7 @@ def find_proxy(url: str, environment: Mapping[str, str] = os.environ) -> Proxy |
 
 
 def find_proxy_problem(url: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the problem with the proxy for a URL; None if there is no problem."""
+    """Return the problem with the proxy setting that applies to `url`; None if there is no problem."""
     try:
         find_proxy(url, environment)
     except UserError as error:
@@ -55,7 +57,7 @@ def find_proxy_problem(url: str, environment: Mapping[str, str] = os.environ) ->
 
 
 def _read_variable(environment: Mapping[str, str], name: str) -> tuple[str, str | None]:
-    """Return the name and value of a variable: in lower case or, if that is not set, in upper case, as curl does."""
+    """Return the name and value of the variable in lower case or, if that is not set, in upper case, as curl does."""
     lower, upper = read_variable(environment, name), read_variable(environment, name.upper())
     return (name.upper(), upper) if lower is None else (name, lower)
 
@@ -82,5 +84,5 @@ def _parse_proxy(value: str, name: str, target: URL) -> Proxy:
         return Proxy(url, name)
     scheme = url.partition("://")[0]
     what = f"a {scheme}:// proxy, which is not supported" if scheme.startswith("socks") else "not the URL of a proxy"
-    fix = f"set it to an HTTP proxy, such as http://proxy:3128, or add {target.host} to NO_PROXY"
+    fix = f"set {name} to an HTTP proxy, such as http://proxy:3128, or add {target.host} to NO_PROXY"
     raise UserError(f"{name} is {what}: {fix}")

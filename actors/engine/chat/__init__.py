@@ -1,4 +1,4 @@
-"""Chat formats of models: templates and parsers, found by a round trip, and vLLM's chat serving.
+"""Chat completions on an engine, with detection of a model's chat format and parsers of its turns.
 
 Does not depend on training or jobs.
 """

@@ -23,21 +23,21 @@ from agent_rft.errors import EngineFailed, RftError, UserError
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that an engine serves: the adapter in `folder`, or the engine's own model (None)."""
+    """A model that an engine serves: the adapter in `folder`, or the engine's own model if `folder` is None."""
 
     folder: str | None
     settings: ServeSettings
 
 
 class DamagedModel(UserError):
-    """One model's folder is damaged; the engine and its other models still work."""
+    """Error: the folder of one model is damaged. The engine and its other models still work."""
 
 
 class ChatEngine:
-    """Serves the model of `config` and, if `config` has LoRA, its adapters, each loaded by its first request.
+    """Engine for chat requests to the model of `config` and, if `config.lora` is set, to adapters of this model.
 
-    `config.reasoning_delimiters` is overwritten with the reasoning delimiters of the model's template. The reasoning of
-    an adapter with other delimiters is not limited.
+    An adapter is loaded by the first request that uses it. `config.reasoning_delimiters` is replaced by the reasoning
+    delimiters of the model's chat template. The reasoning of an adapter with other delimiters is not limited.
     """
 
     def __init__(self, config: EngineConfig, settings: ServeSettings) -> None:
@@ -49,7 +49,7 @@ class ChatEngine:
         self._engine: Engine | None = None
 
     async def start(self) -> RftError | None:
-        """Load the model, which takes tens of seconds."""
+        """Load the model, which takes tens of seconds. Return the error if loading fails."""
         return await return_errors(self._start_engine())
 
     async def _start_engine(self) -> None:
@@ -61,17 +61,17 @@ class ChatEngine:
         except UserError:
             if self._config.lora is None:
                 raise  # with LoRA, the adapters may have a chat template instead
-        self._marks = None if own is None else own.reasoning_delimiters
-        self._engine = Engine(replace(self._config, reasoning_delimiters=self._marks))
+        self._delimiters = None if own is None else own.reasoning_delimiters
+        self._engine = Engine(replace(self._config, reasoning_delimiters=self._delimiters))
         await self._engine.start()
         if own is not None:
-            own.connect(self._engine.client, self._marks)
+            own.connect(self._engine.async_llm_client, self._delimiters)
             self._models[repr(self._own_model)] = own
 
     async def chat(
         self, body: Mapping[str, Any], model: ServedModel | None = None
     ) -> dict[str, Any] | Refusal | RftError:
-        """Return the response to a request without `stream`, by default from the engine's own model."""
+        """Return the response to a request without `stream`. Without `model`, the engine's own model answers."""
         return await return_errors(self._chat(body, model or self._own_model))
 
     async def _chat(self, body: Mapping[str, Any], model: ServedModel) -> dict[str, Any] | Refusal:
@@ -81,7 +81,7 @@ class ChatEngine:
     async def stream(
         self, body: Mapping[str, Any], model: ServedModel | None = None
     ) -> AsyncIterator[dict[str, Any] | Refusal | RftError]:
-        """Yield the chunks of a response; the last one may be a Refusal or an error."""
+        """Yield the chunks of a response. If the request fails, the last item is a Refusal or an error."""
         try:
             async with (
                 self._prepare(model or self._own_model) as (served, lora),
@@ -95,7 +95,7 @@ class ChatEngine:
     @property
     def has_died(self) -> bool:
         """Whether the engine has started and then died."""
-        return self._engine is not None and bool(self._engine.client.errored)
+        return self._engine is not None and bool(self._engine.async_llm_client.errored)
 
     async def shutdown(self) -> None:
         self._models.clear()  # releases the engine's client
@@ -123,7 +123,7 @@ class ChatEngine:
             if found is None:
                 found = await asyncio.to_thread(self._load_chat_model, model)
                 assert self._engine is not None
-                found.connect(self._engine.client, self._marks)
+                found.connect(self._engine.async_llm_client, self._delimiters)
             self._models[repr(model)] = found
             if len(self._models) > 1 + self._config.adapter_slots:
                 del self._models[next(iter(self._models))]
@@ -134,7 +134,7 @@ class ChatEngine:
         try:
             return ChatModel(Path(folder), model.settings, self._config.context_length)
         except (OSError, ValueError) as error:
-            raise _damaged_folder(folder, "its tokenizer cannot be read", error) from None
+            raise _damaged_folder_error(folder, "the tokenizer cannot be read", error) from None
 
     async def _load_adapter(self, engine: Engine, folder: Path) -> Adapter:
         try:
@@ -144,10 +144,10 @@ class ChatEngine:
         except EngineDied as error:
             raise EngineFailed("the engine died") from error
         except Exception as error:  # noqa: BLE001 - any class: vLLM's process rejected the adapter
-            raise _damaged_folder(
-                str(folder), "its adapter is damaged or was trained on another base model", error
+            raise _damaged_folder_error(
+                str(folder), "the adapter is damaged or was trained on another base model", error
             ) from None
 
 
-def _damaged_folder(folder: str, why: str, error: Exception) -> DamagedModel:
+def _damaged_folder_error(folder: str, why: str, error: Exception) -> DamagedModel:
     return DamagedModel(f"{folder}: {why}: {type(error).__name__}: {error}", public_message=why)

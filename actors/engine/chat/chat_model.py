@@ -1,7 +1,7 @@
-"""Chat completions of one model on an engine: prompts as in training, and vLLM's serving layer.
+"""Chat completions of one model on an engine: prompts as in training, and responses from vLLM's serving layer.
 
-Serving matches training: the same code renders prompts, truncates tool results and constrains decoding as in rollouts.
-Requests and responses have the fields of OpenAI's chat completions as plain values. The caller has already validated
+Serving matches training, because the same code renders prompts, truncates tool results and constrains decoding.
+Requests and responses are dictionaries with the fields of OpenAI's chat completions. The caller has already validated
 the requests.
 """
 
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.actors.engine.chat.dialect_detection import find_dialect, without_tools_renderer
-from agent_rft.actors.engine.chat.tokenizer import engine_tokenizer
+from agent_rft.actors.engine.chat.tokenizer import load_engine_tokenizer
 from agent_rft.actors.engine.chat.turn_parsers import resolve_references
 from agent_rft.actors.engine.grammar.structural_tags import (
     GrammarUnavailable,
+    build_no_calls_structure,
+    build_required_calls_structure,
     build_structure,
-    forbid_calls,
-    require_calls,
 )
 from agent_rft.actors.engine.vllm_internals import (
     chat_request_class,
+    create_chat_serving,
     find_error,
     serve_adapter,
-    serving_chat,
     to_error_fields,
 )
 from agent_rft.chat.dialect import DEFAULT_DIALECT
@@ -44,16 +44,17 @@ FORWARDED_FIELDS = (
     *("presence_penalty", "response_format", "seed", "stop", "stream", "temperature", "tool_choice", "tools"),
     *("top_logprobs", "top_p", "min_p", "top_k"),
 )
-"""Request fields passed on to vLLM. Clients may not set its other fields (templates, extra arguments, token reuse)."""
+"""Request fields that are passed on to vLLM. Clients may not set other fields of vLLM, such as templates and extra
+arguments."""
 NEAREST_EFFORT = {"none": "low", "minimal": "low", "xhigh": "high"}
-"""Maps reasoning efforts that training does not have to the nearest one that it has."""
-NO_TOOLS = "This model does not support tools, because no parser reads the tool calls of its chat template"
+"""Nearest reasoning effort of training, for each effort that training does not support."""
+NO_TOOLS = "This model does not support tools, because no parser can read its tool calls"
 VLLM_CALL_ID = "chatcmpl-tool-"
 VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
 
 
 def _load_renderer(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) -> Renderer:
-    """Return the renderer in the dialect of the settings, else of the model's card, else in a detected dialect."""
+    """Return a renderer with the dialect in the settings, else in the model's card, else with a detected dialect."""
     card = read_card(folder) if settings.dialect is None else None
     dialect = settings.dialect or (card.dialect if card is not None else None)
     if dialect is not None:
@@ -64,7 +65,7 @@ def _load_renderer(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error response to a request, with status, message, param and code as in the wire contract."""
+    """Error response to a request: HTTP status, and the message, param and code of an error in OpenAI's API."""
 
     status: int
     message: str
@@ -73,9 +74,9 @@ class Refusal:
 
 
 class ChatModel:
-    """The template, parsers and settings of the model in `folder`. Creating one takes a second.
+    """Chat template, parsers and settings of the model in `folder`. Creating an instance takes a second.
 
-    `context_length` is the engine's; the model's limit may be smaller.
+    `context_length` is the engine's maximum. The model's maximum in `settings` may be smaller.
     """
 
     def __init__(self, folder: Path, settings: ServeSettings, context_length: int) -> None:
@@ -88,16 +89,20 @@ class ChatModel:
         """
         self.settings = settings
         self._context_length = min(settings.context_length or context_length, context_length)
-        self._renderer = renderer = _load_renderer(engine_tokenizer(folder), settings, folder)
+        self._renderer = renderer = _load_renderer(load_engine_tokenizer(folder), settings, folder)
         renderer.warm_up()
         self.reasoning_delimiters = renderer.reasoning_delimiters if renderer.reasoning_end_id is not None else None
-        self._engine_marks: tuple[str, str] | None = None
+        self._engine_delimiters: tuple[str, str] | None = None
 
-    def connect(self, client: Any, engine_marks: tuple[str, str] | None) -> None:
-        """Serve the model on an AsyncLLM, which limits only reasoning between `engine_marks`."""
+    def connect(self, client: Any, engine_delimiters: tuple[str, str] | None) -> None:
+        """Create vLLM's serving layer for this model on the AsyncLLM `client`.
+
+        The AsyncLLM can limit reasoning only between its own delimiters, `engine_delimiters`; None: it has no
+        delimiters.
+        """
         from agent_rft.actors.engine.chat import reasoning_parser
 
-        self._client, self._engine_marks, family = client, engine_marks, self._renderer.family
+        self._client, self._engine_delimiters, family = client, engine_delimiters, self._renderer.family
         parsers = {
             "enable_auto_tools": family.tool_parser is not None,
             "tool_parser": family.tool_parser,
@@ -106,10 +111,10 @@ class ChatModel:
             else family.reasoning_parser or "",
         }
         common = {"request_logger": None, "chat_template": None, "chat_template_content_format": "string"}
-        self._serving = serving_chat(client, common, parsers)
+        self._serving = create_chat_serving(client, common, parsers)
 
     async def chat(self, body: Mapping[str, Any], lora: Any | None) -> dict[str, Any] | Refusal:
-        """Return the response to a request without `stream`; `lora` is the LoRARequest of the model's adapter.
+        """Return the response to a request without `stream`; `lora` is the LoRARequest if the model is an adapter.
 
         Raises:
             EngineFailed: The engine died.
@@ -118,7 +123,9 @@ class ChatModel:
         return answer if isinstance(answer, Refusal) else _clean_completion(answer.model_dump())
 
     async def stream(self, body: Mapping[str, Any], lora: Any | None) -> AsyncGenerator[dict[str, Any] | Refusal]:
-        """Yield the chunks of a response; the last one may be a Refusal.
+        """Yield the chunks of a response. If the request is refused, the last item is a Refusal.
+
+        `lora` is the LoRARequest if the model is an adapter.
 
         Raises:
             EngineFailed: The engine died.
@@ -188,9 +195,12 @@ class ChatModel:
             request.pop("response_format", None)
             request |= {"tool_choice": "auto", "structured_outputs": {"structural_tag": structure}}
             budget = None
-        elif request.get("tool_choice") == "none" and (forbidden := forbid_calls(self._renderer.family)) is not None:
+        elif (
+            request.get("tool_choice") == "none"
+            and (forbidden := build_no_calls_structure(self._renderer.family)) is not None
+        ):
             request["structured_outputs"] = {"structural_tag": forbidden}
-        if self.reasoning_delimiters is not None and self.reasoning_delimiters == self._engine_marks:
+        if self.reasoning_delimiters is not None and self.reasoning_delimiters == self._engine_delimiters:
             request["thinking_token_budget"] = budget
         if request.get("stream"):
             request["stream_options"] = {"include_usage": True}
@@ -206,7 +216,10 @@ class ChatModel:
         )
 
     def _required_structure(self, request: Mapping[str, Any], budget: int | None) -> str | None:
-        """Return the structure of a request that requires calls; None if it does not, or if vLLM must enforce it."""
+        """Return the structural tag for a request that requires calls.
+
+        Returns None if the request does not require calls, or if vLLM must enforce the calls.
+        """
         choice, tools = request.get("tool_choice", "auto"), request.get("tools", ())
         named = isinstance(choice, Mapping)
         if named:
@@ -214,7 +227,7 @@ class ChatModel:
         if not tools or not (named or choice == "required"):
             return None
         alone = named or request.get("parallel_tool_calls") is False
-        return require_calls(self._renderer, tools, budget, one_call=alone)
+        return build_required_calls_structure(self._renderer, tools, budget, one_call=alone)
 
     def _render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Return the prompt's tokens, as in a rollout after these turns and results."""
@@ -233,8 +246,8 @@ class ChatModel:
         calls = any(message.get("tool_calls") or message["role"] == "tool" for message in body["messages"])
         if not body.get("tools") and not calls:
             return None
-        param, what = ("tools", "no tools") if body.get("tools") else ("messages", "no tool calls or results")
-        fix = f"Send {what}, or use a model that supports tools."
+        param, what = ("tools", "the tools") if body.get("tools") else ("messages", "the tool calls and results")
+        fix = f"Remove {what}, or use a model that supports tools."
         return Refusal(400, f"{NO_TOOLS}. {fix}", param, "tools_unsupported")
 
     # -- answers -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Detection of a model's dialect by a round trip: its template renders calls, and a parser must read the same calls."""
+"""Detection of a model's dialect by a round trip: the template renders calls, and a parser must read the same calls."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ ROUND_TRIP_CALLS: tuple[Call, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """Calls that the template rendered and the parser read.
+    """Result of a round trip: a turn as rendered (`rendered_text`), and as the parser read it (`parsed_turn`).
 
     `problem` is the difference; None if the parser read the same calls and reasoning.
     """
 
-    text: str
-    read: ParsedTurn
+    rendered_text: str
+    parsed_turn: ParsedTurn
     problem: str | None
 
 
 def run_round_trip(
     renderer: Renderer, parse: TurnParser, tools: Sequence[ToolSchema], calls: Sequence[Call], reasoning: str = ""
 ) -> RoundTrip:
-    """Render a turn with calls, and parse the tokens that a model would sample for it.
+    """Render a turn with these calls, and parse the tokens that a model would sample for the turn.
 
     Raises:
         ValueError: The template cannot render the turn.
@@ -77,7 +77,7 @@ def run_round_trip(
 
 
 def find_problem(renderer: Renderer, parse: TurnParser) -> str | None:
-    """Return why this parser cannot read the template's calls, or None if it can.
+    """Return why `parse` cannot read the calls that the template renders; None if it can.
 
     Tries one call, two calls if the template allows several per turn, and one call with reasoning.
     """
@@ -86,11 +86,13 @@ def find_problem(renderer: Renderer, parse: TurnParser) -> str | None:
         for number in numbers:
             trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:number])
             if trip.problem is not None:
-                return f"the parser read {trip.problem} from {number} call(s) rendered as {_shorten(trip.text)}"
+                text = _shorten(trip.rendered_text)
+                return f"the parser read {trip.problem} from this turn with {number} call(s): {text}"
         if renderer.reasoning_mode != "none":
             trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:1], _REASONING)
             if trip.problem is not None:
-                return f"the parser read {trip.problem} from reasoning and a call rendered as {_shorten(trip.text)}"
+                text = _shorten(trip.rendered_text)
+                return f"the parser read {trip.problem} from this turn with reasoning and a call: {text}"
     except (RenderFailed, ValueError) as error:
         if isinstance(error, RenderFailed) and error.kind not in ("raised", "failed"):
             raise
@@ -99,13 +101,16 @@ def find_problem(renderer: Renderer, parse: TurnParser) -> str | None:
 
 
 def find_unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
-    """Return the tool names whose calls the model's parser cannot read, although it reads others."""
+    """Return the tool names whose calls the model's parser cannot read, although it can read calls of other tools.
+
+    Returns no names if the parser cannot read any calls.
+    """
     try:
         parse = load_parser(renderer.family, renderer.tokenizer)
     except ValueError:  # reported elsewhere
         return []
 
-    def is_read(name: str) -> bool:
+    def can_read(name: str) -> bool:
         try:
             return (
                 run_round_trip(renderer, parse, (_make_tool(name, topic="string"),), ((name, {"topic": "x"}),)).problem
@@ -114,15 +119,15 @@ def find_unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
         except (RenderFailed, ValueError):
             return False
 
-    return [name for name in names if not is_read(name)] if names and is_read(ROUND_TRIP_CALLS[1][0]) else []
+    return [name for name in names if not can_read(name)] if names and can_read(ROUND_TRIP_CALLS[1][0]) else []
 
 
 def find_dialect(tokenizer: Tokenizer, requested: Dialect, tool_parser: str = "auto") -> tuple[Renderer, str | None]:
-    """Return the renderer in the model's dialect, and why no parser reads its calls (None: its parser reads them).
+    """Return a renderer with the model's dialect, and the reason why no parser reads the model's calls, or None.
 
-    `requested` has the user's template, arguments and stop tokens. With `auto`, the known families come first, then all
-    other parsers of vLLM. If no parser reads the calls, the dialect is the most likely one; see
-    `without_tools_renderer`.
+    `requested` contains the user's template, arguments and stop tokens. If `tool_parser` is auto, the parsers of the
+    known families are tried first, then all other parsers of vLLM. If no parser reads the calls, the dialect is the
+    most likely one. Use `without_tools_renderer` in this case.
 
     Raises:
         RenderFailed: The template is not valid Jinja, or costs too much to render.
@@ -143,10 +148,10 @@ def find_dialect(tokenizer: Tokenizer, requested: Dialect, tool_parser: str = "a
 
 
 def without_tools_renderer(renderer: Renderer) -> Renderer | None:
-    """Return a renderer for use without tools, if no parser reads the model's calls: each turn is an answer.
+    """Return a renderer for a model whose calls no parser can read: without tools, every turn is an answer.
 
-    Reasoning is still delimited as in the template's family. None if the family's turns consist of messages, which only
-    its parser can separate.
+    Reasoning is still delimited as in the template's family. Returns None if a turn of the family consists of several
+    messages, because only the family's parser can separate them.
     """
     family = renderer.family
     if family.reasoning_parser is not None:

@@ -16,8 +16,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def engine_tokenizer(model: Path) -> Tokenizer:
-    """Load the tokenizer of a model's folder; an adapter without a tokenizer uses its base model's."""
+def load_engine_tokenizer(model: Path) -> Tokenizer:
+    """Load the tokenizer in the folder `model`. An adapter without a tokenizer has the tokenizer of its base model."""
     adapter = AdapterFolder.read(model)
     if adapter is not None and not (adapter.path / "tokenizer_config.json").exists():
         return load_tokenizer(adapter.base)

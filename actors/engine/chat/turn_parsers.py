@@ -15,10 +15,11 @@ from agent_rft.spec.schemas.schema_inlining import inline_references
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A parsed turn.
+    """Parts of a turn, as read by a parser.
 
-    `calls` are (name, arguments as JSON text), and `is_malformed` means that a call was started but is invalid.
-    `reasoning` is reasoning in a separate message; delimited reasoning is removed before parsing.
+    `content` is the text without calls. `calls` are (name, arguments as JSON text). `is_malformed` means that the turn
+    starts a call that cannot be parsed. `reasoning` is the text of a separate reasoning message. For models that
+    delimit reasoning, it is empty, because their reasoning is removed before parsing.
     """
 
     content: str
@@ -28,14 +29,14 @@ class ParsedTurn:
 
 
 TurnParser = Callable[[str, Sequence[dict[str, Any]]], ParsedTurn]
-"""Parses a turn's text, given the row's tools."""
+"""Function that parses the text of a turn, given the row's tools."""
 
 
 def load_parser(family: ModelFamily, tokenizer: Any) -> TurnParser:
     """Return the parser of a family's turns.
 
     Raises:
-        ValueError: vLLM has no parser of that name, or the model's vocabulary lacks the parser's tokens.
+        ValueError: vLLM does not have the family's parser, or the model's vocabulary lacks the parser's tokens.
     """
     if family.tool_parser is None:
         return parse_answer
@@ -54,12 +55,12 @@ def load_parser(family: ModelFamily, tokenizer: Any) -> TurnParser:
 
 
 def parse_answer(text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
-    """Read a turn of a model without tool support: the full text is the answer."""
+    """Parse a turn of a model that does not support tools: the full text is the answer."""
     return ParsedTurn(text)
 
 
 class VllmParser:
-    """A vLLM parser by its registered `name` (`hermes` reads Qwen3 and Hermes models)."""
+    """Parses turns with the vLLM tool parser `name`, such as `hermes` for Qwen3 and Hermes models."""
 
     def __init__(self, family: ModelFamily, name: str, tokenizer: Any) -> None:
         from vllm.reasoning import ReasoningParserManager
@@ -80,7 +81,7 @@ class VllmParser:
         started = self._mark is not None and self._mark in text
         if self._mark is not None and not started and self._reasoning_parser is None:
             return ParsedTurn(text)
-        request = self._request_for(tools)
+        request = self._get_request(tools)
         reasoning = ""
         if self._reasoning_parser is not None:
             reasoning = self._reasoning_parser.extract_reasoning(text, request)[0] or ""
@@ -96,7 +97,7 @@ class VllmParser:
         """Create a parser for one turn, because it has state; some parsers take argument types from the tools."""
         return self._parser_class(self._tokenizer, tools or None)
 
-    def _request_for(self, tools: Sequence[dict[str, Any]]) -> Any:
+    def _get_request(self, tools: Sequence[dict[str, Any]]) -> Any:
         """Return a cached request with these tools; creating one is slow."""
         key = json.dumps(tools)
         if key not in self._requests:
@@ -106,7 +107,7 @@ class VllmParser:
 
 
 def resolve_references(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the tool with references in its parameters resolved, for parsers that read argument types.
+    """Return the tool with each `$ref` in its parameters replaced by its target, for parsers that read types.
 
     Returns the tool unchanged if the references are recursive.
     """
@@ -155,7 +156,7 @@ class HarmonyParser:
 
 
 def list_tool_parsers() -> list[str]:
-    """Return the valid values of `model_options.tool_parser` in addition to auto."""
+    """Return the names of vLLM's tool parsers, which are the values of `model_options.tool_parser` other than auto."""
     from vllm.tool_parsers import ToolParserManager
 
     names: list[str] = ToolParserManager.list_registered()

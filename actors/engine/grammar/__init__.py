@@ -1,4 +1,4 @@
-"""Grammars that constrain the decoding of a turn, the same in rollouts and in serving.
+"""Grammars that constrain the decoding of a turn. Rollouts and serving use the same grammars.
 
-Independent of the engine: callers pass a family's call format and the schemas.
+Does not depend on the engine: callers pass the call syntax of a model family, and the schemas.
 """

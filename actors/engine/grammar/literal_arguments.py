@@ -1,7 +1,7 @@
-"""Grammars for call arguments that a family writes in its literal syntax instead of JSON.
+"""Grammars for call arguments that a model family writes in its own literal syntax instead of JSON.
 
-The grammar enforces types, names, choices and required arguments, but not patterns, lengths, ranges and conditions. A
-call that violates one of these gets an error as its result, as without a grammar.
+A grammar enforces types, names, enum values and required arguments, but not patterns, lengths, ranges and conditions. A
+call that violates a schema in one of these respects gets an error as its tool result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from agent_rft.spec.schemas.schema_limits import MAX_DEPTH, REFERENCES, resolve_reference
 
-_KINDS: Final = ("string", "number", "boolean", "null", "array", "object")
+_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 _INTEGER: Final = '"-"? ("0" | [1-9] [0-9]{0,17})'
 _NUMBER: Final = f'{_INTEGER} ("." [0-9]{{1,17}})? ([eE] [+-]? [0-9]{{1,3}})?'
 _NAME: Final = "[A-Za-z_] [A-Za-z0-9_]{0,63}"
@@ -21,26 +21,26 @@ _NAME: Final = "[A-Za-z_] [A-Za-z0-9_]{0,63}"
 
 @dataclass(frozen=True, slots=True)
 class LiteralStyle:
-    """Syntax in which a family writes values.
+    """Syntax in which a model family writes the arguments of calls and their values.
 
     Attributes:
-        string_rule: Grammar rule of a string.
-        quote: Delimiter around a given string.
+        string_rule: Grammar rule that matches any string.
+        quote: Delimiter before and after a string that the schema prescribes.
         has_escapes: Whether strings escape the delimiter with a backslash and contain no line break.
-        argument: Name of an argument, up to its value.
-        member: Name of an object's member, up to its value.
+        argument_format: Format of an argument's name and the text up to the value; `{}` stands for the name.
+        member_format: Format of the name of an object's member and the text up to the value; `{}` stands for the name.
         separator: Text between two arguments, members or list items.
-        words: The words for true, false and null.
-        is_ordered: Whether names are sorted; else they have the order of the schema.
+        constant_words: The words for true, false and null.
+        is_ordered: Whether arguments and members are sorted by name. Otherwise they have the order of the schema.
     """
 
     string_rule: str
     quote: str
     has_escapes: bool
-    argument: str
-    member: str
+    argument_format: str
+    member_format: str
     separator: str
-    words: tuple[str, str, str]
+    constant_words: tuple[str, str, str]
     is_ordered: bool
 
     def escape(self, text: str) -> str:
@@ -54,32 +54,32 @@ LITERAL_STYLES: Final[Mapping[str, LiteralStyle]] = {
         string_rule=r'''"<|\"|>" ([^<] | "<" [^|<])* "<|\"|>"''',
         quote='<|"|>',
         has_escapes=False,
-        argument="{}:",
-        member="{}:",
+        argument_format="{}:",
+        member_format="{}:",
         separator=",",
-        words=("true", "false", "null"),
+        constant_words=("true", "false", "null"),
         is_ordered=True,
     ),
     "python": LiteralStyle(
         string_rule=r'''"\'" ([^'\\\n] | "\\" [^\n])* "\'" | "\"" ([^"\\\n] | "\\" [^\n])* "\""''',
         quote="'",
         has_escapes=True,
-        argument="{}=",
-        member="'{}': ",
+        argument_format="{}=",
+        member_format="'{}': ",
         separator=", ",
-        words=("True", "False", "None"),
+        constant_words=("True", "False", "None"),
         is_ordered=False,
     ),
 }
 
 
 def build_literal_format(schema: Mapping[str, Any], style: LiteralStyle) -> dict[str, Any]:
-    """Return the format of a call's arguments, without the brackets around them."""
+    """Return the xgrammar format of a call's arguments, without the brackets around the arguments."""
     return {"type": "grammar", "grammar": _GrammarWriter(schema, style).write()}
 
 
 class _GrammarWriter:
-    """Writes one rule for each part of a schema, so that a part may refer to itself."""
+    """Writes one rule for each part of a schema, so that a part may contain itself."""
 
     def __init__(self, root: Mapping[str, Any], style: LiteralStyle) -> None:
         self._root = root
@@ -89,12 +89,12 @@ class _GrammarWriter:
         self._anything: dict[str, Any] = {}
 
     def write(self) -> str:
-        """Return the grammar; its rule `root` matches the arguments."""
-        arguments = self._members_rule(self._follow_references(self._root), self._style.argument)
+        """Return the text of the grammar. The rule `root` matches the arguments."""
+        arguments = self._members_rule(self._follow_references(self._root), self._style.argument_format)
         return "\n".join((f"root ::= {arguments}", *self._rules))
 
     def _follow_references(self, schema: Any) -> Any:
-        """Follow a schema's references; return True, which allows anything, if one is not found, such as an anchor."""
+        """Follow a schema's references. Return True, which allows any value, if a reference is not found."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict):
                 return schema
@@ -131,7 +131,7 @@ class _GrammarWriter:
                 return _join_alternatives(map(self._value_rule, several))
         if "allOf" in schema:  # intersections of schemas are not supported
             schema = {"type": schema.get("type")}
-        kinds = schema.get("type") or ("object" if "properties" in schema else _KINDS)
+        kinds = schema.get("type") or ("object" if "properties" in schema else _TYPES)
         return _join_alternatives(
             self._type_body(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds)
         )
@@ -140,14 +140,14 @@ class _GrammarWriter:
         style = self._style
         match kind:
             case "object":
-                return f'"{{" {self._members_rule(schema, style.member)} "}}"'
+                return f'"{{" {self._members_rule(schema, style.member_format)} "}}"'
             case "array":
                 item = self._value_rule(schema.get("items", True))
                 return f'"[" ({item} ({_quote(style.separator)} {item})*)? "]"'
             case "boolean":
-                return _join_alternatives(map(_quote, style.words[:2]))
+                return _join_alternatives(map(_quote, style.constant_words[:2]))
             case "null":
-                return _quote(style.words[2])
+                return _quote(style.constant_words[2])
             case "integer":
                 return _INTEGER
             case "number":
@@ -155,8 +155,8 @@ class _GrammarWriter:
             case _:
                 return style.string_rule
 
-    def _members_rule(self, schema: Any, form: str) -> str:
-        """Return the rule of an object's members, each after its name in `form`."""
+    def _members_rule(self, schema: Any, name_format: str) -> str:
+        """Return the rule of an object's members, each after its name in `name_format`."""
         style = self._style
         schema = schema if isinstance(schema, dict) else {}
         separator = _quote(style.separator)
@@ -165,14 +165,14 @@ class _GrammarWriter:
             extra = schema.get("additionalProperties", True)
             if extra is False:
                 return '""'
-            before, after = form.split("{}")
+            before, after = name_format.split("{}")
             member = self._add_rule(f"{_quote(before)} {_NAME} {_quote(after)} {self._value_rule(extra)}")
             return self._add_rule(f"({member} ({separator} {member})*)?")
         required_names = schema.get("required") or ()
         # From last to first: `follows` matches the rest after another member, `begins` matches it at the start.
         follows = begins = '""'
         for name in sorted(properties, key=str.lower, reverse=True) if style.is_ordered else reversed(properties):
-            member = f"{_quote(form.format(style.escape(name)))} {self._value_rule(properties[name])}"
+            member = f"{_quote(name_format.format(style.escape(name)))} {self._value_rule(properties[name])}"
             begin, follow = f"{member} {follows}", f"{separator} {member} {follows}"
             if name in required_names:
                 begins, follows = self._add_rule(begin), self._add_rule(follow)
@@ -187,7 +187,7 @@ class _GrammarWriter:
         style = self._style
         match value:
             case bool() | None:
-                return style.words[2 if value is None else 0 if value else 1]
+                return style.constant_words[2 if value is None else 0 if value else 1]
             case str():
                 return style.quote + style.escape(value) + style.quote
             case list():
@@ -195,7 +195,7 @@ class _GrammarWriter:
             case dict():
                 names = sorted(value, key=str.lower) if style.is_ordered else value
                 members = (
-                    style.member.format(style.escape(name)) + self._format_literal(value[name]) for name in names
+                    style.member_format.format(style.escape(name)) + self._format_literal(value[name]) for name in names
                 )
                 return f"{{{style.separator.join(members)}}}"
             case _:

@@ -1,4 +1,7 @@
-"""Formats for call arguments that a family writes one by one between tags: strings unquoted, other values as JSON."""
+"""Formats for call arguments that a model family writes one by one, each between tags.
+
+Strings are written without quotes, and other values as JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,21 @@ from typing import Any, Final
 from agent_rft.spec.schemas.schema_inlining import inline_references
 
 MAX_TYPED_ARGUMENTS: Final = 200
-"""Maximum number of arguments with individual schemas: compile time grows with the square of their number."""
+"""Maximum number of arguments that schemas constrain, because compile time grows with the square of their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentTags:
-    """Tags of an argument: `before` its name, `between` name and value, and `after` the value.
+    """Texts around an argument: before its name, between its name and its value, and after its value.
 
-    `excluded` are strings that no value may contain, because the parser would end the value or its call there.
+    No value may contain one of the strings `excluded_strings`, because the parser would end the value or the call
+    there.
     """
 
-    before: str
-    between: str
-    after: str
-    excluded: tuple[str, ...]
+    before_name: str
+    before_value: str
+    after_value: str
+    excluded_strings: tuple[str, ...]
 
 
 ARGUMENT_TAGS: Final[Mapping[str, ArgumentTags]] = {
@@ -35,41 +39,41 @@ ARGUMENT_TAGS: Final[Mapping[str, ArgumentTags]] = {
     ),
 }
 _NAME: Final = {"type": "regex", "pattern": "[A-Za-z_][A-Za-z0-9_]{0,63}"}
-_LINE: Final = {"type": "const_string", "value": "\n"}
+_LINE_BREAK: Final = {"type": "const_string", "value": "\n"}
 
 
 def build_tagged_format(schema: Mapping[str, Any], tags: ArgumentTags) -> dict[str, Any]:
-    """Return the format of a call's arguments in schema order; optional arguments may be left out.
+    """Return the xgrammar format of a call's arguments, in schema order. Optional arguments may be omitted.
 
-    A value whose schema refers to itself without end may be anything.
+    The value of an argument whose schema contains itself is not constrained.
     """
     found = inline_references(schema, schema)[0] or schema
     properties = found.get("properties")
     if not isinstance(properties, dict) or not 0 < len(properties) <= MAX_TYPED_ARGUMENTS:
         if not properties and found.get("additionalProperties", True) is False:
             return {"type": "const_string", "value": ""}
-        elements = [_NAME, {"type": "const_string", "value": tags.between}, _any_text(tags)]
+        elements = [_NAME, {"type": "const_string", "value": tags.before_value}, _any_text(tags)]
         return {
             "type": "star",
-            "content": _argument_format(tags.before, {"type": "sequence", "elements": elements}, tags),
+            "content": _argument_format(tags.before_name, {"type": "sequence", "elements": elements}, tags),
         }
     arguments = []
     for name, part in properties.items():
         value = _value_format(inline_references(part, schema)[0] or {}, tags)
-        argument = _argument_format(f"{tags.before}{name}{tags.between}", value, tags)
+        argument = _argument_format(f"{tags.before_name}{name}{tags.before_value}", value, tags)
         needed = name in (found.get("required") or ())
         arguments.append(argument if needed else {"type": "optional", "content": argument})
     return {"type": "sequence", "elements": arguments}
 
 
 def _argument_format(begin: str, content: dict[str, Any], tags: ArgumentTags) -> dict[str, Any]:
-    tag = {"type": "tag", "begin": begin, "content": content, "end": tags.after}
-    return {"type": "sequence", "elements": [tag, _LINE]}
+    tag = {"type": "tag", "begin": begin, "content": content, "end": tags.after_value}
+    return {"type": "sequence", "elements": [tag, _LINE_BREAK]}
 
 
 def _any_text(tags: ArgumentTags) -> dict[str, Any]:
     # The surrounding tag already excludes the text that ends the value.
-    return {"type": "any_text", "excludes": [text for text in tags.excluded if text != tags.after]}
+    return {"type": "any_text", "excludes": [text for text in tags.excluded_strings if text != tags.after_value]}
 
 
 def _value_format(schema: Any, tags: ArgumentTags) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def _value_format(schema: Any, tags: ArgumentTags) -> dict[str, Any]:
     several = schema.get("anyOf", schema.get("oneOf"))
     if isinstance(several, list) and several:
         return _one_of([_value_format(part, tags) for part in several])
-    return {"type": "json_schema", "json_schema": schema, "excludes": list(tags.excluded)}
+    return {"type": "json_schema", "json_schema": schema, "excludes": list(tags.excluded_strings)}
 
 
 def _merge_all_of(schema: Any) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def _may_be_string(schema: Any) -> bool:
 
 
 def _format_choice(choice: Any) -> str:
-    """Return a string as it is, or as JSON if its parser would read it as another type."""
+    """Return a string unchanged, or as JSON if the parser would read it as another type."""
     if isinstance(choice, str):
         try:
             json.loads(choice)

@@ -1,4 +1,4 @@
-"""An engine that several jobs share: its actor, a job's client, and the leases of the jobs.
+"""Engines that several jobs share: the engine's Ray actor, the client in each job, and the leases of the jobs.
 
-Contains nothing that a dedicated engine needs.
+An engine that only one job uses does not need this package.
 """

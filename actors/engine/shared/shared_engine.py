@@ -1,7 +1,8 @@
-"""The actor of an engine that several jobs share, each with separate adapters; it belongs to the cluster, not to a job.
+"""Ray actor of an engine that several jobs share, each with its own adapters.
 
-The first job that needs the engine creates it. Later jobs find it by its name, which encodes everything that must be
-equal. The engine ends when no job has held a lease for a minute. Only a job's own processes have its secret name.
+The actor belongs to the cluster and not to a job. The first job that needs the engine creates the actor. Later jobs
+find the actor by its name, which contains a hash of all settings that must be equal. The engine ends when no job has
+held a lease for a minute. Each job has a secret name, so that only the job's own processes can act for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import ray
 from numpy.typing import NDArray
 
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.engine_memory import SHARED_ADAPTERS, slot_rank
+from agent_rft.actors.engine.engine_memory import SHARED_ADAPTERS, adapter_slot_rank
 from agent_rft.actors.engine.vllm_engine import Engine
 from agent_rft.actors.runtime.actor_calls import LOST, UNREACHABLE, call_actor, return_errors
 from agent_rft.actors.runtime.channel import ChannelActor
@@ -26,11 +27,11 @@ from agent_rft.actors.runtime.process_setup import end_process
 from agent_rft.errors import EngineFailed, RftError
 from agent_rft.rows.rollout_json import experts_to_json
 from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult
 
 TICK_S = 5.0
 LEASE_TICKS = 12
-"""Ticks after which the lease of a silent job ends: a minute."""
+"""Ticks after which a lease ends if the job does not renew it: a minute."""
 IDLE_TICKS = 12
 """Ticks for which an engine without a job stays: a minute."""
 START_TICKS = 72
@@ -38,7 +39,7 @@ START_TICKS = 72
 
 
 class Leases:
-    """The leases of at most `max_jobs` jobs at a time."""
+    """Leases by which jobs use a shared engine. At most `max_jobs` jobs have a lease at a time."""
 
     def __init__(self, max_jobs: int) -> None:
         self._max_jobs = max_jobs
@@ -54,21 +55,21 @@ class Leases:
         return True
 
     def renew(self, job: str) -> None:
-        """Restart a lease's time, unless the lease has ended."""
+        """Restart the time of a job's lease; do nothing if the lease has ended."""
         if job in self._ticks_left:
             self._ticks_left[job] = LEASE_TICKS
 
     def release(self, job: str) -> bool:
-        """End a lease; return whether the job had one."""
-        self.stay_for(IDLE_TICKS)
+        """End the lease of a job; return whether the job had a lease."""
+        self.keep_engine_for(IDLE_TICKS)
         return self._ticks_left.pop(job, None) is not None
 
-    def stay_for(self, ticks: int) -> None:
-        """Keep the engine for at least `ticks` without a job."""
+    def keep_engine_for(self, ticks: int) -> None:
+        """Keep the engine for at least `ticks` more ticks, even if no job has a lease."""
         self._idle_ticks_left = max(self._idle_ticks_left, ticks)
 
     def tick(self) -> list[str]:
-        """Count one tick, and return the jobs whose leases have expired."""
+        """Count one tick, end the leases that expire, and return the jobs that had these leases."""
         if not self._ticks_left:
             self._idle_ticks_left -= 1
         self._ticks_left = {job: left - 1 for job, left in self._ticks_left.items()}
@@ -79,7 +80,7 @@ class Leases:
 
     @property
     def should_end(self) -> bool:
-        """Whether the engine may end."""
+        """Whether no job has a lease and the engine has been idle for long enough to end."""
         return not self._ticks_left and self._idle_ticks_left <= 0
 
 
@@ -93,7 +94,11 @@ HANG_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class SharedConfig:
-    """Name and configuration of a shared engine, and the shape and first version of a job's adapters."""
+    """Name and configuration of a shared engine, and the adapters of one job that uses it.
+
+    `lora` is the shape of the job's adapters. `adapter` is the folder of version 0; None: version 0 is the base model.
+    `tick_s` is the number of seconds between two ticks of the engine.
+    """
 
     name: str
     engine: EngineConfig
@@ -103,23 +108,28 @@ class SharedConfig:
     tick_s: float = TICK_S
 
     @classmethod
-    def for_job(cls, own: EngineConfig, lora: AdapterConfig, cores: int, index: int) -> SharedConfig:
-        """Return the shared engine with number `index` for a job whose dedicated engine would be `own`.
+    def for_job(cls, dedicated: EngineConfig, lora: AdapterConfig, cores: int, index: int) -> SharedConfig:
+        """Return the configuration of the shared engine with number `index` for a job.
+
+        `dedicated` is the configuration that an engine for this job alone would have.
 
         Raises:
             UserError: The job's model is an adapter of an unsupported kind.
         """
-        adapter = AdapterFolder.read(Path(own.model))
-        base = Path(own.model) if adapter is None else adapter.base
-        slots = AdapterConfig(slot_rank(lora.rank), 1.0)
-        engine = replace(own, model=str(base), seed=0, log_stats=False, lora=slots, adapter_slots=SHARED_ADAPTERS)
+        adapter = AdapterFolder.read(Path(dedicated.model))
+        base = Path(dedicated.model) if adapter is None else adapter.base
+        slots = AdapterConfig(adapter_slot_rank(lora.rank), 1.0)
+        engine = replace(dedicated, model=str(base), seed=0, log_stats=False, lora=slots, adapter_slots=SHARED_ADAPTERS)
         files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in base.glob("*"))
         digest = hashlib.blake2b(repr((engine, cores, files)).encode(), digest_size=6).hexdigest()
         name = f"engine-{digest}-{index}"
         return cls(name, engine, cores, lora, None if adapter is None else adapter.path)
 
     def get_or_create_actor(self) -> Any:
-        """Return the engine's actor, and create it if necessary; it may still wait for its resources."""
+        """Return the engine's actor; create it if it does not exist.
+
+        The actor may still be waiting for its cores and GPUs.
+        """
         options = {
             "name": self.name,
             "namespace": NAMESPACE,
@@ -133,7 +143,7 @@ class SharedConfig:
         return ray.remote(SharedEngine).options(**options).remote(self.engine, self.tick_s)
 
     async def reserve_actor(self) -> Any:
-        """Return the actor once it has its resources."""
+        """Return the engine's actor once Ray has assigned cores and GPUs to it."""
         return await retry_if_engine_ends(self._reserve_once, self.tick_s)
 
     async def _reserve_once(self) -> Any:
@@ -143,7 +153,11 @@ class SharedConfig:
 
 
 async def retry_if_engine_ends(work: Callable[[], Awaitable[T]], pause_s: float) -> T:
-    """Run `work`, and repeat it if the engine ended: an engine that ends can still be found by name for a moment."""
+    """Run `work`, and run it again if the engine has ended.
+
+    Retries are needed because an engine that ends can still be found by its name for a moment. The function waits for
+    `pause_s` seconds before each retry.
+    """
     for _ in range(MAX_ENGINE_TRIES):
         try:
             return await work()
@@ -155,7 +169,7 @@ async def retry_if_engine_ends(work: Callable[[], Awaitable[T]], pause_s: float)
 
 
 class SharedEngine(ChannelActor):
-    """The actor of a shared engine. Methods act for one job each and return expected errors as values."""
+    """Ray actor of a shared engine. Each call acts for one job; expected errors are returned and not raised."""
 
     def __init__(
         self,
@@ -174,11 +188,14 @@ class SharedEngine(ChannelActor):
         self._tick_task = asyncio.get_running_loop().create_task(self._tick_until_idle())
 
     async def reserve(self) -> None:
-        """Return once the engine has resources, and stay alive until the caller has its other resources."""
-        self._leases.stay_for(START_TICKS)
+        """Keep the engine while the calling job waits for its other resources.
+
+        Ray runs this method once the actor has its cores and GPUs. Callers can therefore wait for these resources.
+        """
+        self._leases.keep_engine_for(START_TICKS)
 
     async def start(self) -> RftError | None:
-        """Load the model; later jobs wait for the first job's call."""
+        """Load the model in the first call; later calls wait for the first one. Return the error if loading fails."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._engine.start())
         error = await return_errors(asyncio.shield(self._starting))
@@ -187,7 +204,7 @@ class SharedEngine(ChannelActor):
         return error
 
     async def add_tenant(self, job: str, lora: AdapterConfig, adapter: Path | None) -> bool | RftError:
-        """Add a tenant for a job; return False if the engine already serves as many jobs as it has slots for."""
+        """Add a tenant for a job; return False if the engine already has the maximum number of jobs."""
         if not self._leases.acquire(job):
             return False
         error = await return_errors(self._engine.add_tenant(job, lora, adapter))
@@ -196,21 +213,21 @@ class SharedEngine(ChannelActor):
         return error or True
 
     async def remove_tenant(self, job: str) -> None:
-        """Remove a job's tenant."""
+        """End a job's lease and remove its tenant; do nothing if the lease has already ended."""
         if self._leases.release(job):
             self._engine.remove_tenant(job)
 
     async def stage_bucket(self, job: str, data: NDArray[np.uint8], layout: BucketLayout) -> RftError | None:
         return await self._job_outcome(asyncio.to_thread(self._engine.stage_bucket, data, layout, job))
 
-    async def load_staged(self, job: str, version: int) -> LoadedWeights | RftError:
+    async def load_staged(self, job: str, version: int) -> WeightLoadResult | RftError:
         return await self._job_outcome(self._engine.load_staged(version, job))
 
     async def prompt_logprobs(self, job: str, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
         return await self._job_outcome(self._engine.prompt_logprobs(token_ids, job))
 
     async def heartbeat(self) -> RftError | None:
-        """Return once the engine's processes have answered."""
+        """Return None once the engine's processes have answered, or the error if the engine has died."""
         return await self._job_outcome(self._engine.check_health())
 
     async def _generate(self, job: str, prompt: list[int], options: Mapping[str, Any]) -> list[Any]:
@@ -225,7 +242,7 @@ class SharedEngine(ChannelActor):
         return self._engine.live_metrics(job)
 
     async def _tick_until_idle(self) -> None:
-        """Remove tenants whose leases expired; end the engine when no tenant is left or vLLM has died."""
+        """Remove tenants whose leases have expired. End the engine when no tenant is left or vLLM has died."""
         while not self._leases.should_end:
             await asyncio.sleep(self._tick_s)
             if self._starting is not None and not self._starting.done():
@@ -243,7 +260,7 @@ class SharedEngine(ChannelActor):
     async def _job_outcome(self, work: Awaitable[T]) -> T | RftError:
         """Return a job's result or error, without the cause of vLLM's death, which may name another job."""
         outcome = await return_errors(work)
-        if isinstance(outcome, EngineFailed) and self._engine.client.errored:
+        if isinstance(outcome, EngineFailed) and self._engine.async_llm_client.errored:
             return EngineFailed(outcome.public_message)
         return outcome
 

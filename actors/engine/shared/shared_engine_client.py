@@ -20,7 +20,7 @@ from agent_rft.actors.runtime.channel import ChannelClient
 from agent_rft.actors.weights.start_timeout import start_timeout_s
 from agent_rft.errors import EngineFailed
 from agent_rft.rows.rollout_json import experts_from_json
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult
 
 LEASE_TIMEOUT_S = 300.0
 ENGINE_FULL_MESSAGE = (
@@ -30,7 +30,10 @@ ENGINE_FULL_MESSAGE = (
 
 
 class EngineClient:
-    """A tenant of the shared engine, used in place of an Engine. A worker's replacement is a new tenant."""
+    """Client of a shared engine, used in place of an `Engine`. Each client is a separate tenant of the engine.
+
+    If the engine worker of a job is replaced, its replacement is a new tenant.
+    """
 
     def __init__(self, config: SharedConfig, wait_s: float = LEASE_TIMEOUT_S) -> None:
         self._config = config
@@ -43,10 +46,10 @@ class EngineClient:
         self.sampled_tokens = 0
 
     async def start(self) -> None:
-        """Find or start the shared engine, and become its tenant.
+        """Find or start the shared engine, and add this client as a tenant.
 
         Raises:
-            EngineFailed: The engine cannot start, or is full.
+            EngineFailed: The engine cannot start, or still has the maximum number of jobs after `wait_s` seconds.
         """
         await retry_if_engine_ends(self._join_engine, self._config.tick_s)
 
@@ -58,7 +61,7 @@ class EngineClient:
         await self._acquire_lease()
         self._channel = ChannelClient(self._actor, name, EngineFailed)
         await self._channel.connect()
-        await self._renew()
+        await self._renew_lease()
         self._renew_task = asyncio.create_task(self._renew_forever())
 
     async def _acquire_lease(self) -> None:
@@ -71,17 +74,17 @@ class EngineClient:
             await asyncio.sleep(1.0)
         raise EngineFailed(ENGINE_FULL_MESSAGE.format(name=name, wait_s=self._wait_s))
 
-    async def _renew(self) -> None:
+    async def _renew_lease(self) -> None:
         self._live_metrics = await self._channel.call("renew", self._job)
 
     async def _renew_forever(self) -> None:
         while True:
             await asyncio.sleep(self._config.tick_s)
             with suppress(EngineFailed):  # the next request raises it
-                await self._renew()
+                await self._renew_lease()
 
     async def init_transport(self, info: dict[str, Any]) -> None:
-        """Do nothing: adapters arrive through shared memory."""
+        """Do nothing, because adapters reach a shared engine through shared memory."""
 
     async def generate(self, prompt: Sequence[int], **options: Any) -> Completion:
         """Sample one completion; see `Engine.generate`."""
@@ -92,20 +95,23 @@ class EngineClient:
         return Completion(token_ids, *arrays, stopped, model_s, experts_from_json(experts))
 
     async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return log-probabilities of tokens; see `Engine.prompt_logprobs`."""
+        """Return the log-probabilities of tokens; see `Engine.prompt_logprobs`."""
         call = self._actor.prompt_logprobs.remote(self._job, list(token_ids))
         logprobs: NDArray[np.float32] = await call_actor(call, self._config.name, EngineFailed)
         return logprobs
 
     def stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout) -> None:
-        """Write one bucket to shared memory; see `Engine.stage_bucket`. Blocks, so do not call it on the event loop."""
+        """Write one bucket to shared memory; see `Engine.stage_bucket`.
+
+        Blocks until the bucket is written, so do not call this method on the event loop.
+        """
         error = ray.get(self._actor.stage_bucket.remote(self._job, data, layout))
         if error is not None:
             raise error
 
-    async def load_staged(self, version: int) -> LoadedWeights:
+    async def load_staged(self, version: int) -> WeightLoadResult:
         """Load all staged buckets as `version`; see `Engine.load_staged`."""
-        loaded: LoadedWeights = await call_actor(
+        loaded: WeightLoadResult = await call_actor(
             self._actor.load_staged.remote(self._job, version), self._config.name, EngineFailed
         )
         self.version = version
@@ -116,11 +122,11 @@ class EngineClient:
         await call_actor(self._actor.heartbeat.remote(), self._config.name, EngineFailed)
 
     def live_metrics(self) -> dict[str, float]:
-        """Return the state of the tenant as of the last lease renewal; see `Engine.live_metrics`."""
+        """Return the tenant's metrics as of the last renewal of its lease; see `Engine.live_metrics`."""
         return self._live_metrics
 
     async def end_lease(self) -> None:
-        """End the lease; the shared engine continues."""
+        """End this client's lease. The shared engine keeps running."""
         if self._renew_task is not None:
             self._renew_task.cancel()
             with suppress(ray.exceptions.RayError):

@@ -1,4 +1,4 @@
-"""Code that vLLM's worker processes load: fixes for CPUs, and methods that an engine calls on its workers.
+"""Code for vLLM's worker processes: fixes for CPUs, and methods that an engine calls on its workers.
 
-Nothing else runs in or imports from these modules.
+Only vLLM's worker processes import these modules.
 """

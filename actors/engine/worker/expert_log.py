@@ -1,7 +1,7 @@
-"""Record of the experts that a mixture of experts chose for each token, on CPUs; on GPUs vLLM reports them.
+"""Record of the experts that a mixture of experts chose for each token on CPUs; on GPUs, vLLM reports the experts.
 
-Each layer's choices are stored by the token's cache slot. Choices for prompt tokens that were already in the cache are
-therefore available too.
+The choices are stored by the cache slot of the token. They are therefore also available for prompt tokens that another
+request had already computed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from torch import Tensor
 from agent_rft.actors.engine.vllm_internals import find_complete_cache, iter_running_requests, watch_routers
 
 Choices = NDArray[np.integer[Any]]
-"""[N, L, k]: the k experts of N tokens in each of L layers, 0 in layers without experts."""
+"""[N, L, k]: ids of the k experts that each of L layers chose for each of N tokens; 0 in layers without experts."""
 MAX_EXPERTS_IN_BYTE = 256
 
 
 class ExpertLog:
-    """Records the experts of a vLLM model runner for running requests and the `max_requests` last started ones.
+    """Log of the experts that a vLLM model runner chose, for the `max_requests` most recent requests.
+
+    `k` is the number of experts that a layer chooses for a token.
 
     Raises:
-        ValueError: vLLM cannot watch the model's routers, or no layer attends to all tokens. The cache of such a layer
-            has slots for all tokens of a request.
+        ValueError: vLLM cannot watch the model's routers, or no layer attends to all tokens. The log needs such a
+            layer, because only its cache has slots for all tokens of a request.
     """
 
     def __init__(self, runner: Any, num_layers: int, num_experts: int, k: int, max_requests: int) -> None:
@@ -44,11 +46,14 @@ class ExpertLog:
         runner.execute_model = partial(self._execute_and_record, runner.execute_model)
 
     def capture(self, layer: int, experts: Tensor) -> None:
-        """Record the expert ids [n, k] of the step's next n tokens; called by each router."""
+        """Record the expert ids [n, k] for the next n tokens of the step. Called by the router of each layer."""
         self._layers[layer].append(experts)
 
     def take(self, request_id: str) -> Choices | None:
-        """Return and forget the choices for all tokens of a request but the last, which was only sampled."""
+        """Return and delete the experts of all tokens of a request except the last; None for an unknown request.
+
+        The last token has no experts, because it was sampled but never computed.
+        """
         # vLLM appends a suffix to the ids that it receives.
         found = [name for name in self._requests if name == request_id or name.startswith(f"{request_id}-")]
         return np.concatenate(self._requests.pop(found[0])) if found else None

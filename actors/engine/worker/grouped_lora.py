@@ -1,6 +1,6 @@
-"""LoRA on CPUs: multiplies all rows of a batch that use the same adapter together.
+"""LoRA operations on CPUs that multiply all rows of a batch with the same adapter together.
 
-vLLM's operations for CPUs copy the adapter's matrices for each token, which takes gigabytes for a long prompt. They
+vLLM's own operations on CPUs copy the adapter's matrices for each token, which takes gigabytes for a long prompt. They
 also apply the last slot's adapter to rows without an adapter.
 """
 
@@ -16,8 +16,11 @@ Groups = list[tuple[int, Tensor | slice]]
 """Pairs of a slot and the rows that use it."""
 
 
-def groups_of(slots: Tensor) -> Groups:
-    """Return the rows of each slot, as a slice if all rows use one slot; rows with slot -1 have no adapter."""
+def group_rows_by_slot(slots: Tensor) -> Groups:
+    """Return each slot with the rows that use the slot. `slots` has the slot of each row, or -1 without an adapter.
+
+    The rows are a slice if all rows use one slot, otherwise a tensor of row numbers.
+    """
     found = sorted(set(slots.tolist()))
     if len(found) == 1:
         return [(slot, slice(len(slots))) for slot in found if slot >= 0]
@@ -25,14 +28,20 @@ def groups_of(slots: Tensor) -> Groups:
 
 
 class GroupedLora(cpu_lora_operations()):  # type: ignore[misc] # vLLM has no types
-    """Replaces vLLM's wrapper; `scale` is always 1, because an adapter's scale is part of its B."""
+    """Replacement for vLLM's LoRA operations on CPUs.
+
+    The parameter `scale` is ignored, because it is always 1: vLLM includes an adapter's scale in the matrix B.
+    """
 
     _token_groups: Groups
     _sample_groups: Groups
 
     def update_metadata(self, *arguments: Any, **named: Any) -> None:
         super().update_metadata(*arguments, **named)
-        self._token_groups, self._sample_groups = groups_of(self.token_lora_indices), groups_of(self.sampler_indices)
+        self._token_groups, self._sample_groups = (
+            group_rows_by_slot(self.token_lora_indices),
+            group_rows_by_slot(self.sampler_indices),
+        )
 
     def add_lora_linear(
         self,
@@ -44,7 +53,10 @@ class GroupedLora(cpu_lora_operations()):  # type: ignore[misc] # vLLM has no ty
         output_slices: tuple[int, ...],
         **_: Any,
     ) -> None:
-        """Add x A B to each slice of y's columns, in place: [T, in] -> [T, out]."""
+        """Add x A B to each slice of the columns of `y`, in place, with A and B of each row's adapter.
+
+        `x` is [T, in], and `y` is [T, out].
+        """
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         for slot, rows in self._token_groups:
             inputs, column = x[rows], 0
@@ -66,7 +78,7 @@ class GroupedLora(cpu_lora_operations()):  # type: ignore[misc] # vLLM has no ty
 
 
 def _add_product(y: Tensor, rows: Tensor | slice, inputs: Tensor, b: Tensor) -> None:
-    """Add inputs B to rows of y; y may have columns of padding."""
+    """Add inputs B to rows of y. The last columns of y may be padding."""
     if isinstance(rows, slice):
         y[rows, : len(b)].addmm_(inputs.to(y.dtype), b.T.to(y.dtype))
     else:

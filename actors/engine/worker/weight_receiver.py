@@ -1,8 +1,10 @@
 """Weight transport in vLLM's worker: receives buckets from shared memory or by broadcast, and loads them.
 
 A vLLM worker is not a Ray worker and cannot read Ray's object store. The engine's actor therefore writes each bucket to
-a file in shared memory, which the worker maps. This works on CPUs and GPUs, within and across nodes. vLLM allows one
-transfer class per engine, and an engine that joins late must load without a group, so this class does both.
+a file in shared memory, which the worker maps. This works on CPUs and GPUs, within and across nodes.
+
+vLLM allows only one transport class per engine. An engine that joins late is not in the broadcast group and has to load
+from shared memory. The transport class therefore supports both ways.
 
 Each bucket has a checksum. `DirectCopies` detects weights that a model copies straight into its parameters.
 """
@@ -34,7 +36,10 @@ _DATA: Callable[..., Any] = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 class DirectCopies(TorchFunctionMode):
-    """Redirects copies into parameters and buffers without memory to a loader that stores the values."""
+    """Intercepts direct copies into a model's parameters and buffers while new weights are loaded.
+
+    During a reload, parameters and buffers have no memory. The copied values are passed to a loader that stores them.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -43,19 +48,25 @@ class DirectCopies(TorchFunctionMode):
             for module in model.modules()
             for name, held in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         }
-        self._handed = ""
+        self._current_name = ""
         self._is_loading = False
         self.copied: set[str] = set()
         """Names of the tensors that were copied directly, at least in part."""
 
-    def watched(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors and record the current name; a model copies each tensor before it requests the next."""
-        for self._handed, tensor in tensors:
-            yield self._handed, tensor
+    def record_names(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and tensors, and record the name of the current tensor.
+
+        A model copies each tensor before it requests the next one, so the recorded name belongs to the copied tensor.
+        """
+        for self._current_name, tensor in tensors:
+            yield self._current_name, tensor
 
     @contextmanager
-    def left_alone(self) -> Iterator[None]:
-        """Context manager for a loader's copies, which are not redirected: without memory they only count elements."""
+    def skip_interception(self) -> Iterator[None]:
+        """Context manager in which copies are not intercepted, for a loader's own copies.
+
+        Copies of a loader into parameters without memory only count the loaded elements.
+        """
         before, self._is_loading = self._is_loading, True
         try:
             yield
@@ -70,7 +81,7 @@ class DirectCopies(TorchFunctionMode):
             return args[0]  # so that `parameter.data.copy_` is handled like `parameter.copy_`
         if place is not None and func is Tensor.copy_:
             held, module, name = place
-            self.copied.add(self._handed)
+            self.copied.add(self._current_name)
             if held.is_meta:
                 return load_when_complete(held, module, name, args[1])
             return held.data.copy_(args[1])
@@ -79,7 +90,10 @@ class DirectCopies(TorchFunctionMode):
 
 @dataclass
 class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Empty for shared memory; for broadcasts, the group's address and size, and this engine's first rank."""
+    """Init info of the transport: address and size of the broadcast group, and this engine's first rank in it.
+
+    For shared memory, the fields keep their defaults.
+    """
 
     address: str = ""
     rank: int = 0
@@ -88,9 +102,10 @@ class ShmInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """One bucket: its tensors back to back, each as [name, dtype, shape], in the file `path`, or broadcast if empty.
+    """One bucket of weights in the shared-memory file `path`. If `path` is empty, the bucket is broadcast.
 
-    `checksum` is the checksum of the file's bytes, computed before generation paused.
+    `tensors` contains [name, dtype, shape] of each tensor, in the order in which their bytes are concatenated.
+    `checksum` is the checksum of the file's bytes, computed before sampling paused.
     """
 
     path: str = ""
@@ -99,7 +114,10 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):  # type: ignore[misc]
-    """Loads buckets between `begin_reload` and `finish_reload`, as vLLM's NCCL engine does."""
+    """Weight transport of agent-rft: loads buckets from shared memory or a broadcast into a vLLM worker.
+
+    As in vLLM's NCCL transport, buckets are loaded between `begin_reload` and `finish_reload`.
+    """
 
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
@@ -108,11 +126,11 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     _checksum = 0
     _missed_names: frozenset[str] = frozenset()
     _copies: DirectCopies
-    _handed: dict[int, str]
+    _unloaded_names: dict[int, str]
     """Names of the current bucket's tensors that no parameter has loaded yet, by memory address."""
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
-        """Join a broadcast group, if `init_info` has one; a second call replaces the group."""
+        """Join the broadcast group in `init_info`, if there is one. A second call replaces the group."""
         self.shutdown()
         if init_info.size:
             rank = init_info.rank + self.parallel_config.rank
@@ -120,30 +138,30 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def start_weight_update(self) -> None:
         begin_reload(self.model)
-        self._checksum, self._missed_names, self._handed = 0, frozenset(), {}
+        self._checksum, self._missed_names, self._unloaded_names = 0, frozenset(), {}
         for module in self.model.modules():
             held: Any
             for held in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 loader = getattr(held, "weight_loader", None)
-                if loader and not hasattr(loader, "notes"):  # vLLM uses the same parameters again in each update
+                if loader and not hasattr(loader, "records_loads"):  # vLLM reuses parameters in each update
                     held.weight_loader = self._record_loads(loader)
 
     def _record_loads(self, loader: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a parameter's loader to record the tensors it loaded. vLLM unwraps it by its name and `__wrapped__`."""
+        """Wrap a parameter's loader to record the loaded tensors. vLLM unwraps loaders by name and `__wrapped__`."""
 
         @wraps(loader)
-        def noting(*arguments: Any, **named: Any) -> Any:
+        def record_and_load(*arguments: Any, **named: Any) -> Any:
             for value in (*arguments, *named.values()):
                 if isinstance(value, torch.Tensor) and not value.is_meta:
-                    self._handed.pop(value.data_ptr(), None)
-            with self._copies.left_alone():
+                    self._unloaded_names.pop(value.data_ptr(), None)
+            with self._copies.skip_interception():
                 return loader(*arguments, **named)
 
-        noting.notes = True  # type: ignore[attr-defined]
-        return noting
+        record_and_load.records_loads = True  # type: ignore[attr-defined]
+        return record_and_load
 
-    def loaded_weights(self) -> tuple[int, list[str]]:
-        """Return the sum of the last update's checksums, and the names of tensors that no parameter loaded."""
+    def last_update_report(self) -> tuple[int, list[str]]:
+        """Return the sum of the checksums of the last update, and the names of tensors that no parameter loaded."""
         return self._checksum, sorted(self._missed_names)
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
@@ -157,12 +175,12 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             data = self._broadcast.receive(num_bytes(update_info.tensors))
             number = compute_checksum(data)
         tensors = list(split_tensors(data, update_info.tensors))
-        self._handed = {tensor.data_ptr(): name for name, tensor in tensors}
+        self._unloaded_names = {tensor.data_ptr(): name for name, tensor in tensors}
         self._copies = DirectCopies(self.model)
         with self._copies:
-            self.model.load_weights(self._copies.watched(tensors))
+            self.model.load_weights(self._copies.record_names(tensors))
         self._checksum = (self._checksum + number) & MASK
-        self._missed_names |= set(self._handed.values()) - self._copies.copied
+        self._missed_names |= set(self._unloaded_names.values()) - self._copies.copied
 
     def finish_weight_update(self) -> None:
         finish_reload(self.model, self.model_config)

@@ -1,4 +1,4 @@
-"""Methods that `AsyncLLM.collective_rpc` calls on vLLM's workers, and a fix of rotary positions on CPUs."""
+"""Methods that `AsyncLLM.collective_rpc` calls on vLLM's workers, and a fix for rotary positions on CPUs."""
 
 from __future__ import annotations
 
@@ -26,32 +26,35 @@ from agent_rft.trainer.model.router_replay import experts_per_token, num_experts
 _KERNEL = rotary_kernel()
 
 
-def forward_cpu(
+def apply_rotary_positions(
     rotary: Any, positions: Tensor, query: Tensor, key: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Rotate query [T, heads * size] or [T, heads, size], and key alike or None; return each in its shape."""
+    """Apply rotary position embeddings to `query` and `key`, and return both in their original shapes.
+
+    The shapes are [T, heads * size] or [T, heads, size]; vLLM's own method supports only the first. `key` may be None.
+    """
     flat = None if key is None else key.flatten(1)
     rotated, turned = _KERNEL(rotary, positions, query.flatten(1), flat)
     return rotated.view(query.shape), None if key is None else turned.view(key.shape)
 
 
 if current_platform.is_cpu():  # this module is imported when vLLM's worker is created, before its model
-    replace_rotary_kernel(forward_cpu)
+    replace_rotary_kernel(apply_rotary_positions)
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker, which provides `model_runner` and `vllm_config`."""
+    """Mixin class of vLLM's worker, with methods that the engine calls. vLLM sets `model_runner` and `vllm_config`."""
 
     weight_transfer_engine: ShmWeightTransferEngine
     model_runner: Any
     vllm_config: Any
     expert_log: ExpertLog
 
-    def loaded_weights(self) -> tuple[int, list[str]]:
-        return self.weight_transfer_engine.loaded_weights()
+    def last_update_report(self) -> tuple[int, list[str]]:
+        return self.weight_transfer_engine.last_update_report()
 
     def prepare_adapters(self) -> None:
-        """Replace vLLM's LoRA operations by ours on CPUs."""
+        """On CPUs, replace vLLM's LoRA operations by `GroupedLora`."""
         if not current_platform.is_cpu():
             return
         scheduler = self.vllm_config.scheduler_config
@@ -59,23 +62,26 @@ class WorkerExtension:
         replace_lora_operations(self.model_runner, lambda: GroupedLora(*sizes, self.model_runner.device))
 
     def log_experts(self, max_requests: int) -> None:
-        """Record the experts of each token of the last `max_requests` requests on CPUs; see `ExpertLog`."""
+        """Start an `ExpertLog` for the last `max_requests` requests. Called on CPUs only."""
         model = self.vllm_config.model_config
         config, num_layers = model.hf_text_config, model.get_total_num_hidden_layers()
         sizes = num_experts(config), experts_per_token(config)
         self.expert_log = ExpertLog(self.model_runner, num_layers, *sizes, max_requests)
 
     def take_experts(self, request_id: str) -> tuple[bytes, str, list[int]] | None:
-        """Return the bytes, dtype and shape of `ExpertLog.take`."""
+        """Return (bytes, dtype, shape) of the array from `ExpertLog.take`; None for an unknown request."""
         found = self.expert_log.take(request_id)
         return None if found is None else (found.tobytes(), str(found.dtype), list(found.shape))
 
     def missing_modules(self, lora_id: int) -> list[str]:
-        """Return the modules that a loaded adapter changes and the model lacks."""
+        """Return the names of modules that a loaded adapter changes but the model does not have."""
         return missing_modules(self.model_runner, lora_id)
 
     def adapter_checksum(self, folder: str, buckets: list[list[Any]]) -> int:
-        """Return the sum of the checksums of the buckets in an adapter's file; `buckets` are their layouts."""
+        """Return the sum of the checksums of an adapter's buckets, computed from the adapter's file in `folder`.
+
+        `buckets` contains the layout of each bucket.
+        """
         with safe_open(f"{folder}/{WEIGHTS_FILE}", framework="pt") as file:
             data = [concat_bytes([file.get_tensor(name) for name, *_ in layout]) for layout in buckets]
         return sum(compute_checksum(torch.from_numpy(bucket)) for bucket in data) & MASK

@@ -19,15 +19,15 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class CodeTooLarge(Exception):
-    """The code exceeds a bound; the message names the bound."""
+    """The code or the reference exceeds a limit; the message names the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonSource:
     """The Python code in an answer.
 
-    `trees` are the syntax trees of its valid code blocks, in order. `text` is the code of all blocks, including blocks
-    that are not valid Python.
+    `trees` are the syntax trees of the code blocks that are valid Python, in order. `text` is the code of all blocks,
+    including invalid ones.
     """
 
     text: str
@@ -40,7 +40,7 @@ class PythonSource:
     @property
     def functions(self) -> dict[str, FunctionNode]:
         """Top-level functions and methods by name. If two have the same name, the last one counts, as in Python."""
-        return dict(_functions(self.statements))
+        return dict(_iterate_functions(self.statements))
 
     @property
     def is_parsed(self) -> bool:
@@ -48,30 +48,30 @@ class PythonSource:
 
 
 def parse_source(text: str) -> PythonSource:
-    """Parse the code in fenced blocks, or the full text if it has no fenced blocks.
+    """Parse the code in the fenced blocks of a text, or the full text if it has no fenced blocks.
 
     Raises:
         CodeTooLarge: The text exceeds MAX_CHARS or MAX_DEPTH.
     """
     if len(text) > MAX_CHARS:
         raise CodeTooLarge(f"it has {len(text):,} characters, more than {MAX_CHARS:,}")
-    blocks = _fenced(text) or [text]
+    blocks = _fenced_blocks(text) or [text]
     trees = [tree for block in blocks if (tree := _parse(textwrap.dedent(block))) is not None]
     return PythonSource("\n".join(blocks), tuple(trees))
 
 
 def normalize_tree(node: ast.AST) -> str:
-    """Return a tree as normalized text, which is equal for copies with other names, comments or annotations.
+    """Return a tree as normalized text, which is equal for trees that differ only in names, comments or annotations.
 
-    Whitespace, comments, docstrings and annotations are removed. Names that the code binds are numbered; attributes and
-    all other names stay unchanged.
+    Whitespace, comments, docstrings and annotations are removed. Names that the code binds are replaced by numbered
+    names; attributes and all other names stay unchanged.
     """
     bound = _bound_names(node)
     return ast.dump(_Renamer(bound).visit(ast.parse(ast.unparse(node))))
 
 
 def count_nodes(node: ast.AST) -> int:
-    """Return the number of nodes in a tree, without the contexts of names."""
+    """Return the number of nodes in a syntax tree, not counting the contexts of names."""
     return sum(not isinstance(child, ast.expr_context) for child in ast.walk(node))
 
 
@@ -109,7 +109,7 @@ def is_literal(node: ast.AST) -> bool:
     return True
 
 
-def _fenced(text: str) -> list[str]:
+def _fenced_blocks(text: str) -> list[str]:
     """Return the blocks between fences. The last closing fence may be missing, if the answer was truncated."""
     blocks: list[list[str]] = []
     fence = ""
@@ -144,7 +144,7 @@ def _parse(text: str) -> ast.Module | None:
     return tree
 
 
-def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, FunctionNode]]:
+def _iterate_functions(body: list[ast.stmt]) -> Iterator[tuple[str, FunctionNode]]:
     for statement in body:
         match statement:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -152,7 +152,7 @@ def _functions(body: list[ast.stmt]) -> Iterator[tuple[str, FunctionNode]]:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Lambda() as function):
                 yield name, function
             case ast.ClassDef(body=inner):
-                yield from _functions(inner)
+                yield from _iterate_functions(inner)
 
 
 def _bound_names(node: ast.AST) -> dict[str, str]:
@@ -174,7 +174,7 @@ class _Renamer(ast.NodeTransformer):
         self._names = names
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Rename, and remove docstrings and annotations, in every node."""
+        """Replace the names to rename, and remove docstrings and annotations, in this node and all nodes below it."""
         for key in ("id", "name", "arg", "asname"):
             if isinstance(value := getattr(node, key, None), str) and not isinstance(node, ast.keyword):
                 setattr(node, key, self._names.get(value, value))

@@ -1,4 +1,4 @@
-"""Grader kinds of the wire contract, one module each, and the helpers that only they use.
+"""Grader kinds of the wire contract, with one module per kind, and helpers that only these modules use.
 
-A kind depends on its own spec and on no other kind; only `multi` combines graders.
+The module of a kind depends on the spec of this kind, but not on other kinds. Only `multi` combines graders.
 """

@@ -1,4 +1,4 @@
-"""Grader of kind `code_check`: 0, with a reason, if the code looks like the hack that the spec names, else 1."""
+"""Grader of kind `code_check`: code that looks like the hack in the spec gets 0 and a reason, other code gets 1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKS: dict[str, Callable[[PythonSource, PythonSource], str | None]] = {
 
 
 class CodeCheck:
-    """A grader of kind `code_check`. `label` names it in messages."""
+    """A grader of kind `code_check`. `label` names the grader in messages."""
 
     def __init__(self, spec: CodeCheckGrader, label: str) -> None:
         self._spec = spec
@@ -50,9 +50,9 @@ class CodeCheck:
 
 
 def find_hack(check: str, code: str, reference: str) -> str | None:
-    """Return why `code` looks like the hack; None if it does not.
+    """Return why `code` looks like the hack that `check` detects; None if it does not.
 
-    Code that is too large or too deeply nested to check counts as the hack; otherwise such code would always pass.
+    Code that is too large or too deeply nested to check counts as a hack; otherwise such code would always pass.
 
     Raises:
         CodeTooLarge: The reference is too large or too deeply nested.

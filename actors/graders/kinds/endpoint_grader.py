@@ -1,8 +1,8 @@
 """Grader of kind `endpoint`, which sends POST {sample, item, trace_id} to the user's server.
 
-The server answers {"score": 0.5}, or {"score": 0.5, "reason": "no unit", "scores": {"value": 1, "unit": 0}}. `reason`
-and `scores`, the parts of the score, are only recorded. Invalid values of them are ignored and do not discard the
-rollout.
+The server answers {"score": 0.5}, or {"score": 0.5, "reason": "no unit", "scores": {"value": 1, "unit": 0}}. `scores`
+contains the parts of the score. `reason` and `scores` are recorded, but do not affect the grade. Invalid values in them
+are ignored, so the rollout is not discarded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ metric, so only the first parts in a job are recorded."""
 
 
 class EndpointCaller:
-    """A grader of kind `endpoint`. `label` names it in messages, and makes idempotency keys unique within a `multi`."""
+    """A grader of kind `endpoint`. `label` names the grader in messages and in idempotency keys."""
 
     def __init__(
         self,
@@ -58,20 +58,25 @@ class EndpointCaller:
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         body = {"sample": sample, "item": item, "trace_id": trace_id}
         answer = await self._client.post(body, f"{trace_id}/{self._label}", trace_id)
-        found = self._object(answer)
-        return Grade(self._score(found, answer), self._scores(found), answer.latency_s, reason=self._reason(found))
+        found = self._parse_object(answer)
+        return Grade(
+            self._parse_score(found, answer),
+            self._parse_scores(found),
+            answer.latency_s,
+            reason=self._parse_reason(found),
+        )
 
     async def close(self) -> None:
         await self._client.close()
 
-    def _object(self, answer: HttpResponse) -> dict[str, Any]:
+    def _parse_object(self, answer: HttpResponse) -> dict[str, Any]:
         if not answer.ok:
-            raise self._client.bad_answer(answer, "a grader must answer 200 with a score")
+            raise self._client.make_bad_answer_error(answer, "a grader must answer 200 with a score")
         if (body := answer.json_object) is None:
-            raise self._client.bad_answer(answer, 'the body is not a JSON object such as {"score": 0.5}')
+            raise self._client.make_bad_answer_error(answer, 'the body is not a JSON object such as {"score": 0.5}')
         return body
 
-    def _score(self, body: dict[str, Any], answer: HttpResponse) -> float:
+    def _parse_score(self, body: dict[str, Any], answer: HttpResponse) -> float:
         for key in SCORE_KEYS:
             if key in body:
                 where = f"{self._client.what} failed: the {key} in its answer"
@@ -79,9 +84,9 @@ class EndpointCaller:
                 if problem := range_problem(score, self._range):
                     raise GraderFailed(f"{where} {problem}")
                 return score
-        raise self._client.bad_answer(answer, 'the object has no "score"')
+        raise self._client.make_bad_answer_error(answer, 'the object has no "score"')
 
-    def _scores(self, body: dict[str, Any]) -> dict[str, float]:
+    def _parse_scores(self, body: dict[str, Any]) -> dict[str, float]:
         found: dict[str, float] = {}
         parts = body.get("scores")
         for part, value in parts.items() if isinstance(parts, dict) else ():
@@ -93,6 +98,6 @@ class EndpointCaller:
                     self._parts.add(name)
         return found
 
-    def _reason(self, body: dict[str, Any]) -> str:
+    def _parse_reason(self, body: dict[str, Any]) -> str:
         reason = body.get("reason")
         return truncate_reason(self._client.scrub(reason)) if isinstance(reason, str) else ""

@@ -1,6 +1,6 @@
-"""Expressions over grades, with `+ - * / ^`, parentheses, numbers and the functions below.
+"""Arithmetic expressions over grades, with `+ - * / ^`, parentheses, numbers and the functions in FUNCTIONS.
 
-This module checks expressions when the job is checked; simpleeval evaluates them. `^` is exponentiation, with the usual
+Expressions are checked here when their job is checked; simpleeval evaluates them. `^` is exponentiation, with the usual
 precedence.
 """
 
@@ -46,13 +46,13 @@ OPERATORS: dict[type, Callable[..., float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A checked expression, created by `parse`."""
+    """A checked expression, created by `parse_expression`."""
 
     text: str
     tree: ast.expr
 
-    def value(self, scores: Mapping[str, float], where: str) -> float:
-        """Return the finite value for these scores. `where` names the expression in errors.
+    def compute_value(self, scores: Mapping[str, float], where: str) -> float:
+        """Return the expression's value for these scores, a finite number. `where` names the expression in errors.
 
         Raises:
             GraderFailed: The value is not finite or not defined (division by zero, overflow, square root of -1, ...).
@@ -67,8 +67,8 @@ class Expression:
         return check_finite_number(value, where)
 
 
-def parse(text: str, names: Iterable[str]) -> Expression:
-    """Parse an expression over these names.
+def parse_expression(text: str, names: Iterable[str]) -> Expression:
+    """Parse an expression whose variables are names of graders, `names`.
 
     Raises:
         ValueError: The expression is invalid; the message lists all its problems.
@@ -76,24 +76,24 @@ def parse(text: str, names: Iterable[str]) -> Expression:
     problems = expression_problems(text, names)
     if problems:
         raise ValueError("; ".join(problems))
-    return Expression(text, _tree(text))
+    return Expression(text, _parse_tree(text))
 
 
 def expression_problems(text: str, names: Iterable[str]) -> list[str]:
-    """Return the problems of an expression over these names that can be found without their values."""
+    """Return the problems of an expression that can be found before the values of its variables, `names`, are known."""
     known = set(names)
     try:
-        tree = _tree(text)
+        tree = _parse_tree(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         return [f"the expression is invalid: {reason or 'nested too deeply'}"]
     problems: list[str] = []
-    _check(tree, known, problems, depth=0)
+    _collect_problems(tree, known, problems, depth=0)
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
     if not problems and not used & known:
         problems.append("the expression does not use any grader, so every sample would get the same reward")
-    return problems or list(_never_finite(tree))
+    return problems or list(_find_part_without_value(tree))
 
 
 def name_problem(name: str) -> str | None:
@@ -103,13 +103,13 @@ def name_problem(name: str) -> str | None:
     return f"{name!r} is the name of a function; use another name" if name in FUNCTIONS else None
 
 
-def _tree(text: str) -> ast.expr:
+def _parse_tree(text: str) -> ast.expr:
     if len(text) > MAX_CHARS:
         raise ValueError(f"longer than {MAX_CHARS:,} characters")
     return ast.parse(" ".join(text.replace("^", "**").split()), mode="eval").body
 
 
-def _check(node: ast.AST, known: set[str], problems: list[str], depth: int) -> None:
+def _collect_problems(node: ast.AST, known: set[str], problems: list[str], depth: int) -> None:
     """Append the problems of `node` and everything below it to `problems`."""
     if depth > MAX_DEPTH:
         problems.append(f"the expression is nested more than {MAX_DEPTH} levels deep")
@@ -136,16 +136,16 @@ def _check(node: ast.AST, known: set[str], problems: list[str], depth: int) -> N
         case _:
             problems.append(f"{ast.unparse(node)!r:.100} is not one of + - * / ^, a number, a grader or a function")
     for operand in operands:
-        _check(operand, known, problems, depth + 1)
+        _collect_problems(operand, known, problems, depth + 1)
 
 
-def _never_finite(tree: ast.expr) -> Iterator[str]:
+def _find_part_without_value(tree: ast.expr) -> Iterator[str]:
     """Yield a part that has no finite value, whatever the grades are: a division by constant 0, or an overflow."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.expr) or any(isinstance(part, ast.Name) for part in _values(node)):
+        if not isinstance(node, ast.expr) or any(isinstance(part, ast.Name) for part in _walk_operands(node)):
             continue
         try:
-            value = Expression(ast.unparse(node), node).value({}, "it")
+            value = Expression(ast.unparse(node), node).compute_value({}, "it")
         except GraderFailed:
             yield f"{ast.unparse(node)} has no finite value, whatever the grades are"
             return
@@ -154,7 +154,7 @@ def _never_finite(tree: ast.expr) -> Iterator[str]:
             return
 
 
-def _values(node: ast.expr) -> Iterator[ast.AST]:
+def _walk_operands(node: ast.expr) -> Iterator[ast.AST]:
     """Return all parts of an expression except the names of functions."""
     called = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
     return (part for part in ast.walk(node) if id(part) not in called)

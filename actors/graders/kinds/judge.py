@@ -1,7 +1,8 @@
-"""Graders of kind `score_model` and `label_model`: a judge model's score or label, parsed strictly.
+"""Graders of kind `score_model` and `label_model`, which ask a judge model for a score or a label.
 
-Identical questions are asked once. A refusal is a failure, and so is an answer that is still invalid after retries. If
-the operator sets `scoring` to logprobs, the grade is computed from log-probabilities: see `judge_logprobs`.
+Identical questions are asked only once. Grading fails if the judge refuses to grade, or if its answer is still invalid
+after retries. If the operator sets `scoring` to logprobs, the grade is computed from log-probabilities: see
+`judge_logprobs`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from agent_rft.types import Grade
 REFUSAL_ERROR = "model_grader_refusal_error"
 PARSE_ERROR = "model_grader_parse_error"
 MAX_ANSWERS = 3
-"""Maximum number of times that a question is asked, as long as its answers are invalid."""
+"""Maximum number of times that a question is asked; it is asked again only after an invalid answer."""
 MAX_CACHED_ANSWERS = 4_096
 PARAMETERS = {"max_completions_tokens": "max_completion_tokens"}
 """Name in OpenAI's grader types -> name in the chat API."""
@@ -68,16 +69,16 @@ class _Verdict:
 
 
 class Judge:
-    """A grader of kind `score_model` or `label_model`. `label` names it in messages."""
+    """A grader of kind `score_model` or `label_model`. `label` names the grader in messages."""
 
     def __init__(self, spec: ScoreModelGrader | LabelModelGrader, label: str, client: ModelClient) -> None:
         self._spec = spec
         self._what = f"grader {label!r}"
         self._client = client
         self._params = {PARAMETERS.get(k, k): v for k, v in spec.sampling_params.items() if v is not None}
-        self._form: Mapping[str, Any] = LOGPROBS_PARAMETERS if client.by_logprobs else {}
+        self._logprobs_parameters: Mapping[str, Any] = LOGPROBS_PARAMETERS if client.uses_logprobs else {}
         self._schema = answer_schema(spec)
-        self._verdict = alru_cache(MAX_CACHED_ANSWERS)(self._weigh if client.by_logprobs else self._ask)
+        self._verdict = alru_cache(MAX_CACHED_ANSWERS)(self._ask_for_logprobs if client.uses_logprobs else self._ask)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         left_chars = MAX_CHARS
@@ -90,7 +91,7 @@ class Judge:
             return text
 
         started = time.monotonic()
-        body = {"messages": chat_messages(self._spec.input, fill), **self._params, **self._form}
+        body = {"messages": chat_messages(self._spec.input, fill), **self._params, **self._logprobs_parameters}
         text = json.dumps(body)
         question = _Question(hashlib.sha256(text.encode()).digest(), text)
         verdict = await self._verdict(question)
@@ -110,14 +111,14 @@ class Judge:
             answer = await self._client.ask(body, self._schema)
             question.num_tokens += total_usage_tokens(answer)
             try:
-                content = self._content(answer)
-                return self._parse(content)
+                content = self._get_content(answer)
+                return self._parse_verdict(content)
             except _InvalidAnswer as invalid:
                 why = str(invalid)
         excerpt = self._client.excerpt(content) or "(empty)"
-        raise self._failed(f"{why} ({MAX_ANSWERS} attempts); the last answer was {excerpt}", PARSE_ERROR)
+        raise self._make_error(f"{why} ({MAX_ANSWERS} attempts); the last answer was {excerpt}", PARSE_ERROR)
 
-    async def _weigh(self, question: _Question) -> _Verdict:
+    async def _ask_for_logprobs(self, question: _Question) -> _Verdict:
         """Compute the verdict from log-probabilities. Asks once, because another answer would have the same values."""
         body = json.loads(question.body)
         question.body = ""
@@ -129,11 +130,11 @@ class Judge:
         try:
             answer = await self._client.ask(body)
             question.num_tokens += total_usage_tokens(answer)
-            value, shares = weigh_labels(self._choice(answer), label_grades(self._spec))
+            value, shares = weigh_labels(self._get_choice(answer), label_grades(self._spec))
         except (_InvalidAnswer, MissingLogprobs) as error:
-            raise self._failed(str(error), PARSE_ERROR, fix) from None
+            raise self._make_error(str(error), PARSE_ERROR, fix) from None
         except MissingLabel as error:
-            raise self._failed(self._client.excerpt(str(error)), PARSE_ERROR, LABEL_FIX) from None
+            raise self._make_error(self._client.excerpt(str(error)), PARSE_ERROR, LABEL_FIX) from None
         except GraderFailed as error:
             if error.details.get("kind") != "bad_answer":
                 raise
@@ -142,8 +143,8 @@ class Judge:
             ) from None
         return _Verdict(value, ", ".join(f"{label} {share:.3f}" for label, share in shares.items()))
 
-    def _choice(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the choice of a chat completion, which has a message.
+    def _get_choice(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the first choice of a chat completion.
 
         Raises:
             GraderFailed: The judge refused to grade.
@@ -153,53 +154,53 @@ class Judge:
             choice: dict[str, Any] = answer["choices"][0]
             refusal, finish = choice["message"].get("refusal"), choice.get("finish_reason")
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise _InvalidAnswer("its answer has no choices[0].message") from None
+            raise _InvalidAnswer("the judge's answer has no choices[0].message") from None
         if refusal or finish == "content_filter":
             shown = self._client.excerpt(str(refusal or "blocked by its content filter"))
-            raise self._failed(f"it refused to grade: {shown}", REFUSAL_ERROR)
+            raise self._make_error(f"the judge refused to grade: {shown}", REFUSAL_ERROR)
         return choice
 
-    def _content(self, answer: Mapping[str, Any]) -> str:
+    def _get_content(self, answer: Mapping[str, Any]) -> str:
         """Return the text of a chat completion.
 
         Raises:
             GraderFailed: The judge refused to grade.
             _InvalidAnswer: The answer has no text, or was truncated.
         """
-        choice = self._choice(answer)
+        choice = self._get_choice(answer)
         content = choice["message"].get("content")
         if choice.get("finish_reason") == "length":
-            raise _InvalidAnswer("its answer was truncated: raise max_completions_tokens in sampling_params")
+            raise _InvalidAnswer("the judge's answer was truncated: raise max_completions_tokens in sampling_params")
         if not isinstance(content, str):
-            raise _InvalidAnswer("its answer has no text")
+            raise _InvalidAnswer("the judge's answer has no text")
         return content
 
-    def _parse(self, content: str) -> _Verdict:
+    def _parse_verdict(self, content: str) -> _Verdict:
         """Parse the verdict in the judge's JSON.
 
         Raises:
             _InvalidAnswer: The JSON, the result or the label is invalid.
         """
         try:
-            verdict = json.loads(_bare(content))
+            verdict = json.loads(_strip_reasoning_and_fence(content))
         except (ValueError, RecursionError):
-            raise _InvalidAnswer("its answer is not valid JSON") from None
+            raise _InvalidAnswer("the judge's answer is not valid JSON") from None
         if not isinstance(verdict, dict) or "result" not in verdict:
-            raise _InvalidAnswer('its answer is not an object with "result"')
-        result, reason = verdict["result"], _conclusion(verdict.get("steps"))
+            raise _InvalidAnswer('the judge\'s answer is not an object with "result"')
+        result, reason = verdict["result"], _join_conclusions(verdict.get("steps"))
         if isinstance(self._spec, ScoreModelGrader):
             try:
-                score = check_finite_number(result, "its result")
+                score = check_finite_number(result, "the judge's result")
             except GraderFailed as failed:
                 raise _InvalidAnswer(failed.message) from None
             low, high = self._spec.range
             return _Verdict(min(high, max(low, score)), reason)
         if result not in self._spec.labels:
             shown = self._client.excerpt(json.dumps(result, ensure_ascii=False))
-            raise _InvalidAnswer(f"its result is {shown}, but must be one of the labels")
+            raise _InvalidAnswer(f"the judge's result is {shown}, but must be one of the labels")
         return _Verdict(float(result in self._spec.passing_labels), f"{result}: {reason}" if reason else result)
 
-    def _failed(self, why: str, code: str, fix: str = "") -> GraderFailed:
+    def _make_error(self, why: str, code: str, fix: str = "") -> GraderFailed:
         problem = f"{self._what}: model {self._client.name!r}: {why} [{code}]"
         message = f"{problem}: {fix}" if fix else problem
         return GraderFailed(message, code=code, problem=problem, fix=fix)
@@ -208,21 +209,21 @@ class Judge:
 def answer_schema(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, Any]:
     """Return the JSON schema of a judge's answer."""
     texts = {name: {"type": "string"} for name in ("description", "conclusion")}
-    steps = {"type": "array", "items": _object(texts)}
+    steps = {"type": "array", "items": _object_schema(texts)}
     if isinstance(spec, LabelModelGrader):
-        return _object({"steps": steps, "result": {"type": "string", "enum": list(spec.labels)}})
+        return _object_schema({"steps": steps, "result": {"type": "string", "enum": list(spec.labels)}})
     low, high = spec.range
-    return _object({"steps": steps, "result": {"type": "number", "description": f"from {low:g} to {high:g}"}})
+    return _object_schema({"steps": steps, "result": {"type": "number", "description": f"from {low:g} to {high:g}"}})
 
 
 def total_usage_tokens(answer: Mapping[str, Any]) -> int:
-    """Return the total tokens in the usage of an API response; 0 if the response has no usage."""
+    """Return `usage.total_tokens` of an API response; 0 if the response has no usage."""
     usage = answer.get("usage")
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     return total if isinstance(total, int) and total > 0 else 0
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
+def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of an object in the form that strict decoding requires."""
     return {
         "type": "object",
@@ -232,15 +233,15 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _bare(content: str) -> str:
-    """Return the answer without reasoning before it or a code fence around it, which some servers leave in."""
+def _strip_reasoning_and_fence(content: str) -> str:
+    """Return the answer without the reasoning before it and the code fence around it, which some servers leave in."""
     text = content.rpartition("</think>")[2].strip()
     if text.startswith("```") and text.endswith("```"):
         text = text[3:-3].removeprefix("json")
     return text
 
 
-def _conclusion(steps: Any) -> str:
+def _join_conclusions(steps: Any) -> str:
     """Join the judge's conclusions to one string, for traces."""
     found = [step.get("conclusion") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
     return truncate_reason(" ".join(text for text in found if isinstance(text, str)))

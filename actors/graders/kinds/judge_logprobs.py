@@ -1,6 +1,6 @@
-"""Grades from log-probabilities: the probability of each label as the first token of the judge's answer.
+"""Grades from log-probabilities: each label counts with the probability that the judge's answer begins with it.
 
-If the judge answers with something other than a label, grading fails; the result is never a low grade.
+If the judge answers with something other than a label, grading fails; such an answer never becomes a low grade.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class MissingLogprobs(Exception):
 
 
 class MissingLabel(Exception):
-    """The judge's answer does not begin with a label; the message contains its most likely first tokens."""
+    """The judge's answer does not begin with a label; the message contains the answer's likely first tokens."""
 
 
 def label_grades(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, float]:
-    """Return the grades of the labels that a judge may answer. The labels of a score are the digits of its range."""
+    """Return the grade of each label that a judge may answer. For a score, the labels are the digits in the range."""
     if isinstance(spec, LabelModelGrader):
         return {label: float(label in spec.passing_labels) for label in spec.labels}
     low, high = spec.range
@@ -45,7 +45,7 @@ def label_grades(spec: ScoreModelGrader | LabelModelGrader) -> dict[str, float]:
 
 
 def logprobs_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[tuple[str, str, str]]:
-    """Yield (field, problem, fix) for labels or ranges that one token cannot distinguish."""
+    """Yield (field, problem, fix) if the first token of an answer cannot identify the label or the score."""
     if isinstance(spec, ScoreModelGrader):
         if not all(end in range(10) for end in spec.range):
             yield "range", "must be two digits, such as [0, 1] or [1, 5]", "use a range within 0 to 9"
@@ -62,13 +62,15 @@ def logprobs_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[tup
 
 
 def weigh_labels(choice: Mapping[str, Any], values: Mapping[str, float]) -> tuple[float, dict[str, float]]:
-    """Return the mean of `values`, weighted by the probabilities of their labels, and these probabilities.
+    """Return the mean grade, weighted by the probabilities of the labels, and the probability of each label.
+
+    `values` has the grade of each label.
 
     Raises:
         MissingLogprobs: `choice`, the choice of a chat completion, has no log-probabilities.
         MissingLabel: The answer probably does not begin with a label.
     """
-    likely = _likely(choice)
+    likely = _likely_tokens(choice)
     shares = dict.fromkeys(values, 0.0)
     for token, share in likely:
         found = [label for label in values if _begins_label(token, label)]
@@ -78,7 +80,8 @@ def weigh_labels(choice: Mapping[str, Any], values: Mapping[str, float]) -> tupl
     if total < MIN_LABEL_SHARE:
         tokens = ", ".join(f"{token[:20]!r} {share:.2f}" for token, share in likely[:3])
         raise MissingLabel(
-            f"its answer begins with a label with a probability of only {total:.2f}; it begins with {tokens}"
+            f"the judge's answer begins with a label with a probability of only {total:.2f}; "
+            f"likely first tokens: {tokens}"
         )
     return sum(values[label] * share for label, share in shares.items()) / total, shares
 
@@ -89,21 +92,21 @@ def _begins_label(token: str, label: str) -> bool:
     return word.casefold() == label.casefold() or (len(word) >= MIN_PREFIX_CHARS and label.startswith(word))
 
 
-def _likely(choice: Mapping[str, Any]) -> list[tuple[str, float]]:
+def _likely_tokens(choice: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return (token, probability) of the most likely first tokens, most likely first."""
     try:
         entries = choice["logprobs"]["content"][0]["top_logprobs"]
         likely = [(entry["token"], _probability(entry["logprob"])) for entry in entries]
     except (KeyError, IndexError, TypeError):
-        raise MissingLogprobs("its answer has no top_logprobs") from None
+        raise MissingLogprobs("the judge's answer has no top_logprobs") from None
     if not likely or not all(isinstance(token, str) for token, _ in likely):
-        raise MissingLogprobs("its answer has no top_logprobs")
+        raise MissingLogprobs("the judge's answer has no top_logprobs")
     if sum(share for _, share in likely) > ROUNDING:
-        raise MissingLogprobs("the probabilities in its top_logprobs add up to more than 1")
+        raise MissingLogprobs("the probabilities in the answer's top_logprobs add up to more than 1")
     return sorted(likely, key=lambda one: -one[1])
 
 
 def _probability(logprob: Any) -> float:
     if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not logprob <= ROUNDING - 1:
-        raise MissingLogprobs("its top_logprobs are not log-probabilities")
+        raise MissingLogprobs("the answer's top_logprobs are not log-probabilities")
     return math.exp(logprob)

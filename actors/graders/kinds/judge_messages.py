@@ -24,13 +24,14 @@ Fill = Callable[[str, str], str]
 def escape_markers(text: str) -> str:
     """Return `text` with a space inserted into each chat template marker.
 
-    Many servers interpret markers inside a message too. An answer could then end its message and continue as the judge.
+    Many servers also interpret markers inside a message. An answer with such a marker could otherwise end its message
+    and write the judge's answer.
     """
     return MARKERS.sub(lambda first: f"{first[0]} ", text)
 
 
 def message_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (field relative to the grader, problem) of invalid messages."""
+    """Yield (field, problem) for each invalid message or part of a message. Fields are relative to the grader."""
     for i, message in enumerate(messages):
         field = f"input[{i}]"
         if message.get("role") not in ROLES:
@@ -38,35 +39,35 @@ def message_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[st
         unknown = sorted(set(message) - MESSAGE_KEYS)
         if unknown:
             yield field, f"has the unknown keys {', '.join(unknown)}; a message has role and content"
-        for part_field, part in _parts(message.get("content"), f"{field}.content"):
-            if _text_key(part) is None:
+        for part_field, part in _iterate_parts(message.get("content"), f"{field}.content"):
+            if _template_key(part) is None:
                 objects = '{"type": "input_text", "text": ...} or {"type": "input_image", ...}'
                 yield part_field, f"must be a string, {objects}"
 
 
 def message_templates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (field relative to the grader, template) of all templates in valid messages."""
+    """Yield (field, template) for each template in valid messages. Fields are relative to the grader."""
     for i, message in enumerate(messages):
-        for part_field, part in _parts(message.get("content"), f"input[{i}].content"):
+        for part_field, part in _iterate_parts(message.get("content"), f"input[{i}].content"):
             if isinstance(part, str):
                 yield part_field, part
-            elif (key := _text_key(part)) is not None:
+            elif (key := _template_key(part)) is not None:
                 yield f"{part_field}.{key}", part[key]
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]], fill: Fill) -> list[dict[str, Any]]:
-    """Return the messages in the chat API's format, with their templates rendered."""
+    """Return the messages in the chat API's format, with their templates rendered by `fill`."""
     return [
-        {"role": ROLES[message["role"]], "content": _content(message["content"], f"input[{i}].content", fill)}
+        {"role": ROLES[message["role"]], "content": _convert_content(message["content"], f"input[{i}].content", fill)}
         for i, message in enumerate(messages)
     ]
 
 
-def _content(content: Any, field: str, fill: Fill) -> str | list[dict[str, Any]]:
+def _convert_content(content: Any, field: str, fill: Fill) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return fill(content, field)
     parts: list[dict[str, Any]] = []
-    for part_field, part in _parts(content, field):
+    for part_field, part in _iterate_parts(content, field):
         if isinstance(part, str):
             parts.append({"type": "text", "text": fill(part, part_field)})
         elif part["type"] in TEXT_PARTS:
@@ -79,7 +80,7 @@ def _content(content: Any, field: str, fill: Fill) -> str | list[dict[str, Any]]
     return texts[0] if len(parts) == len(texts) == 1 else parts
 
 
-def _parts(content: Any, field: str) -> Iterator[tuple[str, Any]]:
+def _iterate_parts(content: Any, field: str) -> Iterator[tuple[str, Any]]:
     """Yield (field, part) of each part of a message's content: a string, one part, or a list of strings and parts."""
     if isinstance(content, list):
         yield from ((f"{field}[{i}]", part) for i, part in enumerate(content))
@@ -87,7 +88,7 @@ def _parts(content: Any, field: str) -> Iterator[tuple[str, Any]]:
         yield field, content
 
 
-def _text_key(part: Any) -> str | None:
+def _template_key(part: Any) -> str | None:
     """Return the key of a part's template; "" if the part itself is a string, None if it is invalid."""
     if isinstance(part, str):
         return ""

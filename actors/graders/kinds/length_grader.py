@@ -10,7 +10,7 @@ from agent_rft.types import Grade
 
 
 class LengthCheck:
-    """A grader of kind `length`. `label` names it in messages."""
+    """A grader of kind `length`. `label` names the grader in messages."""
 
     def __init__(self, spec: LengthGrader, label: str) -> None:
         self._spec = spec

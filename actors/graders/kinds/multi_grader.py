@@ -1,7 +1,7 @@
 """Grader of kind `multi`: an expression over the grades of its parts, which run concurrently.
 
-If a part fails, the multi grader fails too. Exception: with `invalid_grade`, a sample that a part cannot read gets that
-grade.
+If a part fails, the multi grader fails too. But if a part cannot read a sample and the spec has an `invalid_grade`, the
+sample gets this grade.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from agent_rft.actors.graders.grader_protocol import Grader, total_tokens, truncate_reason
+from agent_rft.actors.graders.grader_protocol import Grader, sum_judge_tokens, truncate_reason
 from agent_rft.actors.graders.grader_templates import INVALID_VARIABLE
-from agent_rft.actors.graders.kinds.grade_expression import parse
+from agent_rft.actors.graders.kinds.grade_expression import parse_expression
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import MultiGrader
 from agent_rft.types import Grade
@@ -21,13 +21,13 @@ SAMPLE_PARSE_ERROR = "sample_parse_error"
 
 
 class Multi:
-    """A grader of kind `multi` over named graders. `label` names it in messages."""
+    """A grader of kind `multi` over named graders. `label` names the grader in messages."""
 
     def __init__(self, spec: MultiGrader, label: str, parts: Mapping[str, Grader]) -> None:
         self._where = f"grader {label!r}, calculate_output"
         self._parts = dict(parts)
         self._invalid_grade = spec.invalid_grade
-        self._expression = parse(spec.calculate_output, self._parts)
+        self._expression = parse_expression(spec.calculate_output, self._parts)
 
     async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
         tasks: dict[str, asyncio.Task[Grade]] = {}
@@ -43,13 +43,13 @@ class Multi:
         grades = {name: task.result() for name, task in tasks.items()}
         scores = {name: grade.value for name, grade in grades.items()}
         return Grade(
-            self._expression.value(scores, self._where),
+            self._expression.compute_value(scores, self._where),
             scores=scores | {f"{name}.{part}": s for name, grade in grades.items() for part, s in grade.scores.items()},
             latency_s=max(grade.latency_s for grade in grades.values()),
             reason=truncate_reason(
                 "; ".join(f"{name}: {grade.reason}" for name, grade in grades.items() if grade.reason)
             ),
-            judge_tokens=total_tokens(grades.values()),
+            judge_tokens=sum_judge_tokens(grades.values()),
         )
 
     async def close(self) -> None:
@@ -58,9 +58,9 @@ class Multi:
 
 
 def cannot_read_sample(error: Exception) -> bool:
-    """Whether a grader failed because of the model's output, such as a template path that the sample does not have.
+    """Whether a grader failed because of the model's output, for example because the sample lacks a template's path.
 
-    A path that the row does not have is an error in the data. All other failures are infrastructure.
+    A path that is missing in the row is an error in the data instead. All other failures are infrastructure failures.
     """
     if not isinstance(error, GraderFailed):
         return False

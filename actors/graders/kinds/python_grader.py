@@ -1,8 +1,8 @@
-"""Grader of kind `python`: runs the user's `grade(sample, item)` in a sandbox. A bad run fails only its own grade.
+"""Grader of kind `python`: runs the user's `grade(sample, item)` in a sandbox. If a run fails, only its grade fails.
 
 Each grade runs in a fork of a warm worker process in a sandbox (`agent_rft.actors.sandbox`). A worker runs one grade at
-a time. The module's body runs once per worker, before any sample. A worker that is late, dies or exceeds its memory is
-killed with all its descendants, and a new one starts immediately.
+a time. The body of the grader's module runs once per worker, before the first sample. A worker that is late, dies or
+exceeds its memory limit is killed with all its descendants, and another worker starts immediately.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ from agent_rft import untrusted
 from agent_rft.actors.endpoints.request_body import encode_json
 from agent_rft.actors.graders.grader_protocol import range_problem
 from agent_rft.actors.runtime.cpu_cores import count_usable_cores
-from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, Way
-from agent_rft.actors.sandbox.sandbox_start import START_S, Sandbox, SandboxFailed, choose_way, sandbox_report, start
+from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, SandboxMethod
+from agent_rft.actors.sandbox.sandbox_start import (
+    START_S,
+    Sandbox,
+    SandboxFailed,
+    choose_sandbox_method,
+    sandbox_report,
+    start_sandbox,
+)
 from agent_rft.actors.sandbox.untrusted_runner import MEMORY_EXIT
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import PythonGrader
@@ -36,7 +43,7 @@ FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
 
 
 class PythonRunner:
-    """A grader of kind `python`. `label` names it in messages; by default it has one worker per core."""
+    """A grader of kind `python`. `label` names the grader in messages; by default it has one worker per core."""
 
     def __init__(
         self,
@@ -44,20 +51,20 @@ class PythonRunner:
         label: str,
         operator: OperatorConfig,
         *,
-        way: Way | None = None,
+        sandbox_method: SandboxMethod | None = None,
         limits: SandboxLimits | None = None,
         num_workers: int | None = None,
         start_s: float = START_S,
-        ahead: bool = True,
+        start_ahead: bool = True,
     ) -> None:
-        """Create a grader. With `ahead`, it starts workers before they are needed, and replaces killed workers."""
+        """Create a grader. With `start_ahead`, it starts workers before they are needed and replaces killed workers."""
         self._what = f"grader {label!r}"
         self._spec = spec
         self._unsandboxed = operator.unsandboxed_python
-        self._way = way
+        self._sandbox_method = sandbox_method
         self._limits = limits or SandboxLimits()
         self._start_s = start_s
-        self.ahead = ahead
+        self.starts_ahead = start_ahead
         self._idle = [_Slot(self) for _ in range(num_workers or count_usable_cores())]
         self._slots = tuple(self._idle)
         self._free = asyncio.Semaphore(len(self._idle))
@@ -73,11 +80,11 @@ class PythonRunner:
         """
         request = encode_json({"sample": sample, "item": item})
         async with self._free:
-            with self._slot() as slot:
+            with self._take_slot() as slot:
                 worker = await slot.worker()
                 started = time.monotonic()
                 answer = await self._ask(slot, worker, request)
-        return Grade(self._value(answer), latency_s=time.monotonic() - started)
+        return Grade(self._get_grade(answer), latency_s=time.monotonic() - started)
 
     @property
     def num_workers(self) -> int:
@@ -90,7 +97,7 @@ class PythonRunner:
         await asyncio.gather(*(slot.clear() for slot in self._slots))
 
     @contextmanager
-    def _slot(self) -> Iterator[_Slot]:
+    def _take_slot(self) -> Iterator[_Slot]:
         """Context manager that takes the most recently used free slot, whose worker is the warmest.
 
         Also starts the worker of the next slot, and restarts workers that were lost in the meantime.
@@ -112,15 +119,17 @@ class PythonRunner:
             UserError: This machine cannot create a sandbox.
         """
         if self._closed:
-            raise self._server_error("closed", "it was closed")
+            raise self._make_server_error("closed", "the grader was closed")
         cpu_s = math.ceil(self._spec.timeout_s * self._limits.num_cores) + 1  # so that the deadline expires first
         try:
-            way = self._way or choose_way(await asyncio.to_thread(sandbox_report), self._unsandboxed)
+            method = self._sandbox_method or choose_sandbox_method(
+                await asyncio.to_thread(sandbox_report), self._unsandboxed
+            )
             sandbox = await asyncio.to_thread(
-                start, self._spec.source, way, self._limits, timeout_s=self._start_s, cpu_s=cpu_s
+                start_sandbox, self._spec.source, method, self._limits, timeout_s=self._start_s, cpu_s=cpu_s
             )
         except SandboxFailed as error:
-            raise self._server_error("timeout" if error.late else "no_worker", error.message) from None
+            raise self._make_server_error("timeout" if error.is_late else "no_worker", error.message) from None
         return await _Worker.connect(sandbox)
 
     async def _ask(self, slot: _Slot, worker: _Worker, request: bytes) -> dict[str, Any]:
@@ -131,12 +140,16 @@ class PythonRunner:
                 answer = await worker.ask(request)
         except TimeoutError:
             slot.replace()
-            raise self._server_error("timeout", f"no grade within {timeout_s:g} s; its processes were killed") from None
+            raise self._make_server_error(
+                "timeout", f"no grade within {timeout_s:g} s; the grader was killed"
+            ) from None
         except (OSError, EOFError, ValueError):
             slot.replace()
             if await worker.end() == MEMORY_EXIT:
-                raise self._runtime_error(f"used more than {self._limits.memory_bytes >> 20} MiB of memory") from None
-            raise self._server_error("worker_lost", "its worker process ended unexpectedly") from None
+                raise self._make_runtime_error(
+                    f"used more than {self._limits.memory_bytes >> 20} MiB of memory"
+                ) from None
+            raise self._make_server_error("worker_lost", "the grader's worker process ended unexpectedly") from None
         except asyncio.CancelledError:
             slot.replace()
             raise
@@ -144,19 +157,19 @@ class PythonRunner:
             slot.replace()
         return answer
 
-    def _value(self, answer: dict[str, Any]) -> float:
+    def _get_grade(self, answer: dict[str, Any]) -> float:
         """Return the grade in a worker's answer. The grade is checked again here, because the worker is not trusted."""
         value = answer.get("value")
         if isinstance(value, float) and math.isfinite(value):
             if problem := range_problem(value, self._spec.range):
-                raise self._runtime_error(f"grade returned a number that {problem}")
+                raise self._make_runtime_error(f"grade returned a number that {problem}")
             return value
-        why = untrusted.clean_text(answer.get("error")) or "it returned no grade and no error"
+        why = untrusted.clean_error(answer.get("error")) or "the grader returned no grade and no error"
         if "lost" in answer:
-            raise self._server_error("no_sandbox" if answer["lost"] == "no_sandbox" else "killed", why)
-        raise self._runtime_error(why)
+            raise self._make_server_error("no_sandbox" if answer["lost"] == "no_sandbox" else "killed", why)
+        raise self._make_runtime_error(why)
 
-    def _runtime_error(self, why: str) -> GraderFailed:
+    def _make_runtime_error(self, why: str) -> GraderFailed:
         last = why.strip().rsplit("\n", 1)[-1]
         return GraderFailed(
             f"{self._what} failed: {last[:500]}",
@@ -164,7 +177,7 @@ class PythonRunner:
             python_grader_runtime_error_details=why,
         )
 
-    def _server_error(self, kind: str, why: str) -> GraderFailed:
+    def _make_server_error(self, kind: str, why: str) -> GraderFailed:
         return GraderFailed(
             f"{self._what} failed: {why}", code="python_grader_server_error", python_grader_server_error_type=kind
         )
@@ -181,7 +194,7 @@ class _Slot:
     @property
     def is_ready(self) -> bool:
         """Whether the worker has started and its connection is open."""
-        worker = self._result()
+        worker = self._started_worker()
         return worker is not None and not worker.is_lost
 
     @property
@@ -189,39 +202,39 @@ class _Slot:
         return self._task is not None
 
     def start(self) -> None:
-        """Start a worker unless there is one. If the start fails, `worker` raises the error; the next call retries."""
+        """Start a worker unless there is one. If this fails, `worker` raises the error, and the next call retries."""
         if self._task is None or (self._task.done() and not self.is_ready):
-            self._drop()
+            self._discard_worker()
             self._task = asyncio.create_task(self._owner.start_worker())
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def worker(self) -> _Worker:
-        """Wait until the worker has started and return it. Cancelling this call does not cancel the start."""
+        """Wait until the worker has started, then return the worker. Cancelling this call does not cancel the start."""
         self.start()
         assert self._task is not None
         return await asyncio.shield(self._task)
 
     def replace(self) -> None:
-        """Kill the worker and start another one."""
-        self._drop()
-        if self._owner.ahead:
+        """Kill the worker. If the grader starts workers starts_ahead, start another one."""
+        self._discard_worker()
+        if self._owner.starts_ahead:
             self.start()
 
     async def clear(self) -> None:
         if self._task is not None:
             await asyncio.wait([self._task])  # the start runs in a thread, which cannot be cancelled
-        self._drop()
+        self._discard_worker()
         await asyncio.gather(*self._ending)
 
-    def _drop(self) -> None:
-        worker = self._result()
+    def _discard_worker(self) -> None:
+        worker = self._started_worker()
         self._task = None
         if worker is not None:
             ending = asyncio.create_task(worker.end())
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
-    def _result(self) -> _Worker | None:
+    def _started_worker(self) -> _Worker | None:
         task = self._task
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
@@ -253,18 +266,18 @@ class _Worker:
             EOFError: The worker closed the connection.
             ValueError: The answer is invalid.
         """
-        word = secrets.token_hex(8).encode()
-        for message in (word, request):
+        nonce = secrets.token_hex(8).encode()
+        for message in (nonce, request):
             self._writer.write(len(message).to_bytes(4, "big") + message)
         await self._writer.drain()
-        length = untrusted.checked_length(await self._reader.readexactly(4))
+        length = untrusted.parse_length(await self._reader.readexactly(4))
         answer = untrusted.decode(await self._reader.readexactly(length))
-        if answer.pop("word", None) != word.decode():
+        if answer.pop("nonce", None) != nonce.decode():
             raise ValueError("the answer belongs to another request")
         return answer
 
     async def end(self) -> int:
-        """Kill the worker and all its descendants, once; return the exit status of its launcher."""
+        """Kill the worker and all its descendants; return the exit status of the launcher. May be called repeatedly."""
         if self._ended is None:
             self._writer.transport.abort()
             self._ended = asyncio.ensure_future(asyncio.to_thread(self._sandbox.end))
@@ -272,10 +285,10 @@ class _Worker:
 
 
 def ignores_sample(source: str) -> bool:
-    """Whether the function of a valid grader never reads its first parameter, the sample."""
+    """Whether the function `grade` in a valid `source` never reads its first parameter, the sample."""
     if len(source) > MAX_PARSED_CHARS:
         return False
-    match [node for node in _parsed(source).body if _defines_grade(node)]:
+    match [node for node in _parse_module(source).body if _defines_grade(node)]:
         case [ast.FunctionDef(args=ast.arguments(posonlyargs=only, args=others), decorator_list=[]) as function]:
             first = [parameter.arg for parameter in (*only, *others)][:1]
             read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
@@ -283,7 +296,7 @@ def ignores_sample(source: str) -> bool:
     return False
 
 
-def _parsed(source: str) -> ast.Module:
+def _parse_module(source: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example about escape sequences in the source
         return ast.parse(source)
@@ -292,12 +305,12 @@ def _parsed(source: str) -> ast.Module:
 def python_source_problems(source: str) -> list[str]:
     """Return the problems of a grader's source that can be found without running it.
 
-    Sources longer than MAX_PARSED_CHARS are not checked here; their errors appear in the sandbox.
+    Sources longer than MAX_PARSED_CHARS are not checked here; their errors appear when the sandbox loads them.
     """
     if len(source) > MAX_PARSED_CHARS:
         return []
     try:
-        module = _parsed(source)
+        module = _parse_module(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, SyntaxError) and error.lineno:
             return [f"line {error.lineno}: {error.msg}"]

@@ -1,6 +1,6 @@
 """Text similarity metrics from 0 (nothing in common) to 1 (the metric's maximum), computed by established libraries.
 
-If either text has no words, the similarity is 1 if both texts are equal, else 0.
+If one of the texts has no words, the similarity is 1 if both texts are equal, else 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def load_similarity_metric(name: Similarity) -> SimilarityMetric:
-    """Return the metric (text, reference) -> [0, 1]. Imports the metric's library, which may take half a second."""
+    """Return the metric as a function (text, reference) -> similarity from 0 to 1.
+
+    This imports the metric's library, which may take half a second.
+    """
     if name == "cosine":
         raise ValueError("the metric cosine is computed from embeddings, not from text")
     compute = _METRICS[name]()
@@ -38,8 +41,8 @@ def load_similarity_metric(name: Similarity) -> SimilarityMetric:
     return similarity
 
 
-def words(text: str) -> list[str]:
-    """Return lower-case runs of letters and digits: rouge-score's rule, extended from ASCII to all scripts."""
+def split_words(text: str) -> list[str]:
+    """Return runs of letters and digits in lower case. This extends rouge-score's rule from ASCII to all scripts."""
     return _WORD.findall(text.lower())
 
 
@@ -75,7 +78,7 @@ def _meteor() -> SimilarityMetric:
             return str(porter.stem(word)) if len(word) <= MAX_STEMMED_CHARS else word
 
     class NoSynonyms:
-        """Replacement for WordNet, which would have to be downloaded."""
+        """Replacement for WordNet, which would have to be downloaded; has no synonyms."""
 
         def synsets(self, word: str) -> Sequence[Any]:
             return ()
@@ -86,18 +89,18 @@ def _meteor() -> SimilarityMetric:
     )
 
 
-class _Words:
-    """Tokenizer for rouge-score that uses `words`."""
+class _WordTokenizer:
+    """Tokenizer for rouge-score that uses `split_words`."""
 
     def tokenize(self, text: str) -> list[str]:
-        return words(text)
+        return split_words(text)
 
 
 def _rouge_n(n: int) -> SimilarityMetric:
     from rouge_score.rouge_scorer import RougeScorer
 
     name = f"rouge{n}"
-    scorer = RougeScorer([name], tokenizer=_Words())
+    scorer = RougeScorer([name], tokenizer=_WordTokenizer())
     return lambda text, reference: float(scorer.score(reference, text)[name].fmeasure)
 
 
@@ -107,7 +110,7 @@ def _rouge_l() -> SimilarityMetric:
     from rouge_score.scoring import fmeasure
 
     def rouge_l(text: str, reference: str) -> float:
-        ours, theirs = words(text), words(reference)
+        ours, theirs = split_words(text), split_words(reference)
         common = LCSseq.similarity(ours, theirs)
         return float(fmeasure(common / len(ours), common / len(theirs)))
 

@@ -10,7 +10,7 @@ from agent_rft.types import Grade
 
 
 class StringCheck:
-    """A grader of kind `string_check`. `label` names it in messages."""
+    """A grader of kind `string_check`. `label` names the grader in messages."""
 
     def __init__(self, spec: StringCheckGrader, label: str) -> None:
         self._spec = spec

@@ -21,7 +21,10 @@ MAX_CACHED_EMBEDDINGS = 2_048
 
 
 class TextSimilarity:
-    """A grader of kind `text_similarity`. `label` names it in messages; only the metric `cosine` has a `client`."""
+    """A grader of kind `text_similarity`. `label` names the grader in messages.
+
+    `client` requests the embeddings for the metric `cosine`; it is None for other metrics.
+    """
 
     def __init__(self, spec: TextSimilarityGrader, label: str, client: ModelClient | None) -> None:
         self._spec = spec
@@ -56,7 +59,7 @@ class Cosine:
     def __init__(self, client: ModelClient, what: str) -> None:
         self._client = client
         self._what = f"{what}: model {client.name!r}"
-        self._embedding = alru_cache(MAX_CACHED_EMBEDDINGS)(self._ask)
+        self._embedding = alru_cache(MAX_CACHED_EMBEDDINGS)(self._request_embedding)
 
     async def grade(self, text: str, reference: str) -> Grade:
         text, reference = text[:MAX_CHARS].strip(), reference[:MAX_CHARS].strip()
@@ -69,23 +72,23 @@ class Cosine:
             raise failed.exceptions[0] from None
         ours, theirs = (task.result() for task in tasks)
         if ours.shape != theirs.shape:
-            raise self._no_embedding("returned two embeddings of different lengths")
+            raise self._make_embedding_error("returned two embeddings of different lengths")
         return Grade(float(np.clip(ours @ theirs, 0.0, 1.0)))
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def _ask(self, text: str) -> NDArray[np.float32]:
+    async def _request_embedding(self, text: str) -> NDArray[np.float32]:
         """Request the embedding of `text`; return it as [D], normalized to length 1."""
         answer = await self._client.ask({"input": [text], "encoding_format": "float"})
         try:
             vector = np.asarray(answer["data"][0]["embedding"], dtype=np.float64)
         except (KeyError, IndexError, TypeError, ValueError):
-            raise self._no_embedding("returned no data[0].embedding") from None
+            raise self._make_embedding_error("returned no data[0].embedding") from None
         norm = float(np.linalg.norm(vector)) if vector.ndim == 1 else 0.0
         if not (np.isfinite(norm) and norm > 0):
-            raise self._no_embedding("returned an embedding that is not a finite, non-zero vector")
+            raise self._make_embedding_error("returned an embedding that is not a finite, non-zero vector")
         return (vector / norm).astype(np.float32)
 
-    def _no_embedding(self, why: str) -> GraderFailed:
+    def _make_embedding_error(self, why: str) -> GraderFailed:
         return GraderFailed(f"{self._what} {why} [{MODEL_SERVER_ERROR}]", code=MODEL_SERVER_ERROR)

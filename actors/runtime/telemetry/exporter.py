@@ -1,13 +1,14 @@
 """Export of metrics to Prometheus: one port per node serves the metrics of all jobs and processes on that node.
 
 Each process has a thread that rewrites the process's metrics file every few seconds. One of the processes holds the
-port, reads all files and answers scrapes. When it ends, another process takes over the port, so no daemon is needed.
+port, reads all files and answers scrapes. When this process ends, another process takes over the port, so no daemon is
+needed.
 
-- The gauges of a process that stops writing disappear after seconds, its counters after minutes.
-- The process that holds the port waits before it exits if a regular scrape is due soon, so that the end of a job is
-  scraped too.
-- A full disk or an occupied port only loses metrics and never fails a job.
-- Scrapers that accept OpenMetrics get this format, which is the only one with exemplars.
+- When a process stops writing, its gauges disappear after seconds, and its counters after minutes.
+- If a regular scrape is due soon, the process that holds the port waits for this scrape before it exits. Prometheus
+  therefore also gets the last values of a job.
+- A full disk or an occupied port loses metrics, but never makes a job fail.
+- Scrapers that accept the OpenMetrics format get it, because no other format has exemplars.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ SCRAPES_FILE = "asked"
 
 @dataclass(frozen=True, slots=True)
 class MetricsFormat:
-    """Text format of metrics: file suffix, content type, last line, and function that writes it."""
+    """Text format of metrics: file suffix, content type, last line, and the function that renders the metrics."""
 
     suffix: str
     content_type: str
-    end: str
-    write: Callable[[CollectorRegistry], bytes]
+    final_line: str
+    render_registry: Callable[[CollectorRegistry], bytes]
 
 
 PROMETHEUS_TEXT = MetricsFormat(".prom", CONTENT_TYPE_PLAIN_0_0_4, "", generate_latest)
@@ -67,7 +68,7 @@ FORMATS = (PROMETHEUS_TEXT, OPENMETRICS)
 
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
-    """Host and port that serve one job's metrics; chosen by the driver and passed to its actors."""
+    """Host and port that serve one job's metrics. The driver chooses them and passes them to the job's actors."""
 
     job: str
     host: str
@@ -77,9 +78,9 @@ class MetricsAddress:
     def from_environment(
         cls, job: str, *, local: bool, environment: Mapping[str, str] = os.environ
     ) -> MetricsAddress | None:
-        """Return the address from the environment; None if the port is 0.
+        """Return the address that the environment variables set; None if the port is 0.
 
-        The default is DEFAULT_PORT on all interfaces, or on loopback if the cluster is `local`.
+        The default port is DEFAULT_PORT. The default host is loopback if the cluster is `local`, else all interfaces.
         """
         port = metrics_port(environment)
         host = environment.get(HOST) or ("127.0.0.1" if local else "0.0.0.0")
@@ -92,7 +93,7 @@ class MetricsAddress:
 
 
 def metrics_port(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the port from the environment, else DEFAULT_PORT; 0 turns metrics off.
+    """Return the port that the environment variable sets, or DEFAULT_PORT. A port of 0 turns metrics off.
 
     Raises:
         UserError: The environment variable is not a valid port.
@@ -104,13 +105,14 @@ def metrics_port(environment: Mapping[str, str] = os.environ) -> int:
 
 
 class Telemetry:
-    """Exporter of one process's metrics: the metrics of `recorder`, and all metrics registered with prometheus_client.
+    """Exporter of one process's metrics.
 
-    The latter include vLLM's metrics, and the memory and CPU time of the process.
+    It exports the metrics of `recorder`, and all metrics that are registered with prometheus_client: vLLM's metrics,
+    and the memory and CPU time of the process.
     """
 
     def __init__(self, address: MetricsAddress, process: str, period_s: float = PERIOD_S) -> None:
-        """Start the export thread; `process` is the name of the process within its job: `driver`, `engine-0`."""
+        """Start the export thread; `process` is the process's name in the job, such as `driver` or `engine-0`."""
         disable_created_metrics()  # type: ignore[no-untyped-call] # timestamps that only OpenMetrics uses
         self.recorder = Recorder()
         self.recorder.record("process_up")
@@ -127,7 +129,7 @@ class Telemetry:
         self._thread.start()
 
     def close(self) -> None:
-        """Write a last time and release the port, after one more scrape if a regular scrape is due soon."""
+        """Write the metrics a last time and release the port. If a regular scrape is due soon, answer it first."""
         self._ended.set()
         self._thread.join()
 
@@ -154,24 +156,27 @@ class Telemetry:
                 self._port = _MetricsServer(self._address)
 
     def _write(self) -> None:
-        for form in FORMATS:
-            text = "".join(self._render(form, registry) for registry in (REGISTRY, self.recorder.registry))
+        for metrics_format in FORMATS:
+            text = "".join(self._render(metrics_format, registry) for registry in (REGISTRY, self.recorder.registry))
             temporary = Path(f"{self._file}.tmp")
             temporary.write_text(add_labels(text, self._labels))
-            temporary.replace(f"{self._file}{form.suffix}")
+            temporary.replace(f"{self._file}{metrics_format.suffix}")
         if self._port is not None:
             delete_stale_files(self._address.folder, time.time())
 
-    def _render(self, form: MetricsFormat, registry: CollectorRegistry) -> str:
+    def _render(self, metrics_format: MetricsFormat, registry: CollectorRegistry) -> str:
         try:
-            return form.write(registry).decode()
+            return metrics_format.render_registry(registry).decode()
         except Exception as error:  # noqa: BLE001 - whatever a library raises
             self.recorder.count_error(error)
             return ""
 
 
 def start_telemetry(address: MetricsAddress | None, process: str) -> Recorder:
-    """Return the recorder of a process that never calls `close`, such as an actor; exports only with an address."""
+    """Return the recorder of a process that never calls `Telemetry.close`, such as an actor.
+
+    Without an address, the metrics are not exported.
+    """
     return Recorder() if address is None else Telemetry(address, process).recorder
 
 
@@ -179,7 +184,7 @@ def start_telemetry(address: MetricsAddress | None, process: str) -> Recorder:
 
 
 def add_labels(text: str, labels: str) -> str:
-    """Insert `labels` before the labels of each sample in a text of Prometheus's format."""
+    """Insert `labels` before the other labels of each sample in a metrics text."""
     return "".join(
         line if line.startswith("#") else _label_sample(line, labels) for line in text.splitlines(keepends=True)
     )
@@ -193,10 +198,11 @@ def _label_sample(sample: str, labels: str) -> str:
 
 
 def merge_texts(texts: Iterable[tuple[str, bool]]) -> str:
-    """Merge the texts of several processes into one, with each metric family once, as the format requires.
+    """Merge the metrics texts of several processes into one text.
 
-    Each text comes with a flag: whether its process is silent. Gauges of silent processes are dropped. Comments other
-    than HELP and TYPE, such as OpenMetrics' EOF, are dropped too.
+    Each metric family occurs only once in the result, as the format requires. Each text comes with a flag that is True
+    if its process is silent. Gauges of silent processes are dropped. Comments other than HELP and TYPE, such as
+    OpenMetrics' EOF, are dropped, too.
     """
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
@@ -218,9 +224,11 @@ def _escape(value: str) -> str:
 # -- files and port ----------------------------------------------------------------------------------------------------
 
 
-def read_metric_files(folder: Path, now: float, form: MetricsFormat = PROMETHEUS_TEXT) -> Iterator[tuple[str, bool]]:
-    """Yield the text of each process, and whether the process has been silent for SILENT_S."""
-    for path in sorted(folder.glob("*" + form.suffix)):
+def read_metric_files(
+    folder: Path, now: float, metrics_format: MetricsFormat = PROMETHEUS_TEXT
+) -> Iterator[tuple[str, bool]]:
+    """Yield the metrics text of each process, and whether the process has been silent for SILENT_S or longer."""
+    for path in sorted(folder.glob("*" + metrics_format.suffix)):
         with suppress(OSError):
             age_s = now - path.stat().st_mtime
             if age_s < DELETE_AFTER_S:
@@ -237,7 +245,7 @@ def _read_scrape_times(folder: Path) -> tuple[float, float]:
 
 
 def delete_stale_files(folder: Path, now: float) -> None:
-    """Delete the files of processes that have been silent for KEPT_S."""
+    """Delete the files of processes that have been silent for DELETE_AFTER_S or longer."""
     for path in folder.iterdir():
         with suppress(OSError):  # another process may delete the same file
             if now - path.stat().st_mtime >= DELETE_AFTER_S:
@@ -259,9 +267,9 @@ class _MetricsServer(ThreadingHTTPServer):
         self._answered = threading.Event()
         threading.Thread(target=self.serve_forever, args=(STOP_S,), daemon=True, name="metrics-port").start()
 
-    def answer(self, form: MetricsFormat) -> bytes:
+    def answer(self, metrics_format: MetricsFormat) -> bytes:
         now = time.time()
-        text = merge_texts(read_metric_files(self.folder, now, form)) + form.end
+        text = merge_texts(read_metric_files(self.folder, now, metrics_format)) + metrics_format.final_line
         with suppress(OSError):
             _, latest = _read_scrape_times(self.folder)
             (self.folder / SCRAPES_FILE).write_text(f"{latest} {now}")
@@ -269,7 +277,7 @@ class _MetricsServer(ThreadingHTTPServer):
         return text.encode()
 
     def close_after_answer(self) -> None:
-        """Close the port, after one more answer if scrapes are regular and the next one is due soon."""
+        """Close the port. If scrapes are regular and the next scrape is due soon, answer it first."""
         self._answered.clear()
         before, latest = _read_scrape_times(self.folder)
         due_s = latest + 1.5 * (latest - before) - time.time()
@@ -285,14 +293,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         is_found = self.path.partition("?")[0] == "/metrics"
-        form = (
+        metrics_format = (
             OPENMETRICS
             if OPENMETRICS.content_type.partition(";")[0] in self.headers.get("Accept", "")
             else PROMETHEUS_TEXT
         )
-        body = self.server.answer(form) if is_found else b"see /metrics\n"
+        body = self.server.answer(metrics_format) if is_found else b"see /metrics\n"
         self.send_response(HTTPStatus.OK if is_found else HTTPStatus.NOT_FOUND)
-        self.send_header("Content-Type", form.content_type if is_found else "text/plain")
+        self.send_header("Content-Type", metrics_format.content_type if is_found else "text/plain")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

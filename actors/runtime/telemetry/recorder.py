@@ -1,7 +1,7 @@
-"""Recorder of one process's Prometheus metrics, under the names of `agent_rft.metrics` only.
+"""Recorder of one process's Prometheus metrics. It accepts only metric names of `agent_rft.metrics`.
 
-A name includes its labels (`grading_errors/deadline`), as in metrics.jsonl. Values that other code already counts come
-from a source: a function that is called only when metrics are collected.
+A name includes the values of its labels, as in metrics.jsonl: `grading_errors/deadline`. Values that other code already
+counts come from a source: a function that is called only when metrics are collected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _FAMILIES: dict[Kind, type[Family]] = {
 
 
 class Exemplar(NamedTuple):
-    """Trace of one value in a histogram bucket, recorded at Unix time `time`; an empty trace id means no exemplar."""
+    """Example of a value in a histogram bucket, with the id of the trace in which the value was measured.
+
+    `time` is the Unix time of the measurement. An empty trace id means that the bucket has no exemplar.
+    """
 
     time: float = 0.0
     value: float = 0.0
@@ -46,13 +49,13 @@ class Exemplar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistogramCounts:
-    """Histogram counted by other code: one count per bucket (the last is above all bounds), and the sum of values.
+    """Histogram that other code has counted: one count per bucket, and the sum of all values.
 
-    `exemplars` has one entry per bucket, or is empty without traces.
+    The last bucket has the values above all bounds. `exemplars` has one entry per bucket, or is empty without traces.
     """
 
     counts: Sequence[int]
-    total: float
+    sum_of_values: float
     exemplars: Sequence[Exemplar] = ()
 
 
@@ -60,7 +63,7 @@ MetricSource = Callable[[], Mapping[str, float | HistogramCounts]]
 
 
 class Recorder(Collector):
-    """The metrics of one process; thread-safe."""
+    """Thread-safe recorder of one process's metrics."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -70,9 +73,10 @@ class Recorder(Collector):
         self.registry.register(self)
 
     def record(self, name: str, value: float = 1.0, trace_id: str = "") -> None:
-        """Set a gauge to the value, add it to a counter, or observe it in a histogram; NaN and infinity are ignored.
+        """Record a value: set a gauge, add to a counter, or observe the value in a histogram.
 
-        `trace_id`, the trace of the value, becomes the exemplar of its histogram bucket.
+        NaN and infinity are ignored. `trace_id` is the trace in which the value was measured; it becomes the exemplar
+        of the value's histogram bucket.
 
         Raises:
             KeyError: The name is not in `agent_rft.metrics`.
@@ -91,7 +95,7 @@ class Recorder(Collector):
                 one.observe(value, _exemplar_labels(trace_id))
 
     def initialize(self, *names: str) -> None:
-        """Export counters and histograms as 0 from now on, since Prometheus needs a first sample to compute a rate.
+        """Export these counters and histograms as 0 from now on. Prometheus needs a first sample to compute a rate.
 
         Raises:
             KeyError: A name is not in `agent_rft.metrics`.
@@ -103,14 +107,15 @@ class Recorder(Collector):
                 made.labels(**labels)
 
     def add_source(self, source: MetricSource) -> None:
-        """Add a source of gauges, counters (totals since the start) and Spreads.
+        """Add a source of gauges, counters (totals since the start) and `HistogramCounts`.
 
-        It is called each time metrics are collected, in any thread. If it raises, it is skipped and the error counted.
+        The source is called each time metrics are collected, in any thread. If it raises an error, its metrics are
+        skipped and the error is counted.
         """
         self._sources.append(source)
 
     def count_error(self, error: Exception) -> None:
-        """Count an `error` that made metrics unreadable."""
+        """Count an error that prevented metrics from being read."""
         self.record(f"metric_source_errors/{type(error).__name__}")
 
     def _make(self, entry: str, labels: Sequence[str]) -> Any:
@@ -164,7 +169,7 @@ def _add(family: Family, labels: Sequence[str], value: float | HistogramCounts, 
         sums, exemplars = accumulate(value.counts), value.exemplars or [Exemplar()] * len(value.counts)
         rows = zip([*bounds, "+Inf"], sums, exemplars, strict=True)
         buckets: Any = [(str(bound), float(count), _convert_exemplar(exemplar)) for bound, count, exemplar in rows]
-        family.add_metric(labels, buckets, value.total)
+        family.add_metric(labels, buckets, value.sum_of_values)
     else:
         assert not isinstance(value, HistogramCounts)
         family.add_metric(labels, value)

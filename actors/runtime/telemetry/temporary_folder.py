@@ -1,4 +1,4 @@
-"""Folder for temporary files: a shorter one if TMPDIR is too long for the paths of Unix sockets."""
+"""Folder for temporary files: TMPDIR, or a folder with a shorter path if TMPDIR is too long for Unix sockets."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ VARIABLES = ("TMPDIR", "RAY_TMPDIR")
 
 
 @contextmanager
-def short_temporary_folder(short: Sequence[str] = SHORT) -> Iterator[None]:
-    """Context manager that gives temporary files of this process and its child processes short paths.
+def short_temporary_folder(parents: Sequence[str] = SHORT) -> Iterator[None]:
+    """Context manager in which temporary files of this process and its child processes have short paths.
 
-    Uses TMPDIR if it is short enough, else a permanent folder that all runs of the user share.
+    Uses TMPDIR if it is short enough, else a permanent folder that all runs of the user share. This folder is created
+    in the first writable folder of `parents`.
 
     Raises:
         RftError: TMPDIR is too long, and no other folder is writable.
@@ -34,7 +35,7 @@ def short_temporary_folder(short: Sequence[str] = SHORT) -> Iterator[None]:
     if all(len(os.fsencode(path)) <= MAX_BYTES for path in (chosen, *before.values())):
         yield
         return
-    folder = str(_create_short_folder(short, before.get("RAY_TMPDIR") or before.get("TMPDIR") or chosen))
+    folder = str(_create_short_folder(parents, before.get("RAY_TMPDIR") or before.get("TMPDIR") or chosen))
     # Also for this process, so that all processes of a node write metrics to the same folder.
     os.environ |= {"TMPDIR": folder} | dict.fromkeys(before, folder)
     tempfile.tempdir = folder
@@ -46,8 +47,8 @@ def short_temporary_folder(short: Sequence[str] = SHORT) -> Iterator[None]:
         tempfile.tempdir = chosen
 
 
-def _create_short_folder(short: Sequence[str], too_long: str) -> Path:
-    for parent in short:
+def _create_short_folder(parents: Sequence[str], too_long: str) -> Path:
+    for parent in parents:
         with suppress(OSError):
             folder = Path(parent) / f"agent-rft-{os.getuid()}"
             create_private_folder(folder)
@@ -57,7 +58,7 @@ def _create_short_folder(short: Sequence[str], too_long: str) -> Path:
 
 
 def create_private_folder(folder: Path) -> None:
-    """Create the folder if it is missing.
+    """Create a folder that only this user can access, if it is missing.
 
     Raises:
         OSError: The folder belongs to another user, or cannot be created.

@@ -1,8 +1,9 @@
-"""OpenTelemetry traces of rollouts, which are off unless the operator configures a collector.
+"""OpenTelemetry traces of rollouts. They are off unless the operator configures a collector.
 
-OpenTelemetry uses the rollout's trace id, and the root span id is computed from it. Each process can therefore
-determine whether a rollout is sampled and what the parent of its spans is, without receiving a trace context. Spans
-contain no text of rows, models or tools. They are exported from a bounded queue, and dropped while it is full.
+The OpenTelemetry trace id of a rollout is the rollout's own trace id, and the id of the root span is computed from it.
+Each process can therefore determine, without receiving a trace context, whether a rollout is sampled and which span is
+the root. Spans contain no text of rows, models or tools. Spans are exported from a bounded queue; while the queue is
+full, new spans are dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from agent_rft.spec.operator.operator_config import TraceSettings
 QUEUE_SPANS, BATCH_SPANS = 4_096, 512
 PERIOD_MS = 1_000
 EXPORT_S = 5.0
-"""Timeout of one export; after it, the spans are dropped."""
+"""Timeout of one export. Its spans are dropped after the timeout."""
 FLUSH_S = 6.0
 """Timeout for sending the last spans of a process: enough for one export that times out, and other quick ones."""
 LINKS = 64
@@ -44,7 +45,10 @@ _ROOT_TRACE_ID: ContextVar[int | None] = ContextVar("root", default=None)
 
 
 class Tracer:
-    """Tracer of one process. Without a provider it creates no spans. It traces `sampling_ratio` of the rollouts."""
+    """Tracer of one process. It traces the fraction `sampling_ratio` of all rollouts.
+
+    Without a provider, it creates no spans.
+    """
 
     def __init__(self, provider: TracerProvider | None = None, sampling_ratio: float = 0.0) -> None:
         self._provider = provider
@@ -52,9 +56,9 @@ class Tracer:
         self._sampler = TraceIdRatioBased(sampling_ratio)
 
     def flush(self, within_s: float = FLUSH_S) -> bool:
-        """Export all queued spans within `within_s`, since the SDK's `force_flush` ignores its timeout.
+        """Export all queued spans; return whether all of them were sent or dropped within `within_s` seconds.
 
-        Returns whether all spans were sent or dropped in time.
+        The limit is implemented here, because the SDK's `force_flush` ignores its timeout.
         """
         if self._provider is None:
             return True
@@ -72,9 +76,9 @@ class Tracer:
 
     @contextmanager
     def rollout_span(self, trace_id: str, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """Context manager of a rollout's root span, which becomes the current span.
+        """Context manager that creates the root span of a rollout and makes it the current span.
 
-        `__` in the names of `attributes` stands for a dot.
+        In the names of `attributes`, `__` stands for a dot.
         """
         number = _parse_trace_id(trace_id)
         if self._tracer is None or number is None:
@@ -90,7 +94,7 @@ class Tracer:
 
     @contextmanager
     def span(self, trace_id: str, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """Context manager of a child span of the rollout's root span, which may be in another process."""
+        """Context manager that creates a child of a rollout's root span. The root span may be in another process."""
         number = _parse_trace_id(trace_id)
         if self._tracer is None or number is None:
             yield INVALID_SPAN
@@ -106,19 +110,20 @@ class Tracer:
         began: float,
         ended: float,
         rollouts: Sequence[str] = (),
-        below: Span | None = None,
+        parent_span: Span | None = None,
         error: str | None = None,
         **attributes: AttributeValue,
     ) -> Span:
-        """Record a span of past work between two Unix times, with links to the rollouts of these trace ids.
+        """Record a span of past work between two Unix times, with links to rollouts.
 
-        `below` is the parent span; `error` is the type of the error that ended the work.
+        `rollouts` are the trace ids of the linked rollouts. `parent_span` is the parent span. `error` is the type of
+        the error that ended the work.
         """
         if self._tracer is None:
             return INVALID_SPAN
         numbers = [number for trace_id in rollouts[:LINKS] if (number := _parse_trace_id(trace_id)) is not None]
         links = [Link(SpanContext(n, _compute_root_span_id(n), is_remote=True, trace_flags=_SAMPLED)) for n in numbers]
-        parent = Context() if below is None else trace.set_span_in_context(below, Context())
+        parent = Context() if parent_span is None else trace.set_span_in_context(parent_span, Context())
         span = self._tracer.start_span(
             name, parent, attributes=_restore_dots(attributes), links=links, start_time=int(began * 1e9)
         )
@@ -141,8 +146,8 @@ def create_tracer(
 ) -> Tracer:
     """Create the tracer of the process named `process`; without settings, return NO_TRACES.
 
-    `metrics` contains the job's name, and `exporter` replaces the exporter to the collector. `export_all`: export all
-    spans, for a process whose spans do not belong to rollouts.
+    The job's name is read from `metrics`. `exporter` replaces the default exporter, which sends spans to the collector.
+    `export_all` turns sampling off, for a process whose spans do not belong to rollouts.
     """
     if settings is None:
         return NO_TRACES

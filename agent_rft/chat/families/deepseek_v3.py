@@ -1,4 +1,4 @@
-"""DeepSeek V3 and V3.1: calls between special tokens; V3 writes the arguments as a JSON code block."""
+"""DeepSeek V3 and V3.1: calls are between special tokens. V3 writes the arguments as a JSON code block."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _END = "<｜tool▁calls▁end｜>"
 DEEPSEEK_V3 = ModelFamily(
     name="deepseek_v3",
     tool_parser="deepseek_v3",
-    calls=(
+    call_syntaxes=(
         CallSyntax(
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
             "\n```<｜tool▁call▁end｜>",
-            before=_MARK,
-            after=_END,
+            before_calls=_MARK,
+            after_calls=_END,
         ),
     ),
     call_mark=_MARK,
@@ -23,9 +23,13 @@ DEEPSEEK_V3 = ModelFamily(
 DEEPSEEK_V31 = ModelFamily(
     name="deepseek_v31",
     tool_parser="deepseek_v31",
-    calls=(
+    call_syntaxes=(
         CallSyntax(
-            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>", separator="", before=_MARK, after=_END
+            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+            separator="",
+            before_calls=_MARK,
+            after_calls=_END,
         ),
     ),
     call_mark=_MARK,

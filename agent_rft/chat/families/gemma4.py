@@ -1,4 +1,4 @@
-"""Gemma 4: calls between `<|tool_call>` and `<tool_call|>`; results are part of the turn that made the calls."""
+"""Gemma 4: calls are between `<|tool_call>` and `<tool_call|>`. Tool results are part of the turn with the calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from agent_rft.chat.model_family import CallSyntax, ModelFamily
 GEMMA4 = ModelFamily(
     name="gemma4",
     tool_parser="gemma4",
-    calls=(CallSyntax("<|tool_call>call:{name}{{", "}<tool_call|>", separator="", style="gemma"),),
+    call_syntaxes=(CallSyntax("<|tool_call>call:{name}{{", "}<tool_call|>", separator="", argument_style="gemma"),),
     call_mark="<|tool_call>",
     reasoning_delimiters=("<|channel>", "<channel|>"),
     reasoning_prefix="thought\n",

@@ -1,4 +1,7 @@
-"""gpt-oss: the harmony format, in which a turn is several messages on channels. Parsed by `openai_harmony`."""
+"""gpt-oss: the harmony format, in which a turn consists of several messages on channels.
+
+The library `openai_harmony` parses the turns.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,24 @@ GPT_OSS = ModelFamily(
     name="gpt_oss",
     tool_parser="openai",
     reasoning_parser="openai_gptoss",
-    calls=(
+    call_syntaxes=(
         CallSyntax(
             " to=functions.{name}<|channel|>commentary json<|message|>",
             "",
             separator=None,
-            also=(
+            other_begins=(
                 "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
                 " to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>",
             ),
         ),
     ),
-    messages=MessageSyntax(
-        reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
-        excluded=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
-        answer="<|channel|>final<|message|>",
+    message_syntax=MessageSyntax(
+        around_reasoning=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        excluded_texts=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+        before_answer="<|channel|>final<|message|>",
     ),
     call_mark=" to=functions.",
     stop_tokens=("<|return|>", "<|call|>"),
-    exact=False,  # in the history, a call's recipient precedes its channel, and earlier reasoning is dropped
+    # In the history, a call's recipient precedes its channel, and earlier reasoning is dropped.
+    renders_turns_exactly=False,
 )

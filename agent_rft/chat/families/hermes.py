@@ -9,7 +9,7 @@ from typing import Any
 from agent_rft.chat.model_family import CallSyntax, ModelFamily
 
 
-def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+def _write_calls(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     texts = (json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls)
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
 
@@ -17,7 +17,7 @@ def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 HERMES = ModelFamily(
     name="hermes",
     tool_parser="hermes",
-    calls=(CallSyntax('<tool_call>\n{{"name": "{name}", "arguments": ', "}\n</tool_call>"),),
+    call_syntaxes=(CallSyntax('<tool_call>\n{{"name": "{name}", "arguments": ', "}\n</tool_call>"),),
     call_mark="<tool_call>",
-    write_calls=_write,
+    write_calls=_write_calls,
 )

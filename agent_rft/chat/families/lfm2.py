@@ -1,4 +1,4 @@
-"""LFM2: a list of calls in Python syntax; the first published template renders no calls in the history."""
+"""LFM2: a turn has a list of calls in Python syntax. The first published template does not render earlier calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from agent_rft.chat.model_family import CallSyntax, ModelFamily
 
 
-def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+def _write_calls(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     texts = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
     return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
 
@@ -16,11 +16,16 @@ def _write(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 LFM2 = ModelFamily(
     name="lfm2",
     tool_parser="lfm2",
-    calls=(
+    call_syntaxes=(
         CallSyntax(
-            "{name}(", ")", separator=", ", style="python", before="<|tool_call_start|>[", after="]<|tool_call_end|>"
+            "{name}(",
+            ")",
+            separator=", ",
+            argument_style="python",
+            before_calls="<|tool_call_start|>[",
+            after_calls="]<|tool_call_end|>",
         ),
     ),
     call_mark="<|tool_call_start|>",
-    write_calls=_write,
+    write_calls=_write_calls,
 )

@@ -1,7 +1,7 @@
-"""Mistral: calls after `[TOOL_CALLS]`; the template requires ids of nine letters and digits.
+"""Mistral: calls follow `[TOOL_CALLS]`. The chat template requires call ids of nine letters and digits.
 
-Models until 2024 (vocabularies without `[ARGS]`) write one list of JSON calls per turn, in which an id may follow the
-arguments. Later models write `[TOOL_CALLS]`, the name, `[ARGS]` and the arguments for each call.
+Models until 2024, whose vocabularies lack `[ARGS]`, write one JSON list of calls per turn. A call may have an id after
+its arguments. Later models write `[TOOL_CALLS]`, the name, `[ARGS]` and the arguments for each call.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from agent_rft.chat.model_family import CallSyntax, ModelFamily
 _LIST = CallSyntax(
     '{{"name": "{name}", "arguments": ',
     "}",
-    tail='(, "id": "[a-zA-Z0-9]{9}")?',
+    tail_pattern='(, "id": "[a-zA-Z0-9]{9}")?',
     separator=", ",
-    before="[TOOL_CALLS][",
-    after="]",
+    before_calls="[TOOL_CALLS][",
+    after_calls="]",
 )
 MISTRAL = ModelFamily(
     name="mistral",
     tool_parser="mistral",
-    calls=(
+    call_syntaxes=(
         CallSyntax("[TOOL_CALLS]{name}[ARGS]", "", separator=""),
         _LIST,
-        replace(_LIST, before="[TOOL_CALLS] ["),
+        replace(_LIST, before_calls="[TOOL_CALLS] ["),
     ),
     call_mark="[TOOL_CALLS]",
     reasoning_delimiters=("[THINK]", "[/THINK]"),

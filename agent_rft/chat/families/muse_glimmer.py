@@ -1,4 +1,4 @@
-"""Muse Glimmer: a turn is several messages, each to a recipient; messages to `self` are reasoning."""
+"""Muse Glimmer: a turn consists of several messages with recipients. Messages to `self` are reasoning."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ MUSE_GLIMMER = ModelFamily(
     name="muse_glimmer",
     tool_parser="muse_glimmer",
     reasoning_parser="muse_glimmer",
-    calls=(
+    call_syntaxes=(
         CallSyntax(
             ' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',
             "</atem:invoke>\n</atem:function_calls>",
             separator=_NEXT,
-            style="atem",
+            argument_style="atem",
         ),
     ),
-    messages=MessageSyntax(
-        reasoning=(" to=self<|message|>", _NEXT),
-        excluded=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
-        answer=" to=user<|message|>",
+    message_syntax=MessageSyntax(
+        around_reasoning=(" to=self<|message|>", _NEXT),
+        excluded_texts=("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        before_answer=" to=user<|message|>",
     ),
     call_mark="<atem:function_calls>",
     stop_tokens=("<|eot|>",),

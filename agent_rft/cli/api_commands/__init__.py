@@ -1,1 +1,1 @@
-"""Commands that call the API server or change its database: jobs, keys, traces and the audit log."""
+"""Commands that call the API server or open its database: files, jobs, models, traces, keys and the audit log."""

@@ -1,12 +1,13 @@
-"""HTTP client of a server's API for the command line: requests, paginated lists, and errors with the server's messages.
+"""HTTP client with which commands call a server's API: requests, paginated lists, and the server's error messages.
 
-The server and the key are looked up in this order:
-- the options
+The server's URL and the API key are taken from the first of these sources that sets them:
+- the command-line options
 - AGENT_RFT_BASE_URL and AGENT_RFT_API_KEY
 - OPENAI_BASE_URL and OPENAI_API_KEY
 - a profile in `~/.config/agent-rft/profiles.yaml`, which has entries `NAME: {base_url: ..., api_key: ...}`
 
-OPENAI_API_KEY is sent only to OPENAI_BASE_URL, and AGENT_RFT_API_KEY is never sent there.
+OPENAI_API_KEY is sent only to OPENAI_BASE_URL. AGENT_RFT_API_KEY and the keys of profiles are never sent to
+OPENAI_BASE_URL.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PAGE = 100
 
 
 class ServerUnavailable(RftError):
-    """Temporary error: the server is unreachable, failed or is rate limiting."""
+    """Temporary error: the server is unreachable, or its response is HTTP 5xx or HTTP 429 (too many requests)."""
 
 
 def make_server_client(
@@ -43,51 +44,59 @@ def make_server_client(
     profiles: Path,
     timeout: httpx.Timeout = TIMEOUT,
 ) -> httpx.Client:
-    """Return a client of the configured server.
+    """Return an HTTP client for the configured server; `profiles` is the path of the profiles file.
 
     Raises:
-        UserError: The server or key is not configured, or the server, key or proxy is invalid.
+        UserError: The profile does not exist, the URL or key is not configured, or the URL, key or proxy is invalid.
     """
     known = load_profiles(profiles)
     chosen = known.get(profile) or {}
     if profile != "default" and not chosen:
-        raise UserError(f"no profile {profile!r} in {profiles}; existing profiles: {', '.join(known) or 'none'}")
+        raise UserError(f"{profiles} has no profile {profile!r}; existing profiles: {', '.join(known) or 'none'}")
 
-    def first_set(*found: SourcedSetting | None) -> SourcedSetting | None:
-        return next((setting for setting in found if setting is not None), None)
+    def first_not_none(*settings: SourcedSetting | None) -> SourcedSetting | None:
+        return next((setting for setting in settings if setting is not None), None)
 
-    def variable(name: str) -> SourcedSetting | None:
-        return _setting(environment.get(name), name)
+    def from_environment(name: str) -> SourcedSetting | None:
+        return _non_empty_setting(environment.get(name), name)
 
-    def chosen_setting(name: str) -> SourcedSetting | None:
-        return _setting(chosen.get(name), f"{name} of the profile {profile!r} in {profiles}")
+    def from_profile(name: str) -> SourcedSetting | None:
+        return _non_empty_setting(chosen.get(name), f"{name} of the profile {profile!r} in {profiles}")
 
-    openai = variable("OPENAI_BASE_URL")
-    url = first_set(
-        _setting(base_url, "--base-url"), variable("AGENT_RFT_BASE_URL"), openai, chosen_setting("base_url")
+    openai = from_environment("OPENAI_BASE_URL")
+    url = first_not_none(
+        _non_empty_setting(base_url, "--base-url"),
+        from_environment("AGENT_RFT_BASE_URL"),
+        openai,
+        from_profile("base_url"),
     )
     if url is None:
         raise UserError(f"no server is configured: give --base-url, AGENT_RFT_BASE_URL, or base_url in {profiles}")
-    name, other = ("OPENAI_API_KEY", None) if url is openai else ("AGENT_RFT_API_KEY", chosen_setting("api_key"))
-    key = first_set(_setting(api_key, "--api-key"), variable(name), other)
+    name, other = ("OPENAI_API_KEY", None) if url is openai else ("AGENT_RFT_API_KEY", from_profile("api_key"))
+    key = first_not_none(_non_empty_setting(api_key, "--api-key"), from_environment(name), other)
     if key is None:
         raise UserError(f"no API key is configured: give --api-key, {name}, or api_key in {profiles}")
     return create_blocking_client(url, key, environment, timeout)
 
 
-def _setting(value: object, source: str) -> SourcedSetting | None:
-    """Return the value without surrounding white space; None if it is empty."""
+def _non_empty_setting(value: object, source: str) -> SourcedSetting | None:
+    """Return the setting with surrounding white space removed from its value; None if the value is empty."""
     text = "" if value is None else str(value).strip()
     return SourcedSetting(text, source) if text else None
 
 
 def profiles_file() -> Path:
-    """Return the path of the profiles file. If the user has no home, it begins with a tilde and does not exist."""
+    """Return the path of the profiles file.
+
+    If the user has no home directory, the path begins with `~` and the file does not exist.
+    """
     return Path(expanduser("~/.config/agent-rft/profiles.yaml"))
 
 
 def load_profiles(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the profiles of a file by name; empty if the file cannot be read, such as one in another user's home.
+    """Return the profiles in a file, by name.
+
+    The result is empty if the file cannot be read: it does not exist, or this user may not read it.
 
     Raises:
         UserError: The file is not a valid profiles file.
@@ -107,59 +116,59 @@ def send_request(client: httpx.Client, method: str, path: str, **options: Any) -
     """Send a request and return the JSON body of its response.
 
     Raises:
-        NoAnswer: The server is unreachable, failed or is rate limiting.
-        UserError: The request was refused.
+        ServerUnavailable: The server is unreachable, or its response is HTTP 5xx or HTTP 429.
+        UserError: The server refused the request, or its response is not JSON.
     """
     try:
         with translate_errors(client):
-            answer = client.request(method, path, **options)
+            response = client.request(method, path, **options)
     except Unreachable as error:
         raise ServerUnavailable(f"the server at {error.why}") from None
-    raise_for_status(answer)
+    raise_for_status(response)
     try:
-        body: dict[str, Any] = answer.json()
+        body: dict[str, Any] = response.json()
     except ValueError:
-        raise UserError(f"HTTP {answer.status_code}: {_wrong_server_hint(answer)}") from None
+        raise UserError(f"HTTP {response.status_code}: {_wrong_server_hint(response)}") from None
     return body
 
 
-def raise_for_status(answer: httpx.Response) -> None:
-    """Check that a request succeeded.
+def raise_for_status(response: httpx.Response) -> None:
+    """Raise an error with the server's message if the request failed.
 
     Raises:
-        NoAnswer: The request failed, but may succeed later.
-        UserError: The request was refused; the message is the server's.
+        ServerUnavailable: The response is HTTP 5xx or HTTP 429, so the request may succeed later.
+        UserError: The server refused the request.
     """
-    if answer.is_success:
+    if response.is_success:
         return
-    answer.read()
+    response.read()
     try:
-        error = answer.json()["error"]
+        error = response.json()["error"]
         place = f"{error['param']}: " if error.get("param") else ""
         text = f"{place}{error['message']}" + (f" [{error['code']}]" if error.get("code") else "")
     except (ValueError, KeyError, TypeError):
-        text = f"{answer.reason_phrase}: {_wrong_server_hint(answer)}"
-    later = answer.is_server_error or answer.status_code == httpx.codes.TOO_MANY_REQUESTS
-    raise (ServerUnavailable if later else UserError)(f"HTTP {answer.status_code}: {text}")
+        text = f"{response.reason_phrase}: {_wrong_server_hint(response)}"
+    later = response.is_server_error or response.status_code == httpx.codes.TOO_MANY_REQUESTS
+    raise (ServerUnavailable if later else UserError)(f"HTTP {response.status_code}: {text}")
 
 
-def _wrong_server_hint(answer: httpx.Response) -> str:
-    where = answer.request.url.copy_with(query=None, username=None, password=None)
-    return f"{where} does not answer as this API does; check the base URL, which ends with /v1"
+def _wrong_server_hint(response: httpx.Response) -> str:
+    where = response.request.url.copy_with(query=None, username=None, password=None)
+    return f"the response of {where} is not in the format of this API; check the base URL, which must end with /v1"
 
 
 def download(client: httpx.Client, path: str, out: Path) -> None:
-    """Write the body of a successful response to the file `out`, replacing it.
+    """Download `path` of the API to the file `out`; an existing file is replaced.
 
     Raises:
-        NoAnswer: The server is unreachable, failed or is rate limiting.
-        UserError: The request was refused, or the file cannot be written.
+        ServerUnavailable: The server is unreachable, or its response is HTTP 5xx or HTTP 429.
+        UserError: The server refused the request, or the file cannot be written.
     """
     try:
-        with translate_errors(client), client.stream("GET", path) as answer:
-            raise_for_status(answer)
+        with translate_errors(client), client.stream("GET", path) as response:
+            raise_for_status(response)
             with out.open("wb") as file:
-                for chunk in answer.iter_bytes():
+                for chunk in response.iter_bytes():
                     file.write(chunk)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}") from None
@@ -170,23 +179,23 @@ def download(client: httpx.Client, path: str, out: Path) -> None:
 def iter_pages(
     client: httpx.Client, path: str, limit: int, query: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the first `limit` entries of a paginated list."""
-    after: dict[str, Any] = {}
+    """Request a list page by page, and yield its first `limit` entries; `query` is sent with each request."""
+    cursor: dict[str, Any] = {}
     while limit > 0:
-        page = send_request(client, "GET", path, params={"limit": min(limit, PAGE), **(query or {}), **after})
+        page = send_request(client, "GET", path, params={"limit": min(limit, PAGE), **(query or {}), **cursor})
         yield from page["data"]
         limit -= len(page["data"])
         if not page["has_more"] or page["last_id"] is None:
             return
-        after = {"after": page["last_id"]}
+        cursor = {"after": page["last_id"]}
 
 
 def upload(client: httpx.Client, path: Path, purpose: str) -> dict[str, Any]:
-    """Upload a file and return its file object.
+    """Upload a file and return the API's JSON object for the uploaded file.
 
     Raises:
-        NoAnswer: The server is unreachable, failed or is rate limiting.
-        UserError: The file cannot be read, or the upload was refused.
+        ServerUnavailable: The server is unreachable, or its response is HTTP 5xx or HTTP 429.
+        UserError: The file cannot be read, or the server refused the upload.
     """
     try:
         with path.open("rb") as file:

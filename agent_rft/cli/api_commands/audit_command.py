@@ -1,4 +1,7 @@
-"""`agent-rft audit`: the audit log in a server's folder or database; the server may be running or stopped."""
+"""Command `agent-rft audit`: shows the audit log in a server's folder or database.
+
+The server may be running or stopped.
+"""
 
 from __future__ import annotations
 
@@ -12,36 +15,47 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from agent_rft.cli.api_commands.key_commands import DEFAULT_FOLDER, DatabaseUrl, Folder, opened, require_folder
+from agent_rft.cli.api_commands.key_commands import (
+    DEFAULT_FOLDER,
+    DatabaseUrl,
+    Folder,
+    open_server_database,
+    require_folder,
+)
 from agent_rft.errors import UserError
 
-app = typer.Typer(no_args_is_help=True, help="Show who changed what on a server, running or stopped.")
+app = typer.Typer(no_args_is_help=True, help="Show who changed what on a server; the server may be running or stopped.")
 
 
 @app.command("list")
 def list_command(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="number of entries to show, newest first")] = 50,
     actor: Annotated[
-        str | None, typer.Option(help="only entries of the key with this id, or of operator (agent-rft keys)")
+        str | None,
+        typer.Option(help="only changes by this actor: the id of a key, or operator (changes by agent-rft keys)"),
     ] = None,
     action: Annotated[str | None, typer.Option(help="only entries with this action, such as job.cancel")] = None,
-    object: Annotated[str | None, typer.Option(help="only entries about the object with this id")] = None,
+    object_id: Annotated[
+        str | None, typer.Option("--object", help="only entries about the object with this id")
+    ] = None,
     outcome: Annotated[
         str | None,
-        typer.Option(help="only entries that are done, refused (the key lacks a scope) or failed (another error)"),
+        typer.Option(
+            help="only entries with this outcome: done, refused (the key lacks a scope) or failed (another error)"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """List creations, changes and deletions, newest first, with actor, action, object, request and outcome."""
+    """List recorded creations, changes and deletions, newest first, with actor, action, object, request and outcome."""
     from agent_rft.serve.stores.audit_log import OUTCOMES, AuditLog
 
     found = next((known for known in OUTCOMES if known == outcome), None)
     if found != outcome:
         raise UserError(f"--outcome: must be one of {', '.join(OUTCOMES)}")
-    with opened(require_folder(folder, database), database) as server_database:
-        entries = AuditLog(server_database).list(limit, actor=actor, action=action, object=object, outcome=found)
+    with open_server_database(require_folder(folder, database), database) as server_database:
+        entries = AuditLog(server_database).list(limit, actor=actor, action=action, object=object_id, outcome=found)
     if as_json:
         for entry in entries:
             typer.echo(json.dumps(asdict(entry)))

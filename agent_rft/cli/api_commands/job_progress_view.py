@@ -1,7 +1,7 @@
-"""Progress of a server's job, shown from its events: the live view of `agent-rft train`, or JSON lines.
+"""Progress view of a server's job, built from the job's events: the live view of `agent-rft train`, or JSON lines.
 
-Every event is shown once, in order, with the time at which it happened. Requests to an unreachable server are retried
-for up to AWAY_S, because the server's jobs continue without it.
+Every event is shown once, in order, with the time at which it happened. If the server is unreachable, requests are
+repeated for up to UNREACHABLE_TIMEOUT_S seconds, because the server's jobs continue even if its API is down.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WAITING_PHASES = {"validating_files": "checking the job", "queued": "waiting in 
 
 
 class JsonProgress:
-    """Progress output with one JSON line per event, and the job as the last line."""
+    """Progress output as JSON lines: one line per event, then one line with the ended job."""
 
     def show_event(self, event: dict[str, Any]) -> None:
         typer.echo(json.dumps(event))
@@ -44,7 +44,10 @@ class JsonProgress:
 
 
 class LiveProgress:
-    """Live view of a job. While past events are replayed, its clock shows the time of the event."""
+    """Live view of a job in the terminal.
+
+    While an event is handled, the view's clock shows the event's time, so that past events appear as they happened.
+    """
 
     def __init__(self, job: dict[str, Any], console: Console) -> None:
         self._past: float | None = job["created_at"]
@@ -92,10 +95,10 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Show a job's progress until it ends, and return the ended job.
+    """Show a job's progress until the job ends, and return the API's object for the ended job.
 
     Raises:
-        NoAnswer: The server was unreachable for more than AWAY_S.
+        ServerUnavailable: The server was unreachable for more than UNREACHABLE_TIMEOUT_S seconds.
     """
     path, last, seen = f"/fine_tuning/jobs/{job['id']}", "", clock()
     while True:
@@ -118,7 +121,7 @@ def follow(
 
 
 def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) of next steps for a succeeded job: its best checkpoint and commands to try it."""
+    """Yield (label, text) for a succeeded job: the best checkpoint, and commands to try it and to list all."""
     found = list(iter_pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
     rewards = [(entry["metrics"].get(REWARD), entry["fine_tuned_model_checkpoint"]) for entry in found]
     model, known = job["fine_tuned_model"], [pair for pair in reversed(rewards) if pair[0] is not None]
@@ -134,7 +137,7 @@ def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str,
 
 
 def _newer_than(events: Iterator[dict[str, Any]], last: str) -> Iterator[dict[str, Any]]:
-    """Yield the events after the event `last`, newest first."""
+    """Yield the events that are newer than the event with the id `last`; `events` and the result are newest first."""
     for event in events:
         if event["id"] == last:
             return

@@ -1,6 +1,7 @@
-"""`agent-rft keys`: API keys in a server's folder or database; the server may be running or stopped.
+"""Commands `agent-rft keys ...`: manage the API keys in a server's folder or database.
 
-Each command imports the database modules itself, so that `--help` and shell completion start without them.
+The server may be running or stopped. Each command imports the database modules when it runs, so that `--help` and
+shell completion start quickly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from agent_rft.cli.completion import scopes
+from agent_rft.cli.completion import key_scopes
 from agent_rft.cli.job_files import strip_option
 from agent_rft.errors import UserError
 
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
     from agent_rft.serve.stores.key_store import KeyStore, Scope
 import re
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of a server, running or stopped.")
+app = typer.Typer(no_args_is_help=True, help="Manage the API keys of a server; the server may be running or stopped.")
 
 Folder = Annotated[Path, typer.Option(help="folder with the server's state", envvar="AGENT_RFT_FOLDER")]
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        help="database URL, postgresql://... (default: a file in the folder)",
+        help="database URL, postgresql://... (default: a file in the server's folder)",
         envvar="AGENT_RFT_DATABASE",
         callback=strip_option,
     ),
@@ -49,18 +50,21 @@ def create_command(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="read, write (includes read; may change only objects that the same key created) or admin (everything)",
-            autocompletion=scopes,
+            help="scope of the key: read, write (includes read; may change only objects that the key created) or admin "
+            "(everything)",
+            autocompletion=key_scopes,
         ),
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(help="lifetime in hours, days or weeks, such as 90d (default: until it is revoked)")
+        str | None, typer.Option(help="lifetime of the key, such as 12h, 90d or 4w (default: until the key is revoked)")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="rate limit (default: the server's)")] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="rate limit (default: the server's limit)")
+    ] = None,
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """Create a key. It is printed once; the server stores only its hash."""
+    """Create an API key. The key is printed once; the server stores only a hash of it."""
     scopes: list[Scope] = scope or ["write"]  # type: ignore[assignment]  # KeyStore validates them
     from agent_rft.serve.stores.audit_log import OPERATOR
 
@@ -80,7 +84,7 @@ def list_command(
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """List all keys, including revoked and expired ones, without their secrets."""
+    """List all API keys, including revoked and expired keys. The secret part of the keys is not shown."""
     with _open_keys(require_folder(folder, database), database) as (keys, _):
         found = keys.list()
     if as_json:
@@ -98,57 +102,63 @@ def list_command(
 
 @app.command("revoke")
 def revoke_command(
-    id: Annotated[str, typer.Argument(help="id of the key, see `agent-rft keys list`")],
+    key_id: Annotated[str, typer.Argument(metavar="id", help="id of the key, see `agent-rft keys list`")],
     folder: Folder = DEFAULT_FOLDER,
     database: DatabaseUrl = None,
 ) -> None:
-    """Revoke a key. The server then refuses requests with it."""
+    """Revoke an API key. The server then refuses all requests with this key."""
     from agent_rft.serve.stores.audit_log import OPERATOR
 
     with _open_keys(require_folder(folder, database), database) as (keys, audit):
-        key = keys.revoke(id)
+        key = keys.revoke(key_id)
         audit.append(OPERATOR, "key.revoke", key.id)
     typer.echo(f"key {key.id} ({key.name}) is revoked")
 
 
 @app.command("rotate-master")
 def rotate_master_command(folder: Folder = DEFAULT_FOLDER, database: DatabaseUrl = None) -> None:
-    """Change the secret that encrypts stored headers, and encrypt them again. After an interruption, run it again.
+    """Replace the master secret, and encrypt the stored headers of all jobs with the new secret.
 
-    The server may be running, and its jobs continue. A secret in AGENT_RFT_SECRET_KEY is replaced by the one in
-    AGENT_RFT_NEW_SECRET_KEY; a running server must have been started with both variables.
+    If the command is interrupted, run it again. The server may be running, and its jobs continue. If the current secret
+    is set in AGENT_RFT_SECRET_KEY, set the new secret in AGENT_RFT_NEW_SECRET_KEY. A running server must have been
+    started with both variables.
     """
     from agent_rft.serve.stores.audit_log import OPERATOR, AuditLog
-    from agent_rft.serve.stores.sealed_secrets import NEW_VARIABLE, VARIABLE, FileSecrets, secrets_of
-    from agent_rft.serve.stores.secret_rotation import MasterRotation
+    from agent_rft.serve.stores.sealed_secrets import NEW_VARIABLE, VARIABLE, FileSecrets, find_master_secrets
+    from agent_rft.serve.stores.secret_rotation import MasterSecretRotation
 
-    secrets = secrets_of(require_folder(folder, database))
-    with opened(folder, database) as server_database:
-        done = MasterRotation(server_database, secrets).run()
+    secrets = find_master_secrets(require_folder(folder, database))
+    with open_server_database(folder, database) as server_database:
+        done = MasterSecretRotation(server_database, secrets).run()
         AuditLog(server_database).append(OPERATOR, "keys.rotate_master", done.secret_id)
-    typer.echo(f"{done.num_sealed} jobs are encrypted again with the key {done.secret_id}")
+    typer.echo(f"the headers of {done.num_sealed} jobs are now encrypted with the secret {done.secret_id}")
     if done.unreadable:
-        typer.echo(f"no key decrypts these jobs, which are unchanged: {', '.join(done.unreadable)}", err=True)
+        typer.echo(
+            f"the headers of these jobs are unchanged, because no secret decrypts them: {', '.join(done.unreadable)}",
+            err=True,
+        )
     if isinstance(secrets, FileSecrets):
-        typer.echo(f"{secrets.path} contains only the new key; back it up")
+        typer.echo(f"{secrets.path} now contains only the new secret; back up this file")
     else:
         typer.echo(f"now set {VARIABLE} to the value of {NEW_VARIABLE}, remove {NEW_VARIABLE}, and restart the server")
 
 
 def require_folder(folder: Path, database: str | None) -> Path:
-    """Return the folder if it exists. Opening the database of a missing folder would create an empty one.
+    """Check that the server's folder exists, unless `database` is given, and return the folder.
+
+    Without this check, a missing folder would be created with an empty database.
 
     Raises:
-        UserError: The folder does not exist.
+        UserError: The folder does not exist, and no database is given.
     """
     if database is None and not folder.is_dir():
-        raise UserError(f"the server's folder {folder} does not exist: give it with --folder or AGENT_RFT_FOLDER")
+        raise UserError(f"the server's folder {folder} does not exist: set --folder or AGENT_RFT_FOLDER")
     return folder
 
 
 @contextmanager
-def opened(folder: Path, database: str | None) -> Iterator[Database]:
-    """Context manager that opens a server's database."""
+def open_server_database(folder: Path, database: str | None) -> Iterator[Database]:
+    """Context manager that opens a server's database and closes it at the end; `database` is a URL or None."""
     from agent_rft.serve.host.server_state import StateLocations
     from agent_rft.serve.stores.migration import open_database
 
@@ -164,7 +174,7 @@ def _open_keys(folder: Path, database: str | None) -> Iterator[tuple[KeyStore, A
     from agent_rft.serve.stores.audit_log import AuditLog
     from agent_rft.serve.stores.key_store import KeyStore
 
-    with opened(folder, database) as found:
+    with open_server_database(folder, database) as found:
         yield KeyStore(found), AuditLog(found)
 
 
@@ -180,7 +190,7 @@ _DURATION = re.compile(r"([1-9][0-9]{0,3})([smhdw])", re.ASCII)
 
 
 def parse_duration(duration: str, option: str) -> int:
-    """Return the seconds of a duration such as `10m`, `12h` or `90d`, which is the value of a command-line option.
+    """Return a duration such as `10m`, `12h` or `90d` in seconds; `option` is the option's name for error messages.
 
     Raises:
         UserError: The duration is invalid.
@@ -188,7 +198,7 @@ def parse_duration(duration: str, option: str) -> int:
     match = _DURATION.fullmatch(duration)
     if match is None:
         raise UserError(
-            f"{option} {duration!r} is not a duration; give a number of up to four digits and s, m, h, d or w, such "
-            "as 90d"
+            f"{option} {duration!r} is not a duration; give a number of up to four digits, followed by s, m, h, d or "
+            "w, such as 90d"
         )
     return int(match[1]) * UNIT_S[match[2]]

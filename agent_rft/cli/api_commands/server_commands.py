@@ -1,6 +1,6 @@
-"""`agent-rft files|jobs|events|checkpoints|models`: a server's API on the command line, with tables or JSON as output.
+"""Commands `agent-rft files`, `jobs`, `events`, `checkpoints` and `models`, which call a server's API.
 
-`agent_rft.cli.api_commands.api_client` selects the server.
+They print tables or JSON. `agent_rft.cli.api_commands.api_client` describes how the server is selected.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ Key = Annotated[
     str | None,
     typer.Option(
         "--api-key",
-        help="API key; other users of this machine can see it (default: AGENT_RFT_API_KEY, OPENAI_API_KEY if the "
-        "server is OPENAI_BASE_URL, or the profile's key)",
+        help="API key, which other users of this machine can see in the list of processes (default: AGENT_RFT_API_KEY; "
+        "OPENAI_API_KEY if the server is OPENAI_BASE_URL; or the profile's key)",
     ),
 ]
 Profile = Annotated[
@@ -75,10 +75,13 @@ FileIdArgument = Annotated[str, typer.Argument(help="id of the file, file-...", 
 @events.callback()
 @checkpoints.callback()
 @models.callback()
-def connect(
+def store_connection_options(
     context: typer.Context, base_url: BaseUrl = None, api_key: Key = None, profile: Profile = "default"
 ) -> None:
-    """Store how to connect to the server. Commands connect when they run, so that --help works without a server."""
+    """Store a function in `context.obj` that creates an HTTP client for the selected server.
+
+    Commands call this function when they run, so that --help works without a server.
+    """
     if context.obj is None:
         context.obj = partial(make_server_client, base_url, api_key, profile, os.environ, profiles_file())
 
@@ -89,8 +92,10 @@ def connect(
 @files.command("upload")
 def upload_file(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="file to upload, JSONL for a job")],
-    purpose: Annotated[str, typer.Option(help="purpose of the file; jobs accept only fine-tune")] = "fine-tune",
+    path: Annotated[Path, typer.Argument(help="file to upload; files for jobs must be JSONL")],
+    purpose: Annotated[
+        str, typer.Option(help="purpose of the file; jobs accept only files with the purpose fine-tune")
+    ] = "fine-tune",
     as_json: AsJson = False,
 ) -> None:
     """Upload a file and print its id."""
@@ -129,12 +134,16 @@ def delete_file(context: typer.Context, file_id: FileIdArgument) -> None:
 def create_job(
     context: typer.Context,
     request: Annotated[
-        Path, typer.Argument(help="file with the API request, YAML or JSON; ${NAME} is read from the environment")
+        Path,
+        typer.Argument(help="YAML or JSON file with the API request; ${NAME} is replaced by an environment variable"),
     ],
     follow: Annotated[bool, typer.Option(help="show the job's progress until it ends")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a job. Files that REQUEST names by relative paths are uploaded first; a chat template is inlined."""
+    """Create a job. Local files of rows that REQUEST names are uploaded first.
+
+    The text of a chat template file is inserted into the request. Relative paths start at the folder of REQUEST.
+    """
     from agent_rft.spec.config_reader import Variables
     from agent_rft.spec.job import FILES  # imports pydantic, which other commands do not need
     from agent_rft.spec.model_options import is_template
@@ -145,7 +154,9 @@ def create_job(
     for _, name in variables.missing:
         raise UserError(f"${{{name}}} is not set: export {name}=... before the command")
     if not isinstance(body, dict):
-        raise UserError(f"{request} is not a valid request: give model, training_file and method")
+        raise UserError(
+            f"{request} is not a valid API request: it must be a mapping with model, training_file and method"
+        )
     for key in FILES:
         if isinstance(body.get(key), str) and (path := request.parent / expanduser(body[key])).exists():
             body[key] = upload(client, path, "fine-tune")["id"]
@@ -178,7 +189,7 @@ def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False
 
 @jobs.command("get")
 def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Show a job with its status, settings, tuned model and, if it failed, its error."""
+    """Show the status, settings and tuned model of a job, and its error if it has failed."""
     job = send_request(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}")
     if as_json:
         typer.echo(json.dumps(job))
@@ -194,20 +205,24 @@ def get_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = Fal
 
 @jobs.command("follow")
 def follow_job(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False) -> None:
-    """Show a job's progress until it ends. Exit code 0 if it succeeded, 1 if it failed, 3 if it was cancelled."""
+    """Show a job's progress until the job ends.
+
+    The exit code is 0 if the job succeeded, 1 if it failed, and 3 if it was cancelled.
+    """
     _follow(context.obj(), job_id, as_json)
 
 
 @jobs.command("log")
-def log(
+def show_job_log(
     context: typer.Context,
     job_id: JobIdArgument,
     attempt: Annotated[
-        int | None, typer.Option(min=0, help="driver to show, counted from 1; 0: the validation")
+        int | None,
+        typer.Option(min=0, help="driver process whose output is shown, counted from 1; 0: the validation of the job"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Show a job's error and the end of its processes' output, without secrets. Requires an admin key."""
+    """Show a job's error and the last output of its processes, with secrets removed. Requires an admin key."""
     chosen = {} if attempt is None else {"attempt": attempt}
     found = send_request(context.obj(), "GET", f"/fine_tuning/jobs/{job_id}/log", params=chosen)
     if as_json:
@@ -220,22 +235,26 @@ def log(
         typer.echo(f"== {name}, last output at {_format_time(output['written_at'])} UTC ==")
         typer.echo(output["text"].rstrip() or "(empty)")
     if not found["outputs"]:
-        typer.echo("no output is stored: the job's processes have not started, or last wrote over 30 days ago")
+        typer.echo(
+            "no output is stored: the job's processes have not started, or their last output is over 30 days old"
+        )
 
 
-def _add_action(name: str, about: str) -> None:
+def _add_job_action(name: str, about: str) -> None:
     @jobs.command(name, help=about)
     def action(context: typer.Context, job_id: JobIdArgument) -> None:
         typer.echo(send_request(context.obj(), "POST", f"/fine_tuning/jobs/{job_id}/{name}")["status"])
 
 
-_add_action("cancel", "Cancel a job permanently and print its status. Its checkpoints remain.")
-_add_action("pause", "Pause a running job and print its status. It releases its CPUs and GPUs and can be resumed.")
-_add_action("resume", "Queue a paused job again and print its status. It continues from its last checkpoint.")
+_add_job_action("cancel", "Cancel a job permanently and print its status. Its checkpoints remain.")
+_add_job_action(
+    "pause", "Pause a running job and print its status. A paused job releases its CPUs and GPUs and can be resumed."
+)
+_add_job_action("resume", "Queue a paused job again and print its status. The job continues from its last checkpoint.")
 
 
 def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
-    """Show a job's progress until it ends.
+    """Show a job's progress until the job ends.
 
     Raises:
         RftError: The job failed.
@@ -254,7 +273,9 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
             with progress.view:
                 job = follow(client, job, progress)
     except KeyboardInterrupt:
-        typer.echo(f"{job_id} continues on the server; agent-rft jobs follow {job_id} shows it again", err=True)
+        typer.echo(
+            f"{job_id} continues on the server; to follow it again, run agent-rft jobs follow {job_id}", err=True
+        )
         raise
     if job["status"] == "failed":
         raise RftError(f"{job_id} failed: {(job['error'] or {}).get('message')}")
@@ -274,14 +295,14 @@ def _follow(client: httpx.Client, job_id: str, as_json: bool) -> None:
 
 @events.command("list")
 def list_events(context: typer.Context, job_id: JobIdArgument, limit: Limit = 100, as_json: AsJson = False) -> None:
-    """List a job's events, newest first: what happened, warnings and errors."""
+    """List a job's events, newest first: progress, warnings and errors."""
     rows = iter_pages(context.obj(), f"/fine_tuning/jobs/{job_id}/events", limit)
     _print_table(rows, as_json, {"created_at": "time", "level": "level", "message": "message"})
 
 
 @checkpoints.command("list")
 def list_checkpoints(context: typer.Context, job_id: JobIdArgument, limit: Limit = 10, as_json: AsJson = False) -> None:
-    """List a job's checkpoints. Each checkpoint is a model that requests can name."""
+    """List a job's checkpoints. Each checkpoint can be used as the model of chat requests."""
     rows = iter_pages(context.obj(), f"/fine_tuning/jobs/{job_id}/checkpoints", limit)
     _print_table(
         rows, as_json, {"step_number": "step", "fine_tuned_model_checkpoint": "model", "created_at": "created"}
@@ -309,8 +330,8 @@ def delete_model(
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
-def _print_result(value: dict[str, Any], as_json: bool, short: Callable[[dict[str, Any]], str]) -> None:
-    typer.echo(json.dumps(value) if as_json else short(value))
+def _print_result(value: dict[str, Any], as_json: bool, format_short: Callable[[dict[str, Any]], str]) -> None:
+    typer.echo(json.dumps(value) if as_json else format_short(value))
 
 
 def _print_table(rows: Iterable[dict[str, Any]], as_json: bool, names: Mapping[str, str]) -> None:

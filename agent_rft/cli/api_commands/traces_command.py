@@ -1,4 +1,4 @@
-"""`agent-rft traces`: rollouts of a run folder or of a server's job, as human-readable text, JSON or a table."""
+"""Command `agent-rft traces`: shows the rollouts of a run folder or of a server's job as text, JSON or a table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def traces_command(
     name: Annotated[
         str | None,
         typer.Option(
-            help="rollout file, such as step-12 or test-before (default: the newest; with another filter: all)"
+            help="rollout file, such as step-12 or test-before (default: all files with another filter, else the "
+            "newest)"
         ),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="only this step and its validation")] = None,
@@ -46,11 +47,15 @@ def traces_command(
     finish: Annotated[RecordedFinish | None, typer.Option(help="only rollouts that ended in this way")] = None,
     error: Annotated[
         str | None,
-        typer.Option(help="only rollouts with this error of a call (tool_error, ...), or discarded for this reason"),
+        typer.Option(
+            help="only rollouts with a call that failed with this error, such as tool_error, or discarded for this "
+            "reason"
+        ),
     ] = None,
     tool: Annotated[str | None, typer.Option(help="only rollouts that called this tool")] = None,
     text: Annotated[
-        str | None, typer.Option(help="only rollouts whose prompt, turns, answer or reason contain this text")
+        str | None,
+        typer.Option(help="only rollouts with this text in the prompt, turns, answer or the grade's reason"),
     ] = None,
     best: Annotated[int | None, typer.Option(min=1, help="number of rollouts to show, highest grades first")] = None,
     worst: Annotated[int | None, typer.Option(min=1, help="number of rollouts to show, lowest grades first")] = None,
@@ -58,12 +63,15 @@ def traces_command(
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="BEFORE AFTER", help="rollout files to show side by side, by row, such as test-before test-after"
+            metavar="BEFORE AFTER",
+            help="two rollout files whose rollouts of the same row are shown together, such as test-before test-after",
         ),
     ] = None,
     export: Annotated[
         Literal["parquet", "hf"] | None,
-        typer.Option(help="format of a table to write to --out: a Parquet file, or a folder for datasets.load_dataset"),
+        typer.Option(
+            help="format of the table to write to --out: parquet (a file) or hf (a folder for datasets.load_dataset)"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="file or folder to write with --export")] = None,
     base_url: BaseUrl = None,
@@ -117,12 +125,12 @@ def traces_command(
             typer.echo(trace_json(one))
     else:
         print_traces(found, Console(emoji=False))
-    for problem in source.problems(rollout_filter):
+    for problem in source.damaged_file_problems(rollout_filter):
         typer.echo(f"warning: {problem}", err=True)
 
 
 class LocalTraces:
-    """Traces of a run folder, read in constant memory."""
+    """Traces in a run folder. Memory use does not grow with the number of traces."""
 
     def __init__(self, folder: Path) -> None:
         from agent_rft.cluster.records.run_folder import open_run
@@ -139,14 +147,14 @@ class LocalTraces:
 
         return find_traces(self._run, rollout_filter, order, limit)
 
-    def problems(self, rollout_filter: RolloutFilter) -> list[str]:
+    def damaged_file_problems(self, rollout_filter: RolloutFilter) -> list[str]:
         from agent_rft.cluster.views.traces import damaged_file_problems
 
         return damaged_file_problems(self._run, rollout_filter)
 
 
 class ServerTraces:
-    """Traces of a server's job, read page by page."""
+    """Traces of a server's job, requested page by page."""
 
     def __init__(self, client: httpx.Client, job_id: str) -> None:
         self._client = client
@@ -155,7 +163,7 @@ class ServerTraces:
     def newest_file(self) -> str:
         for value in iter_pages(self._client, self._path, 1):
             return str(value["file"])
-        raise UserError("the job has no rollouts yet: agent-rft jobs get shows its status")
+        raise UserError("the job has no rollouts yet: check its status with agent-rft jobs get")
 
     def find(self, rollout_filter: RolloutFilter, order: Order, limit: int | None) -> Iterator[Trace]:
         from agent_rft.cluster.views.traces import trace_from_json
@@ -171,7 +179,7 @@ class ServerTraces:
         if empty and order == "oldest":
             raise UserError(f"the job has no rollout{rollout_filter}")
 
-    def problems(self, rollout_filter: RolloutFilter) -> list[str]:
+    def damaged_file_problems(self, rollout_filter: RolloutFilter) -> list[str]:
         return []
 
 

@@ -1,7 +1,8 @@
-"""Export folder of a job that a client saved, and limits shared with `agent_rft.cli.openai_import.openai_source`.
+"""Source of a job in an export folder, and size limits that `agent_rft.cli.openai_import.openai_source` uses as well.
 
-The folder contains `job.json` and `train.jsonl`, and optionally `validation.jsonl`, `events.jsonl` and
-`checkpoints.jsonl`. Job, events and checkpoints are the SDK's objects, saved with `model_dump_json()`, one per line.
+Users save the folder with OpenAI's SDK. It contains `job.json` and `train.jsonl`, and optionally `validation.jsonl`,
+`events.jsonl` and `checkpoints.jsonl`. Job, events and checkpoints are objects of the SDK, each saved on one line with
+`model_dump_json()`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ MAX_EVENTS, MAX_CHECKPOINTS = 500, 500
 
 
 class FolderSource:
-    """Source of a job in an export folder."""
+    """Source that reads a job from an export folder."""
 
     is_export = True
 
     def __init__(self, folder: Path) -> None:
-        """Create the source. The folder is read later."""
+        """Create the source without reading the folder."""
         self._folder = folder
 
     def read_job(self) -> OpenAIJob:
@@ -47,7 +48,10 @@ class FolderSource:
         return self._parse_lines(OpenAICheckpoint, "checkpoints.jsonl", MAX_CHECKPOINTS)
 
     def fetch_rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
-        """Return the path of the file of rows; None if it does not exist."""
+        """Return the path of the file of rows for `field`, such as training_file; None if the file does not exist.
+
+        `file_id` and `scratch` are ignored; only `ApiSource` uses them.
+        """
         path = self._folder / ROWS[field]
         return path if path.is_file() else None
 
@@ -60,14 +64,14 @@ class FolderSource:
 
 
 ROWS = {"training_file": "train.jsonl", "validation_file": "validation.jsonl"}
-"""File name of each file of rows, in an export and in the new folder."""
+"""Name of the file of rows for each setting of the job, in an export folder and in the folder that is written."""
 
 
 def parse_object(model: type[M], text: str | bytes, what: str) -> M:
-    """Return the object in a JSON text; `what` names the text in messages.
+    """Parse a JSON text as an object of the class `model`; `what` is the name of the text in error messages.
 
     Raises:
-        UserError: The text does not match the model.
+        UserError: The text is not JSON, or does not match the class.
     """
     try:
         return model.model_validate_json(text)

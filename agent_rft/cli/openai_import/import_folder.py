@@ -1,4 +1,7 @@
-"""Import of a job into a new folder, which appears only when it is complete; a failed import leaves nothing."""
+"""Import of a job into a new folder.
+
+The folder is created only when all its files are complete, so a failed import leaves no folder behind.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 import yaml
 
 from agent_rft.cli.openai_import.export_source import ROWS, FolderSource
-from agent_rft.cli.openai_import.job_conversion import JobConversion, convert_job, supported_method
+from agent_rft.cli.openai_import.job_conversion import JobConversion, convert_job, get_supported_method
 from agent_rft.cli.openai_import.openai_objects import OpenAICheckpoint, OpenAIEvent, OpenAIJob
 from agent_rft.cli.openai_import.openai_source import ApiSource, to_one_line
 from agent_rft.cli.openai_import.row_conversion import ConvertedRows, convert_rows
@@ -26,30 +29,30 @@ from agent_rft.errors import Problem, UserError
 Source = ApiSource | FolderSource
 
 
-def import_job(source: Source, out: Path | None, given: Mapping[str, Path], model: str | None) -> str:
+def import_job(source: Source, out: Path | None, replacements: Mapping[str, Path], model: str | None) -> str:
     """Write the job, its rows and its record at OpenAI into a new folder, and return the text of its README.
 
     Args:
         source: Source of the job.
-        out: The new folder; None: named by the job's id.
-        given: Files of rows by field, used instead of the job's files.
-        model: The base model to set; None: propose one.
+        out: Path of the new folder; None for a folder that has the job's id as its name.
+        replacements: Files of rows to use instead of the job's files, by setting, such as training_file.
+        model: Base model for the job file; None to propose a model.
 
     Raises:
         InvalidJob: The job uses a feature that is not supported, or a file is missing.
-        UserError: The source refused, or the folder cannot be written.
-        RftError: The source does not answer.
+        UserError: The API refused a request, the export is invalid, or the folder exists or cannot be written.
+        RftError: The API is unavailable.
     """
     if out is not None:
         _check_is_new(out)
     job = source.read_job()
     folder = out or Path(job.id)
     with _new_folder(folder) as unfinished:
-        supported_method(job)
-        rows = _convert_rows(job, source, given, unfinished)
+        get_supported_method(job)
+        rows = _convert_rows(job, source, replacements, unfinished)
         definition = convert_job(job, rows, model)
         text = format_readme(job, definition, rows, shlex.quote(str(folder)))
-        about = f"{job.id}, imported from OpenAI's API. See README.md here."
+        about = f"Job {job.id}, imported from OpenAI's API. See README.md in this folder."
         (unfinished / "job.yaml").write_text(format_yaml(definition.job, about), encoding="utf-8")
         about = "The operator's configuration: aliases for model names in clients' code, and judges."
         (unfinished / "agent-rft.yaml").write_text(format_yaml(definition.operator, about), encoding="utf-8")
@@ -59,7 +62,9 @@ def import_job(source: Source, out: Path | None, given: Mapping[str, Path], mode
     return text
 
 
-def _convert_rows(job: OpenAIJob, source: Source, given: Mapping[str, Path], folder: Path) -> dict[str, ConvertedRows]:
+def _convert_rows(
+    job: OpenAIJob, source: Source, replacements: Mapping[str, Path], folder: Path
+) -> dict[str, ConvertedRows]:
     """Convert the job's files of rows into `folder`.
 
     Raises:
@@ -67,20 +72,20 @@ def _convert_rows(job: OpenAIJob, source: Source, given: Mapping[str, Path], fol
     """
     found: dict[str, ConvertedRows] = {}
     missing: list[Problem] = []
-    conversations = supported_method(job) == "supervised"
+    is_supervised = get_supported_method(job) == "supervised"
     for field, file_id in (("training_file", job.training_file), ("validation_file", job.validation_file)):
-        if file_id is None and field not in given:
+        if file_id is None and field not in replacements:
             continue
-        path = given.get(field) or source.fetch_rows(field, file_id or "", folder)
+        path = replacements.get(field) or source.fetch_rows(field, file_id or "", folder)
         if path is None:
             message = f"{file_id} was deleted or has expired"
             if source.is_export:
-                message = f"{ROWS[field]} is not in the folder"
+                message = f"{ROWS[field]} is not in the export folder"
             fix = f"give your own copy with --{field.replace('_', '-')} FILE"
             missing.append(Problem("file_deleted", field, message, fix))
             continue
-        shown = str(given.get(field) or file_id)
-        found[field] = convert_rows(path, folder / ROWS[field], field, shown, conversations=conversations)
+        source_name = str(replacements.get(field) or file_id)
+        found[field] = convert_rows(path, folder / ROWS[field], field, source_name, is_supervised=is_supervised)
         if path.parent == folder:
             path.unlink()
     problems = [*missing, *(problem for one in found.values() for problem in one.problems)]
@@ -91,12 +96,12 @@ def _convert_rows(job: OpenAIJob, source: Source, given: Mapping[str, Path], fol
 
 def _check_is_new(folder: Path) -> None:
     if folder.exists() or folder.is_symlink():
-        raise UserError(f"{folder} exists: give a folder that does not exist yet with --out")
+        raise UserError(f"{folder} already exists: give a new folder with --out")
 
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Context manager for a temporary folder, which is renamed to `folder` at the end and removed on failure."""
+    """Context manager for a temporary folder, which is renamed to `folder` at the end, or removed after a failure."""
     _check_is_new(folder)
     unfinished = folder.absolute().with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
@@ -138,13 +143,13 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def format_yaml(value: Mapping[str, Any], about: str) -> str:
-    """Return the value as a YAML file that begins with a comment."""
+    """Return the text of a YAML file with `value`; the file begins with `about` as a comment."""
     text = yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
     return f"# {about}\n{text}"
 
 
 def format_job_record(job: OpenAIJob, events: Sequence[OpenAIEvent], checkpoints: Sequence[OpenAICheckpoint]) -> str:
-    """Return the job's record at OpenAI as JSON, for comparisons: state, checkpoints with metrics, and last events."""
+    """Return the state, checkpoints, metrics and last events of the job at OpenAI as JSON, for comparisons."""
     steps = sorted(checkpoints, key=lambda checkpoint: checkpoint.step_number)
     value = {
         "job": job.model_dump(mode="json", include=RECORDED_FIELDS),
@@ -155,14 +160,14 @@ def format_job_record(job: OpenAIJob, events: Sequence[OpenAIEvent], checkpoints
 
 
 def format_readme(job: OpenAIJob, definition: JobConversion, rows: Mapping[str, ConvertedRows], folder: str) -> str:
-    """Return the README: imported files, variables to set, differences and the next commands."""
+    """Return the text of the README: imported files, variables to set, differences and the next commands."""
     kind = definition.job["method"]["type"]
     counts = ", ".join(f"{ROWS[name]} ({found.num_rows} rows)" for name, found in rows.items())
     lines = [
         f"# {job.id}",
         "",
-        f"A {kind} job of {to_one_line(job.model)}, imported as job.yaml, agent-rft.yaml and {counts}.",
-        "imported.json contains the metrics of its checkpoints and its last events, for comparison.",
+        f"A {kind} job for the model {to_one_line(job.model)}, imported as job.yaml, agent-rft.yaml and {counts}.",
+        "imported.json contains the metrics of the job's checkpoints and the job's last events, for comparison.",
     ]
     if definition.variables:
         lines += ["", "## Variables to set", "", "```sh"]

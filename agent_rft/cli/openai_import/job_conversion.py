@@ -1,6 +1,7 @@
-"""Conversion of an OpenAI job into a job file and an operator configuration, with notes on what differs.
+"""Conversion of an OpenAI job into a job file and an operator configuration, with notes on the differences.
 
-Only values that agent-rft supports are imported; notes name the others. The result is a valid job file without secrets.
+Values that agent-rft does not support are omitted and listed in the notes. The result is a valid job file without
+secrets.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from agent_rft.spec.step_plan import REASONING_TOKENS
 from agent_rft.spec.trackers import WandbSettings
 
 EMBEDDINGS = "text-embedding-3-large"
-"""OpenAI's embedding model for `cosine`; its graders do not name a model."""
+"""OpenAI's embedding model for the metric `cosine`, because OpenAI's graders do not name a model."""
 MAX_AUTO_CONTEXT = 16_384
 """Maximum context length that `cluster.context_length: auto` selects."""
 BYTES_PER_TOKEN = 4
@@ -53,7 +54,14 @@ UNFINISHED_STATUSES = ("validating_files", "queued", "running", "paused")
 
 @dataclass(slots=True)
 class JobConversion:
-    """Content of `job.yaml` and `agent-rft.yaml`, purposes of the variables to set, and notes on differences."""
+    """Result of the conversion of a job, with notes on differences.
+
+    Attributes:
+        job: Content of `job.yaml`.
+        operator: Content of `agent-rft.yaml`.
+        variables: Purpose of each environment variable that the user must set, by name.
+        notes: Differences between the job at OpenAI and the converted job.
+    """
 
     job: dict[str, Any]
     operator: dict[str, Any]
@@ -62,12 +70,12 @@ class JobConversion:
 
 
 def convert_job(job: OpenAIJob, rows: Mapping[str, ConvertedRows], model: str | None) -> JobConversion:
-    """Return the definition of an imported job.
+    """Convert a job of OpenAI's API into a job file and an operator configuration.
 
     Args:
         job: The job at OpenAI.
-        rows: Its converted files of rows, by field.
-        model: The base model; None: propose one.
+        rows: The job's converted files of rows, by setting, such as training_file.
+        model: Base model for the job file; None to propose a model.
 
     Raises:
         InvalidJob: The job uses a feature that agent-rft does not support.
@@ -102,8 +110,8 @@ def convert_job(job: OpenAIJob, rows: Mapping[str, ConvertedRows], model: str | 
 # -- the method --------------------------------------------------------------------------------------------------------
 
 
-def supported_method(job: OpenAIJob) -> str:
-    """Return the job's method.
+def get_supported_method(job: OpenAIJob) -> str:
+    """Return the type of the job's method: reinforcement or supervised.
 
     Raises:
         InvalidJob: The method is not supported.
@@ -113,14 +121,14 @@ def supported_method(job: OpenAIJob) -> str:
         return str(kind)
     fix = (
         "train on the preferred answers (supervised), or write a grader that prefers them (reinforcement). Change the "
-        "method and the rows in an export, and import it with --from"
+        "method and the rows in an export of the job, and import the export with --from"
     )
-    message = f"is {str(kind)[:40]!r}; supported are reinforcement and supervised"
+    message = f"is {str(kind)[:40]!r}; only reinforcement and supervised are supported"
     raise InvalidJob("the job cannot be imported", [Problem("unsupported_method", "method.type", message, fix)])
 
 
 def _convert_method(job: OpenAIJob, secrets: SecretVariables, notes: list[str]) -> dict[str, Any]:
-    kind = supported_method(job)
+    kind = get_supported_method(job)
     method = (job.method or {}).get(kind)
     part: dict[str, Any] = secrets.escape(method) if isinstance(method, dict) else {}
     if kind == "supervised" and not part.get("hyperparameters"):
@@ -139,10 +147,12 @@ def _convert_method(job: OpenAIJob, secrets: SecretVariables, notes: list[str]) 
         session = secrets.replace_secrets(part["session"], "session", "start_url", "end_url")
         part["session"] = _with_openai_timeouts(session, "session", notes)
     if part.pop("signing_secret", None) is not None:
-        notes.append("signing_secret: omitted, since the API does not return it; set it if your server checks it")
+        notes.append(
+            "signing_secret: omitted, because the API does not return it; set it if your server checks signatures"
+        )
     if secrets.without_headers:
         notes.append(
-            f"{to_one_line(', '.join(secrets.without_headers))}: headers are missing, since the API does not "
+            f"{to_one_line(', '.join(secrets.without_headers))}: headers are missing, because the API does not "
             "return them; "
             'if your server requires a key, add headers: {Authorization: "Bearer ${TOOL_KEY}"}'
         )
@@ -156,13 +166,15 @@ def _convert_hyperparameters(values: dict[str, Any], notes: list[str]) -> dict[s
     if same := [f"{name} {set_values[name]}" for name in SAME_MEANING if name in set_values]:
         notes.append(f"{', '.join(same)}: imported with the same meaning; set auto to let agent-rft choose")
     if (compute := set_values.get("compute_multiplier")) is not None:
-        notes.append(f"compute_multiplier {compute}: imported; 1 means eight rollouts per row in agent-rft")
+        notes.append(f"compute_multiplier {compute}: imported; in agent-rft, the value 1 means eight rollouts per row")
     if (effort := set_values.get("reasoning_effort")) in REASONING_TOKENS:
         notes.append(
             f"reasoning_effort {effort}: imported; allows up to {REASONING_TOKENS[effort]:,} reasoning tokens per turn"
         )
     if (rate := set_values.get("learning_rate_multiplier")) is not None:
-        notes.append(f"learning_rate_multiplier: changed from {rate} to auto, since it scaled another model's rate")
+        notes.append(
+            f"learning_rate_multiplier: changed from {rate} to auto, because {rate} was chosen for another model"
+        )
         return values | {"learning_rate_multiplier": "auto"}
     return values
 
@@ -173,7 +185,9 @@ def _convert_tool(tool: Any, index: int, secrets: SecretVariables, notes: list[s
     unknown = [name for name in tool if name not in ToolSpec.model_fields]
     if unknown:
         names = ", ".join(to_one_line(str(name)) for name in unknown)
-        notes.append(f"tools[{index}]: omitted {names}, which may be secret; add what your server requires")
+        notes.append(
+            f"tools[{index}]: omitted {names}, because the values may be secret; add keys that your server requires"
+        )
     known = {name: value for name, value in tool.items() if name not in unknown}
     place = f"tools[{index}]"
     return _with_openai_timeouts(secrets.replace_secrets(known, place, "server_url"), place, notes)
@@ -197,7 +211,7 @@ def _convert_grader(grader: Any, place: str, secrets: SecretVariables, notes: li
 
 
 def _with_openai_timeouts(endpoint: Any, place: str, notes: list[str]) -> Any:
-    """Return the endpoint with timeouts of at most OpenAI's limit, and add a note for each change."""
+    """Return the endpoint with its timeouts lowered to OpenAI's limit, and add a note for each change."""
     if not isinstance(endpoint, dict):
         return endpoint
     longer = {
@@ -207,9 +221,8 @@ def _with_openai_timeouts(endpoint: Any, place: str, notes: list[str]) -> Any:
     }
     for name, value in longer.items():
         notes.append(
-            f"{to_one_line(place)}.{name}: changed from {truncate(str(value), 40)} to {MAX_TRIAL_CALL_S:g}, OpenAI's "
-            "limit; you "
-            f"can raise it in the job file, to at most {MAX_TIMEOUT_S}"
+            f"{to_one_line(place)}.{name}: changed from {truncate(str(value), 40)} to OpenAI's limit of "
+            f"{MAX_TRIAL_CALL_S:g}; you can raise the value in the job file to at most {MAX_TIMEOUT_S}"
         )
     return endpoint | dict.fromkeys(longer, MAX_TRIAL_CALL_S)
 
@@ -218,12 +231,12 @@ def _with_openai_timeouts(endpoint: Any, place: str, notes: list[str]) -> Any:
 
 
 def _validate(raw: dict[str, Any], secrets: SecretVariables, notes: list[str]) -> JobSpec:
-    """Remove unknown keys from `raw`, with a note for each, and return it as a job.
+    """Remove unknown keys from `raw`, with a note for each key, and return `raw` as a job.
 
     Raises:
         InvalidJob: The job has other problems.
     """
-    variables = Variables(_placeholders(secrets))
+    variables = Variables(_placeholder_values(secrets))
     while True:
         source = ParsedFile("job", raw, LineNumbers(None))
         spec, found = validate(JobSpec, variables.fill_in(raw, ()), source, variables)
@@ -233,23 +246,23 @@ def _validate(raw: dict[str, Any], secrets: SecretVariables, notes: list[str]) -
         if len(unknown) < len(found):
             raise make_invalid_job([problem for path, problem in found if path not in unknown])
         for path in unknown:
-            _remove(raw, path)
-            notes.append(f"{to_one_line(format_key_path(path))}: omitted, since agent-rft has no such setting")
+            _remove_key(raw, path)
+            notes.append(f"{to_one_line(format_key_path(path))}: omitted, because agent-rft has no such setting")
 
 
-def _remove(raw: Any, path: KeyPath) -> None:
+def _remove_key(raw: Any, path: KeyPath) -> None:
     for key in path[:-1]:
         raw = raw[key]
     del raw[path[-1]]
 
 
-def _placeholders(secrets: SecretVariables) -> dict[str, str]:
+def _placeholder_values(secrets: SecretVariables) -> dict[str, str]:
     """Return a placeholder value for each variable, for the schema check."""
     return {name: "$" if name == DOLLAR else "x" for name in secrets.purposes}
 
 
 def _check_endpoints(reinforcement: Reinforcement, written: Mapping[str, Any], notes: list[str]) -> None:
-    """Check the graders and tools beyond the schema. A forbidden address adds a note, because an operator may allow it.
+    """Check the endpoints of graders and tools. Add notes for forbidden addresses, because an operator may allow them.
 
     Raises:
         InvalidJob: The graders or tools have other problems.
@@ -273,7 +286,7 @@ def _check_endpoints(reinforcement: Reinforcement, written: Mapping[str, Any], n
 
 
 def _configure_judges(reinforcement: Reinforcement, secrets: SecretVariables, notes: list[str]) -> dict[str, Any]:
-    """Return the operator's `models` for the job's judges, which use OpenAI's API until the user changes that."""
+    """Return the operator's `models` for the job's judges, which use OpenAI's API until the user edits it."""
     models: dict[str, Any] = {}
     for _, grader in iterate_graders(reinforcement):
         judge = {"base_url": OPENAI, "api_key": "${OPENAI_API_KEY}"}
@@ -287,7 +300,7 @@ def _configure_judges(reinforcement: Reinforcement, secrets: SecretVariables, no
             "models in agent-rft.yaml"
         )
     if models:
-        secrets.purposes["OPENAI_API_KEY"] = "the key for the judges, such as the key used for the import"
+        secrets.purposes["OPENAI_API_KEY"] = "the API key for the judges, such as the key used for the import"
     return models
 
 
@@ -298,7 +311,7 @@ def _python_notes(reinforcement: Reinforcement) -> Iterator[str]:
                 imported_packages(ast.parse(grader.source)) - sys.stdlib_module_names - {"numpy", "agent_rft"}
             )
             if missing:
-                yield f"{place}: imports {', '.join(missing)}; only numpy and the standard library are available"
+                yield f"{place}: imports {', '.join(missing)}, but only numpy and the standard library are available"
 
 
 # -- the model, the rows and the state of the job ----------------------------------------------------------------------
@@ -314,14 +327,16 @@ def _choose_model(
     old = to_one_line(job.model)
     if job.model.startswith("ft:"):
         notes.append(
-            f"the base model {old} was tuned at OpenAI, which keeps its weights; training starts from an open model"
+            f"the base model {old} was tuned at OpenAI, and its weights cannot be downloaded; training starts from an "
+            "open model"
         )
     if model is None:
-        facts = f"{proposed.billions:.2g}B parameters, {proposed.context:,} tokens of context, {proposed.license}"
-        notes.append(f"model: {proposed.name} replaces {old} ({facts}); the size is a guess, so try two sizes")
+        size = f"{proposed.parameters_in_billions:.2g}B parameters"
+        facts = f"{size}, {proposed.context_length:,} tokens of context, {proposed.license}"
+        notes.append(f"model: {proposed.name} replaces {old} ({facts}); its size is a guess, so try two sizes")
     found: dict[str, Any] = {"model": model or proposed.name}
     if context > MAX_AUTO_CONTEXT:
-        found["context_length"] = min(proposed.context, -(-context // 1024) * 1024)
+        found["context_length"] = min(proposed.context_length, -(-context // 1024) * 1024)
         notes.append(
             f"cluster.context_length is {found['context_length']:,}: the longest row has about {longest:,} tokens"
         )
@@ -331,7 +346,7 @@ def _choose_model(
 def _row_notes(rows: Mapping[str, ConvertedRows]) -> Iterator[str]:
     for name, found in rows.items():
         if found.num_joined:
-            yield f"{ROWS[name]}: messages with several text parts were joined in {found.num_joined} rows"
+            yield f"{ROWS[name]}: the text parts of a message were joined into one string in {found.num_joined} rows"
         if found.num_unweighted:
             yield (
                 f"{ROWS[name]}: {found.num_unweighted} rows have messages with weight 0; agent-rft ignores weights and "
@@ -341,20 +356,23 @@ def _row_notes(rows: Mapping[str, ConvertedRows]) -> Iterator[str]:
 
 def _state_notes(job: OpenAIJob) -> Iterator[str]:
     if job.status in UNFINISHED_STATUSES:
-        yield f"the job has not ended at OpenAI ({job.status}): import it again later for all checkpoints and events"
+        yield f"the job has not ended at OpenAI ({job.status}): import it again later to get all checkpoints and events"
     elif job.status == "failed":
         why = f"{job.error.code}: {job.error.message}" if job.error is not None else "no reason is given"
         yield f"the job failed at OpenAI ({truncate(to_one_line(why), 300)}); agent-rft check may find the same error"
     elif job.status != "succeeded":
-        yield f"the job is {to_one_line(job.status)} at OpenAI: its checkpoints and events end early"
+        yield f"the job's status at OpenAI is {to_one_line(job.status)}: checkpoints and events may be incomplete"
     if job.seed is not None and job.seed != job.seed % 2**31:
-        yield f"seed: changed from {job.seed} to {job.seed % 2**31}, since seeds must be below 2^31"
+        yield f"seed: changed from {job.seed} to {job.seed % 2**31}, because seeds must be below 2^31"
 
 
 def _metadata_notes(job: OpenAIJob) -> Iterator[str]:
-    """Yield a note if the job has metadata, which no setting holds."""
+    """Yield a note if the job has metadata, because a job file has no setting for metadata."""
     if job.metadata:
-        yield "metadata is not a setting of a job file; imported.json contains it, and jobs of the API accept it"
+        yield (
+            "metadata: omitted, because job files have no such setting; imported.json contains the metadata, and jobs "
+            "that are created with the API accept metadata"
+        )
 
 
 def _convert_integrations(job: OpenAIJob, notes: list[str]) -> Iterator[dict[str, Any]]:
@@ -372,16 +390,16 @@ def _convert_integrations(job: OpenAIJob, notes: list[str]) -> Iterator[dict[str
 
 
 def _parse_suffix(tuned: str | None) -> str | None:
-    """Return the suffix in `ft:{base}:{org}:{suffix}:{id}`; None if it is empty or missing."""
+    """Return the suffix in `ft:{base}:{org}:{suffix}:{id}`; None if the suffix is empty or missing."""
     parts = (tuned or "").split(":")
     return parts[3] or None if len(parts) > 4 else None
 
 
 def _strip_date(model: str) -> str:
-    """Return the base of a model's name without its date; as an alias, it also serves the dated names."""
+    """Return the base name of a model without a date suffix. An alias with this name matches dated names as well."""
     return re.sub(r"-\d{4}-\d\d-\d\d$", "", _base_name(model))
 
 
 def _base_name(model: str) -> str:
-    """Return the base of a tuned model's name, or the name itself."""
+    """Return the base model in the name of a tuned model, such as `ft:{base}:...`; return other names unchanged."""
     return re.sub(r"^ft:([^:]+).*", r"\1", model)

@@ -1,6 +1,6 @@
-"""Open-weights models that can replace OpenAI's: the table, and the choice of a model.
+"""Table of open-weights models that can replace OpenAI's models, and the function that proposes one of them.
 
-`docs/models.md` shows the same table; a test compares them.
+`docs/models.md` shows the same table; a test compares the two tables.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model with open weights."""
+    """Language model with open weights."""
 
     name: str
     """Name at Hugging Face."""
-    billions: float
+    parameters_in_billions: float
     """Parameters in billions."""
-    context: int
-    """Maximum tokens of a conversation: `max_position_embeddings` in its `config.json`."""
+    context_length: int
+    """Maximum tokens of a conversation: `max_position_embeddings` in the model's `config.json`."""
     tool_parser: str | None
-    """Name of vLLM's parser for its tool calls; None: the model does not support tools."""
+    """Name of vLLM's parser for the model's tool calls; None if the model does not support tools."""
     license: str
-    """License of its weights."""
+    """License of the weights."""
 
 
 OPEN_MODELS = (
@@ -35,17 +35,30 @@ OPEN_MODELS = (
 )
 """Models to choose from, smallest first."""
 MIN_BILLIONS = {"nano": 1.0, "mini": 4.0}
-"""Minimum size to propose for an OpenAI model whose name has this word: a guess, since OpenAI publishes no sizes."""
+"""Minimum size in billions of parameters of the model proposed for an OpenAI model with this word in its name.
+
+The sizes are guesses, because OpenAI publishes no sizes.
+"""
 DEFAULT_MIN_BILLIONS = 8.0
 
 
 def propose_model(model: str, context: int, *, tools: bool) -> OpenModel:
-    """Return the smallest model of the size proposed for OpenAI's `model`, with a context of at least `context` tokens.
+    """Return the smallest model that can replace OpenAI's `model` with at least `context_length` tokens of context.
 
-    If `tools` is true, the model must support tools. If no model fits, return the one with the longest context.
+    If `tools` is true, the returned model supports tools. If no model fits, return the model with the longest context.
     """
     words = re.split(r"[^a-z0-9]+", model.lower())
     min_billions = next((size for word, size in MIN_BILLIONS.items() if word in words), DEFAULT_MIN_BILLIONS)
-    able = [found for found in OPEN_MODELS if found.tool_parser is not None or not tools]
-    fitting = [found for found in able if found.billions >= min_billions and found.context >= context]
-    return fitting[0] if fitting else max(able, key=lambda found: (found.context, -abs(found.billions - min_billions)))
+    candidates = [found for found in OPEN_MODELS if found.tool_parser is not None or not tools]
+    fitting = [
+        found
+        for found in candidates
+        if found.parameters_in_billions >= min_billions and found.context_length >= context
+    ]
+    return (
+        fitting[0]
+        if fitting
+        else max(
+            candidates, key=lambda found: (found.context_length, -abs(found.parameters_in_billions - min_billions))
+        )
+    )

@@ -1,7 +1,7 @@
 """Objects of OpenAI's fine-tuning API: a job, its events and its checkpoints. Unknown keys are ignored.
 
-`method` is not parsed here: `agent_rft.cli.openai_import.job_conversion` converts it, and the reader of job files
-validates the result.
+The `method` of a job stays a dictionary. `agent_rft.cli.openai_import.job_conversion` converts it, and the reader of
+job files validates the result.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-L = TypeVar("L", bound="Listed")
+L = TypeVar("L", bound="OpenAIListEntry")
 JOB_ID = r"ftjob-[A-Za-z0-9_-]{1,100}"
 
 
 class OpenAIObject(BaseModel):
-    """Base class of the API's objects."""
+    """Base class of the objects of OpenAI's API."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -38,7 +38,7 @@ class OpenAIJob(OpenAIObject):
     validation_file: str | None = None
     method: dict[str, Any] | None = None
     hyperparameters: dict[str, Any] | None = None
-    """Hyperparameters of a supervised job; older API versions have them only here."""
+    """Hyperparameters of a supervised job. Older versions of the API have them here instead of in `method`."""
     seed: int | None = None
     user_provided_suffix: str | None = None
     fine_tuned_model: str | None = None
@@ -50,14 +50,14 @@ class OpenAIJob(OpenAIObject):
     integrations: list[Any] | None = None
 
 
-class Listed(OpenAIObject):
-    """Entry of a list."""
+class OpenAIListEntry(OpenAIObject):
+    """Base class of the objects in the API's lists. The next page of a list begins after the `id` of an object."""
 
     id: str
 
 
-class OpenAIEvent(Listed):
-    """Event of a job; `data` of a metrics event has the numbers of one step."""
+class OpenAIEvent(OpenAIListEntry):
+    """Event of a job. If the event has the type metrics, `data` contains the metrics of one step."""
 
     created_at: int
     level: str
@@ -66,8 +66,8 @@ class OpenAIEvent(Listed):
     data: Any = None
 
 
-class OpenAICheckpoint(Listed):
-    """Checkpoint of a job's model."""
+class OpenAICheckpoint(OpenAIListEntry):
+    """Checkpoint of a job: the model after step `step_number`, with its metrics."""
 
     created_at: int
     step_number: int
@@ -76,7 +76,7 @@ class OpenAICheckpoint(Listed):
 
 
 class OpenAIPage(OpenAIObject, Generic[L]):
-    """Page of a list."""
+    """Page of a list in the API; `data` are the objects on the page."""
 
     data: list[L]
     has_more: bool = False

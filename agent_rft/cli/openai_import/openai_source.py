@@ -1,7 +1,8 @@
-"""Source of a job in OpenAI's API, read with the user's own key. All responses are limited in size.
+"""Source that reads a job from OpenAI's API with the user's own key. The size of each response is limited.
 
-Requests are retried after 429, 5xx and lost connections: after the time in `Retry-After`, or else with exponential
-backoff. The key is sent only to the base URL (redirects are not followed), and no message contains it.
+Requests that fail with HTTP 429, HTTP 5xx or a lost connection are repeated. The delay is the time in `Retry-After`; if
+this header is missing, the delay grows exponentially. The key is sent only to the base URL, because redirects are not
+followed. No message contains the key.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ from agent_rft.cli.openai_import.export_source import (
     MAX_FILE_BYTES,
     parse_object,
 )
-from agent_rft.cli.openai_import.openai_objects import Listed, OpenAICheckpoint, OpenAIEvent, OpenAIJob, OpenAIPage
+from agent_rft.cli.openai_import.openai_objects import (
+    OpenAICheckpoint,
+    OpenAIEvent,
+    OpenAIJob,
+    OpenAIListEntry,
+    OpenAIPage,
+)
 from agent_rft.errors import RftError, UserError
 from agent_rft.spec.api_keys import read_variable
 
@@ -47,24 +54,24 @@ MAX_ERROR_BYTES = 1 << 20
 EXCERPT_CHARS = 200
 ACCOUNT_HEADERS = {"OPENAI_ORG_ID": "OpenAI-Organization", "OPENAI_PROJECT_ID": "OpenAI-Project"}
 
-L = TypeVar("L", bound=Listed)
+L = TypeVar("L", bound=OpenAIListEntry)
 
 
 class OpenAIRefused(UserError):
-    """Permanent error: the API refused a request. `details` contains the HTTP `status`."""
+    """Permanent error: the API refused a request. `details["status"]` is the HTTP status."""
 
 
 class OpenAIUnavailable(RftError):
-    """Temporary error: the API is unreachable, failed or is rate limiting."""
+    """Temporary error: the API is unreachable, or its response is HTTP 5xx or HTTP 429 (too many requests)."""
 
     def __init__(self, message: str, after_s: float | None = None, **details: Any) -> None:
-        """Create the error; `after_s` is the delay that the API requested."""
+        """Create the error; `after_s` is the delay in seconds that the API requested before the next attempt."""
         super().__init__(message, **details)
         self.retry_after_s = after_s
 
 
 class ApiSource:
-    """Source of a job in an account at OpenAI, or at a server with the same API."""
+    """Source that reads a job from an account at OpenAI, or from a server with the same API."""
 
     is_export = False
 
@@ -75,32 +82,35 @@ class ApiSource:
         job_id: str,
         sleep: Callable[[float], None] = time.sleep,
         max_file_bytes: int = MAX_FILE_BYTES,
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Create the source with a client from `client_of`; `tell` receives the reason and length of each delay."""
+        """Create the source with a client from `make_openai_client`.
+
+        `on_retry` is called before each repeated request, with the reason and the length of the delay.
+        """
         self._max_file_bytes = max_file_bytes
         self._client = client
         self._key = key
         self._job_id = job_id
         self._path = f"/fine_tuning/jobs/{quote(job_id, safe='')}"
         self._sleep = sleep
-        self._tell = tell
+        self._notify = notify
         self._where = redact_url(str(client.base_url))
 
     def read_job(self) -> OpenAIJob:
-        """Return the job."""
-        return parse_object(OpenAIJob, self._json(self._path), f"the answer for {self._job_id}")
+        """Request the job."""
+        return parse_object(OpenAIJob, self._fetch_json(self._path), f"the answer for {self._job_id}")
 
     def read_events(self) -> list[OpenAIEvent]:
-        """Return the last events, newest first."""
-        return self._list(OpenAIPage[OpenAIEvent], "events", MAX_EVENTS)
+        """Request the last events of the job, newest first, at most MAX_EVENTS."""
+        return self._fetch_list(OpenAIPage[OpenAIEvent], "events", MAX_EVENTS)
 
     def read_checkpoints(self) -> list[OpenAICheckpoint]:
-        """Return the checkpoints."""
-        return self._list(OpenAIPage[OpenAICheckpoint], "checkpoints", MAX_CHECKPOINTS)
+        """Request the checkpoints of the job, at most MAX_CHECKPOINTS."""
+        return self._fetch_list(OpenAIPage[OpenAICheckpoint], "checkpoints", MAX_CHECKPOINTS)
 
     def fetch_rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
-        """Download the file into `scratch` and return its path; None if the API no longer has the file."""
+        """Download the file `file_id` into the folder `scratch` and return its path; None if it no longer exists."""
         path = scratch / f"{field}.download"
         try:
             with path.open("wb") as file:
@@ -111,22 +121,22 @@ class ApiSource:
             raise
         return path
 
-    def _list(self, page_type: type[OpenAIPage[L]], name: str, limit: int) -> list[L]:
+    def _fetch_list(self, page_type: type[OpenAIPage[L]], name: str, limit: int) -> list[L]:
         found: list[L] = []
-        after: dict[str, str] = {}
+        cursor: dict[str, str] = {}
         while len(found) < limit:
             page = parse_object(
-                page_type, self._json(f"{self._path}/{name}", {"limit": PAGE, **after}), f"the job's {name}"
+                page_type, self._fetch_json(f"{self._path}/{name}", {"limit": PAGE, **cursor}), f"the job's {name}"
             )
             found += page.data
             if not page.has_more or not page.data:
                 break
-            after = {"after": page.data[-1].id}
+            cursor = {"after": page.data[-1].id}
         return found[:limit]
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def _json(self, path: str, params: Mapping[str, str | int] | None = None) -> bytes:
+    def _fetch_json(self, path: str, params: Mapping[str, str | int] | None = None) -> bytes:
         body = io.BytesIO()
         self._fetch(path, params or {}, body, MAX_BODY_BYTES)
         return body.getvalue()
@@ -136,54 +146,54 @@ class ApiSource:
         retrying = Retrying(
             retry=retry_if_exception_type(OpenAIUnavailable),
             stop=stop_after_attempt(MAX_ATTEMPTS),
-            wait=_wait_s,
+            wait=_retry_delay_s,
             sleep=self._sleep,
-            before_sleep=self._tell_wait,
+            before_sleep=self._report_delay,
         )
         try:
-            retrying(self._attempt, path, params, out, max_bytes)
+            retrying(self._fetch_once, path, params, out, max_bytes)
         except RetryError as error:
             last = error.last_attempt.exception()
             raise OpenAIUnavailable(
                 f"{last} ({MAX_ATTEMPTS} attempts); check the base URL, or try again later"
             ) from None
 
-    def _tell_wait(self, state: RetryCallState) -> None:
-        self._tell(f"{state.outcome and state.outcome.exception()}; next attempt in {state.upcoming_sleep:.1f} s")
+    def _report_delay(self, state: RetryCallState) -> None:
+        self._notify(f"{state.outcome and state.outcome.exception()}; next attempt in {state.upcoming_sleep:.1f} s")
 
-    def _attempt(self, path: str, params: Mapping[str, str | int], out: BinaryIO, max_bytes: int) -> None:
+    def _fetch_once(self, path: str, params: Mapping[str, str | int], out: BinaryIO, max_bytes: int) -> None:
         out.seek(0)
         out.truncate()
-        with self._answer(path, params) as answer:
-            self._raise_for_status(answer, path)
-            for chunk in answer.iter_bytes():
+        with self._open_response(path, params) as response:
+            self._raise_for_status(response, path)
+            for chunk in response.iter_bytes():
                 out.write(chunk)
                 if out.tell() > max_bytes:
                     raise UserError(f"{path} is larger than the limit of {max_bytes:,} bytes")
 
     @contextmanager
-    def _answer(self, path: str, params: Mapping[str, str | int]) -> Iterator[httpx.Response]:
+    def _open_response(self, path: str, params: Mapping[str, str | int]) -> Iterator[httpx.Response]:
         try:
-            with translate_errors(self._client), self._client.stream("GET", path, params=dict(params)) as answer:
-                yield answer
+            with translate_errors(self._client), self._client.stream("GET", path, params=dict(params)) as response:
+                yield response
         except Unreachable as error:
             raise OpenAIUnavailable(error.why) from None
 
-    def _raise_for_status(self, answer: httpx.Response, path: str) -> None:
+    def _raise_for_status(self, response: httpx.Response, path: str) -> None:
         """Raise the error for an unsuccessful response."""
-        if answer.is_success:
+        if response.is_success:
             return
-        reason = f"{format_status(answer.status_code)}{self._error_text(answer)}"
-        if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
-            header = answer.headers.get("Retry-After")
+        reason = f"{format_status(response.status_code)}{self._error_text(response)}"
+        if response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
+            header = response.headers.get("Retry-After")
             after_s = None if header is None else parse_retry_after_s(header, time.time())
             raise OpenAIUnavailable(f"GET {path} failed: {reason}", after_s)
-        raise OpenAIRefused(f"GET {path} was refused: {reason}; {self._hint(answer)}", status=answer.status_code)
+        raise OpenAIRefused(f"GET {path} was refused: {reason}; {self._hint(response)}", status=response.status_code)
 
-    def _error_text(self, answer: httpx.Response) -> str:
+    def _error_text(self, response: httpx.Response) -> str:
         """Return the API's error message on one line, without the key; empty if the response has no message."""
         body = bytearray()
-        for chunk in answer.iter_bytes():
+        for chunk in response.iter_bytes():
             body += chunk
             if len(body) > MAX_ERROR_BYTES:
                 return ""
@@ -193,21 +203,23 @@ class ApiSource:
             return ""
         return f" ({truncate(to_one_line(scrub(text, [self._key])), EXCERPT_CHARS)})"
 
-    def _hint(self, answer: httpx.Response) -> str:
-        match answer.status_code:
+    def _hint(self, response: httpx.Response) -> str:
+        match response.status_code:
             case httpx.codes.UNAUTHORIZED:
                 return f"set OPENAI_API_KEY to a key that {self._where} accepts"
             case httpx.codes.FORBIDDEN:
-                return "use a key of the job's project that may read fine-tuning jobs and files, or an export (--from)"
+                return "use a key of the job's project that may read jobs and files, or import an export (--from)"
             case httpx.codes.NOT_FOUND:
                 return "check the job's id, and that the key (or OPENAI_PROJECT_ID) belongs to the job's project"
-        if answer.is_redirect:
+        if response.is_redirect:
             return "give the final base URL with --base-url: redirects are not followed, to protect the key"
         return "import an export of the job instead (--from), with your own copy of its rows (--training-file)"
 
 
 def make_openai_client(base_url: str | None, environment: Mapping[str, str]) -> tuple[httpx.Client, str]:
-    """Return a client configured by the environment variables of OpenAI's SDK, and its key.
+    """Return an HTTP client configured by the environment variables of OpenAI's SDK, and its API key.
+
+    If `base_url` is None, the URL is read from OPENAI_BASE_URL, or else is OpenAI's URL.
 
     Raises:
         UserError: The key is missing, or the key, the URL, an account header or the proxy is invalid.
@@ -227,11 +239,11 @@ def make_openai_client(base_url: str | None, environment: Mapping[str, str]) -> 
 
 
 def to_one_line(text: str) -> str:
-    """Return the text on one line, without control characters, which could change what a terminal shows."""
+    """Return the text on one line and without control characters, which could manipulate the output of a terminal."""
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
 
 
-def _wait_s(state: RetryCallState) -> float:
+def _retry_delay_s(state: RetryCallState) -> float:
     error = state.outcome and state.outcome.exception()
     requested = error.retry_after_s if isinstance(error, OpenAIUnavailable) else None
     backoff = FIRST_WAIT_S * 2 ** (state.attempt_number - 1)

@@ -1,7 +1,7 @@
-"""Conversion of rows from OpenAI's chat format, with one line in memory at a time.
+"""Conversion of rows from OpenAI's chat format to agent-rft's format, with one line in memory at a time.
 
-Messages with several text parts become one string. Unsupported content (images, audio, files, legacy functions) is
-reported with its line; no row is skipped silently.
+The text parts of a message are joined into one string. Unsupported content (images, audio, files, legacy functions) is
+reported with its line number; no row is skipped silently.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from agent_rft.rows.dataset_rows import find_row_error, parse_row
 
 MAX_LINE_BYTES = 32 << 20
 MAX_PROBLEMS = 1_000
-"""Number of problems after which the rest of a file is not read."""
+"""Maximum number of problems per file; the rest of the file is then not read."""
 TEXT_PARTS = ("text", "input_text", "output_text")
-HINT = "correct this in a copy of the file, and give the copy with --{option}"
+HINT = "correct a copy of the file, and give the copy with --{option}"
 
 
 @dataclass(slots=True)
 class ConvertedRows:
-    """Counts and problems of a converted file of rows."""
+    """Result of the conversion of a file of rows: counts and problems."""
 
     num_rows: int = 0
     num_joined: int = 0
@@ -37,22 +37,22 @@ class ConvertedRows:
 
 @dataclass(frozen=True, slots=True)
 class ImportedRowLocation:
-    """Location of a row: the job's field, the file and the line."""
+    """Location of a row for messages: the setting of the job, such as training_file, the file and the line."""
 
     field: str
     file: str
     line: int
 
 
-def convert_rows(source: Path, target: Path, name: str, shown: str, *, conversations: bool) -> ConvertedRows:
+def convert_rows(source: Path, target: Path, name: str, source_name: str, *, is_supervised: bool) -> ConvertedRows:
     """Convert the rows of `source` and write them to `target`.
 
     Args:
         source: File in OpenAI's format.
         target: File to write.
-        name: The job's field for the file, such as training_file.
-        shown: Name of `source` in messages.
-        conversations: Whether the rows belong to a supervised job.
+        name: Setting of the job that names the file, such as training_file.
+        source_name: Name of `source` in messages.
+        is_supervised: Whether the rows belong to a supervised job.
 
     Raises:
         UserError: A file cannot be read or written.
@@ -65,14 +65,16 @@ def convert_rows(source: Path, target: Path, name: str, shown: str, *, conversat
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
                     _skip_line(rows, line)
-                text = _convert_line(line, ImportedRowLocation(name, shown, number), found, conversations=conversations)
+                text = _convert_line(
+                    line, ImportedRowLocation(name, source_name, number), found, is_supervised=is_supervised
+                )
                 if text is not None:
                     out.write(text + "\n")
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read or written: {error.strerror}") from None
     if not found.num_rows and not found.problems:
         found.problems.append(
-            Problem("empty_file", name, "has no rows", HINT.format(option=name.replace("_", "-")), shown)
+            Problem("empty_file", name, "has no rows", HINT.format(option=name.replace("_", "-")), source_name)
         )
     return found
 
@@ -82,7 +84,7 @@ def _skip_line(rows: BinaryIO, line: bytes) -> None:
         line = rows.readline(MAX_LINE_BYTES)
 
 
-def _convert_line(line: bytes, at: ImportedRowLocation, found: ConvertedRows, *, conversations: bool) -> str | None:
+def _convert_line(line: bytes, at: ImportedRowLocation, found: ConvertedRows, *, is_supervised: bool) -> str | None:
     """Return the converted row as a line; None if the line is empty or has a problem."""
 
     def problem(code: str, message: str, fix: str) -> None:
@@ -105,7 +107,7 @@ def _convert_line(line: bytes, at: ImportedRowLocation, found: ConvertedRows, *,
     if (unsupported := _find_unsupported(row)) is not None:
         problem("unsupported_row", unsupported, fix)
         return None
-    if (row_problem := find_row_error(row, conversations)) is not None:
+    if (row_problem := find_row_error(row, is_supervised)) is not None:
         problem("invalid_row", row_problem[0], f"{row_problem[1]}; {fix}")
         return None
     found.num_rows += 1
@@ -143,9 +145,9 @@ def _find_unsupported(row: Any) -> str | None:
         for j, part in enumerate(content if isinstance(content, list) else []):
             if not _is_text(part):
                 kind = part.get("type") if isinstance(part, dict) else None
-                return f"messages[{i}].content[{j}] is {str(kind)[:40]!r}; only text is supported"
+                return f"messages[{i}].content[{j}] has the type {str(kind)[:40]!r}; only text is supported"
         if message.get("function_call"):
-            return f"messages[{i}].function_call is the legacy format of tool_calls, which is not supported"
+            return f"messages[{i}].function_call is not supported, because it is the legacy format of tool_calls"
     if isinstance(row, dict) and row.get("functions"):
-        return "functions is the legacy format of tools, which is not supported"
+        return "`functions` is not supported, because it is the legacy format of `tools`"
     return None

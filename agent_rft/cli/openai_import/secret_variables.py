@@ -1,7 +1,7 @@
 """Replacement of secrets in imported jobs: header values and credentials in URLs become `${NAME}`.
 
-OpenAI's API never returns header values, so the user must set them in any case. Variable names begin with KEY_, so that
-a job cannot use a variable with another purpose.
+OpenAI's API never returns header values, so the user must set them in any case. The names of the variables begin with
+KEY_, so that an imported job cannot read an existing variable with another purpose.
 """
 
 from __future__ import annotations
@@ -17,34 +17,37 @@ _REFERENCE = re.compile(r"\$(?=\{[A-Za-z_])")
 
 
 class SecretVariables:
-    """Environment variables that a job file needs; `needed` maps each name to its purpose."""
+    """Environment variables that an imported job file needs; `purposes` maps each variable's name to its purpose."""
 
     def __init__(self) -> None:
-        """Create an empty collection."""
+        """Create a collection without variables."""
         self.purposes: dict[str, str] = {}
         self.without_headers: list[str] = []
         """Endpoints for which the job has no headers."""
 
     def add_variable(self, owner: str, name: str, purpose: str) -> str:
-        """Return a reference to a variable for the secret `name` of `owner`, such as a host."""
+        """Add a variable for the secret `name` of `owner`, such as a host, and return a reference to the variable."""
         words = re.findall(r"[A-Za-z0-9]+", f"{owner} {name}")
         variable = "_".join(["KEY", *words]).upper()
         self.purposes.setdefault(variable, purpose)
         return f"${{{variable}}}"
 
     def escape(self, value: Any) -> Any:
-        """Return the value with each `${NAME}` in its strings escaped, so that the job file keeps it literally."""
+        """Return the value with each `${NAME}` in its strings escaped, so that the job's reader does not replace it."""
         if isinstance(value, dict):
             return {key: self.escape(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.escape(item) for item in value]
         if not isinstance(value, str) or not _REFERENCE.search(value):
             return value
-        self.purposes.setdefault(DOLLAR, "the character $ itself, since a string of the job contains ${...}")
+        self.purposes.setdefault(DOLLAR, "the character $ itself, because a string of the job contains ${...}")
         return _REFERENCE.sub(f"${{{DOLLAR}}}", value)
 
     def replace_secrets(self, spec: Any, place: str, *url_keys: str) -> Any:
-        """Return the endpoint at `place` in the method, with variables for the secrets in its headers and URLs."""
+        """Return the endpoint `spec` with its secrets in headers and URLs replaced by variables.
+
+        `place` is the path of the endpoint in the method, and `url_keys` are the endpoint's keys with URLs.
+        """
         if not isinstance(spec, dict):
             return spec
         urls = {key: spec[key] for key in url_keys if isinstance(spec.get(key), str)}

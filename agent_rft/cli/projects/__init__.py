@@ -1,6 +1,6 @@
-"""Projects that `agent-rft init` writes: from the user's functions, API or examples, or copied from an example.
+"""Projects that `agent-rft init` writes: built from the user's functions, API or CSV file, or copied from an example.
 
-No function of the user is called here, and a project is written completely or not at all.
+The user's functions are never called. A project is written completely or not at all.
 """
 
 PORT = 8700

@@ -1,6 +1,7 @@
-"""CSV file of examples: each line has a question, its reference answer, and other columns of the user's choice.
+"""Reader of a CSV file of examples: each line has a question, its reference answer, and other columns of the user.
 
-The first line names the columns. Delimiter and byte order mark are detected; nothing is guessed from values.
+The first line contains the names of the columns. The delimiter is detected, and a byte order mark is removed. Columns
+are recognized only by their names, never by their values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_FIELD_CHARS = 1_000_000
 DELIMITERS = (",", ";", "\t", "|")
 QUESTION = ("question", "prompt", "query", "input", "task", "instruction", "user")
 REFERENCE_ANSWER = "reference_answer"
-"""Key of the answer in rows, and the preferred name of its column."""
+"""Key of the answer in rows, and the preferred name of the column with the answer."""
 ANSWER = (REFERENCE_ANSWER, "answer", "expected", "expected_answer", "reference", "output", "target", "label")
 RESERVED = ("messages", "tools")
 CODE = "invalid_example"
@@ -30,23 +31,27 @@ CODE = "invalid_example"
 
 @dataclass(frozen=True, slots=True)
 class CsvExample:
-    """Example of one line; `own` has the values of the other columns."""
+    """Example in one line of a CSV file; `extra_fields` contains the values of the user's other columns, by name."""
 
     question: str
     answer: str
-    own: dict[str, str]
+    extra_fields: dict[str, str]
 
 
 @dataclass(slots=True)
 class CsvExamples:
-    """Examples of a file, with the names of the columns for question, answer and extra fields."""
+    """Examples in a CSV file, and the names of the file's columns.
 
-    question: str
-    answer: str
-    own: tuple[str, ...]
+    `question_column` and `answer_column` are the names of two columns; `extra_fields` are the names of all other
+    columns.
+    """
+
+    question_column: str
+    answer_column: str
+    extra_columns: tuple[str, ...]
     rows: list[CsvExample] = field(default_factory=list)
     num_repeated: int = 0
-    """Lines that were omitted because they repeat a question and its answer."""
+    """Number of lines that were omitted because they repeat a question with its answer."""
 
 
 def read_examples(path: Path) -> CsvExamples:
@@ -65,13 +70,14 @@ def read_examples(path: Path) -> CsvExamples:
         ) from None
     found = _parse_header(header, path)
     problems: list[Problem] = []
-    first: dict[str, tuple[int, str]] = {}
+    first_lines: dict[str, tuple[int, str]] = {}
     for line, values in lines:
         if len(found.rows) >= MAX_EXAMPLES:
             raise UserError(
-                f"{path}:{line}: the file has more than {MAX_EXAMPLES:,} examples, the limit of a job; use part of it"
+                f"{path}:{line}: the file has more than {MAX_EXAMPLES:,} examples, the limit of a job; use a part of "
+                "the file"
             )
-        problem = _add_example(found, dict(zip(header, values, strict=False)), len(values), line, path, first)
+        problem = _add_example(found, dict(zip(header, values, strict=False)), len(values), line, path, first_lines)
         if problem is not None:
             problems.append(problem)
             if len(problems) > MAX_PROBLEMS:
@@ -83,7 +89,7 @@ def read_examples(path: Path) -> CsvExamples:
 
 
 def normalize_question(question: str) -> str:
-    """Return the question without differences in case and white space, for comparisons."""
+    """Return the question in lower case and with single spaces, so that equal questions can be found."""
     return " ".join(question.casefold().split())
 
 
@@ -93,39 +99,44 @@ def _add_example(
     num_values: int,
     line: int,
     path: Path,
-    first: dict[str, tuple[int, str]],
+    first_lines: dict[str, tuple[int, str]],
 ) -> Problem | None:
-    """Add the example of a line, or return its problem. `first` has the first line and answer of each question."""
+    """Add the example in a line to `found`, or return a problem with the line.
+
+    `first_lines` maps each question to the first line with the question, and its answer.
+    """
 
     def make_line_problem(column: str, message: str, fix: str) -> Problem:
         return Problem(CODE, column, message, fix, str(path), line)
 
-    num_columns = 2 + len(found.own)
+    num_columns = 2 + len(found.extra_columns)
     if num_values != num_columns:
         fix = "put values that contain the delimiter, a quote or a line break into double quotes"
         message = f"has {num_values} values, but the first line names {num_columns} columns"
         return make_line_problem("line", message, fix)
-    question, answer = values[found.question].strip(), values[found.answer].strip()
-    for column, value in ((found.question, question), (found.answer, answer)):
+    question, answer = values[found.question_column].strip(), values[found.answer_column].strip()
+    for column, value in ((found.question_column, question), (found.answer_column, answer)):
         if not value:
             return make_line_problem(column, "is empty", "give a value, or remove the line")
-    if (key := normalize_question(question)) in first:
-        before, same = first[key]
+    if (key := normalize_question(question)) in first_lines:
+        before, same = first_lines[key]
         if same != answer:
-            message = f"the same question has another answer at line {before}"
-            return make_line_problem(found.answer, message, "keep the correct one: no answer can satisfy both")
+            message = f"the same question has a different answer at line {before}"
+            return make_line_problem(
+                found.answer_column, message, "keep the correct answer: the model cannot give both answers"
+            )
         found.num_repeated += 1
         return None
-    first[key] = line, answer
-    found.rows.append(CsvExample(question, answer, {name: values[name] for name in found.own}))
+    first_lines[key] = line, answer
+    found.rows.append(CsvExample(question, answer, {name: values[name] for name in found.extra_columns}))
     return None
 
 
 def _read_text(path: Path) -> str:
-    content = read_bounded(path, MAX_BYTES, "use part of it, or write the rows yourself")
+    content = read_bounded(path, MAX_BYTES, "use a part of the file, or write the rows yourself")
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UserError(f"{path} is UTF-16: save it as UTF-8 (in a spreadsheet: CSV UTF-8)")
-    return decode_utf8(content, str(path), "save it as UTF-8 (in a spreadsheet: CSV UTF-8)")
+        raise UserError(f"{path} is UTF-16: save the file as UTF-8 (in a spreadsheet: CSV UTF-8)")
+    return decode_utf8(content, str(path), "save the file as UTF-8 (in a spreadsheet: CSV UTF-8)")
 
 
 def _detect_delimiter(text: str) -> str:
@@ -172,7 +183,7 @@ def _parse_header(header: list[str], path: Path) -> CsvExamples:
         if name in header[:i]:
             refuse_column(name, "is the name of two columns", "give each column a different name")
         if name in RESERVED:
-            refuse_column(name, "is a key of rows that init writes itself", "rename the column")
+            refuse_column(name, "is the name of a key that agent-rft init itself writes into rows", "rename the column")
     lower = {name.lower().replace(" ", "_"): name for name in reversed(header)}
     taken = []
     for key, names in (("question", QUESTION), (REFERENCE_ANSWER, ANSWER)):
@@ -184,6 +195,6 @@ def _parse_header(header: list[str], path: Path) -> CsvExamples:
         taken.append(str(column))
     own = tuple(name for name in header if name not in taken)
     if REFERENCE_ANSWER in own:
-        message = f"is a duplicate: the column {taken[1]!r} before it has the same meaning"
+        message = f"has the same meaning as the column {taken[1]!r}"
         refuse_column(REFERENCE_ANSWER, message, "remove or rename one of the two columns")
     return CsvExamples(taken[0], taken[1], own)

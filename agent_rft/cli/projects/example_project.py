@@ -1,6 +1,7 @@
 """Projects copied from an example: a job, its rows and its server, which the user can then change.
 
-The example folders are in this package: links in a checkout, copies in a wheel. They are read, never imported.
+This package contains the folders of the examples: symbolic links in a checkout, and copies in a wheel. The files in
+these folders are read and never imported.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from agent_rft.cli.projects.project_folder import SCHEMAS, editor_and_operator_files, shell_command, write_files
+from agent_rft.cli.projects.project_folder import SCHEMAS, make_editor_and_operator_files, shell_command, write_files
 
 EXAMPLES = Path(str(resources.files("agent_rft.cli.projects")))
 LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", "vocabulary", "world")
@@ -23,22 +24,22 @@ class ExampleProject:
     """Content of a project that is copied from an example.
 
     Attributes:
-        server: Python's arguments that start the server.
+        server_arguments: Arguments with which `python` starts the project's server.
         ports: Ports on which the server listens.
         files: Files and folders in the example's folder, mapped to their paths in the project.
-        package: Package name in the example's Python files, which `renamed` replaces.
-        renamed: Package name in the project's Python files.
-        first: Commands to run before the job is checked.
-        evaluated: The job's file whose rows `agent-rft eval` grades.
+        example_package: Package name in the example's Python files, which is replaced by `project_package`.
+        project_package: Package name in the project's Python files.
+        setup_commands: Commands to run before the job is checked, as (name, arguments).
+        has_test: Whether the job has a test file, which is graded before and after training.
     """
 
-    server: str
+    server_arguments: str
     ports: tuple[int, ...]
     files: Mapping[str, str]
-    package: str
-    renamed: str
-    first: tuple[tuple[str, str], ...] = ()
-    evaluated: str = "test_file"
+    example_package: str
+    project_package: str
+    setup_commands: tuple[tuple[str, str], ...] = ()
+    has_test: bool = True
 
 
 _LEDGER_FILES = {"project": "", "base": "base", "data": "data"}
@@ -57,38 +58,43 @@ PROJECTS = {
         "examples.endpoint.",
         "",
         (("hf", "download Qwen/Qwen3-0.6B"),),
-        "training_file",  # the example's only file of rows
+        has_test=False,
     ),
 }
 
 
-def write_project(folder: Path, example: str, serves: bool = False) -> str:
-    """Write the project and return the next steps, with commands to copy.
+def write_project(folder: Path, example: str, with_operator_file: bool = False) -> str:
+    """Write a project that is copied from `example`, and return the next steps, with commands to copy.
 
-    With `serves`, jobs of `agent-rft serve` may call the project's server.
+    If `with_operator_file` is true, the project contains an `agent-rft.yaml` that allows jobs of `agent-rft serve` to
+    call the project's server.
 
     Raises:
         UserError: The folder is not empty, or cannot be written.
     """
     project = PROJECTS[example]
-    write_files(folder, _build_contents(project, EXAMPLES / example) | editor_and_operator_files(project.ports, serves))
+    write_files(
+        folder,
+        _build_contents(project, EXAMPLES / example)
+        | make_editor_and_operator_files(project.ports, with_operator_file),
+    )
     return _next_steps(folder, project)
 
 
 def _build_contents(project: ExampleProject, root: Path) -> dict[Path, bytes]:
     """Return the content of each file by its path in the project."""
     found: dict[Path, bytes] = {}
-    for source, target in _list_copies(project, root):
+    for source, target in _iter_files_to_copy(project, root):
         content = source.read_bytes()
         if source.suffix == ".py":
-            content = content.replace(project.package.encode(), project.renamed.encode())
+            content = content.replace(project.example_package.encode(), project.project_package.encode())
         elif source.suffix == ".yaml":
             content = re.sub(rb"\$schema=\S+/", f"$schema={SCHEMAS}/".encode(), content)
         found[target] = content
     return found
 
 
-def _list_copies(project: ExampleProject, root: Path) -> Iterator[tuple[Path, Path]]:
+def _iter_files_to_copy(project: ExampleProject, root: Path) -> Iterator[tuple[Path, Path]]:
     for name, target in project.files.items():
         source = root / name
         if not source.is_dir():
@@ -103,14 +109,16 @@ def _next_steps(folder: Path, project: ExampleProject) -> str:
     lines = [
         f"{folder} contains a job, its rows and a server with its tools and grader; see README.md. Start the server:",
         "",
-        f"  {enter} && {shell_command('python')} {project.server}",
+        f"  {enter} && {shell_command('python')} {project.server_arguments}",
         "",
         "and in another terminal:",
         "",
         f"  {enter}",
-        *(f"  {shell_command(name)} {arguments}" for name, arguments in project.first),
+        *(f"  {shell_command(name)} {arguments}" for name, arguments in project.setup_commands),
         f"  {agent_rft} check job.yaml",
-        f"  {agent_rft} train job.yaml",
-        f"  {agent_rft} eval job.yaml --file {project.evaluated}    # add --model CHECKPOINT for the trained model",
+        f"  {agent_rft} ready job.yaml",
+        f"  {agent_rft} train job.yaml --run-folder runs/first",
     ]
+    if project.has_test:
+        lines.append(f"  {agent_rft} compare runs/first:test-before runs/first:test-after")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
     python -P function_schemas.py ROOT MODULE OUT NAME...
 
-OUT receives a list with, for each name, a schema or an error text. No function is called.
+The file OUT receives a JSON list with a schema or an error message for each NAME. No function is called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import PydanticUserError, TypeAdapter
 
 
 def main(root: str, module: str, out: str, *names: str) -> None:
-    """Write the schemas of the functions with these names."""
+    """Import `module` from the folder `root`, and write the schemas of its functions `names` to the file `out`."""
     sys.path.insert(0, root)
     found = importlib.import_module(module)
     Path(out).write_text(json.dumps([_schema(getattr(found, name, None)) for name in names]), encoding="utf-8")

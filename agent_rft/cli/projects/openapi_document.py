@@ -1,4 +1,4 @@
-"""Third-party YAML or JSON document at a path or URL, read within limits, with the line numbers of its parts."""
+"""Reader of an untrusted YAML or JSON document at a path or URL, with limits on size and depth, and line numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from yarl import URL
 from agent_rft.actors.endpoints.http_response import format_status
 from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
 from agent_rft.actors.endpoints.network.endpoint_url_checks import find_endpoint_problem, redact_url
-from agent_rft.actors.endpoints.network.http_transport import describe
+from agent_rft.actors.endpoints.network.http_transport import describe_transport_error
 from agent_rft.errors import Problem, UserError
 from agent_rft.rows.bounded_file import decode_utf8, read_bounded
 from agent_rft.spec.config_reader import KeyPath, LineNumbers, format_key_path
@@ -24,7 +24,7 @@ from agent_rft.spec.operator.allowed_networks import parse_allowed
 from agent_rft.spec.schemas.schema_limits import shorten
 
 MAX_BYTES = 8 << 20
-"""Limit far above the size of one agent's operations. Parsing holds the text in memory several times."""
+"""Maximum size, far above the size of one agent's operations: parsing needs a multiple of this size in memory."""
 MAX_DEPTH = 200
 MAX_FIELD_CHARS = 300
 _OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
@@ -33,7 +33,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML loader that reads each key as a string, as in JSON; YAML itself reads `on`, `1` and `200` as other types."""
+    """YAML loader that reads each key as a string, as in JSON. Otherwise `on`, `1` and `200` would have other types."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         self.flatten_mapping(node)  # type: ignore[no-untyped-call]  # applies merge keys (<<)
@@ -44,7 +44,7 @@ class _Loader(yaml.CSafeLoader):
 
 
 class SourceDocument:
-    """Parsed document. `where` is its path or URL without secrets, for messages."""
+    """Parsed YAML or JSON document; `where` is the document's path, or its URL without secrets, for messages."""
 
     def __init__(self, text: str, where: str) -> None:
         """Parse the text.
@@ -57,7 +57,7 @@ class SourceDocument:
         self.raw: Any = self._parse()
 
     def make_problem(self, code: str, path: KeyPath, message: str, fix: str) -> Problem:
-        """Return a problem with the part at this path."""
+        """Return a problem about the part of the document at `path`, with the number of its line."""
         field = shorten(format_key_path(path), MAX_FIELD_CHARS) or "the document"
         return Problem(code, field, message, fix, self.where, self._lines.find_line(path))
 
@@ -68,7 +68,7 @@ class SourceDocument:
                 if "\\u" in self._text and (at := _find_surrogate(raw)) is not None:
                     field = shorten(format_key_path(at), MAX_FIELD_CHARS) or "the document"
                     raise UserError(
-                        f"{self.where}: {field} has a lone surrogate, such as \\ud800: write complete characters"
+                        f"{self.where}: {field} contains a lone surrogate, such as \\ud800: write complete characters"
                     )
                 return raw
             self._check_events()
@@ -90,7 +90,8 @@ class SourceDocument:
             line = event.start_mark.line + 1 if event.start_mark is not None else 1
             if isinstance(event, yaml.AliasEvent):
                 raise UserError(
-                    f"{self.where}:{line} has an alias (*{event.anchor}): write the value itself, or a $ref"
+                    f"{self.where}:{line} has an unsupported YAML alias (*{event.anchor}): write the value itself, or "
+                    "a $ref"
                 )
             depth += isinstance(event, _OPENING) - isinstance(event, _CLOSING)
             if depth > MAX_DEPTH:
@@ -107,7 +108,10 @@ class SourceDocument:
 
 
 def _find_surrogate(value: Any) -> KeyPath | None:
-    """Return the path of a lone surrogate, which UTF-8 cannot encode; None without one. YAML cannot contain any."""
+    """Return the path of a lone surrogate in a JSON value; None if there is no lone surrogate.
+
+    UTF-8 cannot encode lone surrogates. Documents in YAML cannot contain them.
+    """
     if isinstance(value, str):
         return () if _SURROGATE.search(value) else None
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -120,27 +124,27 @@ def _find_surrogate(value: Any) -> KeyPath | None:
 
 
 def read_document(source: str) -> SourceDocument:
-    """Return the document at a URL or path.
+    """Read and parse the document at a URL or path.
 
     Raises:
         UserError: The document cannot be read or parsed.
     """
     if source.startswith(("http://", "https://")):
-        body, where = fetch(source, MAX_BYTES), redact_url(source)
+        body, where = fetch_document(source, MAX_BYTES), redact_url(source)
     else:
         body, where = read_bounded(Path(source), MAX_BYTES, "remove the parts that are not needed"), source
-    return SourceDocument(decode_utf8(body, where, "save it as UTF-8"), where)
+    return SourceDocument(decode_utf8(body, where, "save the document as UTF-8"), where)
 
 
 TIMEOUT_S = 30.0
 OWN_NETWORKS = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-"""Private networks, which are allowed because the user typed the URL. Metadata, link-local and multicast addresses are
-not allowed."""
+"""Private networks, which are allowed because the user gave the URL. Cloud metadata, link-local and multicast addresses
+are not allowed."""
 SAVE_HINT = "or save the file yourself and give its path"
 
 
-def fetch(url: str, max_bytes: int) -> bytes:
-    """Return the body of a successful response. Redirects are not followed.
+def fetch_document(url: str, max_bytes: int) -> bytes:
+    """Download the document at a URL and return its content. Redirects are not followed.
 
     Raises:
         UserError: The URL cannot be read, or the document is too large.
@@ -156,11 +160,11 @@ async def _fetch(url: str, max_bytes: int) -> bytes:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
         async with (
-            aiohttp.ClientSession(connector=guard.connector(URL(url)), timeout=timeout) as session,
+            aiohttp.ClientSession(connector=guard.make_connector(URL(url)), timeout=timeout) as session,
             session.get(url, allow_redirects=False, headers={"Accept": "application/json, */*"}) as answer,
         ):
             if answer.status != 200:
-                where = "; give the URL that it redirects to" if 300 <= answer.status < 400 else "; check the URL"
+                where = "; give the URL of the redirect" if 300 <= answer.status < 400 else "; check the URL"
                 raise UserError(f"{shown} answered {format_status(answer.status)}{where}, {SAVE_HINT}")
             body = bytearray()
             async for chunk in answer.content.iter_any():
@@ -174,4 +178,6 @@ async def _fetch(url: str, max_bytes: int) -> bytes:
         why = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
         if isinstance(why, ForbiddenAddress):
             raise UserError(f"{shown} resolves to {why.address}, {why.why}, and is not read; {SAVE_HINT[3:]}") from None
-        raise UserError(f"{shown} cannot be read: {describe(error)}; check the URL, {SAVE_HINT}") from None
+        raise UserError(
+            f"{shown} cannot be read: {describe_transport_error(error)}; check the URL, {SAVE_HINT}"
+        ) from None

@@ -1,6 +1,7 @@
-"""Operations of an OpenAPI document (3.0 or 3.1) as tools, with the HTTP request for a call of each tool.
+"""Conversion of the operations in an OpenAPI document (3.0 or 3.1) to tools, each with its HTTP request.
 
-A tool's arguments are the operation's parameters by name, and `body` if the operation takes a JSON body.
+The arguments of a tool have the names of the operation's parameters. If the operation takes a JSON body, the tool has
+an additional argument `body`.
 """
 
 from __future__ import annotations
@@ -39,18 +40,22 @@ OMIT_HINT = "or omit the operation: select the others, each with --tool"
 
 @dataclass(frozen=True, slots=True)
 class ApiOperation:
-    """Tool with its HTTP request: the `path` is below the API's URL, and `places` are where the arguments go."""
+    """Tool and the HTTP request for a call of the tool.
+
+    `path` is appended to the API's URL. `argument_places` maps each argument to the part of the request that contains
+    it.
+    """
 
     tool: ProjectTool
     method: str
     path: str
-    places: Mapping[str, str]
-    """`path`, `query`, `header` or `body`, by argument."""
+    argument_places: Mapping[str, str]
+    """Part of the request for each argument, by the argument's name: `path`, `query`, `header` or `body`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolApi:
-    """Operations of an API at a URL."""
+    """API at a URL, with its operations as tools."""
 
     url: str
     operations: tuple[ApiOperation, ...]
@@ -65,22 +70,24 @@ class _UnsupportedOperation(Exception):
 
 
 def read_api(source: str, requested: Sequence[str] = ()) -> ToolApi:
-    """Return the operations of the document at a path or URL, or only the operations named in `requested`.
+    """Read the API in the OpenAPI document at a path or URL.
+
+    If `requested` is not empty, only the operations with these names are returned.
 
     Raises:
         UserError: The document cannot be read, or is not an OpenAPI document.
-        InvalidJob: A model cannot call some of the operations.
+        InvalidJob: Some of the operations cannot be tools.
     """
     document = read_document(source)
-    paths = _paths(document)
+    paths = _read_paths(document)
     what = f"{document.where} has operations that cannot be tools"
     found: dict[str, KeyPath] = {}
     problems: list[Problem] = []
-    for number, (at, operation) in enumerate(_operations(paths), start=1):
+    for number, (at, operation) in enumerate(_iter_operations(paths), start=1):
         if number > MAX_OPERATIONS:
             raise UserError(f"{document.where} has more than the limit of {MAX_OPERATIONS:,} operations")
         name = operation.get("operationId")
-        if not requested and len(problems) <= MAX_PROBLEMS and (bad := _name_problem(document, at, name, found)):
+        if not requested and len(problems) <= MAX_PROBLEMS and (bad := _find_name_problem(document, at, name, found)):
             problems.append(bad)
         if isinstance(name, str):
             found.setdefault(name, at)
@@ -91,40 +98,42 @@ def read_api(source: str, requested: Sequence[str] = ()) -> ToolApi:
     operations = []
     for name in names:
         try:
-            if bad := _name_problem(document, found[name], name, {}):
+            if bad := _find_name_problem(document, found[name], name, {}):
                 raise _UnsupportedOperation(bad)
-            operations.append(_OperationReader(document, name, found[name]).operation())
+            operations.append(_OperationReader(document, name, found[name]).read())
         except _UnsupportedOperation as error:
             problems.append(error.problem)
     raise_problems(what, problems)
     return ToolApi(_api_url(document), tuple(operations))
 
 
-def _paths(document: SourceDocument) -> Mapping[str, Any]:
+def _read_paths(document: SourceDocument) -> Mapping[str, Any]:
     raw = document.raw
     if isinstance(raw, dict) and isinstance(raw.get("swagger"), str | float):
         raise UserError(
-            f"{document.where} is Swagger {raw['swagger']}: convert it to OpenAPI 3, such as with swagger2openapi"
+            f"{document.where} is Swagger {raw['swagger']}: convert it to OpenAPI 3, for example with swagger2openapi"
         )
     version = str(raw.get("openapi", "")) if isinstance(raw, dict) else ""
     if not re.match(r"3\.[0-9]", version):
         raise UserError(
-            f"{document.where} is not an OpenAPI document: `openapi` must be 3.0 or 3.1 (it is {version[:20]!r})"
+            f"{document.where} is not an OpenAPI document: `openapi` must be 3.0 or 3.1, not {version[:20]!r}"
         )
     paths = raw.get("paths")
     if not isinstance(paths, dict):
-        raise UserError(f"{document.where} has no `paths`, which list the operations")
+        raise UserError(f"{document.where} has no key `paths`, which contains the operations")
     return paths
 
 
-def _operations(paths: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+def _iter_operations(paths: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
     for path, item in paths.items():
         for method in METHODS:
             if isinstance(item, dict) and isinstance(operation := item.get(method), dict):
                 yield ("paths", str(path), method), operation
 
 
-def _name_problem(document: SourceDocument, at: KeyPath, name: Any, others: Mapping[str, KeyPath]) -> Problem | None:
+def _find_name_problem(
+    document: SourceDocument, at: KeyPath, name: Any, others: Mapping[str, KeyPath]
+) -> Problem | None:
     proposed = re.sub(r"[^a-zA-Z0-9]+", "_", f"{at[2]}_{at[1]}" if name is None else str(name)).strip("_")[:64]
     if name is None:
         message, fix = "operationId, which names the tool, is missing", f"add operationId: {proposed}"
@@ -134,7 +143,7 @@ def _name_problem(document: SourceDocument, at: KeyPath, name: Any, others: Mapp
         fix = f"write {proposed}, {OMIT_HINT}"
         return document.make_problem(CODE, where, f"{str(name)[:80]!r} is not a valid name: {NAME_RULE}", fix)
     if name in others:
-        message = f"{name!r} is also the name of {others[name][2]} {others[name][1]}"
+        message = f"{name!r} is also the operationId of {others[name][2]} {others[name][1]}"
         return document.make_problem(CODE, where, message, "give each operation a different name")
     return None
 
@@ -153,15 +162,17 @@ def _api_url(document: SourceDocument) -> str:
     elif not url.isprintable() or " " in url:
         message, fix = "the API's URL has spaces or control characters", "remove them"
     elif found := re.search("[@?#]", url):
-        message = f"the API's URL contains {found[0]!r}, so it has a user, query or fragment, which may be secret"
-        fix = "remove that part; the project's server sends API_AUTHORIZATION from its environment to the API"
+        message = f"the API's URL contains {found[0]!r}, so it has a user name, query or fragment, which may be secret"
+        fix = "remove this part; to authenticate, set API_AUTHORIZATION in the environment of the project's server"
     elif (absolute := _absolute_url(document.where, url)) is None:
         message = f"the API's URL is {url[:200]!r}, which is not absolute"
         fix = "add servers: [{url: https://api.example.com/v1}]"
     else:
         return absolute.rstrip("/")
     at: KeyPath = ("servers", 0, "url") if first else ()
-    raise InvalidJob(f"{document.where} has no usable URL of the API", [document.make_problem(CODE, at, message, fix)])
+    raise InvalidJob(
+        f"{document.where} does not contain a usable URL of the API", [document.make_problem(CODE, at, message, fix)]
+    )
 
 
 def _absolute_url(where: str, url: str) -> str | None:
@@ -175,27 +186,25 @@ def _absolute_url(where: str, url: str) -> str | None:
 
 
 class _OperationReader:
-    """Reader of one operation."""
+    """Reader of one operation of a document; `at` is the path of the operation."""
 
     def __init__(self, document: SourceDocument, name: str, at: KeyPath) -> None:
         self._document = document
         self._name = name
         self._at = at
 
-    def operation(self) -> ApiOperation:
-        """Return the operation with its tool.
+    def read(self) -> ApiOperation:
+        """Return the operation as a tool.
 
         Raises:
             _UnsupportedOperation: The operation cannot be a tool.
         """
         _, path, method = map(str, self._at)
         if not path.startswith("/") or not path.isprintable():
-            message = f"its path {path[:200]!r} would not be below the API's URL"
-            raise self._unsupported(self._at, message, "begin the path with /, and use no control characters")
+            message = f"its path {path[:200]!r} cannot be appended to the API's URL"
+            raise self._make_error(self._at, message, "begin the path with /, and use no control characters")
         if len(path) > MAX_URL_CHARS:
-            raise self._unsupported(
-                self._at, f"its path has {len(path):,} characters", f"use at most {MAX_URL_CHARS:,}"
-            )
+            raise self._make_error(self._at, f"its path has {len(path):,} characters", f"use at most {MAX_URL_CHARS:,}")
         item = self._document.raw["paths"][path]
         raw = item[method]
         properties: dict[str, Any] = {}
@@ -204,7 +213,7 @@ class _OperationReader:
         for (name, place), (at, parameter) in self._parameters(item, raw).items():
             if place == "cookie" or (place == "header" and name.lower() in SERVER_HEADERS):
                 continue  # the project's server sets these, not the model
-            schema = self._inlined(parameter.get("schema", {"type": "string"}), (*at, "schema"))
+            schema = self._inline_references(parameter.get("schema", {"type": "string"}), (*at, "schema"))
             if text := parameter.get("description"):
                 schema = {"description": trim_description(str(text)), **schema}
             properties[name], places[name] = schema, place
@@ -212,11 +221,11 @@ class _OperationReader:
                 required.append(name)
         if missing := [name for name in re.findall(r"\{([^{}]*)\}", path) if places.get(name) != "path"]:
             message = f"the path contains {{{missing[0]}}}, but the operation has no such parameter"
-            raise self._unsupported(self._at, message, f"add {{name: {missing[0]}, in: path}} to its parameters")
-        self._body(raw, properties, required, places)
+            raise self._make_error(self._at, message, f"add {{name: {missing[0]}, in: path}} to its parameters")
+        self._add_body(raw, properties, required, places)
         parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
         if (bad := find_schema_problem(parameters)) is not None:
-            raise self._unsupported(self._at, f"its arguments at {bad.location}: {bad.message}", bad.fix)
+            raise self._make_error(self._at, f"its arguments at {bad.location}: {bad.message}", bad.fix)
         texts = (str(raw[key]) for key in ("summary", "description") if raw.get(key))
         text = trim_description("\n".join(dict.fromkeys(texts)))
         tool = ProjectTool(self._name, text or f"{method.upper()} {path}", parameters, method not in READ_METHODS)
@@ -225,7 +234,7 @@ class _OperationReader:
     def _parameters(
         self, item: Mapping[str, Any], raw: Mapping[str, Any]
     ) -> dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]]:
-        """Return the operation's parameters by name and place, including the parameters of its path."""
+        """Return the operation's parameters by (name, place), including the parameters of its path."""
         found: dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]] = {}
         for start, owner in ((self._at[:2], item), (self._at, raw)):
             parameters = owner.get("parameters")
@@ -233,12 +242,12 @@ class _OperationReader:
                 at, value = self._resolve((*start, "parameters", i), parameter)
                 name, place = value.get("name"), value.get("in")
                 if not isinstance(name, str) or place not in ("path", "query", "header", "cookie"):
-                    message = "a parameter needs a string as `name`, and path, query, header or cookie as `in`"
-                    raise self._unsupported(at, message, "correct the parameter")
+                    message = "a parameter must have a string as `name`, and path, query, header or cookie as `in`"
+                    raise self._make_error(at, message, "correct the parameter")
                 found[name, place] = at, value
         return found
 
-    def _body(
+    def _add_body(
         self, raw: Mapping[str, Any], properties: dict[str, Any], required: list[str], places: dict[str, str]
     ) -> None:
         if "requestBody" not in raw:
@@ -250,36 +259,36 @@ class _OperationReader:
         if kind is None or not isinstance(content, dict):
             if body.get("required") is not True:
                 return
-            message = f"its body is {', '.join(types)[:100] or 'not described'}; only JSON is forwarded"
-            raise self._unsupported((*at, "content"), message, f"describe it as application/json, {OMIT_HINT}")
+            message = f"the content type of its body is {', '.join(types)[:100] or 'missing'}; only JSON is supported"
+            raise self._make_error((*at, "content"), message, f"describe it as application/json, {OMIT_HINT}")
         if BODY in properties:
-            raise self._unsupported(
-                at, f"a parameter is named {BODY}, like the argument for the JSON body", OMIT_HINT[3:]
+            raise self._make_error(
+                at, f"a parameter has the name {BODY}, which is reserved for the JSON body", OMIT_HINT[3:]
             )
         media = content[kind] if isinstance(content[kind], dict) else {}
-        properties[BODY] = self._inlined(media.get("schema", {}), (*at, "content", kind, "schema"))
+        properties[BODY] = self._inline_references(media.get("schema", {}), (*at, "content", kind, "schema"))
         places[BODY] = "body"
         if body.get("required") is True:
             required.append(BODY)
 
     def _resolve(self, at: KeyPath, value: Any) -> tuple[KeyPath, Mapping[str, Any]]:
-        """Return the path and value at this path, or the ones that its `$ref` refers to."""
+        """Return (path, value) of `value`; if `value` is a `$ref`, of the value to which the `$ref` refers."""
         if isinstance(value, dict) and "$ref" in value:
             found = resolve_reference(self._document.raw, str(value["$ref"]))
             if found is None or not isinstance(found[1], dict) or "$ref" in found[1]:
                 fix = "refer to a value in this document, such as #/components/parameters/name"
-                raise self._unsupported((*at, "$ref"), f"{str(value['$ref'])[:200]!r} cannot be resolved", fix)
+                raise self._make_error((*at, "$ref"), f"{str(value['$ref'])[:200]!r} cannot be resolved", fix)
             return found
         if not isinstance(value, dict):
-            raise self._unsupported(at, "must be an object", "write an object")
+            raise self._make_error(at, "must be an object", "write an object")
         return at, value
 
-    def _inlined(self, schema: Any, at: KeyPath) -> dict[str, Any]:
+    def _inline_references(self, schema: Any, at: KeyPath) -> dict[str, Any]:
         found, error = inline_references(schema, self._document.raw, at)
         if found is None:
             assert error is not None
-            raise self._unsupported(error.path, error.message, error.fix)
+            raise self._make_error(error.path, error.message, error.fix)
         return found
 
-    def _unsupported(self, at: KeyPath, message: str, fix: str) -> _UnsupportedOperation:
+    def _make_error(self, at: KeyPath, message: str, fix: str) -> _UnsupportedOperation:
         return _UnsupportedOperation(self._document.make_problem(CODE, at, f"operation {self._name!r}: {message}", fix))

@@ -1,4 +1,8 @@
-"""Projects from the user's sources: tools from functions or an API, and rows from examples or the tools' schemas."""
+"""Projects built from the user's sources.
+
+The tools come from a Python file of functions or from an API. The rows come from a CSV file, or are generated from the
+tools' schemas.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,12 @@ from agent_rft.cli.projects import PORT
 from agent_rft.cli.projects.csv_examples import CsvExamples, read_examples
 from agent_rft.cli.projects.example_project import EXAMPLES
 from agent_rft.cli.projects.openapi_tools import ToolApi, read_api
-from agent_rft.cli.projects.project_folder import check_is_free, editor_and_operator_files, shell_command, write_files
+from agent_rft.cli.projects.project_folder import (
+    check_new_or_empty,
+    make_editor_and_operator_files,
+    shell_command,
+    write_files,
+)
 from agent_rft.cli.projects.project_rows import FILES, GROUP, generate_rows, make_rows, split_rows
 from agent_rft.cli.projects.project_tools import ProjectTool
 from agent_rft.cli.projects.python_tools import ToolModule, read_module
@@ -37,24 +46,24 @@ _TEMPLATES = Environment(
 
 @dataclass(frozen=True, slots=True)
 class ProjectRequest:
-    """Requested content of a project.
+    """Content that the user requested for a project.
 
-    `sources` has the values of `--from`; `tools` limits the project to these tools. Without a model, the project
-    contains the toy model.
+    `sources` are the values of `--from`. If `tools` is not empty, the project has only the tools with these names. If
+    `model` is None, the project contains a toy model.
     """
 
     sources: tuple[str, ...]
     tools: tuple[str, ...] = ()
-    system: str = ""
+    system_message: str = ""
     model: str | None = None
     port: int = PORT
-    serves: bool = False
-    """Whether `agent-rft serve` runs the project's jobs."""
+    with_operator_file: bool = False
+    """Whether to write an `agent-rft.yaml` that allows jobs of `agent-rft serve` to call the project's server."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectSources:
-    """Parsed sources, at most one of each kind."""
+    """Parsed sources of a project: at most one Python module or API, and at most one file of examples."""
 
     module: ToolModule | None = None
     api: ToolApi | None = None
@@ -68,15 +77,15 @@ class ProjectSources:
 
 
 def write_own_project(folder: Path, request: ProjectRequest) -> str:
-    """Write the project. Return notes on its content and the next steps, with commands to copy.
+    """Write the requested project. Return notes on the project's content, and the next steps with commands to copy.
 
     Raises:
         UserError: A source cannot be read, or the folder cannot be written.
         InvalidJob: A source has problems; the error lists all of them.
     """
-    check_is_free(folder)
+    check_new_or_empty(folder)
     sources = _read_sources(request)
-    rows = _make_rows(sources, request.system)
+    rows = _make_rows(sources, request.system_message)
     notes = list(_notes(sources, request))
     counts = ", ".join(f"{len(rows[name])} {name}" for name in FILES)
     notes.append(f"rows: {counts}; no question is in two files")
@@ -125,18 +134,18 @@ def _notes(sources: ProjectSources, request: ProjectRequest) -> Iterator[str]:
             "imported once in a separate process to read its type hints, and no function was called"
         )
         if module.undocumented:
-            yield f"tools without a docstring, of which the model sees only the name: {', '.join(module.undocumented)}"
+            yield f"tools without a docstring, which the model knows only by name: {', '.join(module.undocumented)}"
     if (api := sources.api) is not None:
         yield f"tools: {', '.join(tool.name for tool in sources.tools)} of {api.url}; the API was not called"
-        if changing := [tool.name for tool in sources.tools if tool.changes]:
-            yield f"tools that may change data, which the server calls only with API_CHANGES=1: {', '.join(changing)}"
+        if changing := [tool.name for tool in sources.tools if tool.may_change_data]:
+            yield f"tools that may change data; the server calls them only with API_CHANGES=1: {', '.join(changing)}"
     if (examples := sources.examples) is not None:
-        own = f"; extra fields of the rows: {', '.join(examples.own)}" if examples.own else ""
-        yield f"question: column {examples.question!r}; reference_answer: column {examples.answer!r}{own}"
-        if GROUP in examples.own:
-            yield f"rows with the same {GROUP!r} are in the same file"
+        own = f"; extra fields of the rows: {', '.join(examples.extra_columns)}" if examples.extra_columns else ""
+        yield f"question: column {examples.question_column!r}; reference_answer: column {examples.answer_column!r}{own}"
+        if GROUP in examples.extra_columns:
+            yield f"rows with the same value of {GROUP!r} are in the same file"
         if examples.num_repeated:
-            yield f"omitted lines that repeat a question and its answer: {examples.num_repeated}"
+            yield f"number of omitted lines that repeat a question with its answer: {examples.num_repeated}"
     else:
         yield "the rows are generated from the tools' schemas; give your own questions and answers as --from FILE.csv"
     if request.model is None:
@@ -164,7 +173,7 @@ def _build_contents(
         "model": _literal(_model_setting(request.model)) if request.model is not None else "base",
         "tokens": TOY_TOKENS if toy else TOKENS,
         "port": request.port,
-        "serves": request.serves,
+        "serves": request.with_operator_file,
         "suffix": re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")[:40] or "agent",
         "files": _literal(FILES),
         "counts": ", ".join(f"{len(rows[name])} {name}" for name in FILES),
@@ -179,13 +188,18 @@ def _build_contents(
         ).encode()
     if api is not None:
         operations = {
-            one.tool.name: {"method": one.method, "path": one.path, "places": one.places, "changes": one.tool.changes}
+            one.tool.name: {
+                "method": one.method,
+                "path": one.path,
+                "places": one.argument_places,
+                "changes": one.tool.may_change_data,
+            }
             for one in api.operations
         }
         found[Path("operations.json")] = (json.dumps(operations, indent=2, ensure_ascii=False) + "\n").encode()
     if toy:
         found |= {Path("base", path.name): path.read_bytes() for path in sorted(TOY.iterdir())}
-    return found | editor_and_operator_files([request.port], request.serves)
+    return found | make_editor_and_operator_files([request.port], request.with_operator_file)
 
 
 def _literal(value: str | Sequence[str]) -> str:
@@ -216,7 +230,8 @@ def _next_steps(folder: Path, request: ProjectRequest, notes: Sequence[str]) -> 
     lines += [
         f"  {python} -m unittest test_grader",
         f"  {agent_rft} check job.yaml",
-        f"  {agent_rft} eval job.yaml --samples 4",
-        f"  {agent_rft} train job.yaml",
+        f"  {agent_rft} ready job.yaml",
+        f"  {agent_rft} train job.yaml --run-folder runs/first",
+        f"  {agent_rft} compare runs/first:test-before runs/first:test-after",
     ]
     return "\n".join(lines)

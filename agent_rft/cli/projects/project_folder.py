@@ -1,4 +1,4 @@
-"""Folder of a project, which is written completely into a new or empty folder, or not at all."""
+"""Functions that write the files of a project into a new or empty folder, either all files or none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from agent_rft.errors import UserError
 from agent_rft.spec.operator.operator_file import DEFAULT_FILE
 
 SCHEMAS = "schemas"
-"""Folder of the project's JSON schemas; the first line of each YAML file names its schema for editors."""
+"""Folder of the project's JSON schemas. For editors, each YAML file begins with the path of its schema."""
 
 
-def check_is_free(folder: Path) -> None:
+def check_new_or_empty(folder: Path) -> None:
     """Check that the folder is new or empty, so that nothing is overwritten.
 
     Raises:
@@ -31,12 +31,14 @@ def check_is_free(folder: Path) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
-    """Write each content to its path in the folder.
+    """Write files into a new or empty folder. `contents` maps the path of each file in the folder to its content.
+
+    If writing fails, the files that were already written are removed.
 
     Raises:
         UserError: The folder is not empty, or cannot be written.
     """
-    check_is_free(folder)
+    check_new_or_empty(folder)
     written = list[Path]()
     try:
         for target, content in contents.items():
@@ -53,18 +55,19 @@ def write_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
         raise
 
 
-def editor_and_operator_files(ports: Sequence[int], serves: bool) -> dict[Path, bytes]:
-    """Return the JSON schemas for a project's YAML files and, with `serves`, its `agent-rft.yaml`.
+def make_editor_and_operator_files(ports: Sequence[int], with_operator_file: bool) -> dict[Path, bytes]:
+    """Return the contents of a project's JSON schemas for editors and of `agent-rft.yaml`, by path.
 
     Args:
         ports: Ports of the project's server.
-        serves: Whether `agent-rft serve` runs the project's jobs, which may call only what `agent-rft.yaml` allows.
+        with_operator_file: Whether to include `agent-rft.yaml`, so that jobs of `agent-rft serve` may call the server.
     """
     found = {
-        Path(SCHEMAS, f"{file}.json"): editor_schema(file) for file in (("job", "operator") if serves else ("job",))
+        Path(SCHEMAS, f"{file}.json"): editor_schema(file)
+        for file in (("job", "operator") if with_operator_file else ("job",))
     }
     files = {path: (json.dumps(schema, indent=2, ensure_ascii=False) + "\n").encode() for path, schema in found.items()}
-    if serves:
+    if with_operator_file:
         entries = json.dumps([f"127.0.0.1:{port}" for port in ports])
         files[Path(DEFAULT_FILE)] = (
             f"# yaml-language-server: $schema={SCHEMAS}/operator.json\n"
@@ -75,6 +78,6 @@ def editor_and_operator_files(ports: Sequence[int], serves: bool) -> dict[Path, 
 
 
 def shell_command(name: str) -> str:
-    """Return a command of this installation as a shell finds it: by its name, or else by its path."""
+    """Return the name of a command of this installation if a shell finds it by name, or else its quoted path."""
     path = str(Path(sys.executable).with_name(name))
     return name if shutil.which(name) == path else shlex.quote(path)

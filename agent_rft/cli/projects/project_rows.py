@@ -1,4 +1,4 @@
-"""Rows of a project, from examples or generated from the tools' schemas, and their split into three disjoint files."""
+"""Rows of a project: created from examples or generated from the tools' schemas, then split into three files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from agent_rft.spec.schemas.json_schema import SchemaValidator
 FILES = ("train", "validation", "test")
 MIN_ROWS = len(FILES)
 MAX_VALIDATION, MAX_TEST = 100, 300
-"""Target sizes of the files, above which more rows cost time and add little precision."""
+"""Largest target sizes of the validation and test files: more rows would cost time and add little precision."""
 GROUP = "group"
-"""Column such as a customer or document: rows with equal values stay in one file, so that no facts leak to the test."""
+"""Name of a column for a customer or document, for example.
+
+Rows with the same value stay in one file, so that facts in training rows do not reveal answers of test rows.
+"""
 NUM_STARTER_ROWS = 30
 PHRASES = (
     "Call the tool {name} with {arguments}, and answer with what it returns.",
@@ -30,31 +33,37 @@ WORDS = ("lamp", "blue chair", "Ada", "2026-03-02", "north", "1042", "summer", "
 
 
 def make_rows(examples: Sequence[CsvExample], tools: Sequence[ProjectTool], system: str) -> list[dict[str, Any]]:
-    """Return a row for each example."""
+    """Return a row for each example, with the tools and, unless it is empty, the system message `system`."""
     return [
-        _row(example.question, tools, system) | example.own | {REFERENCE_ANSWER: example.answer} for example in examples
+        _make_row(example.question, tools, system) | example.extra_fields | {REFERENCE_ANSWER: example.answer}
+        for example in examples
     ]
 
 
 def generate_rows(tools: Sequence[ProjectTool], system: str) -> list[dict[str, Any]]:
-    """Return generated rows, each for one tool call. Uses tools that may change data only if there are no others."""
+    """Generate rows, each of which asks the model for one tool call.
+
+    Tools that may change data are used only if there are no other tools.
+    """
     found: dict[str, dict[str, Any]] = {}
-    harmless = [tool for tool in tools if not tool.changes] or list(tools)
+    harmless = [tool for tool in tools if not tool.may_change_data] or list(tools)
     for i in range(NUM_STARTER_ROWS * len(PHRASES)):
         tool, variant = harmless[i % len(harmless)], i // len(harmless)
         phrase, round_ = variant % len(PHRASES), variant // len(PHRASES)
-        arguments = _arguments(tool, 2 * phrase + round_)  # combines each phrase with all values
+        arguments = _make_arguments(tool, 2 * phrase + round_)  # combines each phrase with all values
         shown = ", ".join(f"{name} = {value}" for name, value in arguments.items()) or "no arguments"
         question = PHRASES[phrase].format(name=tool.name, arguments=shown)
         expected = {"name": tool.name, "arguments": arguments}
-        found.setdefault(normalize_question(question), _row(question, tools, system) | {"expected_call": expected})
+        found.setdefault(normalize_question(question), _make_row(question, tools, system) | {"expected_call": expected})
         if len(found) == NUM_STARTER_ROWS:
             break
     return list(found.values())
 
 
 def split_rows(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Split rows by file, always in the same way: a fifth for the test, a tenth for validation, the rest for training.
+    """Split rows into the files test (a fifth), validation (a tenth) and train (the rest). Return the rows by file.
+
+    The same rows are always split in the same way.
 
     Raises:
         UserError: There are too few rows.
@@ -64,7 +73,7 @@ def split_rows(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
         groups.setdefault(row.get(GROUP, i), []).append(row)
     if len(groups) < MIN_ROWS:
         what = f"different values of {GROUP!r}" if len(groups) < len(rows) else "different examples"
-        fix = "training, validation and test need at least one each; thirty are a start"
+        fix = "give at least one each for training, validation and test; thirty are a start"
         raise UserError(f"there are only {len(groups)} {what}: {fix}")
     shuffled = list(groups.values())
     random.Random(0).shuffle(shuffled)
@@ -78,24 +87,24 @@ def split_rows(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
     return files
 
 
-def _row(question: str, tools: Sequence[ProjectTool], system: str) -> dict[str, Any]:
+def _make_row(question: str, tools: Sequence[ProjectTool], system: str) -> dict[str, Any]:
     messages = [{"role": "system", "content": system}] if system else []
     row: dict[str, Any] = {"messages": [*messages, {"role": "user", "content": question}]}
     return row | {"tools": [tool.to_chat_tool() for tool in tools]} if tools else row
 
 
-def _arguments(tool: ProjectTool, variant: int) -> dict[str, Any]:
-    """Return arguments that match the tool's schema, different ones for each variant if the schema allows it."""
+def _make_arguments(tool: ProjectTool, variant: int) -> dict[str, Any]:
+    """Return arguments that match the tool's schema. Each variant gets different arguments if the schema allows it."""
     example = make_example(tool.parameters)
     properties = tool.parameters.get("properties", {})
     names = tool.parameters.get("required") or list(properties)[:2]
-    varied = {name: _vary(properties.get(name, {}), variant, i) for i, name in enumerate(names)}
+    varied = {name: _vary_value(properties.get(name, {}), variant, i) for i, name in enumerate(names)}
     arguments = {name: example.get(name) if value is None else value for name, value in varied.items()}
     return arguments if SchemaValidator(tool.parameters).find_violation(arguments) is None else example
 
 
-def _vary(schema: Any, variant: int, index: int) -> Any:
-    """Return a value of the schema's type; None for objects, lists and strings with a pattern or format."""
+def _vary_value(schema: Any, variant: int, index: int) -> Any:
+    """Return a value of the schema's type; None for objects, lists, and strings that have a pattern or format."""
     if not isinstance(schema, dict):
         return None
     if choices := [*_choices(schema)]:

@@ -1,4 +1,4 @@
-"""Tools in the rows of a project, and the rules for all sources of tools."""
+"""Tools in the rows of a project, and rules that apply to the tools of all sources."""
 
 from __future__ import annotations
 
@@ -11,39 +11,43 @@ from agent_rft.errors import InvalidJob, Problem, UserError
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Names that OpenAI's API and the parsers of model families accept."""
-NAME_RULE = "a tool's name has 1 to 64 letters a-z, digits, _ or -"
+NAME_RULE = "a tool's name must have 1 to 64 characters: letters a-z or A-Z, digits, _ or -"
 MAX_TOOLS = 64
-"""Maximum number of tools. Every prompt describes all tools, so more are rarely intended."""
+"""Maximum number of tools. Every prompt describes all tools, so more tools are rarely intended."""
 MAX_DESCRIPTION_CHARS = 2_000
 MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectTool:
-    """Function for the model. `parameters` is a JSON schema without references; `changes`: a call may change data."""
+    """Tool that the model can call.
+
+    `parameters` is the JSON schema of the arguments, without references. `may_change_data` is true if calls may change
+    data.
+    """
 
     name: str
     description: str
     parameters: dict[str, Any]
-    changes: bool = False
+    may_change_data: bool = False
 
     def to_chat_tool(self) -> dict[str, Any]:
-        """Return the tool's entry in `tools` of a row."""
+        """Return the tool in the chat format that the key `tools` of a row contains."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 def select_tools(names: Sequence[str], requested: Sequence[str], what: str, where: str) -> list[str]:
-    """Return the names that are in `requested`, in their order, or all names if `requested` is empty.
+    """Return those of `names` that are requested; all `names` if `requested` is empty.
 
-    `what` is the kind of tool in messages, and `where` their source.
+    For error messages, `what` is the kind of tool, such as function, and `where` is the source of the tools.
 
     Raises:
         UserError: A requested name does not exist, or there are too many names.
     """
     if missing := [name for name in requested if name not in names]:
         available = ", ".join(names[:MAX_PROBLEMS]) or "none"
-        raise UserError(f"--tool {missing[0]}: {where} has no such {what}; it has: {available}")
+        raise UserError(f"--tool {missing[0]}: {where} has no such {what}; available: {available}")
     found = [name for name in names if not requested or name in requested]
     if len(found) > MAX_TOOLS:
         raise UserError(
@@ -53,8 +57,8 @@ def select_tools(names: Sequence[str], requested: Sequence[str], what: str, wher
     return found
 
 
-def raise_problems(what: str, problems: Sequence[Problem]) -> None:
-    """Raise an error if there are problems, with the first MAX_PROBLEMS of them.
+def raise_problems(message: str, problems: Sequence[Problem]) -> None:
+    """Raise an error with the first MAX_PROBLEMS problems if there are any; `message` is the start of its message.
 
     Raises:
         InvalidJob: There are problems.
@@ -62,9 +66,9 @@ def raise_problems(what: str, problems: Sequence[Problem]) -> None:
     if problems:
         num_hidden = len(problems) - MAX_PROBLEMS
         suffix = f" ({num_hidden} more are not shown)" if num_hidden > 0 else ""
-        raise InvalidJob(what + suffix, list(problems[:MAX_PROBLEMS]))
+        raise InvalidJob(message + suffix, list(problems[:MAX_PROBLEMS]))
 
 
 def trim_description(text: str) -> str:
-    """Return a description for the model, cut to MAX_DESCRIPTION_CHARS."""
+    """Return a description for the model, without surrounding white space and cut to MAX_DESCRIPTION_CHARS."""
     return text.strip()[:MAX_DESCRIPTION_CHARS]

@@ -1,7 +1,7 @@
-"""Public functions of a Python file as tools.
+"""Reader of a Python file whose public functions are tools.
 
-The functions and the lines of their problems are found by parsing the file, without running it. JSON schemas require
-type hints, so the module is imported once, in a separate process with a timeout (`function_schemas`).
+The functions, and the lines of problems, are found by parsing the file without running it. To create JSON schemas from
+the type hints, the module is imported once, in a separate process with a timeout (`function_schemas`).
 """
 
 from __future__ import annotations
@@ -36,28 +36,33 @@ IMPORT_TIMEOUT_S = 60.0
 MAX_PRINTED_CHARS = 1_000
 CODE = "unsupported_function"
 PROJECT_MODULES = {"server", "grader", "test_grader", "conftest"}
-"""Names of modules that the project itself contains."""
+"""Names of modules in the project's own folder. The user's module must have a different name."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True)
 class ToolModule:
-    """Functions of a file. `name` is the name to import the module by; `root` is the folder to import it from."""
+    """Python module whose functions are tools.
+
+    `name` is the name in an import statement; `root` is the folder from which the module is imported.
+    """
 
     root: Path
     name: str
     tools: tuple[ProjectTool, ...]
     undocumented: tuple[str, ...]
-    """Tools without a docstring, about which the model reads only the name and arguments."""
+    """Names of the tools without a docstring. The model reads only the name and arguments of such a tool."""
 
 
 def read_module(path: Path, requested: Sequence[str] = ()) -> ToolModule:
-    """Return the public functions of a file, or only the functions named in `requested`.
+    """Read the public functions of a Python file.
+
+    If `requested` is not empty, only the functions with these names are returned.
 
     Raises:
-        UserError: The file cannot be read or imported, or has no functions.
-        InvalidJob: A model cannot call some of the functions.
+        UserError: The file cannot be read or imported, or has no public functions.
+        InvalidJob: Some of the functions cannot be tools.
     """
     tree = _parse(path)
     root, name = _locate_module(path.resolve())
@@ -66,8 +71,8 @@ def read_module(path: Path, requested: Sequence[str] = ()) -> ToolModule:
         fix = "define the tools at the top level of the file, with names that do not begin with _"
         raise UserError(f"{path} has no public function: {fix}")
     names = select_tools(list(found), requested, "function", str(path))
-    everywhere = [node for node in tree.body if isinstance(node, Function) and node.name in names]
-    raise_problems(f"{path} has functions that cannot be tools", list(_find_problems(everywhere, path)))
+    definitions = [node for node in tree.body if isinstance(node, Function) and node.name in names]
+    raise_problems(f"{path} has functions that cannot be tools", list(_find_problems(definitions, path)))
     schemas = _read_schemas(root, name, names, path)
     tools, problems = [], list[Problem]()
     for function, schema in zip(names, schemas, strict=True):
@@ -89,7 +94,7 @@ def read_module(path: Path, requested: Sequence[str] = ()) -> ToolModule:
 
 
 def _parse(path: Path) -> ast.Module:
-    source = read_bounded(path, MAX_SOURCE_BYTES, "give a file that only defines the tools")
+    source = read_bounded(path, MAX_SOURCE_BYTES, "give a file that contains only the tools")
     try:
         return ast.parse(source)
     except SyntaxError as error:
@@ -114,7 +119,8 @@ def _locate_module(path: Path) -> tuple[Path, str]:
         folder = folder.parent
     if bad := next((part for part in parts if not part.isidentifier() or keyword.iskeyword(part)), None):
         raise UserError(
-            f"{path.name}: Python cannot import the name {bad!r}; use letters, digits and _, and avoid keywords"
+            f"{path.name}: Python cannot import a module with the name {bad!r}; use letters, digits and _, and avoid "
+            "keywords"
         )
     if parts[0] in PROJECT_MODULES or parts[0] in sys.stdlib_module_names:
         owner = "the project" if parts[0] in PROJECT_MODULES else "Python"
@@ -123,7 +129,7 @@ def _locate_module(path: Path) -> tuple[Path, str]:
 
 
 def _public_functions(tree: ast.Module) -> list[Function]:
-    """Return the top-level functions in `__all__`; without `__all__`, all whose names do not begin with `_`."""
+    """Return the top-level functions in `__all__`; without `__all__`, all with names that do not begin with `_`."""
     functions = [node for node in tree.body if isinstance(node, Function)]
     for node in tree.body:
         targets = (
@@ -136,7 +142,7 @@ def _public_functions(tree: ast.Module) -> list[Function]:
 
 
 def _find_problems(functions: Sequence[Function], path: Path) -> Iterator[Problem]:
-    """Yield a problem for each part of a function's definition that a model could not call."""
+    """Yield the problems that prevent a model from calling the functions."""
     lines: dict[str, int] = {}
     for function in functions:
         name = function.name
@@ -145,30 +151,36 @@ def _find_problems(functions: Sequence[Function], path: Path) -> Iterator[Proble
             return Problem(CODE, field, message, fix, str(path), getattr(at, "lineno", None))
 
         if not NAME.fullmatch(name):
-            yield problem(function, name, f"{NAME_RULE}", "rename it, or leave it out with --tool")
+            yield problem(
+                function, name, f"{NAME_RULE}", "rename the function, or select only other functions with --tool"
+            )
         if (text := ast.get_docstring(function) or "") != text.encode(errors="replace").decode():
-            message = "its docstring has a lone surrogate, such as \\ud800"
+            message = "its docstring contains a lone surrogate, such as \\ud800"
             yield problem(function, name, message, "write complete characters")
         if name in lines:
             message = f"is already defined at line {lines[name]}"
-            yield problem(function, name, message, "keep one of them, or rename the other to _" + name)
+            yield problem(function, name, message, "keep one definition, or rename the other to _" + name)
         lines[name] = function.lineno
         arguments = function.args
         for argument in (arguments.vararg, arguments.kwarg):
             if argument is not None:
-                message = "a schema cannot describe arguments without names"
+                message = "the schema of a tool cannot describe *args or **kwargs"
                 yield problem(argument, f"{name}(*{argument.arg})", message, "name each argument, such as topic: str")
         for argument in arguments.posonlyargs:
             message = "is positional-only, but a model passes arguments by name"
             yield problem(argument, f"{name}({argument.arg})", message, "remove the / from the definition")
         for argument in (*arguments.args, *arguments.kwonlyargs):
             if argument.annotation is None:
-                message, fix = "has no type hint", f"write {argument.arg}: str, or its actual type"
+                message, fix = "has no type hint", f"write {argument.arg}: str, or the actual type"
                 yield problem(argument, f"{name}({argument.arg})", message, fix)
 
 
 def _read_schemas(root: Path, module: str, names: Sequence[str], path: Path) -> list[dict[str, Any] | str]:
-    """Return for each function its schema or an error text. The module's output is shown only if the import fails."""
+    """Return the JSON schema or an error message for each function. Output of the module is not shown.
+
+    Raises:
+        UserError: The module cannot be imported; the error contains the last line of its output.
+    """
     with tempfile.TemporaryDirectory() as folder, Path(folder, "printed").open("w+b") as printed:
         out = Path(folder, "schemas.json")
         # -P: the script's own folder is not searched for modules.
@@ -182,14 +194,14 @@ def _read_schemas(root: Path, module: str, names: Sequence[str], path: Path) -> 
             raise UserError(f"the import of {path} took longer than {IMPORT_TIMEOUT_S:g} s; {fix}") from None
         if done.returncode != 0 or not out.exists():
             last_line = _read_last_line(printed.name)
-            fix = f"check it with: cd {root} && {Path(sys.executable).name} -c 'import {module}'"
+            fix = f"test the import with: cd {root} && {Path(sys.executable).name} -c 'import {module}'"
             raise UserError(f"{path} cannot be imported: {last_line or f'exit code {done.returncode}'}; {fix}")
         found: list[dict[str, Any] | str] = json.loads(out.read_bytes())
         return found
 
 
 def _read_last_line(path: str) -> str:
-    """Return the last printed line, which is the error."""
+    """Return the last line of the output, which is the error."""
     with Path(path).open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - 4 * MAX_PRINTED_CHARS))

@@ -1,7 +1,8 @@
 """Catalog of all names in messages, files and dashboards, with their meanings.
 
-find("tool/search/errors", catalog(settings))    # the metric `tool/<tool>/errors`
-find("max_tool_calls", catalog(settings))        # the setting whose path ends with this key
+entries = build_catalog(settings)
+find_entries("tool/search/errors", entries)    # the metric `tool/<tool>/errors`
+find_entries("max_tool_calls", entries)        # the setting whose path ends with this key
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal, get_args
 
 from pydantic_core.core_schema import ErrorType
 
-from agent_rft.cli.reference.docstrings import docstring_text, sentence
+from agent_rft.cli.reference.docstrings import docstring_text, to_sentence
 from agent_rft.cli.reference.event_fields import describe_level, event_fields
 from agent_rft.cli.reference.setting_list import DocumentedSetting
 from agent_rft.cluster.observability.alerts import ALERTS
@@ -36,14 +37,14 @@ EXTRA_ERROR_TYPES = frozenset(("ip_any_network",))
 """Error types that pydantic defines in addition to pydantic_core's."""
 _WHOLE_FILE = {"job": "the job's file", "operator": "the operator's configuration", "nodes": "the list of nodes"}
 _OTHER_GRADERS = re.compile(r"(?:guards\[\d*\]\.grader|held_out_grader)(?=\.)|(?<=grader)\.graders\.[^.]+(?=\.)")
-"""Part of a path that names another grader. Settings of graders are listed only at `method.reinforcement.grader`."""
+"""Part of a setting's path that names a grader other than `method.reinforcement.grader`, where settings are listed."""
 _BRACKETS = re.compile(r"\[(\w*)\]")
 _LABELS, _SAMPLE_PART = re.compile(r"\{[^{]*\}$"), re.compile(r"_(total|bucket|sum|count)$")
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """Explanation of one name. `facts` are additional lines, such as type, default, unit and where it is shown."""
+    """Explanation of one name; `facts` are further facts, each with a title such as type, default or unit."""
 
     kind: Kind
     name: str
@@ -53,12 +54,12 @@ class CatalogEntry:
 
 
 def build_catalog(settings: Iterable[DocumentedSetting]) -> list[CatalogEntry]:
-    """Return all entries, including entries for these settings."""
+    """Return the entries of all names: `settings`, problem codes, metrics, events, reasons and exit codes."""
     return [
         *(CatalogEntry("problem code", name, code.meaning, code.fix) for name, code in PROBLEM_CODES.items()),
-        *map(_setting, settings),
-        *map(_metric, METRICS),
-        *(_event(kind) for kind in EVENT_KINDS),
+        *map(_setting_entry, settings),
+        *map(_metric_entry, METRICS),
+        *(_event_entry(kind) for kind in EVENT_KINDS),
         *(CatalogEntry("alarm rule", name, rule.meaning, rule.fix) for name, rule in ALARM_RULES.items()),
         *(CatalogEntry("discard reason", cls.reason, docstring_text(cls)) for cls in DiscardError.__subclasses__()),
         *(
@@ -72,20 +73,20 @@ def build_catalog(settings: Iterable[DocumentedSetting]) -> list[CatalogEntry]:
 
 
 def find_entries(name: str, entries: Sequence[CatalogEntry]) -> list[CatalogEntry]:
-    """Return the entries for a name. It may have several, for example as a problem code and a discard reason."""
-    meant = set(_names(name))
-    found = [entry for entry in entries if entry.name in meant and entry.kind != "setting"]
-    return found + _settings(name, [entry for entry in entries if entry.kind == "setting"])
+    """Return the entries for a name. A name may be both a problem code and a discard reason, and have two entries."""
+    entry_names = set(_entry_names(name))
+    found = [entry for entry in entries if entry.name in entry_names and entry.kind != "setting"]
+    return found + _find_settings(name, [entry for entry in entries if entry.kind == "setting"])
 
 
 def similar_names(name: str, entries: Sequence[CatalogEntry]) -> list[str]:
-    """Return names with a similar spelling."""
+    """Return the names of entries that are spelled similarly to `name`, the most similar first."""
     names = {known: entry.name for entry in entries for known in (entry.name, entry.name.rpartition(".")[2])}
     return list(dict.fromkeys(names[close] for close in get_close_matches(name, names, SHOWN_MATCHES)))
 
 
-def _names(name: str) -> Iterator[str]:
-    """Yield the listed names for a name: itself, its metric or code family, and the metric of a Prometheus name."""
+def _entry_names(name: str) -> Iterator[str]:
+    """Yield names of entries for a name: the name, its metric or code family, and the metric of a Prometheus name."""
     yield name
     if (metric := find_metric(name)) is not None:
         yield metric[0]
@@ -96,31 +97,34 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _bare_names(entry: str) -> set[str]:
-    """Return the names of a metric in Prometheus without the suffix of its kind."""
+    """Return the Prometheus names of a metric without the suffixes that its kind adds, such as `_total`."""
     return {_SAMPLE_PART.sub("", sample) for sample in prometheus_names(entry)}
 
 
 def _is_member(code: str, family: str) -> bool:
-    """Whether a code belongs to the family. After `invalid_`, only error types of pydantic form a code."""
+    """Whether a problem code belongs to the family of codes.
+
+    A code of the family `invalid_<type>` must end with an error type of pydantic.
+    """
     return family != "invalid_<type>" or code.removeprefix("invalid_") in {*get_args(ErrorType), *EXTRA_ERROR_TYPES}
 
 
-def _settings(name: str, entries: Sequence[CatalogEntry]) -> list[CatalogEntry]:
-    """Return the settings with this path, or else the settings whose path ends with it."""
+def _find_settings(name: str, entries: Sequence[CatalogEntry]) -> list[CatalogEntry]:
+    """Return the settings with the path `name`, or else the settings whose path ends with `name`."""
     path = name
     for found in reversed([*_OTHER_GRADERS.finditer(name)]):
         path = path[: found.start()] + ("" if found.group()[0] == "." else "grader") + path[found.end() :]
-    exact = [entry for entry in entries if _pattern(entry.name).fullmatch(path)]
+    exact = [entry for entry in entries if _path_pattern(entry.name).fullmatch(path)]
     return exact or [entry for entry in entries if any(end.fullmatch(path) for end in _path_suffixes(entry.name))]
 
 
 def _path_suffixes(path: str) -> Iterator[re.Pattern[str]]:
     keys = path.split(".")
-    yield from (_pattern(".".join(keys[start:])) for start, key in enumerate(keys) if key != "NAME")
+    yield from (_path_pattern(".".join(keys[start:])) for start, key in enumerate(keys) if key != "NAME")
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    """Return a pattern for a path as users write it: `tools[0].name` for `tools[].name`, `[kind]` is optional."""
+def _path_pattern(path: str) -> re.Pattern[str]:
+    """Return a pattern for a path as users write it: `tools[0].name` for `tools[].name`, with or without `[kind]`."""
     keys = ("[^.]+" if key == "NAME" else _BRACKETS.sub(_make_optional, key) for key in path.split("."))
     return re.compile(r"\.".join(keys))
 
@@ -129,7 +133,7 @@ def _make_optional(brackets: re.Match[str]) -> str:
     return rf"(?:\[{brackets[1] or '[0-9]*'}\])?"
 
 
-def _setting(setting: DocumentedSetting) -> CatalogEntry:
+def _setting_entry(setting: DocumentedSetting) -> CatalogEntry:
     facts: dict[str, str | list[str]] = {"in": _WHOLE_FILE[setting.file], "type": setting.type}
     facts["default"] = "none (required)" if setting.default is None else setting.default
     if setting.bounds is not None:
@@ -137,21 +141,21 @@ def _setting(setting: DocumentedSetting) -> CatalogEntry:
     return CatalogEntry("setting", setting.path, setting.description, facts=facts)
 
 
-def _metric(name: str) -> CatalogEntry:
+def _metric_entry(name: str) -> CatalogEntry:
     metric = METRICS[name]
     facts: dict[str, str | list[str]] = {
         "unit": metric.unit or "none",
         "kind": metric.kind,
         "Prometheus receives": METRIC_KINDS[metric.kind],
         "in Prometheus": list(prometheus_names(name)),
-        "shown in": list(places_showing(name)),
+        "shown in": list(list_metric_places(name)),
     }
     return CatalogEntry(
-        "metric", name, sentence(metric.help), facts={key: value for key, value in facts.items() if value}
+        "metric", name, to_sentence(metric.help), facts={key: value for key, value in facts.items() if value}
     )
 
 
-def _event(kind: str) -> CatalogEntry:
+def _event_entry(kind: str) -> CatalogEntry:
     cls = EVENT_KINDS[kind]
     fields = [f"{name} ({type_}): {about}" for name, type_, about in event_fields(cls)]
     facts: dict[str, str | list[str]] = {"level": describe_level(cls)}
@@ -162,14 +166,14 @@ def _event(kind: str) -> CatalogEntry:
 
 
 EXIT_CODES = {
-    0: "Success: the run or the followed job is done.",
+    0: "Success: the run or the followed job succeeded.",
     1: "Failure: the run or the followed job failed, an endpoint or a server does not answer, or there is nothing to "
     "grade.",
     2: "The job, the request or the command line is invalid, or `plan` found something that does not fit. Nothing was "
     "started.",
     3: "The followed job was cancelled.",
     4: "`ready` found something to do before training: its verdict is `fix_first` or `sft_warm_up`.",
-    130: "Stopped by a signal. A run that was stopped resumes with `--resume`.",
+    130: "Stopped by a signal. A stopped run can be resumed with `--resume`.",
 }
 
 
@@ -180,27 +184,27 @@ _SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_
 METRIC_KINDS = {
     "gauge": "the last value",
     "counter": "a sum since the process started",
-    "histogram": "observations by bucket, their sum and their count",
-    "file": "nothing; the metric is only in metrics.jsonl",
+    "histogram": "the number of observations in each bucket, and the sum and count of all observations",
+    "file": "no value; the metric is only in metrics.jsonl",
 }
 """Values that Prometheus receives for a metric, by the metric's kind."""
 
 
-def prometheus_names(entry: str) -> tuple[str, ...]:
-    """Return the names of a metric's samples in Prometheus; empty if the metric is only in the file."""
-    return tuple(to_prometheus_name(entry) + suffix for suffix in _SUFFIXES[METRICS[entry].kind])
+def prometheus_names(metric_name: str) -> tuple[str, ...]:
+    """Return the names of a metric's samples in Prometheus; empty if the metric is only in metrics.jsonl."""
+    return tuple(to_prometheus_name(metric_name) + suffix for suffix in _SUFFIXES[METRICS[metric_name].kind])
 
 
-def places_showing(entry: str) -> Iterator[str]:
-    """Yield a description of each place that shows a metric."""
-    metric, names = METRICS[entry], set(prometheus_names(entry))
+def list_metric_places(metric_name: str) -> Iterator[str]:
+    """Yield a description of each place that shows a metric: dashboards, alerts, report, live view and API events."""
+    metric, names = METRICS[metric_name], set(prometheus_names(metric_name))
     for dashboard in DASHBOARDS:
         for _, panels in dashboard.rows:
             for panel in panels:
-                if any(names & _names_in(query.expr) for query in panel.queries):
+                if any(names & _metric_names_in(query.expr) for query in panel.queries):
                     yield f"{dashboard.title.removeprefix('agent-rft: ')} dashboard, {panel.title!r}"
     for alert in ALERTS:
-        if names & _names_in(alert.expr):
+        if names & _metric_names_in(alert.expr):
             yield f"alert {alert.name}"
     if metric.chart:
         yield f"report, {CHARTS[metric.chart].title!r}"
@@ -210,5 +214,5 @@ def places_showing(entry: str) -> Iterator[str]:
         yield f"API's metrics events, {metric.message!r}"
 
 
-def _names_in(expr: str) -> set[str]:
+def _metric_names_in(expr: str) -> set[str]:
     return set(re.findall(r"\bagent_rft_\w+", expr))

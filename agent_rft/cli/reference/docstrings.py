@@ -1,6 +1,6 @@
 """Docstrings of classes, functions and fields as plain text.
 
-The docstring of a field is the string literal below it, which Python itself discards.
+The docstring of a field is the string literal below the field. Python itself discards this string.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 @cache
 def _parse_classes(module: str) -> dict[str, ast.ClassDef]:
-    """Return the parsed classes of an imported module by their qualified names; `inspect` parses it for each class."""
+    """Return the parsed classes of an imported module by qualified name.
+
+    The result is cached, because parsing is slow.
+    """
     return dict(_classes_below(ast.parse(inspect.getsource(sys.modules[module])), ""))
 
 
@@ -46,8 +49,8 @@ def _classes_below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassD
         yield from _classes_below(child, inner)
 
 
-def sentence(text: str) -> str:
-    """Return a phrase as a sentence, with a capital and a full stop."""
+def to_sentence(text: str) -> str:
+    """Return a phrase as a sentence that begins with a capital letter and ends with a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 

@@ -1,7 +1,8 @@
 """JSON schemas (draft 2020-12) of job, operator and nodes files, for completion, help and checks in editors.
 
-A schema accepts what the file's reader accepts, except quoted numbers and booleans, and a number for a boolean or the
-reverse. It checks keys, types and bounds; `agent-rft check` also checks rules that involve several settings.
+A schema checks keys, types and bounds; `agent-rft check` also checks rules that involve several settings. A schema is
+stricter than the reader of the file in two cases: it rejects quoted numbers and booleans, and it rejects a number in
+place of a boolean, or a boolean in place of a number.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ TITLES = {
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VARIABLE = r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"
-"""Reference allowed in any scalar: the reader replaces it with an environment variable before it checks types."""
+"""Reference to an environment variable, allowed in any scalar. The reader replaces it before it checks types."""
 EXPONENT = r"^[-+]?[0-9.]+[eE][-+]?[0-9]+$"
-"""Number such as 1e-6, which YAML 1.1 reads as a string because it has no decimal point; the reader converts it."""
+"""Number such as 1e-6. YAML 1.1 reads it as a string, because the decimal point is missing; the reader converts it."""
 NON_STRING_TYPES = {"integer", "number", "boolean"}
 ANNOTATIONS = ("description", "default")
 OMITTED_KEYS = ("title", "format", "writeOnly")
 
 
 def editor_schema(file: str) -> Schema:
-    """Return the schema of a file: job, operator or nodes."""
+    """Return the schema for editors of a kind of file: job, operator or nodes."""
     schema = model_schema(file)
     models = schema["$defs"]
-    for model in _models(MODELS[file]):
+    for model in _find_models(MODELS[file]):
         for name, field in model.model_fields.items():
             if isinstance(field.validation_alias, AliasChoices):
                 properties = models[model.__name__]["properties"]
@@ -51,25 +52,25 @@ def editor_schema(file: str) -> Schema:
 
 
 def model_schema(file: str) -> Schema:
-    """Return pydantic's schema of a file, with each description on one line."""
+    """Return the schema that pydantic creates for a kind of file, with each description on one line."""
     schema: Schema = _join_lines(MODELS[file].model_json_schema())
     return schema
 
 
 def union_variants(schema: Schema) -> dict[str, str]:
-    """Return the model reference for each type in a union of models, in declaration order."""
+    """Return the reference to the model for each value of `type` in a union of models, in declaration order."""
     kinds = {ref: kind for kind, ref in schema["discriminator"]["mapping"].items()}
     return {kinds[model["$ref"]]: model["$ref"] for model in schema["oneOf"]}
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
     """Yield all models in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
         for field in annotation.model_fields.values():
-            yield from _models(field.annotation)
+            yield from _find_models(field.annotation)
     for inner in get_args(annotation):
-        yield from _models(inner)
+        yield from _find_models(inner)
 
 
 def _join_lines(value: Any) -> Any:
@@ -89,7 +90,7 @@ def _join_lines(value: Any) -> Any:
 def _adapt_for_editors(schema: Schema, models: Schema, is_option: bool = False) -> Schema:
     """Return the schema without keys that editors do not use, with variables allowed and unions selected by `type`.
 
-    `is_option`: The schema is one of several for the same value, which share one pattern for variables.
+    `is_option` is true if the schema is one of several for the same value; these share one pattern for variables.
     """
     found = {key: value for key, value in schema.items() if key not in OMITTED_KEYS}
     if isinstance(found.get("default"), dict | list):
@@ -125,7 +126,7 @@ def _select_by_type(schema: Schema, models: Schema) -> Schema:
 
 
 def _allow_variables(schema: Schema) -> Schema:
-    """Return `schema`, extended to accept `${NAME}` if it is for a scalar other than a string."""
+    """Return `schema`, extended to accept `${NAME}` if the schema is for a number, a boolean or an enum."""
     about = {key: schema[key] for key in ANNOTATIONS if key in schema}
     rest = {key: value for key, value in schema.items() if key not in about}
     options = rest.get("anyOf", [rest])

@@ -1,4 +1,4 @@
-"""Fields of events, as written in JSON."""
+"""Fields of events with their JSON types, for the manual and `agent-rft explain`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _WORDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 def event_fields(cls: type[Event]) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, JSON type, meaning) of each field of an event kind, except `step`, which all events have."""
+    """Yield (name, JSON type, meaning) of each field of a kind of event, except `step`, which every event has."""
     texts, hints = field_docstrings(cls), get_type_hints(cls)
     yield from ((name, json_type(hints[name]), text) for name, text in texts.items() if name != "step")
 
 
 def describe_level(cls: type[Event]) -> str:
-    """Return a human-readable level of an event kind."""
+    """Return the level of a kind of event as human-readable text."""
     return cls.LEVEL if cls.level is Event.level else f"{cls.LEVEL}, or error if it failed"
 
 
 def json_type(hint: Any) -> str:
-    """Return the human-readable JSON type for a Python type: `dict[str, float]` -> `object of numbers`."""
+    """Return a human-readable JSON type for a Python type, such as `object of numbers` for `dict[str, float]`."""
     arguments = get_args(hint)
     if get_origin(hint) is Literal:
         return " or ".join(map(str, arguments))

@@ -11,7 +11,7 @@ from typing import Any
 from agent_rft.cli.reference.editor_schemas import MODELS, Schema, model_schema, union_variants
 
 SHARED_GRADER_PATHS = ("method.reinforcement.guards[].grader", "method.reinforcement.held_out_grader")
-"""Paths of graders with the same settings as `method.reinforcement.grader`, which are not listed again."""
+"""Paths of graders whose settings are not listed, because `method.reinforcement.grader` has the same settings."""
 BOUNDS = {
     "minimum": "at least {}",
     "exclusiveMinimum": "above {}",
@@ -28,12 +28,13 @@ SECTION = "section"
 
 @dataclass(frozen=True, slots=True)
 class DocumentedSetting:
-    """One setting.
+    """Setting of a file, described as plain text for the manual.
 
     Attributes:
-        file: job, operator or nodes.
-        path: Path in the file, such as `a.b`. `a[].b` is a setting of list items, `a.NAME.b` of values by name, and
-            `a[kind].b` of an `a` whose type is kind.
+        file: Kind of file: job, operator or nodes.
+        path: Path in the file, such as `a.b`. The path `a[].b` is the setting `b` of each item in the list `a`,
+            `a.NAME.b` is the setting `b` of each value in the mapping `a`, and `a[kind].b` is the setting `b` of `a`
+            if the type of `a` is `kind`.
         type: Human-readable type, such as `integer or auto`; SECTION for a setting that contains other settings.
         default: Default as written in the file; None: the setting is required.
         bounds: Human-readable bounds; None: no bounds.
@@ -58,26 +59,29 @@ class SettingSection:
     settings: tuple[DocumentedSetting, ...]
 
 
-def all_settings() -> list[DocumentedSetting]:
-    """Return the settings of all files, including sections."""
-    return [setting for file in MODELS for section in sections(file) for setting in section.settings]
+def list_settings() -> list[DocumentedSetting]:
+    """Return the settings of all files, including settings of the type SECTION."""
+    return [setting for file in MODELS for section in list_sections(file) for setting in section.settings]
 
 
-def sections(file: str) -> list[SettingSection]:
-    """Return the sections of a file in order; a section comes before the sections that it contains."""
+def list_sections(file: str) -> list[SettingSection]:
+    """Return the sections of a kind of file in order; each section comes before the sections that it contains."""
     schema = model_schema(file)
-    return list(_SettingsWalker(file, schema.get("$defs", {})).section("", schema))
+    return list(_SettingsWalker(file, schema.get("$defs", {})).walk_sections("", schema))
 
 
 class _SettingsWalker:
-    """Walker over the schema of a file, which yields its sections; `models` has the schema's definitions."""
+    """Walker over the schema of a file that yields the file's sections; `models` are the definitions in the schema."""
 
     def __init__(self, file: str, models: Schema) -> None:
         self._file = file
         self._models = models
 
-    def section(self, path: str, model: Schema) -> Iterator[SettingSection]:
-        """Yield the section of a model, then the sections in it. `type` comes first, then the required settings."""
+    def walk_sections(self, path: str, model: Schema) -> Iterator[SettingSection]:
+        """Yield the section of a model, then the sections in it.
+
+        In a section, the setting `type` comes first, then the required settings, then all others.
+        """
         required = model.get("required", ())
         names = sorted(model["properties"], key=lambda name: (name != "type", name not in required))
         fields = {f"{path}.{name}".lstrip("."): model["properties"][name] for name in names}
@@ -85,7 +89,7 @@ class _SettingsWalker:
         yield SettingSection(self._file, path, model["description"], tuple(settings))
         for at, schema in fields.items():
             for inner_path, inner in self._inner(at, schema):
-                yield from self.section(inner_path, inner)
+                yield from self.walk_sections(inner_path, inner)
 
     def _setting(self, path: str, schema: Schema, required: bool) -> DocumentedSetting:
         options = schema.get("anyOf", [schema])

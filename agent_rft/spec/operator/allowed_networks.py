@@ -1,7 +1,7 @@
 """Entry of the operator's `allowed_networks`: a network, an IP address or a host, with or without a port.
 
-`OperatorConfig.allowed_destinations` uses the same type for the endpoints of a job that its user runs on their own
-machine.
+`OperatorConfig.allowed_destinations` uses the same type for endpoints in the job file of a user who runs the job on
+their own machine.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 @dataclass(frozen=True, slots=True)
 class AllowedDestination:
-    """Network or host that jobs may connect to: either `network` or `host` (lower case) is set. `port` None: all ports.
+    """Network or host that jobs may connect to.
 
-    A `host` allows connections to URLs that name it, whatever it resolves to. With `is_local_only`, `host` may be an IP
-    address, and only loopback and private addresses are allowed.
+    Either `network` or `host` (in lower case) is set. `port` None: all ports. A `host` allows connections to URLs with
+    this host, whatever addresses the host resolves to. With `is_local_only`, `host` may be an IP address, and
+    connections are allowed only to loopback and private addresses.
     """
 
     network: Network | None
@@ -49,20 +50,20 @@ class AllowedDestination:
 
 
 def parse_allowed(text: str) -> AllowedDestination:
-    """Parse an entry of the configuration.
+    """Parse an entry of `allowed_networks`.
 
     Raises:
         ValueError: The text is not a valid entry. The message explains common errors and never contains the text.
     """
     place, port = text, None
-    network = _network(text)
+    network = _parse_network(text)
     if network is None and (match := _PORT.fullmatch(text)) is not None:
         place, port = match["place"], int(match["port"])
         if not 0 < port < 65536:
             raise ValueError("its port must be from 1 to 65535")
     if place.startswith("[") and place.endswith("]") and ":" in place:
         place = place[1:-1]
-    network = _network(place)
+    network = _parse_network(place)
     if network is not None:
         return AllowedDestination(network, None, port)
     host = place.lower()
@@ -71,7 +72,7 @@ def parse_allowed(text: str) -> AllowedDestination:
     raise ValueError(_explain_invalid(place))
 
 
-def _network(text: str) -> Network | None:
+def _parse_network(text: str) -> Network | None:
     try:
         network = ip_network(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Matching of model names in requests with the operator's names, which also match with a date suffix.
+"""Matching of requested model names with the operator's names; a request may add a date to the operator's name.
 
-For example, `gpt-5` also serves requests for `gpt-5-2025-08-07`, unless the operator defines that name.
+For example, the operator's `gpt-5` serves requests for `gpt-5-2025-08-07` too, unless the operator defines that name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_COMPARED = 100
 
 
 def match_model_name(name: str, names: Collection[str]) -> str | None:
-    """Return the operator's name that matches `name`, with or without its date suffix; None: no name matches."""
+    """Return the operator's name that equals `name`, or `name` without its date suffix; None: no name matches."""
     if name in names:
         return name
     dated = _DATED.fullmatch(name)
@@ -41,7 +41,7 @@ def match_model_name(name: str, names: Collection[str]) -> str | None:
 
 
 def add_snapshots(names: Collection[str]) -> list[str]:
-    """Return the operator's `names`, each followed by its known dated names."""
+    """Return the operator's `names`, each followed by the names in SNAPSHOTS that add a date to it."""
     found = (
         form
         for name in names

@@ -196,13 +196,13 @@ class OperatorConfig(StrictModel):
         return self.allowed_networks + self._job_endpoints
 
     def limit_to_trial(self) -> OperatorConfig:
-        """Return a copy whose judges and embedding models have the deadline of a trial call."""
+        """Return a copy for trial calls, with a shorter timeout for judges and embedding models."""
         return self.model_copy(update={"models": {name: model.limit_to_trial() for name, model in self.models.items()}})
 
     def with_job_endpoints(self, endpoints: Iterable[AllowedDestination]) -> OperatorConfig:
         """Return a copy that also allows `endpoints`, which belong to a job that the operator runs.
 
-        A configuration file cannot contain them, so they are never allowed for other users' jobs.
+        A configuration file cannot contain such endpoints, so they are never allowed for jobs of other users.
         """
         copy = self.model_copy()
         copy._job_endpoints = tuple(endpoints)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.spec.config_reader import drop_consequences, read_source, substitute_variables, validate
+from agent_rft.spec.config_reader import drop_missing_variable_problems, read_source, substitute_variables, validate
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
 
 DEFAULT_FILE = "agent-rft.yaml"
 
 
-def config_path(path: Path | None, folder: Path = Path()) -> Path | None:
-    """Return the file that `load_operator` reads; None: there is no file."""
+def find_config_path(path: Path | None, folder: Path = Path()) -> Path | None:
+    """Return the path of the file that `load_operator` reads; None: there is no file."""
     if path is None and (folder / DEFAULT_FILE).exists():
         return folder / DEFAULT_FILE
     return path
@@ -23,12 +23,15 @@ def config_path(path: Path | None, folder: Path = Path()) -> Path | None:
 def load_operator(
     path: Path | None, folder: Path = Path(), environment: Mapping[str, str] = os.environ
 ) -> OperatorConfig:
-    """Read the configuration at `path`; None: DEFAULT_FILE in `folder` if it exists, else the default configuration.
+    """Read the operator's configuration at `path`.
+
+    If `path` is None, DEFAULT_FILE in `folder` is read. If this file does not exist, the default configuration is
+    returned.
 
     Raises:
         InvalidJob: The file has errors; the exception lists all of them.
     """
-    path = config_path(path, folder)
+    path = find_config_path(path, folder)
     if path is None:
         return DEFAULT_CONFIG
     operator, problems = _read(path, environment)
@@ -49,4 +52,4 @@ def _read(path: Path, environment: Mapping[str, str]) -> tuple[OperatorConfig | 
         return None, [Problem("config_shape", "config", "must be a mapping of keys to values", fix, source.file)]
     raw, variables, problems = substitute_variables(source, environment)
     operator, found = validate(OperatorConfig, raw, source, variables)
-    return operator, source.find_duplicates() + problems + drop_consequences(found, variables)
+    return operator, source.find_duplicates() + problems + drop_missing_variable_problems(found, variables)

@@ -1,8 +1,8 @@
-"""Validation with users' JSON schemas, for the API, job checks, rollouts and grammars.
+"""Validation of values with users' JSON schemas, for the API, job checks, rollouts and grammars.
 
-The time of all functions is bounded. Schemas have limits (`form`). Patterns run on a linear-time engine; patterns with
-lookaround or backreferences run on another engine with few backtracking steps. A value that is too large for its schema
-is a violation. jsonschema-rs follows no reference out of a schema.
+The time of all functions is bounded. `schema_limits` limits the size of schemas. Patterns run on an engine with linear
+time. Patterns with lookaround or backreferences run on another engine, with a limit on backtracking steps. A value that
+is too large for its schema is a violation. jsonschema-rs follows no reference out of a schema.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ _NOT_IN_GRAMMARS = re.compile(r"\\[bBpP]")
 
 
 def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem | None:
-    """Return why values cannot be validated with this JSON schema; None if they can.
+    """Return why values cannot be validated with this JSON schema; None if they can. Compiles every pattern.
 
-    With `grammar`, check as well whether decoding can be constrained to the schema. Compiles every pattern.
+    With `grammar`, check in addition whether decoding can be constrained to the schema.
     """
     if schema is None:
         return None
@@ -90,7 +90,7 @@ def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem 
             )
             return SchemaProblem("schema_too_large", path, message, "use + or *, and minLength and maxLength")
     try:
-        _, options = _compiled(_plain(schema), _dialect(schema))
+        _, options = _compile(_plain(schema), _get_dialect(schema))
     except ValueError as error:
         for path, pattern in patterns:
             if not _is_supported(pattern, _LINEAR) and not _is_supported(pattern, _BACKTRACKING):
@@ -108,7 +108,10 @@ def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem 
 
 
 def find_structure_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem | None:
-    """Return the structural error of a schema, or None. Compiles no pattern, so it always takes milliseconds."""
+    """Return the structural error of a schema, or None. Does not compile patterns, so it always takes milliseconds.
+
+    With `grammar`, check the limits of grammars in addition.
+    """
     if schema is None:
         return None
     try:
@@ -117,7 +120,7 @@ def find_structure_problem(schema: Any, *, grammar: bool = False) -> SchemaProbl
         return refused.problem
     plain = _plain(schema)
     try:
-        described = plain if isinstance(plain, bool) else {**plain, "$schema": _dialect_url(_dialect(schema))}
+        described = plain if isinstance(plain, bool) else {**plain, "$schema": _dialect_url(_get_dialect(schema))}
         jsonschema_rs.meta.validate(described)
     except jsonschema_rs.ValidationError as error:
         path, value = tuple(error.instance_path), error.instance  # the path contains a key such as "1" as a number
@@ -128,37 +131,43 @@ def find_structure_problem(schema: Any, *, grammar: bool = False) -> SchemaProbl
 
 
 class SchemaValidator:
-    """Validator of values with a schema.
+    """Validates values with a JSON schema.
 
-    A job that started before the current limits may have a schema that they reject. Only its top level is validated.
+    The schema of a job that started with an earlier version may violate the current limits. Then only the top level of
+    the schema is used.
     """
 
     def __init__(self, schema: Any) -> None:
         schema = schema if find_schema_problem(schema) is None else keep_top_level(schema)
         self._schema = _plain(schema)
-        self._dialect = _dialect(schema)
-        self._validator, self._options = _compiled(self._schema, self._dialect)
+        self._dialect = _get_dialect(schema)
+        self._validator, self._options = _compile(self._schema, self._dialect)
         self._parts: jsonschema_rs.ValidatorMap | None = None
         self._num_subschemas = count_subschemas(schema)
         self._pattern_cost = len(find_patterns(schema)) * (1 if self._options is _LINEAR else BACKTRACKING_COST)
 
     def find_violation(self, value: Any) -> str | None:
-        """Return how a JSON value violates the schema, as `at $.path: words` for the model; None if it is valid."""
+        """Return a message for the model about how a value violates the schema; None if the value is valid.
+
+        The message has the format `at $.path: problem`.
+        """
         num_values, num_chars, depth = _measure(value)
         if depth > MAX_VALUE_DEPTH:
-            return f"at $: they are nested more than {MAX_VALUE_DEPTH} levels deep"
+            return f"at $: the value is nested more than {MAX_VALUE_DEPTH} levels deep"
         if num_values * self._num_subschemas > MAX_COMPARISONS or num_chars * self._pattern_cost > MAX_PATTERN_WORK:
-            return "at $: they are too large to be checked; write smaller ones"
+            return "at $: the value is too large to be checked; write a smaller value"
         try:
             if self._validator.is_valid(value):
                 return None
-            _, path, words = _Explanation(self._schema, self._dialect, self._part).explain((), value, ())
+            _, path, words = _Explanation(self._schema, self._dialect, self._get_subschema_validator).explain(
+                (), value, ()
+            )
         except UnicodeEncodeError:
-            return "at $: they have half of a surrogate pair; write whole characters"
+            return "at $: the value has half of a surrogate pair; write complete characters"
         return shorten(f"at {format_schema_path(path)}: {words}", MAX_MESSAGE_CHARS)
 
-    def _part(self, path: Path) -> jsonschema_rs.Validator | None:
-        """Return the compiled subschema at a path."""
+    def _get_subschema_validator(self, path: Path) -> jsonschema_rs.Validator | None:
+        """Return the compiled validator of the subschema at a path."""
         if self._parts is None:
             self._parts = jsonschema_rs.validator_map_for(
                 {**self._schema, "$schema": _dialect_url(self._dialect)},
@@ -166,11 +175,11 @@ class SchemaValidator:
                 offline=True,
                 pattern_options=self._options,
             )
-        return self._parts.get("#" + "".join(f"/{_escaped(str(part))}" for part in path))
+        return self._parts.get("#" + "".join(f"/{_escape_pointer(str(part))}" for part in path))
 
 
 def keep_top_level(schema: Any) -> dict[str, Any]:
-    """Return the types and required keys at the top level of a schema."""
+    """Return a schema with only the types and required keys from the top level of `schema`."""
     if not isinstance(schema, dict):
         return {}
     properties = schema.get("properties")
@@ -186,7 +195,7 @@ def keep_top_level(schema: Any) -> dict[str, Any]:
 # -- compiled schemas --------------------------------------------------------------------------------------------------
 
 
-def _compiled(schema: Any, dialect: type[jsonschema_rs.Validator]) -> tuple[jsonschema_rs.Validator, Any]:
+def _compile(schema: Any, dialect: type[jsonschema_rs.Validator]) -> tuple[jsonschema_rs.Validator, Any]:
     """Return the validator of a schema and its pattern options: linear time if that supports all patterns."""
     for options in (_LINEAR, _BACKTRACKING):
         with suppress(ValueError):
@@ -211,7 +220,7 @@ def _find_unsupported(pattern: str, options: Any) -> str | None:
     return None if found is None else found[0]
 
 
-def _dialect(schema: Any) -> type[jsonschema_rs.Validator]:
+def _get_dialect(schema: Any) -> type[jsonschema_rs.Validator]:
     url = schema.get("$schema") if isinstance(schema, dict) else None
     name = str(url).rstrip("#").removeprefix("http://").removeprefix("https://")
     return _DIALECTS.get(name, jsonschema_rs.Draft202012Validator)
@@ -240,7 +249,7 @@ def _plain(schema: Any) -> Any:
     return plain
 
 
-def _escaped(part: str) -> str:
+def _escape_pointer(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
 
 
@@ -270,21 +279,24 @@ class _Explanation:
     """
 
     def __init__(self, root: Any, dialect: type[jsonschema_rs.Validator], part: Any) -> None:
-        self._root, self._dialect, self._part = root, dialect, part
+        self._root, self._dialect, self._get_subschema_validator = root, dialect, part
         self._left = MAX_EXPLAINED
 
     def explain(self, at: Path, value: Any, path: Path) -> tuple[int, Path, str]:
-        """Return (depth, path, words) of a violation of the subschema at `at` by `value`, which is at `path`."""
+        """Return a violation of the subschema at `at` by `value`, which is at `path` in the validated value.
+
+        Returns (depth of the violation, path of the violation, message).
+        """
         schema = _value_at(self._root, at)
         if not isinstance(schema, dict):
             return len(path), path, f"{_format_value(value)} is not allowed here"
         self._left -= 1
-        if (words := self._own_violation(schema, value)) is not None:
+        if (words := self._find_own_violation(schema, value)) is not None:
             return len(path), path, words
-        for place, inner, inner_path in self._subschemas(schema, at, value, path):
+        for place, inner, inner_path in self._iter_applied_subschemas(schema, at, value, path):
             if self._left <= 0:
                 break
-            if not self._fits(place, inner):
+            if not self._is_valid(place, inner):
                 return self.explain(place, inner, inner_path)
         for key in ("anyOf", "oneOf"):
             if key in schema and (found := self._explain_branches(key, at, schema, value, path)) is not None:
@@ -293,7 +305,7 @@ class _Explanation:
         rest = f"'{keys[0]}'" if keys else "the schema"
         return len(path), path, f"{_format_value(value)} breaks the rule {rest}"
 
-    def _own_violation(self, schema: Mapping[str, Any], value: Any) -> str | None:
+    def _find_own_violation(self, schema: Mapping[str, Any], value: Any) -> str | None:
         """Return the violation of the schema's own keywords, without subschemas; None if there is no violation."""
         own = {
             key: part
@@ -305,12 +317,12 @@ class _Explanation:
             own |= {"patternProperties": dict.fromkeys(schema.get("patternProperties") or {}, True)}
             own["additionalProperties"] = False
         try:
-            _compiled(own, self._dialect)[0].validate(value)
+            _compile(own, self._dialect)[0].validate(value)
         except jsonschema_rs.ValidationError as error:
-            return _words(error, value)
+            return _describe_violation(error, value)
         return None
 
-    def _subschemas(self, schema: Mapping[str, Any], at: Path, value: Any, path: Path) -> Any:
+    def _iter_applied_subschemas(self, schema: Mapping[str, Any], at: Path, value: Any, path: Path) -> Any:
         """Yield (subschema path, value, value path) for references, `allOf`, properties and items."""
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             if isinstance(schema.get(key), str) and (found := resolve_reference(self._root, schema[key])) is not None:
@@ -340,7 +352,7 @@ class _Explanation:
     ) -> tuple[int, Path, str] | None:
         """Return the violation of the branch that the value matches most deeply, if there is one such branch."""
         branches = range(len(schema[key]))
-        fitting = [i for i in branches if self._fits((*at, key, i), value)]
+        fitting = [i for i in branches if self._is_valid((*at, key, i), value)]
         if fitting:
             if key == "anyOf" or len(fitting) == 1:
                 return None
@@ -352,10 +364,10 @@ class _Explanation:
             return nearly[0]
         return len(path), path, f"{_format_value(value)} is not valid under any of the given schemas"
 
-    def _fits(self, at: Path, value: Any) -> bool:
+    def _is_valid(self, at: Path, value: Any) -> bool:
         if isinstance(part := _value_at(self._root, at), bool):
             return part
-        validator = self._part(at)
+        validator = self._get_subschema_validator(at)
         return validator is None or bool(validator.is_valid(value))
 
 
@@ -365,10 +377,10 @@ def _value_at(root: Any, path: Path) -> Any:
     return root
 
 
-def _words(error: jsonschema_rs.ValidationError, value: Any) -> str:
+def _describe_violation(error: jsonschema_rs.ValidationError, value: Any) -> str:
     kind = error.kind
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded):
-        return f"{_format_value(value)} cannot be compared with the pattern in {MAX_BACKTRACKS:,} steps"
+        return f"{_format_value(value)} cannot be compared with the pattern within {MAX_BACKTRACKS:,} steps"
     return shorten(error.message, MAX_MESSAGE_CHARS).replace(_VALUE, _format_value(value))
 
 

@@ -1,7 +1,7 @@
-"""Tool schemas as models read them: references are inlined and irrelevant keywords removed, within fixed bounds.
+"""Simplification of tool schemas for prompts: references are inlined and irrelevant keywords are removed.
 
-Most chat templates write a tool's schema into the prompt unchanged. Keywords of OpenAPI 3.0 are converted to JSON
-Schema.
+The size of the result is bounded. Most chat templates write a tool's schema into the prompt unchanged. Keywords of
+OpenAPI 3.0 are converted to JSON Schema.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from agent_rft.spec.schemas.schema_limits import (
     Path,
     SchemaProblem,
     SchemaRejected,
+    make_schema_error,
     resolve_reference,
-    schema_error,
 )
 
 MAX_NODES = 2_000
@@ -42,9 +42,12 @@ OMITTED_KEYWORDS = frozenset(
 
 
 def inline_references(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str, Any] | None, SchemaProblem | None]:
-    """Return the schema, which is at `path` of `root`, with its references replaced by their targets; or the error."""
+    """Return the schema with each reference replaced by its target, and None; or None and the problem.
+
+    The schema is at `path` in the document `root`. References are resolved in this document.
+    """
     try:
-        found = _Inliner(root).plain(schema, path, (), 0)
+        found = _Inliner(root).inline(schema, path, (), 0)
     except SchemaRejected as error:
         return None, error.problem
     if not isinstance(found, dict):
@@ -59,12 +62,15 @@ class _Inliner:
         self._root = root
         self._num_left = MAX_NODES
 
-    def plain(self, schema: Any, path: Path, above: tuple[str, ...], depth: int) -> Any:
-        """Return the schema at `path` without references; `above` lists the references that led to it."""
+    def inline(self, schema: Any, path: Path, above: tuple[str, ...], depth: int) -> Any:
+        """Return the schema at `path` without references.
+
+        `above` contains the references that led to this schema, and `depth` is its depth in the result.
+        """
         self._num_left -= 1
         if self._num_left < 0 or depth > MAX_DEPTH:
-            what = f"has more than {MAX_NODES:,} parts or {MAX_DEPTH} levels once its references are followed"
-            raise schema_error(path, what, "describe only the arguments that the model needs, or leave it out")
+            what = f"has more than {MAX_NODES:,} parts or {MAX_DEPTH} levels after following references"
+            raise make_schema_error(path, what, "describe only the arguments that the model needs, or omit this schema")
         if not isinstance(schema, dict):
             return schema
         if (reference := schema.get("$ref")) is not None:
@@ -73,14 +79,14 @@ class _Inliner:
         for key, value in schema.items():
             if key in SCHEMA_MAP_KEYWORDS and key not in OMITTED_KEYWORDS and isinstance(value, dict):
                 found[key] = {
-                    name: self.plain(part, (*path, key, name), above, depth + 1)
+                    name: self.inline(part, (*path, key, name), above, depth + 1)
                     for name, part in value.items()
                     if not (isinstance(part, dict) and part.get("readOnly") is True)
                 }
             elif key in SCHEMA_KEYWORDS and isinstance(value, dict):
-                found[key] = self.plain(value, (*path, key), above, depth + 1)
+                found[key] = self.inline(value, (*path, key), above, depth + 1)
             elif key in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
-                found[key] = [self.plain(part, (*path, key, i), above, depth + 1) for i, part in enumerate(value)]
+                found[key] = [self.inline(part, (*path, key, i), above, depth + 1) for i, part in enumerate(value)]
             elif key == "description" and isinstance(value, str):
                 found[key] = value.strip()[:MAX_DESCRIPTION_CHARS]
             elif key not in OMITTED_KEYWORDS and not str(key).startswith("x-"):
@@ -91,19 +97,19 @@ class _Inliner:
         at = (*path, "$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             message = f"{str(reference)[:200]!r} is in another document, which is not fetched"
-            raise schema_error(at, message, "bundle all documents into one file first")
+            raise make_schema_error(at, message, "bundle all documents into one file first")
         if reference in above:
             message = f"{reference[:200]} contains itself, so the schema is infinite"
             fix = "replace the inner reference by {type: object}, or select only other tools with --tool"
-            raise schema_error(at, message, fix)
+            raise make_schema_error(at, message, fix)
         target = resolve_reference(self._root, reference)
         if target is None:
-            raise schema_error(at, f"{reference[:200]} does not exist in the document", "correct the reference")
+            raise make_schema_error(at, f"{reference[:200]} does not exist in the document", "correct the reference")
         place, found = target
-        result = self.plain(found, place, (*above, reference), depth + 1)
+        result = self.inline(found, place, (*above, reference), depth + 1)
         siblings = {key: value for key, value in schema.items() if key != "$ref"}
         if siblings and isinstance(result, dict):  # such as a default or a description
-            result = {**result, **self.plain(siblings, path, above, depth + 1)}
+            result = {**result, **self.inline(siblings, path, above, depth + 1)}
         return result
 
 

@@ -1,6 +1,7 @@
-"""Structural check of users' JSON schemas, within fixed bounds, before an engine compiles them.
+"""Limits on the structure of users' JSON schemas, which are checked before an engine compiles the schemas.
 
-Nothing is ever retrieved: a reference must start with # and is resolved from the root of its schema. Ids are ignored.
+No document is ever retrieved: a reference must start with # and is resolved from the root of its schema. Ids are
+ignored.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ about ten levels."""
 MAX_BYTES = 256 << 10
 """Maximum size as JSON. A tool's schema is part of every prompt that offers the tool, and no context is longer."""
 MAX_SUBSCHEMAS = 5_000
-"""Maximum subschemas after following references: a grammar of 5,000 takes about a second, and a value is checked
-against each."""
+"""Maximum subschemas after following references: compiling a grammar with 5,000 subschemas takes about a second, and a
+value is checked against each subschema."""
 MAX_CHOICES = 10_000
-"""Maximum values of an enum: a grammar of 10,000 takes 0.1 s and 25 MB."""
+"""Maximum values of an enum: compiling a grammar with 10,000 values takes 0.1 s and 25 MB."""
 MAX_PATTERNS = 100
 """Maximum patterns of one schema: each compiled pattern takes up to a few MB."""
 MAX_PATTERN_CHARS = 2_000
-"""Maximum length of a pattern; the longest common ones, for dates and URLs, have a few hundred characters."""
+"""Maximum length of a pattern; the longest common patterns, for dates and URLs, have a few hundred characters."""
 MAX_LOWER_BOUND = 10_000
-"""Maximum of lower bounds such as minItems: examples of such values are generated, and a model's turn cannot be
+"""Maximum of lower bounds such as minItems: example values of this length are generated, and a model's turn cannot be
 longer."""
 MAX_UPPER_BOUND = 1_000_000
 """Maximum of upper bounds such as maxItems, if a grammar has to count them."""
@@ -79,7 +80,7 @@ class SchemaProblem:
 
 
 class SchemaRejected(Exception):
-    """Exception that carries a `SchemaProblem` out of nested loops."""
+    """Exception that carries a `SchemaProblem` out of nested calls."""
 
     def __init__(self, problem: SchemaProblem) -> None:
         super().__init__(str(problem))
@@ -93,33 +94,37 @@ def format_schema_path(path: Path) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return `text`, without its middle if it is longer than `limit`."""
+    """Return `text`. If it is longer than `limit`, its middle is replaced by dots."""
     return text if len(text) <= limit else f"{text[: limit - limit // 4 - 3]}...{text[-(limit // 4) :]}"
 
 
 def check_schema_limits(schema: Any, *, grammar: bool) -> None:
-    """Check size, depth, references and numbers of a schema; with `grammar`, also limits that only grammars have.
+    """Check the size, depth, references and numeric bounds of a schema.
+
+    With `grammar`, limits that apply only to grammars are checked too.
 
     Raises:
-        Refused: The schema has an error; the first one is reported.
+        SchemaRejected: The schema has an error; the first one is reported.
     """
     _check_json(schema)
     nodes = _Nodes(schema)
     for path, node in nodes.found:
         _check_numbers(node, path, grammar)
     _check_patterns(collect_patterns(nodes))
-    if (count := nodes.num_applied()) > MAX_SUBSCHEMAS:
-        raise _too_large((), f"has {_count(count)} subschemas after following references", MAX_SUBSCHEMAS, "shorten it")
+    if (count := nodes.count_applied()) > MAX_SUBSCHEMAS:
+        raise _too_large_error(
+            (), f"has {_format_count(count)} subschemas after following references", MAX_SUBSCHEMAS, "shorten it"
+        )
     nodes.check_cycles()
 
 
 def find_patterns(schema: Any) -> list[tuple[Path, str]]:
-    """Return the path and text of each pattern of a schema that passes `check_schema_limits`."""
+    """Return the path and text of each regular expression in a schema that has passed `check_schema_limits`."""
     return collect_patterns(_Nodes(schema))
 
 
 def collect_patterns(nodes: _Nodes) -> list[tuple[Path, str]]:
-    """Return the path and text of each pattern in `nodes`."""
+    """Return the path and text of each regular expression in `nodes`."""
     found: list[tuple[Path, str]] = []
     for path, node in nodes.found:
         if isinstance(pattern := node.get("pattern"), str):
@@ -131,11 +136,11 @@ def collect_patterns(nodes: _Nodes) -> list[tuple[Path, str]]:
 
 def count_subschemas(schema: Any) -> int:
     """Return the number of subschemas after following references; a recursive reference counts once."""
-    return _Nodes(schema).num_applied()
+    return _Nodes(schema).count_applied()
 
 
 def iter_subschemas(node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """Yield the direct subschemas of a schema, with their relative paths."""
+    """Yield the path, relative to `node`, and the value of each direct subschema."""
     for key, value in node.items():
         if key in SCHEMA_KEYWORDS and isinstance(value, dict | bool):
             yield (key,), value
@@ -171,7 +176,7 @@ class _Nodes:
     """All schemas within a schema, each once, and the schemas that each one applies. Boolean schemas are omitted.
 
     Raises:
-        Refused: A reference does not resolve within the schema, or there are too many subschemas.
+        SchemaRejected: A reference does not resolve within the schema, or there are too many subschemas.
     """
 
     def __init__(self, root: Any) -> None:
@@ -185,7 +190,7 @@ class _Nodes:
         while remaining or references:
             if not remaining:  # a reference may lead to a place where no schema was expected
                 path, node, key = references.pop()
-                target = self._target(path, node, key, anchors)
+                target = self._find_target(path, node, key, anchors)
                 if isinstance(target[1], dict):
                     self._applied[id(node)].append(id(target[1]))
                     self._in_place[id(node)].append(id(target[1]))
@@ -196,7 +201,7 @@ class _Nodes:
                 continue
             self.found.append((path, node))
             if len(self.found) > MAX_SUBSCHEMAS:
-                raise _too_large((), f"has over {MAX_SUBSCHEMAS:,} subschemas", MAX_SUBSCHEMAS, "shorten it")
+                raise _too_large_error((), f"has over {MAX_SUBSCHEMAS:,} subschemas", MAX_SUBSCHEMAS, "shorten it")
             applied, in_place = self._applied.setdefault(id(node), []), self._in_place.setdefault(id(node), [])
             for place, part in iter_subschemas(node):
                 remaining.append(((*path, *place), part))
@@ -210,7 +215,7 @@ class _Nodes:
             anchors |= dict.fromkeys(names, (path, node))
             references += [(path, node, key) for key in REFERENCES if isinstance(node.get(key), str)]
 
-    def _target(
+    def _find_target(
         self, path: Path, node: dict[str, Any], key: str, anchors: Mapping[str, tuple[Path, Any]]
     ) -> tuple[Path, Any]:
         reference = node[key]
@@ -220,16 +225,16 @@ class _Nodes:
                 f"the reference {shown!r} points outside the schema; only references that start with # are allowed"
             )
             fix = "put the target into `$defs` of the same schema, and write #/$defs/NAME"
-            raise schema_error((*path, key), message, fix)
+            raise make_schema_error((*path, key), message, fix)
         found = anchors.get(unquote(reference[1:])) or resolve_reference(self._root, reference)
         if found is None or not isinstance(found[1], dict | bool):
             message = f"the reference {shown!r} cannot be resolved"
             fix = "add the target to `$defs` of the schema"
-            raise schema_error((*path, key), message, fix)
+            raise make_schema_error((*path, key), message, fix)
         return found
 
-    def num_applied(self) -> int:
-        """Return the number of subschemas that the root schema applies, references followed."""
+    def count_applied(self) -> int:
+        """Return the number of subschemas that the root schema applies, after following references."""
         sizes: dict[int, int] = {}
         begun: set[int] = set()
         remaining = [(id(self._root), False)]
@@ -248,9 +253,9 @@ class _Nodes:
         try:
             TopologicalSorter(self._in_place).prepare()
         except CycleError:
-            message = "its references form a cycle: a value would be validated with the same schema forever"
-            fix = "refer to the schema from `properties` or `items`"
-            raise schema_error((), message, fix) from None
+            message = "the references form a cycle: a value would be validated with the same schema forever"
+            fix = "refer to the schema only from `properties` or `items`"
+            raise make_schema_error((), message, fix) from None
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
@@ -268,7 +273,7 @@ def _check_json(schema: Any) -> None:
             what = f"is nested more than {MAX_DEPTH} levels deep"
             raise SchemaRejected(SchemaProblem("schema_too_large", (), what, "use fewer levels of objects and lists"))
         if num_values > MAX_BYTES:  # aliases in a YAML file may expand to more than its text
-            raise _too_large((), f"has over {num_values - 1:,} values", MAX_BYTES, "shorten it")
+            raise _too_large_error((), f"has over {num_values - 1:,} values", MAX_BYTES, "shorten it")
         level = [part for value in level for part in (value.values() if isinstance(value, dict) else value)]
     try:
         size = len(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
@@ -280,7 +285,7 @@ def _check_json(schema: Any) -> None:
         message = "contains a value that JSON does not support, such as infinity or a number with thousands of digits"
         raise SchemaRejected(SchemaProblem("invalid_schema", (), message, "use smaller numbers")) from None
     if size > MAX_BYTES:
-        raise _too_large(
+        raise _too_large_error(
             (), f"has {size:,} bytes as JSON", MAX_BYTES, "shorten descriptions and enums, or split the tool"
         )
 
@@ -290,9 +295,11 @@ def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
         for key in keys if grammar or keys is MIN_KEYWORDS else ():
             value = node.get(key)
             if isinstance(value, int | float) and value > upper:
-                raise _too_large((*path, key), f"is {_count(value)}", upper, "lower it, or remove it")
+                raise _too_large_error((*path, key), f"is {_format_count(value)}", upper, "lower it, or remove it")
     if isinstance(choices := node.get("enum"), list) and len(choices) > MAX_CHOICES:
-        raise _too_large((*path, "enum"), f"has {len(choices):,} values", MAX_CHOICES, "use a type instead of the enum")
+        raise _too_large_error(
+            (*path, "enum"), f"has {len(choices):,} values", MAX_CHOICES, "use a type instead of the enum"
+        )
     if grammar:
         _check_bounds(node, path)
 
@@ -300,39 +307,43 @@ def _check_numbers(node: Mapping[str, Any], path: Path, grammar: bool) -> None:
 def _check_bounds(node: Mapping[str, Any], path: Path) -> None:
     """Reject bounds that a grammar cannot express: empty ranges, and fractional bounds of integers."""
     if node.get("enum") == []:
-        raise schema_error((*path, "enum"), "is empty", "add values, or remove it")
+        raise make_schema_error((*path, "enum"), "is empty", "add values, or remove it")
     whole = node.get("type") == "integer"
     for key in NUMERIC if whole else ():
         if isinstance(value := node.get(key), float) and not value.is_integer():
-            raise schema_error((*path, key), "must be a whole number, since it bounds an integer", "round it")
+            raise make_schema_error((*path, key), "must be a whole number, since it bounds an integer", "round it")
     for lower, upper in BOUNDS:
-        low, high = _number(node.get(lower)), _number(node.get(upper))
+        low, high = _as_number(node.get(lower)), _as_number(node.get(upper))
         if low is not None and high is not None:
             strict = sum(key.startswith("exclusive") for key in (lower, upper))
             if low > high or (strict and low == high) or (whole and strict == 2 and int(high) == int(low) + 1):
-                raise schema_error((*path, lower), f"leaves no values below {upper}", f"lower it, or raise {upper}")
+                raise make_schema_error(
+                    (*path, lower), f"leaves no values below {upper}", f"lower it, or raise {upper}"
+                )
 
 
-def _number(value: Any) -> float | None:
+def _as_number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def schema_error(path: Path, what: str, fix: str) -> SchemaRejected:
+def make_schema_error(path: Path, what: str, fix: str) -> SchemaRejected:
     """Return the error for an invalid part of a schema."""
     return SchemaRejected(SchemaProblem("invalid_schema", path, what, fix))
 
 
 def _check_patterns(patterns: list[tuple[Path, str]]) -> None:
     if len(patterns) > MAX_PATTERNS:
-        raise _too_large((), f"has {len(patterns):,} patterns", MAX_PATTERNS, "remove some")
+        raise _too_large_error((), f"has {len(patterns):,} patterns", MAX_PATTERNS, "remove some")
     for path, pattern in patterns:
         if len(pattern) > MAX_PATTERN_CHARS:
-            raise _too_large(path, f"has {len(pattern):,} characters", MAX_PATTERN_CHARS, "write a shorter pattern")
+            raise _too_large_error(
+                path, f"has {len(pattern):,} characters", MAX_PATTERN_CHARS, "write a shorter pattern"
+            )
 
 
-def _too_large(path: Path, what: str, upper: int, fix: str) -> SchemaRejected:
+def _too_large_error(path: Path, what: str, upper: int, fix: str) -> SchemaRejected:
     return SchemaRejected(SchemaProblem("schema_too_large", path, f"{what}; at most {upper:,} are allowed", fix))
 
 
-def _count(value: float) -> str:
+def _format_count(value: float) -> str:
     return f"{value:,}" if value < 10**15 else "more than 10^15"

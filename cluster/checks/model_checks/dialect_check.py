@@ -1,6 +1,6 @@
-"""Check of a job's chat template and tool parser by a round trip: rendered calls must be parsed as the same calls.
+"""Check of a job's chat template and tool parser by a round trip: the parser must read the calls that were rendered.
 
-Tools, messages, calls and results that a template leaves out are reported.
+The check also reports tools, messages, calls and results that the template leaves out.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ TEMPLATE = "model_options.chat_template"
 SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
 """Names of template arguments for a reasoning effort."""
 OWN_TEMPLATE = (
-    f"set {TEMPLATE} to a template that renders tools, calls and results (`agent-rft models template FOLDER` writes "
-    "one that adds them to the model's own)"
+    f"set {TEMPLATE} to a template that renders tools, calls and results (`agent-rft models template FOLDER` adds them "
+    "to the model's own template)"
 )
 CALLS = "the calls that the model's template writes"
-TOOLS_FIX = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no descriptions"
+TOOLS_FIX = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no tool descriptions"
 
 
 class DialectResult(NamedTuple):
-    """Dialect of a job's model.
+    """Result of the search for the dialect of a job's model.
 
     Attributes:
-        renderer: The renderer for this dialect; None if the template cannot be used.
-        unread_calls: Why no parser reads the model's calls; a problem only of jobs that need calls (see `tool_calls`).
+        renderer: The renderer for the dialect that was found; None if the template cannot be used.
+        unread_calls_problem: Why no parser reads the model's calls; None if a parser does. This is a problem only for
+        jobs that
+            need calls (see `tool_call_check`).
         problems: All problems of the template and the job's model options.
     """
 
     renderer: Renderer | None
-    unread_calls: Problem | None
+    unread_calls_problem: Problem | None
     problems: list[Problem]
 
 
 def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None) -> DialectResult:
     """Find the dialect of a job's model.
 
-    If the model has a `card`, its parser is used, because the check of the job that trained the model has found it.
+    The round trip is skipped if the job uses the template and the parser that the model's `card` names, because the job
+    that trained the model has passed the check with them.
     """
     options = job.model_options
     asked = replace(
@@ -61,7 +64,7 @@ def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None 
         template_arguments=options.template_arguments,
         chat_template=options.chat_template,
     )
-    problems = _unknown_tokens(tokenizer, options.stop_tokens)
+    problems = _stop_token_problems(tokenizer, options.stop_tokens)
     try:
         template = load_chat_template(tokenizer, options.chat_template).text
         asked = replace(asked, template_arguments=_effort_arguments(job, template) | asked.template_arguments)
@@ -86,7 +89,7 @@ def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None 
         code = str(error.details.get("code", "template_error"))
         return DialectResult(None, None, [*problems, Problem(code, field, error.problem, error.fix)])
     if problem is None:
-        unread = _result_problem(renderer)
+        unread = _tool_result_problem(renderer)
     elif options.tool_parser == "auto":
         unread = Problem("calls_not_parsed", PARSER, f"no parser reads {CALLS}: {problem}", OWN_TEMPLATE)
     else:
@@ -99,20 +102,20 @@ def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None 
 
 
 def check_grammar(reinforcement: Reinforcement, family: ModelFamily, *, calls: bool) -> list[Problem]:
-    """Return a problem if answers are constrained by a schema, but the family's syntax has no grammar.
+    """Return a problem if the job constrains answers with a schema, but no grammar exists for the family's syntax.
 
-    `calls` is whether the turns may have tool calls.
+    `calls` is whether turns may contain tool calls.
     """
     if reinforcement.response_format is None:
         return []
     error = find_grammar_problem(family, calls=calls)
-    known = ", ".join(family.name for family in FAMILIES if family.calls)
-    fix = f"leave it out and describe the format in the prompt, or use a model of another family ({known})"
+    known = ", ".join(family.name for family in FAMILIES if family.call_syntaxes)
+    fix = f"leave out response_format and describe the format in the prompt, or use a model of another family ({known})"
     field = "method.reinforcement.response_format"
     return [] if error is None else [Problem("no_call_grammar", field, error, fix)]
 
 
-def _result_problem(renderer: Renderer) -> Problem | None:
+def _tool_result_problem(renderer: Renderer) -> Problem | None:
     """Return a problem if the template cannot render the results of calls."""
     calls = [
         {"id": f"call{i:05d}", "type": "function", "function": {"name": name, "arguments": "{}"}}
@@ -128,13 +131,13 @@ def _result_problem(renderer: Renderer) -> Problem | None:
     return None
 
 
-def _unknown_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Problem]:
+def _stop_token_problems(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Problem]:
     return [
         Problem(
             "unknown_stop_token",
             f"model_options.stop_tokens[{i}]",
-            f"{text!r} is not one token of the model's vocabulary",
-            "use one token, such as <|im_end|>; tokenizer.json lists special tokens in added_tokens",
+            f"{text!r} is not a single token of the model's vocabulary",
+            "use a single token, such as <|im_end|>; tokenizer.json lists special tokens in added_tokens",
         )
         for i, text in enumerate(texts)
         if tokenizer.backend_tokenizer.token_to_id(text) is None

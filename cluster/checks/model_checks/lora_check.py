@@ -1,4 +1,4 @@
-"""Check that a job's `lora` fits its model, an adapter that the job may start from, and vLLM."""
+"""Check that a job's setting `lora` fits the model, vLLM and, if the job starts from an adapter, that adapter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_LORA = "leave out `lora` to train all weights, or use another model"
 
 
 def check_lora(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Problem]:
-    """Yield the problems of the job's `lora`; `config` is the Transformers config of the folder's `base`."""
+    """Yield the problems of the job's setting `lora`; `config` is the Transformers config of `folder.base`."""
     adapter = folder.adapter
     lora = folder.lora if job.optimizer_settings.lora == "auto" else job.optimizer_settings.adapter
     if adapter is not None:
@@ -50,7 +50,7 @@ def check_lora(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Probl
 
 
 def can_adapt(job: JobSpec, config: Any) -> bool:
-    """Whether `lora: auto` may train an adapter of a model with this config."""
+    """Whether `lora: auto` may choose an adapter for a model with this config. Always true if the job sets `lora`."""
     if job.optimizer_settings.lora != "auto":
         return True
     try:
@@ -69,8 +69,8 @@ def _shape_problems(adapter: AdapterFolder, layers: LinearShapes, rank: int) -> 
     if wrong:
         name = wrong[0]
         message = (
-            f"its adapter does not fit its base model {adapter.base} and `lora`: {name} is "
-            f"{_shape_text(found.get(name))}, not {_shape_text(expected.get(name))}"
+            f"the adapter does not fit its base model {adapter.base} and the setting `lora`: for {name}, it "
+            f"has {_shape_text(found.get(name))} instead of {_shape_text(expected.get(name))}"
             + f" (and {len(wrong) - 1} more)"
             * (len(wrong) > 1)
         )
@@ -79,4 +79,4 @@ def _shape_problems(adapter: AdapterFolder, layers: LinearShapes, rank: int) -> 
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else " x ".join(map(str, shape))
+    return "no weights" if shape is None else " x ".join(map(str, shape))

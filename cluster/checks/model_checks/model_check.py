@@ -1,6 +1,6 @@
-"""Check of a job's model with the libraries that load it: its architecture and its tokenizer.
+"""Check of the architecture and tokenizer of a job's model, with the libraries that load the model.
 
-`agent_rft.cluster.checks.model_checks.dialect_check` checks its chat template and tool parser.
+The chat template and the tool parser are checked in `agent_rft.cluster.checks.model_checks.dialect_check`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from agent_rft.trainer.model.router_replay import num_experts
 class LoadableModel(ModelSizes):
     """Model that learner and engines can load, and the renderer that turns its conversations into tokens.
 
-    `unread_calls` is why no parser reads its tool calls; it is a problem only of jobs that need calls. `has_adapters`
-    is whether adapters of the model can be trained and, if the job samples rollouts, used by vLLM.
+    `unread_calls_problem` is why no parser reads the model's tool calls, a problem only for jobs that need calls; None
+    if a parser reads them. `can_use_lora` is whether adapters of the model can be trained and, if the job samples
+    rollouts, whether vLLM can use them.
     """
 
     renderer: Renderer
-    unread_calls: Problem | None = None
-    has_adapters: bool = True
+    unread_calls_problem: Problem | None = None
+    can_use_lora: bool = True
 
 
 def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
-    """Return the job's model and its problems, including those of `lora` if the job trains.
+    """Return the job's model and its problems; with `trains`, also the problems of the setting `lora`.
 
     The model is None if it cannot be loaded. A model that can be loaded but not trained is returned with its problems.
     """
@@ -59,10 +60,10 @@ def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tup
             message = f"stage 3 cannot train layers of type {types}, because they run one sequence at a time"
             problems.append(Problem("stateful_layers_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
         if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
-            problems += _replay_problems(loaded)
+            problems += _router_replay_problems(loaded)
         if (quantization := read_quantization(folder.config)) is not None:
             problems.append(quantized_problem(quantization))
-        config = _sizes(loaded)
+        config = _read_config_values(loaded)
         shape = None if folder.weight_problems else read_shape(config, folder.num_parameters)
         if trains and not problems:
             problems += check_lora(job, folder, loaded)
@@ -76,8 +77,8 @@ def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tup
         max_context=read_max_context(config),
         shape=shape,
         renderer=dialect.renderer,
-        unread_calls=dialect.unread_calls,
-        has_adapters=can_adapt(job, loaded),
+        unread_calls_problem=dialect.unread_calls_problem,
+        can_use_lora=can_adapt(job, loaded),
     )
     return model, problems
 
@@ -93,14 +94,16 @@ def _why_unsupported(config: Any) -> str | None:
     return None
 
 
-def _replay_problems(config: Any) -> list[Problem]:
+def _router_replay_problems(config: Any) -> list[Problem]:
     if num_experts(config.get_text_config()):
         return []
     field, message = "method.reinforcement.algorithm.router_replay", "the model has no experts"
-    return [Problem("not_a_mixture", field, message, "leave it out; it is only for mixture-of-experts models")]
+    return [
+        Problem("not_a_mixture", field, message, "leave out router_replay, which is only for mixture-of-experts models")
+    ]
 
 
-def _sizes(config: Any) -> dict[str, Any]:
+def _read_config_values(config: Any) -> dict[str, Any]:
     """Return the keys of config.json that `planning` reads, with the defaults and aliases of the model's class."""
     text = config.get_text_config()
     return {key: getattr(text, key, None) for key in CONFIG_KEYS} | {"dtype": str(text.dtype).removeprefix("torch.")}

@@ -1,7 +1,7 @@
-"""Check of the tool calls that a job's rows need, for a model whose calls no parser reads.
+"""Check that a job needs no tool calls if no parser reads the calls of its model.
 
-The model can be used without tools; then its turns are answers. Rows that need calls are refused. Otherwise the
-template would leave the calls out of the prompt, or calls that the model writes would be lost.
+Such a model can be used only without tools, so that each of its turns is an answer. Rows that need calls are refused.
+Otherwise the template would leave the calls out of the prompt, or calls that the model writes would be lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agent_rft.spec.job import JobSpec
 def check_calls_in_rows(
     model: LoadableModel, job: JobSpec, rows: Sequence[CheckedRow]
 ) -> tuple[LoadableModel, list[Problem]]:
-    """Return the model as the job uses it, and problems if the job needs calls that no parser reads.
+    """Return the model as the job uses it, and problems if the job needs tool calls although no parser reads them.
 
-    If the job needs no calls and no parser reads them, the model's turns are answers only.
+    If no parser reads calls and the job needs none, the returned model treats each turn as an answer.
     """
-    if (unread := model.unread_calls) is None:
+    if (unread := model.unread_calls_problem) is None:
         return model, []
     if job.method.reinforcement is not None and job.reinforcement.tools:
         return model, [unread]
@@ -42,11 +42,11 @@ def check_calls_in_rows(
 
 def tools_warning(model: LoadableModel) -> str | None:
     """Return a warning for a job without tools if the model's template does not support tools; else None."""
-    if model.unread_calls is None or model.renderer.dialect.tool_parser is not None:
+    if model.unread_calls_problem is None or model.renderer.dialect.tool_parser is not None:
         return None
     return (
-        f"model: works only without tools, because {model.unread_calls.message} [tools_unsupported]; before you add "
-        f"tools, {OWN_TEMPLATE}"
+        f"model: works only without tools, because {model.unread_calls_problem.message} [tools_unsupported]; "
+        f"before you add tools, {OWN_TEMPLATE}"
     )
 
 

@@ -1,1 +1,1 @@
-"""Checks that a job may resume in a run folder: its its settings and file contents must match the run."""
+"""Checks that a job may resume a run: the job's settings and the contents of its files must match the run."""

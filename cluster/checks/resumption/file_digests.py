@@ -1,7 +1,8 @@
 """Digests of a job's files and model, to detect changes since a run began.
 
-A file's digest includes the file's size, so that a file still matches after lines were appended. Large model files are
-digested by samples: training changes nearly all weights, and reading all of them could take minutes.
+A digest includes the size that the file had, so that the file still matches after lines were appended. The digest of a
+large model file covers only samples of its bytes: reading all bytes could take minutes, and samples suffice, because
+training changes nearly all weights.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def digest_path(path: Path) -> str | None:
 
 
 def matches_digest(path: Path, digest: str) -> bool | None:
-    """Whether a file or a model's folder has this digest, ignoring appended lines; None if it cannot be read."""
+    """Whether a file or a model's folder has this digest; None if it cannot be read.
+
+    Lines that were appended to the file are ignored.
+    """
     try:
         if path.is_dir():
             return _digest_model(path) == digest
@@ -56,12 +60,12 @@ def _digest_model(folder: Path) -> str:
         with path.open("rb") as file:
             size = path.stat().st_size
             found.update(f"{path.name}\0{size}\0".encode())
-            for part in _parts(file, size):
+            for part in _read_digested_parts(file, size):
                 found.update(part)
     return found.hexdigest()
 
 
-def _parts(file: BinaryIO, size: int) -> Iterator[bytes]:
+def _read_digested_parts(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Yield all bytes of a small file; of a large file, samples at equal distances from its beginning to its end."""
     if size <= MAX_FULL_BYTES:
         yield file.read()

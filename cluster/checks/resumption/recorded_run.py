@@ -1,9 +1,9 @@
-"""Values of a resumed run: it keeps those that it began with, whatever the current defaults and rules for `auto` are.
+"""Recorded values of a run. A resumed run keeps them, even if the defaults or the rules for `auto` have changed.
 
-They are in the run folder's job.resolved.json. A setting that the job file leaves out takes the run's value. A setting
-that the job file names must equal the run's value, except for the settings in `same_job.MAY_DIFFER`: their new values
-are used and shown. Secrets are not recorded, so they are not compared: values of headers and signing secrets, extra
-fields of tools, and credentials and queries of URLs.
+The values are recorded in the run folder's job.resolved.json. A setting that the job file leaves out gets the recorded
+value. A setting that the job file contains must equal the recorded value. Settings in `resume_compat.MAY_DIFFER` are
+exceptions: their new values are used and shown. Secrets are not recorded, so they are not compared: values of headers
+and signing secrets, extra fields of tools, and credentials and queries of URLs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agent_rft.spec.job import FILES, JobSpec
 from agent_rft.spec.legacy_job import load_legacy_job
 from agent_rft.spec.step_plan import GROUP_SIZE, StepPlan
 
-CONTENTS_FIX = f"restore its contents, or {START_AGAIN}"
+CONTENTS_FIX = f"restore the contents, or {START_AGAIN}"
 VALIDATION_NUMBERS = ("eval_interval", "eval_samples")
 """Numbers of a plan that the job file may change when a run resumes."""
 
@@ -55,10 +55,10 @@ class _Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Record of a run's start: its job without secrets and the resolved values of `auto`; also its checkpoints so far.
+    """Record of a run's start: its job without secrets, and the values to which `auto` was resolved.
 
-    `digests` maps the fields that name files to digests of their contents. `layout` has the resolved values of
-    `cluster`.
+    `digests` maps each job field that names a file to the digest of the file's contents. `layout` has the resolved
+    values of the job's section `cluster`. `num_checkpoints` is the number of checkpoints that the run has now.
     """
 
     job: JobSpec
@@ -91,13 +91,16 @@ class RecordedRun:
         except (ValueError, RecursionError) as error:
             raise InvalidJob(f"{what}: its job.resolved.json is damaged ({error}); {START_AGAIN}") from None
         if record.job is None or record.plan is None:
-            raise InvalidJob(f"{what}: its job.resolved.json is missing or has no job and plan; {START_AGAIN}")
-        job, warnings = load_legacy_job(_as_in_a_file(record.job), "the run")
+            raise InvalidJob(f"{what}: its job.resolved.json is missing, or lacks the job or the plan; {START_AGAIN}")
+        job, warnings = load_legacy_job(_to_job_file_format(record.job), "the run")
         written = len(list(folder.checkpoints.glob("step-*")))
         return cls(job, record.plan, record.context_length, record.digests, record.layout, tuple(warnings), written)
 
     def recorded_plan(self, job: JobSpec, current: StepPlan) -> StepPlan:
-        """Return the run's plan for the resumed `job`. Numbers that the record lacks come from the plan `current`.
+        """Return the recorded plan for the resumed `job`.
+
+        Two kinds of numbers come from the plan `current`: those that the record lacks, and those about validations that
+        the job sets.
 
         Raises:
             InvalidJob: The recorded plan is damaged.
@@ -113,12 +116,12 @@ class RecordedRun:
             ) from None
 
     def apply_to(self, job: JobSpec) -> JobSpec:
-        """Return `job`, whose model is a local folder, with the run's values.
+        """Return `job` with the recorded values of all settings that it leaves out. Its model must be a local folder.
 
         Raises:
-            InvalidJob: The job has values that must not differ from the run's; lists all of them.
+            InvalidJob: Settings differ from their recorded values, but must not; lists all of them.
         """
-        comparison = ResumeComparison(self._resolved())
+        comparison = ResumeComparison(self._resolved_numbers())
         resumed = comparison.merge(job, self.job)
         problems = [*comparison.problems, *self._file_problems(job)]
         if problems:
@@ -129,8 +132,8 @@ class RecordedRun:
         return resumed
 
     def list_changes(self, resumed: JobSpec) -> tuple[SettingDifference, ...]:
-        """Return the permitted differences between `resumed`, the job that `keep` returned, and the run's job."""
-        comparison = ResumeComparison(self._resolved())
+        """Return the permitted differences between the recorded job and `resumed`, the job that `apply_to` returned."""
+        comparison = ResumeComparison(self._resolved_numbers())
         comparison.merge(resumed, self.job)
         now, was = job_paths(resumed), job_paths(self.job)
         moved = [
@@ -140,17 +143,18 @@ class RecordedRun:
         ]
         return (*moved, *comparison.changes)
 
-    def list_layout_changes(self, kept: JobSpec, placement: Placement) -> tuple[SettingDifference, ...]:
-        """Return the values of the recorded layout that `placement` changes and that are `auto` in the `kept` job.
+    def list_layout_changes(self, resumed: JobSpec, placement: Placement) -> tuple[SettingDifference, ...]:
+        """Return the recorded layout settings that are `auto` in `resumed` and have another value in `placement`.
 
-        The first change is the layout as text, for `cluster`. Settings that are not part of that text follow.
+        The first difference has the setting `cluster` and the full layout as text. It is followed by the differences of
+        settings that this text does not contain.
         """
         now = RecordedLayout.from_placement(placement)
         values = {name: (getattr(self.layout, name), getattr(now, name)) for name in RECORDED}
         changed = {
             name: (old, new)
             for name, (old, new) in values.items()
-            if getattr(kept.cluster, name) == "auto" and None not in (old, new) and old != new
+            if getattr(resumed.cluster, name) == "auto" and None not in (old, new) and old != new
         }
         before = replace(placement, **{name: old for name, (old, _) in changed.items()})
         layouts = (
@@ -163,8 +167,8 @@ class RecordedRun:
             SettingDifference(f"cluster.{name}", format_value(new), format_value(old)) for name, old, new in others
         )
 
-    def _resolved(self) -> dict[str, Any]:
-        """Return the numbers that `auto` was resolved to, without those that are missing or damaged in the record."""
+    def _resolved_numbers(self) -> dict[str, Any]:
+        """Return the numbers to which `auto` was resolved, except numbers that are missing or damaged in the record."""
         section, plan = f"method.{self.job.method.type}", self.plan
         algorithm = self.job.method.reinforcement or self.job.supervised
         multiplier = algorithm.hyperparameters.learning_rate_multiplier
@@ -172,10 +176,12 @@ class RecordedRun:
             "hyperparameters.batch_size": plan.get("batch_size"),
             "hyperparameters.n_epochs": plan.get("n_epochs"),
             "hyperparameters.learning_rate_multiplier": 1.0,
-            "hyperparameters.compute_multiplier": _divided(plan.get("group_size"), GROUP_SIZE),
+            "hyperparameters.compute_multiplier": _divide_number(plan.get("group_size"), GROUP_SIZE),
             "hyperparameters.eval_interval": plan.get("eval_interval"),
             "hyperparameters.eval_samples": plan.get("eval_samples"),
-            "algorithm.learning_rate": _divided(plan.get("learning_rate"), 1.0 if multiplier == "auto" else multiplier),
+            "algorithm.learning_rate": _divide_number(
+                plan.get("learning_rate"), 1.0 if multiplier == "auto" else multiplier
+            ),
         }
         numbers = {f"{section}.{name}": value for name, value in found.items()}
         numbers["cluster.context_length"] = self.context_length
@@ -199,14 +205,14 @@ class RecordedRun:
                     yield difference_problem(field, str(now), str(was))
                 else:
                     only = "" if field == "model" else "; rows may only be appended"
-                    message = f"its contents have changed since the run began{only}"
+                    message = f"the contents have changed since the run began{only}"
                     yield Problem("setting_differs", field, message, CONTENTS_FIX)
         for field in paths.keys() - job_paths(self.job).keys():
             yield difference_problem(field, str(paths[field]), None)
 
 
 def job_paths(job: JobSpec) -> dict[str, Path]:
-    """Return the paths of a job's files and of its model folder, by field. A missing model has its name as path."""
+    """Return the paths of a job's files and model folder, by field. The path of a missing model is its name."""
     files = {name: Path(path) for name in FILES if (path := getattr(job, name)) is not None}
     return files | {"model": Path(job.model)}
 
@@ -221,7 +227,7 @@ def _describe(error: ValidationError) -> str:
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
-def _as_in_a_file(recorded: dict[str, Any]) -> dict[str, Any]:
+def _to_job_file_format(recorded: dict[str, Any]) -> dict[str, Any]:
     """Convert a recorded job to the format of a job file, in which the schema of `response_format` is wrapped."""
     match recorded:
         case {"method": {"reinforcement": {"response_format": dict(schema)}}}:
@@ -231,5 +237,5 @@ def _as_in_a_file(recorded: dict[str, Any]) -> dict[str, Any]:
     return recorded
 
 
-def _divided(number: Any, by: float) -> float | None:
+def _divide_number(number: Any, by: float) -> float | None:
     return number / by if isinstance(number, int | float) and by else None

@@ -1,8 +1,9 @@
 """Comparison of a job with the run that it resumes: settings that affect what is learned must be the same.
 
-These are the contents of model and files, graders and guards, reward, algorithm, seed, answer format, and the limits of
-calls, tokens and steps. Settings in `MAY_DIFFER` may change: access to endpoints, resources, the interval of
-validations and early stopping. A new setting must be the same unless `MAY_DIFFER` lists it.
+These settings are the contents of the model and of the files, graders and guards, the reward, the algorithm, the seed,
+the answer format, and the limits of calls, tokens and steps. Settings in `MAY_DIFFER` may change: access to endpoints,
+resources, the interval of validations and early stopping. A setting that is added to the schema later must be the same,
+too, unless it is added to `MAY_DIFFER`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SettingDifference:
-    """Changed setting of a resumed run: its value now and the value that the run began with, as JSON."""
+    """Changed setting of a resumed run: its `new` value and the `old` value that the run began with, as text."""
 
     setting: str
     new: str
@@ -60,12 +61,12 @@ class SettingDifference:
 
 
 def may_differ(model: type[BaseModel], name: str) -> bool:
-    """Whether a setting of `model`, or of one of its base classes, may differ from the run's."""
+    """Whether the setting `name` of `model`, or of one of its base classes, may differ from the run's value."""
     return any(name in MAY_DIFFER.get(base, ()) for base in model.__mro__)
 
 
 def difference_problem(setting: str, now: Any, was: Any, fix: str = FIX) -> Problem:
-    """Return the problem of a setting that differs from the run's."""
+    """Return the problem of a setting whose value `now` differs from the value `was` that the run began with."""
     return Problem(
         "setting_differs", setting, f"is {format_value(now)}, but the run began with {format_value(was)}", fix
     )
@@ -73,9 +74,9 @@ def difference_problem(setting: str, now: Any, was: Any, fix: str = FIX) -> Prob
 
 @dataclass(frozen=True, slots=True)
 class ResumeComparison:
-    """Comparison of a job with a run's job, except for files and model.
+    """Comparison of the settings of a job and of a run's job. Files and the model are not compared.
 
-    `resolved` has the numbers to which the run's `auto` settings were resolved.
+    `resolved` has the numbers to which the run's `auto` settings were resolved, by setting.
     """
 
     resolved: Mapping[str, Any]
@@ -83,57 +84,63 @@ class ResumeComparison:
     changes: list[SettingDifference] = field(default_factory=list)
 
     def merge(self, job: JobSpec, before: JobSpec) -> JobSpec:
-        """Return `job` with the run's values for all settings that it leaves out, and collect the differences."""
-        merged: JobSpec = self._merge_settings(_with_section(job), _with_section(before), "", covered=True)
+        """Return `job`, with all settings that it leaves out set to the values of the run's job `before`.
+
+        Differences that are not allowed are added to `problems`, the others to `changes`.
+        """
+        merged: JobSpec = self._merge_settings(
+            _with_method_section(job), _with_method_section(before), "", must_match=True
+        )
         return merged
 
-    def _merge_settings(self, given: BaseModel, before: BaseModel, at: str, *, covered: bool) -> Any:
+    def _merge_settings(self, given: BaseModel, before: BaseModel, at: str, *, must_match: bool) -> Any:
         merged: dict[str, Any] = {}
         for name in type(given).model_fields:
             path, mine, theirs = f"{at}.{name}".lstrip("."), getattr(given, name), getattr(before, name)
-            compared = covered and not may_differ(type(given), name)
+            compared = must_match and not may_differ(type(given), name)
             if path in (*FILES, "model"):
                 merged[name] = mine if name in given.model_fields_set else theirs
             elif name in given.model_fields_set:
-                merged[name] = self._merge(mine, theirs, path, covered=compared)
+                merged[name] = self._merge(mine, theirs, path, must_match=compared)
             elif _has_secrets(theirs):
                 merged[name] = mine
                 is_part = isinstance(theirs, BaseModel)  # a section with secrets was probably forgotten
-                self._add_difference(path, mine, theirs, covered=compared or is_part, fix=SECRETS_FIX)
+                self._add_difference(path, mine, theirs, must_match=compared or is_part, fix=SECRETS_FIX)
             else:
                 merged[name] = theirs
         mine, theirs = given.model_extra or {}, before.model_extra or {}  # the run folder has only their names
         if mine.keys() != theirs.keys():
-            self._add_difference(at, sorted(mine), sorted(theirs), covered=False)
+            self._add_difference(at, sorted(mine), sorted(theirs), must_match=False)
         return given.model_copy(update=merged)
 
-    def _merge(self, given: Any, before: Any, at: str, *, covered: bool) -> Any:
+    def _merge(self, given: Any, before: Any, at: str, *, must_match: bool) -> Any:
         if isinstance(given, BaseModel) and type(given) is type(before):
-            return self._merge_settings(given, before, at, covered=covered)
+            return self._merge_settings(given, before, at, must_match=must_match)
         if isinstance(given, tuple) and isinstance(before, tuple) and len(given) == len(before):
             pairs = enumerate(zip(given, before, strict=True))
-            return tuple(self._merge(mine, theirs, f"{at}[{i}]", covered=covered) for i, (mine, theirs) in pairs)
+            return tuple(self._merge(mine, theirs, f"{at}[{i}]", must_match=must_match) for i, (mine, theirs) in pairs)
         if isinstance(given, dict) and isinstance(before, dict) and given.keys() == before.keys():
             return {
-                key: self._merge(value, before[key], f"{at}.{key}", covered=covered) for key, value in given.items()
+                key: self._merge(value, before[key], f"{at}.{key}", must_match=must_match)
+                for key, value in given.items()
             }
         if at in self.resolved:
             if given == "auto":
                 return before  # the run's plan has the number
             before = self.resolved[at] if before == "auto" else before
         if not _are_equal(redact_value(given), redact_value(before)):
-            self._add_difference(at, given, before, covered=covered)
+            self._add_difference(at, given, before, must_match=must_match)
         return given
 
-    def _add_difference(self, at: str, given: Any, before: Any, *, covered: bool, fix: str = FIX) -> None:
+    def _add_difference(self, at: str, given: Any, before: Any, *, must_match: bool, fix: str = FIX) -> None:
         now, was = redact_value(given), redact_value(before)
-        if covered:
+        if must_match:
             self.problems.append(difference_problem(at, now, was, fix))
         else:
             self.changes.append(SettingDifference(at, format_value(now), format_value(was)))
 
 
-def _with_section(job: JobSpec) -> JobSpec:
+def _with_method_section(job: JobSpec) -> JobSpec:
     """Return the job with its method's section, which supervised jobs may leave out."""
     if job.method.type == "supervised" and job.method.supervised is None:
         return job.model_copy(update={"method": job.method.model_copy(update={"supervised": Supervised()})})
@@ -157,7 +164,7 @@ def _has_secrets(value: Any) -> bool:
 
 
 def redact_value(value: Any) -> Any:
-    """Return a value as it is recorded: the extra fields of a tool are redacted, because they may be secrets."""
+    """Return a value as a run folder records it. Extra fields of a tool are redacted, because they may be secrets."""
     if isinstance(value, BaseModel):
         found = {name: redact_value(getattr(value, name)) for name in type(value).model_fields}
         return found | dict.fromkeys(value.model_extra or {}, REDACTED)
@@ -169,6 +176,6 @@ def redact_value(value: Any) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as text for a message. Long text is cut in the middle, because paths differ at their ends."""
+    """Return a value as text for a message. Long text is cut in the middle, because long paths differ at their ends."""
     text = "not set" if value is None else json.dumps(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:20]}...{text[-60:]}"

@@ -1,4 +1,5 @@
-"""The five Grafana dashboards, each a constant in a separate file, and the builder of their JSON.
+"""The five Grafana dashboards, each defined as a constant in a separate module, and the code that builds their JSON.
 
-Contains only queries over listed metrics and their layout: no I/O, no Prometheus configuration, no alerts.
+The package contains only queries for metrics and layouts of panels. It performs no I/O, and defines neither alerts nor
+the configuration of Prometheus.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_rft.cluster.observability.alerts import alert
+from agent_rft.cluster.observability.alerts import find_alert
 from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel
 from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
@@ -14,11 +14,11 @@ from agent_rft.cluster.observability.dashboards.queries import (
     query_max,
     query_quantile,
     query_rate,
+    query_ratio,
     query_sum,
-    ratio,
 )
 
-WIDE: Any = {"width": 24, "height": 10, "legend_at_right": True}
+WIDE_PANEL_OPTIONS: Any = {"width": 24, "height": 10, "legend_at_right": True}
 
 ENDPOINTS_DASHBOARD = Dashboard(
     "endpoints",
@@ -29,13 +29,16 @@ ENDPOINTS_DASHBOARD = Dashboard(
             (
                 Panel(
                     "Failed calls",
-                    (ratio(query_rate("endpoint/<endpoint>/failed"), query_rate("endpoint/<endpoint>/calls")),),
+                    (query_ratio(query_rate("endpoint/<endpoint>/failed"), query_rate("endpoint/<endpoint>/calls")),),
                     "percentunit",
                     about="Share of calls that ended without an answer after all retries.",
-                    alerts=(alert("EndpointFailing"),),
+                    alerts=(find_alert("EndpointFailing"),),
                 ),
                 panel(query_rate("endpoint/<endpoint>/calls")),
-                panel(*(query_quantile(q, "endpoint/<endpoint>/latency_s") for q in (0.5, 0.95, 0.99)), **WIDE),
+                panel(
+                    *(query_quantile(q, "endpoint/<endpoint>/latency_s") for q in (0.5, 0.95, 0.99)),
+                    **WIDE_PANEL_OPTIONS,
+                ),
                 panel(query_rate("endpoint/<endpoint>/errors/<kind>"), legend_at_right=True),
                 panel(query_rate("tool/<tool>/errors")),
                 panel(
@@ -44,12 +47,12 @@ ENDPOINTS_DASHBOARD = Dashboard(
                         for kind in ("retries", "backpressure_retries", "hedges")
                     ),
                     title="Retries per second",
-                    **WIDE,
+                    **WIDE_PANEL_OPTIONS,
                 ),
                 panel(
                     *(query_sum(f"endpoint/<endpoint>/{requests}") for requests in ("in_flight", "limit", "queued")),
                     title="Requests in flight and limit",
-                    **WIDE,
+                    **WIDE_PANEL_OPTIONS,
                 ),
                 panel(query_quantile(0.95, "endpoint/<endpoint>/queue_s")),
                 panel(query_max("endpoint/<endpoint>/breaker"), alerts=("EndpointDown",)),
@@ -57,7 +60,7 @@ ENDPOINTS_DASHBOARD = Dashboard(
                     query_rate("endpoint/<endpoint>/bytes_out"),
                     query_rate("endpoint/<endpoint>/bytes_in"),
                     title="Bytes per second",
-                    **WIDE,
+                    **WIDE_PANEL_OPTIONS,
                 ),
             ),
         ),
@@ -71,5 +74,5 @@ ENDPOINTS_DASHBOARD = Dashboard(
     ),
     (JOBS.as_single(), ENDPOINTS),
     ANNOTATIONS,
-    page="jobs/$job",
+    console_page="jobs/$job",
 )

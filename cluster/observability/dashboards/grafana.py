@@ -1,4 +1,6 @@
-"""Builder of Grafana's dashboard JSON, limited to what our dashboards use: rows of panels, one Prometheus, variables.
+"""Builder of the JSON of Grafana dashboards.
+
+It supports only what our dashboards use: rows of panels, one Prometheus data source, and variables.
 
 https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 """
@@ -17,12 +19,12 @@ WINDOWS = {
     "window": ("average over", ("5m", "1m", "15m", "1h", "6h")),
     "steps": ("average steps over", ("1h", "15m", "6h", "1d")),
 }
-"""Variables for averaging windows: label and choices, the first of which is the default.
+"""Label and choices of each variable for an averaging window; the first choice is the default.
 
 Metrics recorded once per step use the longer `steps`, because a window without a step has no value to average.
 """
 CONSOLE = "http://127.0.0.1:8000"
-"""Default server URL in the dashboards' text field; links to the console start with it."""
+"""Default of the text field for the server's URL in each dashboard. Links to the console start with that field."""
 ALERT_COLORS = {"warning": "orange", "critical": "red"}
 SCHEMA_VERSION = 39
 TAG = "agent-rft"
@@ -30,43 +32,51 @@ TAG = "agent-rft"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """PromQL expression with the legend of its series, a Grafana template over their labels.
+    """PromQL expression with the legend of its series.
 
-    If `now`, the panel shows only the value at the end of the time range. `dashed` and `color` style the line.
+    `legend` is a Grafana template such as `{{job}}`, which inserts a label of the series. If `is_instant`, the panel
+    shows only the value at the end of the time range. `dashed` and `color` style the line.
     """
 
     expr: str
     legend: str = "{{job}}"
-    now: bool = False
+    is_instant: bool = False
     dashed: bool = False
     color: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Selection list, filled by `query`. `regex` extracts the values from its result, in display order.
+    """Dashboard variable: a list from which the viewer selects values.
 
-    If `every`, the viewer can select several values or all, by default all; otherwise one, by default the first.
+    The values come from the result of `query`. If `regex` is set, it extracts the values and keeps their order;
+    otherwise the values are sorted. If `is_multi`, the viewer can select any number of values, and all are selected by
+    default. Otherwise the viewer can select one value, by default the first.
     """
 
     name: str
     query: str
     regex: str = ""
-    every: bool = True
+    is_multi: bool = True
 
     def as_single(self) -> Variable:
-        return replace(self, every=False)
+        return replace(self, is_multi=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One panel with `queries`, or with the Markdown `text` if its kind is `text`.
 
-    `unit` is Grafana's name of a unit (s, bytes, percentunit, short, none). `width` is in 24ths of the page. `about` is
-    the tooltip of the title, and `empty` replaces "No data". Clicking a value opens `page` of the console, in which
-    `${__value.numeric}` is the value and `${__value.time}` its time in ms. The axis extends to at least `top`. If
-    `legend_at_right`, the legend is next to the chart, because more than six series do not fit below it. Numeric
-    thresholds of `alerts` are drawn as lines.
+    - `unit`: Name of a unit in Grafana, such as s, bytes, percentunit, short or none.
+    - `width`: Width in 24ths of the page.
+    - `about`: Tooltip of the title.
+    - `no_data_text`: Text that is shown instead of "No data".
+    - `console_page`: Console page that opens when the viewer clicks a value. Grafana replaces `${__value.numeric}` in
+    the
+      page's URL by the value, and `${__value.time}` by the time in ms.
+    - `min_axis_max`: The vertical axis extends at least to this value.
+    - `legend_at_right`: Whether the legend is to the right of the chart. More than six series do not fit below it.
+    - `alerts`: Alerts whose numeric thresholds are drawn as lines.
     """
 
     title: str
@@ -78,25 +88,25 @@ class Panel:
     about: str = ""
     text: str = ""
     stacked: bool = False
-    empty: str = ""
-    page: str = ""
-    top: float = 0.01
+    no_data_text: str = ""
+    console_page: str = ""
+    min_axis_max: float = 0.01
     legend_at_right: bool = False
     alerts: tuple[Alert, ...] = ()
 
     @property
     def thresholds(self) -> dict[float, str]:
-        """Colors of the numeric thresholds, in ascending order."""
+        """Color of each numeric threshold, in ascending order of the thresholds."""
         found = {each.condition.threshold: ALERT_COLORS[each.severity] for each in self.alerts}
         return {value: found[value] for value in sorted(value for value in found if not isinstance(value, str))}
 
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """Titled rows of panels.
+    """Dashboard: rows of panels, each row with a title.
 
-    `annotations` are marks on the time axis, named by their legends; only the first is shown by default. A link at the
-    top opens `page` of the console.
+    `annotations` are marks on the time axis, named by their legends. By default, only the first annotation is shown. A
+    link at the top of the dashboard opens the console page `console_page`.
     """
 
     name: str
@@ -104,7 +114,7 @@ class Dashboard:
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
     variables: tuple[Variable, ...] = ()
     annotations: tuple[Query, ...] = ()
-    page: str = ""
+    console_page: str = ""
 
     @property
     def uid(self) -> str:
@@ -118,13 +128,13 @@ class Dashboard:
 
     @property
     def numbered_panels(self) -> list[tuple[int, Panel]]:
-        """All panels with their ids in Grafana; row headers use ids too."""
+        """All panels, each with its id in Grafana. The ids have gaps, because row headers have ids, too."""
         parts = [part for _, panels in self.rows for part in (None, *panels)]
         return [(number, part) for number, part in enumerate(parts, start=1) if part is not None]
 
     @property
     def named_expressions(self) -> list[tuple[str, str]]:
-        """PromQL expressions of the dashboard with the titles of their panels or the legends of their annotations."""
+        """Pairs of name and PromQL expression; the name is the panel's title or the annotation's legend."""
         from_panels = [(panel.title, query.expr) for _, panel in self.numbered_panels for query in panel.queries]
         return from_panels + [(mark.legend, mark.expr) for mark in self.annotations]
 
@@ -143,7 +153,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "timezone": "browser",
         "links": [
             {"type": "dashboards", "title": "agent-rft", "tags": [TAG], "includeVars": True, "keepTime": True},
-            {"type": "link", "icon": "external link", **_link(dashboard.page)},
+            {"type": "link", "icon": "external link", **_console_link(dashboard.console_page)},
         ],
         "templating": {"list": _variables(dashboard.variables)},
         "annotations": {"list": [_annotation(*each) for each in zip(dashboard.annotations, _MARKS, strict=False)]},
@@ -157,20 +167,20 @@ _MARKS = (("green", True), ("purple", False))
 def _variables(variables: Iterable[Variable]) -> list[dict[str, Any]]:
     return [
         {"type": "datasource", "name": "datasource", "label": "Prometheus", "query": "prometheus"},
-        *map(_variable, variables),
-        *(_window(name, label, choices) for name, (label, choices) in WINDOWS.items()),
+        *map(_query_variable, variables),
+        *(_window_variable(name, label, choices) for name, (label, choices) in WINDOWS.items()),
         {"type": "textbox", "name": "console", "label": "console", "query": CONSOLE},
     ]
 
 
-def _window(name: str, label: str, choices: Sequence[str]) -> dict[str, Any]:
+def _window_variable(name: str, label: str, choices: Sequence[str]) -> dict[str, Any]:
     options = [{"text": choice, "value": choice, "selected": choice == choices[0]} for choice in choices]
     shown = {"query": ",".join(choices), "options": options, "current": options[0]}
     return {"type": "custom", "name": name, "label": label, **shown}
 
 
-def _variable(variable: Variable) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def _query_variable(variable: Variable) -> dict[str, Any]:
+    variable_json: dict[str, Any] = {
         "type": "query",
         "name": variable.name,
         "label": variable.name,
@@ -180,14 +190,14 @@ def _variable(variable: Variable) -> dict[str, Any]:
         "regex": variable.regex,
         "refresh": 2,  # whenever the time range changes
         "sort": 0 if variable.regex else 1,  # 0: order of the query, 1: by name
-        "multi": variable.every,
-        "includeAll": variable.every,
+        "multi": variable.is_multi,
+        "includeAll": variable.is_multi,
     }
     everything = {"allValue": ".+", "current": {"text": ["All"], "value": ["$__all"]}}
-    return shown | (everything if variable.every else {"current": {}})
+    return variable_json | (everything if variable.is_multi else {"current": {}})
 
 
-def _link(page: str) -> dict[str, Any]:
+def _console_link(page: str) -> dict[str, Any]:
     """Return a link to a page of the console, whose routes begin with `#/`."""
     return {"title": "Console", "url": f"${{console}}/#/{page}", "targetBlank": True}
 
@@ -207,47 +217,47 @@ def _annotation(query: Query, mark: tuple[str, bool]) -> dict[str, Any]:
 
 def _lay_out(rows: Sequence[tuple[str, Sequence[Panel]]]) -> list[dict[str, Any]]:
     """Return row headers and panels with grid positions, filled from left to right and top to bottom."""
-    placed: list[dict[str, Any]] = []
+    placed_panels: list[dict[str, Any]] = []
     y = 0
     for title, panels in rows:
-        placed.append(
-            {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": _position(0, y, WIDTH, 1)}
+        placed_panels.append(
+            {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": _grid_position(0, y, WIDTH, 1)}
         )
         x, y, bottom = 0, y + 1, y + 1
         for panel in panels:
             if x + panel.width > WIDTH:
                 x, y = 0, bottom
-            placed.append(_panel(panel) | {"gridPos": _position(x, y, panel.width, panel.height)})
+            placed_panels.append(_panel(panel) | {"gridPos": _grid_position(x, y, panel.width, panel.height)})
             x, bottom = x + panel.width, max(bottom, y + panel.height)
         y = bottom
-    return [{"id": number, **panel} for number, panel in enumerate(placed, start=1)]
+    return [{"id": number, **panel} for number, panel in enumerate(placed_panels, start=1)]
 
 
-def _position(x: int, y: int, w: int, h: int) -> dict[str, int]:
+def _grid_position(x: int, y: int, w: int, h: int) -> dict[str, int]:
     return {"x": x, "y": y, "w": w, "h": h}
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
     notes = [f"Line: threshold of the alert {each.name} ({each.severity})." for each in panel.alerts]
     about = "\n\n".join(filter(None, (panel.about, *notes)))
-    shown: dict[str, Any] = {"type": panel.kind, "title": panel.title, "description": about}
+    panel_json: dict[str, Any] = {"type": panel.kind, "title": panel.title, "description": about}
     if panel.kind == "text":
-        return shown | {"options": {"mode": "markdown", "content": panel.text}}
+        return panel_json | {"options": {"mode": "markdown", "content": panel.text}}
     defaults: dict[str, Any] = {
         "unit": panel.unit,
         "custom": _line_options(panel),
         "color": {"mode": "palette-classic"},
     }
     defaults |= {"decimals": 1} if panel.unit == "sci" else {}
-    defaults |= {"noValue": panel.empty} if panel.empty else {}
-    defaults |= {"links": [_link(panel.page)]} if panel.page else {}
+    defaults |= {"noValue": panel.no_data_text} if panel.no_data_text else {}
+    defaults |= {"links": [_console_link(panel.console_page)]} if panel.console_page else {}
     steps = [{"color": color, "value": value} for value, color in panel.thresholds.items()]
     base = {"color": "transparent", "value": None}  # Grafana requires a step below the first threshold
     defaults |= {"thresholds": {"mode": "absolute", "steps": [base, *steps]}} if steps else {}
     targets = {chr(ord("A") + number): query for number, query in enumerate(panel.queries)}
-    return shown | {
+    return panel_json | {
         "datasource": DATASOURCE,
-        "targets": [_target(ref, query, panel.kind) for ref, query in targets.items()],
+        "targets": [_query_target(ref, query, panel.kind) for ref, query in targets.items()],
         "fieldConfig": {
             "defaults": defaults,
             "overrides": [
@@ -256,19 +266,19 @@ def _panel(panel: Panel) -> dict[str, Any]:
                 if (properties := _line_properties(query))
             ],
         },
-        "options": _OPTIONS[panel.kind] | ({"legend": _LEGEND_AT_RIGHT} if panel.legend_at_right else {}),
+        "options": _PANEL_OPTIONS[panel.kind] | ({"legend": _LEGEND_AT_RIGHT} if panel.legend_at_right else {}),
     }
 
 
-def _target(ref: str, query: Query, kind: str) -> dict[str, Any]:
+def _query_target(ref: str, query: Query, kind: str) -> dict[str, Any]:
     return {
         "refId": ref,
         "datasource": DATASOURCE,
         "expr": query.expr,
         "legendFormat": query.legend,
         "format": "heatmap" if kind == "heatmap" else "time_series",
-        "instant": query.now,
-        "range": not query.now,
+        "instant": query.is_instant,
+        "range": not query.is_instant,
     }
 
 
@@ -289,7 +299,7 @@ def _line_options(panel: Panel) -> dict[str, Any]:
     # spanNulls is in ms: a paused job leaves a gap, successive steps do not.
     return {
         "axisSoftMin": 0,
-        **({"axisSoftMax": max([panel.top, *panel.thresholds])} if panel.unit in _COUNTED else {}),
+        **({"axisSoftMax": max([panel.min_axis_max, *panel.thresholds])} if panel.unit in _COUNTED else {}),
         **({"thresholdsStyle": {"mode": "line"}} if panel.thresholds else {}),
         "lineWidth": 1,
         "fillOpacity": 30 if panel.stacked else 5,
@@ -301,7 +311,7 @@ def _line_options(panel: Panel) -> dict[str, Any]:
 _COUNTED = ("short", "none", "percentunit")
 """Units with which Grafana draws the axis up to 100 if all values are 0."""
 _LEGEND_AT_RIGHT = {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull"]}
-_OPTIONS: dict[str, dict[str, Any]] = {
+_PANEL_OPTIONS: dict[str, dict[str, Any]] = {
     "timeseries": {
         "legend": {"displayMode": "list", "placement": "bottom", "calcs": ["lastNotNull"]},
         "tooltip": {"mode": "multi", "sort": "desc"},

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from agent_rft.cluster.observability.alerts import DISCARDED, NOT_ALL_RIGHT, alert, failed_trackers, store_failures
+from agent_rft.cluster.observability.alerts import (
+    DISCARDED,
+    NOT_ALL_RIGHT,
+    failed_trackers_expr,
+    find_alert,
+    store_failures_expr,
+)
 from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     CHOSEN,
     JOBS,
     MetricQuery,
-    gauge,
     panel,
     query_distribution,
+    query_gauge,
     query_increase,
     query_max,
     query_mean,
     query_quantile,
     query_rate,
-    ratio,
-    share_of_time,
+    query_ratio,
+    query_time_share,
 )
 
 ROLLOUTS = "jobs/$job/rollouts"
@@ -34,8 +40,10 @@ console in the field *console* above). On a host with the run folder:
 Each request to your tools and grader carries the `trace_id` of its rollout, so you can search their logs for it."""
 
 
-def _stat_panel(title: str, *queries: Query, unit: str = "none", width: int = 6, about: str, empty: str = "") -> Panel:
-    return Panel(title, queries, unit, "stat", width, height=4, about=about, empty=empty)
+def _stat_panel(
+    title: str, *queries: Query, unit: str = "none", width: int = 6, about: str, no_data_text: str = ""
+) -> Panel:
+    return Panel(title, queries, unit, "stat", width, height=4, about=about, no_data_text=no_data_text)
 
 
 def _query_with_legend(query: MetricQuery, name: str) -> Query:
@@ -44,7 +52,7 @@ def _query_with_legend(query: MetricQuery, name: str) -> Query:
 
 _STEP, _STEPS_PLANNED = query_max("step"), query_max("total_steps")
 _LEFT = f"clamp_min({_STEPS_PLANNED.expr} - {_STEP.expr}, 0) * ({query_mean('time_step_s').expr})"
-_FAILING = ratio(query_rate("endpoint/<endpoint>/failed"), query_rate("endpoint/<endpoint>/calls"))
+_FAILING = query_ratio(query_rate("endpoint/<endpoint>/failed"), query_rate("endpoint/<endpoint>/calls"))
 _BASELINE = query_max("baseline_valid_mean_reward")
 _NO_SIGNAL = query_rate("zero_variance_groups/<kind>", ("job",), where=NOT_ALL_RIGHT)
 _GROUPS = f"({query_rate('zero_variance_groups/<kind>', ('job',)).expr} + {query_rate('groups_trained').expr})"
@@ -60,7 +68,7 @@ FIGURES = (
         Query(_LEFT, "at the current pace"),
         unit="s",
         width=5,
-        about="Remaining steps times the mean step time. Tests at the end are not included.",
+        about="Remaining steps multiplied by the mean step time. The test after training is not included.",
     ),
     _stat_panel(
         "Reward against the baseline",
@@ -72,11 +80,11 @@ FIGURES = (
     ),
     _stat_panel(
         "Failing endpoint",
-        Query(f"topk(1, {_FAILING.expr} > 0)", "{{endpoint}}", now=True),
+        Query(f"topk(1, {_FAILING.expr} > 0)", "{{endpoint}}", is_instant=True),
         unit="percentunit",
         width=5,
         about="Tool, grader, judge or session server with the largest current share of failing calls.",
-        empty="none",
+        no_data_text="none",
     ),
 )
 
@@ -89,12 +97,12 @@ JOB_DASHBOARD = Dashboard(
             "Reward and latency",
             (
                 panel(
-                    gauge("train_mean_reward"),
-                    gauge("full_valid_mean_reward"),
-                    dashed=(gauge("baseline_valid_mean_reward"),),
+                    query_gauge("train_mean_reward"),
+                    query_gauge("full_valid_mean_reward"),
+                    dashed=(query_gauge("baseline_valid_mean_reward"),),
                     title="Reward",
                     about="Value that training maximizes: the grade minus penalties.",
-                    page=ROLLOUTS_THEN,
+                    console_page=ROLLOUTS_THEN,
                     alerts=("RewardCollapse",),
                 ),
                 panel(
@@ -104,25 +112,25 @@ JOB_DASHBOARD = Dashboard(
                     title="Rollout latency",
                 ),
                 panel(
-                    gauge("train_mean_grade"),
-                    gauge("full_valid_mean_grade"),
-                    gauge("grader/<grader>/score_mean"),
+                    query_gauge("train_mean_grade"),
+                    query_gauge("full_valid_mean_grade"),
+                    query_gauge("grader/<grader>/score_mean"),
                     title="Grade",
-                    page=ROLLOUTS_THEN,
+                    console_page=ROLLOUTS_THEN,
                 ),
                 panel(
-                    gauge("tool_calls_mean"),
+                    query_gauge("tool_calls_mean"),
                     query_mean("turn_calls/train"),
-                    gauge("full_valid_tool_calls_mean"),
+                    query_gauge("full_valid_tool_calls_mean"),
                     title="Tool calls",
-                    page=ROLLOUTS_THEN,
+                    console_page=ROLLOUTS_THEN,
                 ),
                 panel(
-                    gauge("held_out_grade_mean"),
-                    gauge("train_mean_grade"),
+                    query_gauge("held_out_grade_mean"),
+                    query_gauge("train_mean_grade"),
                     title="Held-out grade",
                     about="A grade that rises while the held-out grade falls indicates reward hacking.",
-                    page=ROLLOUTS_THEN,
+                    console_page=ROLLOUTS_THEN,
                     alerts=("HeldOutFalls",),
                 ),
                 panel(
@@ -136,7 +144,7 @@ JOB_DASHBOARD = Dashboard(
         (
             "Step and its rollouts",
             (
-                panel(gauge("step"), width=8, page=f"{ROLLOUTS}?step=${{__value.numeric}}"),
+                panel(query_gauge("step"), width=8, console_page=f"{ROLLOUTS}?step=${{__value.numeric}}"),
                 Panel("Rollouts of a point", kind="text", text=TRACES, width=16),
             ),
         ),
@@ -148,14 +156,14 @@ JOB_DASHBOARD = Dashboard(
                 Panel(
                     "Discarded rollouts",
                     (
-                        ratio(
+                        query_ratio(
                             query_rate("rollouts/<outcome>", ("job",), where=DISCARDED),
                             query_rate("rollouts/<outcome>", ("job",)),
                         ),
                     ),
                     "percentunit",
-                    about="Share of rollouts that end without a grade, except rollouts that the job cancels.",
-                    alerts=(alert("RolloutsDiscarded"),),
+                    about="Share of rollouts that end without a grade. Rollouts that the job cancels are not counted.",
+                    alerts=(find_alert("RolloutsDiscarded"),),
                 ),
                 panel(query_mean("rollout_tokens/train/<kind>")),
                 panel(
@@ -173,8 +181,8 @@ JOB_DASHBOARD = Dashboard(
                     "Zero-variance groups",
                     (Query(f"{_NO_SIGNAL.expr} / {_GROUPS}", "share"),),
                     "percentunit",
-                    about="Share of groups with equal rewards, except groups in which all rollouts are right.",
-                    alerts=(alert("NoSignal"),),
+                    about="Share of groups with equal rewards. Groups in which all rollouts are right are not counted.",
+                    alerts=(find_alert("NoSignal"),),
                 ),
                 panel(query_rate("engine_sampled_tokens"), query_rate("trained_tokens"), title="Tokens per second"),
             ),
@@ -191,10 +199,10 @@ JOB_DASHBOARD = Dashboard(
                 ),
                 Panel(
                     "Waiting for rollouts",
-                    (ratio(share_of_time("time_wait_s"), share_of_time("time_step_s")),),
+                    (query_ratio(query_time_share("time_wait_s"), query_time_share("time_step_s")),),
                     "percentunit",
                     about="Share of the step time in which the learner waits for rollouts.",
-                    alerts=(alert("LearnerStarves"),),
+                    alerts=(find_alert("LearnerStarves"),),
                 ),
                 panel(
                     query_increase("time_step_s", series="steps"),
@@ -202,23 +210,23 @@ JOB_DASHBOARD = Dashboard(
                     title="Steps and graded rollouts in 15 minutes",
                     alerts=("NoProgress",),
                 ),
-                panel(gauge("staleness_mean"), gauge("staleness_max"), title="Staleness", top=1),
-                panel(gauge("checkpoint_age_s"), alerts=("OldCheckpoint",)),
-                panel(gauge("checkpoint_bytes")),
+                panel(query_gauge("staleness_mean"), query_gauge("staleness_max"), title="Staleness", min_axis_max=1),
+                panel(query_gauge("checkpoint_age_s"), alerts=("OldCheckpoint",)),
+                panel(query_gauge("checkpoint_bytes")),
                 Panel(
                     "Failures of the checkpoint store in 30 minutes",
-                    (Query(store_failures(CHOSEN["job"]), "failures"),),
-                    top=1,
+                    (Query(store_failures_expr(CHOSEN["job"]), "failures"),),
+                    min_axis_max=1,
                     about="Failed attempts to upload a checkpoint or to remove it from the store.",
-                    alerts=(alert("CheckpointStoreFails"),),
+                    alerts=(find_alert("CheckpointStoreFails"),),
                 ),
                 Panel(
                     "Failed trackers",
-                    (Query(failed_trackers(CHOSEN["job"]), "{{tracker}}"),),
+                    (Query(failed_trackers_expr(CHOSEN["job"]), "{{tracker}}"),),
                     "none",
-                    top=1,
+                    min_axis_max=1,
                     about="Trackers that no longer receive metrics of the job.",
-                    alerts=(alert("TrackerFails"),),
+                    alerts=(find_alert("TrackerFails"),),
                 ),
                 panel(query_rate("events/<level>", per="minute")),
             ),
@@ -226,5 +234,5 @@ JOB_DASHBOARD = Dashboard(
     ),
     (JOBS.as_single(),),
     ANNOTATIONS,
-    page=ROLLOUTS,
+    console_page=ROLLOUTS,
 )

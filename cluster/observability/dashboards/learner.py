@@ -1,19 +1,19 @@
-"""Learner dashboard: metrics of the updates, and the agreement of engines and learner."""
+"""Learner dashboard: metrics of the updates, and the agreement between the engines and the learner."""
 
 from __future__ import annotations
 
-from agent_rft.cluster.observability.alerts import alert, learner_restarts
+from agent_rft.cluster.observability.alerts import find_alert, learner_restarts_expr
 from agent_rft.cluster.observability.dashboards.grafana import Dashboard, Panel, Query
 from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     CHOSEN,
     JOBS,
     STEPS,
-    gauge,
     panel,
+    query_gauge,
     query_mean,
     query_rate,
-    share_of_time,
+    query_time_share,
 )
 
 LEARNER_DASHBOARD = Dashboard(
@@ -23,37 +23,41 @@ LEARNER_DASHBOARD = Dashboard(
         (
             "Updates",
             (
-                panel(gauge("loss"), gauge("full_valid_loss"), title="Loss"),
-                panel(gauge("entropy"), alerts=("EntropyCollapse",)),
-                panel(gauge("grad_norm")),
-                panel(gauge("learning_rate")),
-                panel(gauge("kl_reference")),
-                panel(gauge("update_applied"), top=1),
+                panel(query_gauge("loss"), query_gauge("full_valid_loss"), title="Loss"),
+                panel(query_gauge("entropy"), alerts=("EntropyCollapse",)),
+                panel(query_gauge("grad_norm")),
+                panel(query_gauge("learning_rate")),
+                panel(query_gauge("kl_reference")),
+                panel(query_gauge("update_applied"), min_axis_max=1),
                 Panel(
                     "Learner restarts in an hour",
-                    (Query(learner_restarts(CHOSEN["job"]), "restarts"),),
-                    top=1,
-                    about="Restarts of all ranks after one was lost.",
-                    alerts=(alert("LearnerRestarts"),),
+                    (Query(learner_restarts_expr(CHOSEN["job"]), "restarts"),),
+                    min_axis_max=1,
+                    about="Restarts of all learner ranks after one rank was lost.",
+                    alerts=(find_alert("LearnerRestarts"),),
                 ),
             ),
         ),
         (
-            "Agreement of engines and learner",
+            "Agreement between engines and learner",
             (
                 panel(
-                    gauge("logprob_gap"),
-                    gauge("canary_gap"),
+                    query_gauge("logprob_gap"),
+                    query_gauge("canary_gap"),
                     title="Log-probability gap",
                     unit="sci",
-                    about="Typically about 1e-6 nats in float32 and 0.02 in bfloat16.",
+                    about="Typical values are 1e-6 nats in float32 and 0.02 nats in bfloat16.",
                     alerts=("EngineLearnerDifference",),
                 ),
-                panel(gauge("importance_ratio_mean"), gauge("importance_ratio_same_version"), title="Importance ratio"),
                 panel(
-                    gauge("importance_capped_share"),
-                    gauge("clipped_share"),
-                    gauge("diverged_share"),
+                    query_gauge("importance_ratio_mean"),
+                    query_gauge("importance_ratio_same_version"),
+                    title="Importance ratio",
+                ),
+                panel(
+                    query_gauge("importance_capped_share"),
+                    query_gauge("clipped_share"),
+                    query_gauge("diverged_share"),
                     title="Truncated, clipped and diverged tokens",
                 ),
                 panel(query_mean("sync_total_s"), query_mean("sync_pause_s"), title="Weight sync time"),
@@ -62,18 +66,18 @@ LEARNER_DASHBOARD = Dashboard(
         (
             "Throughput",
             (
-                panel(gauge("padding_efficiency"), top=1),
+                panel(query_gauge("padding_efficiency"), min_axis_max=1),
                 panel(query_rate("trained_tokens"), query_rate("computed_tokens"), title="Tokens per second"),
                 panel(
-                    share_of_time("rank_s/<call>", ("job", "process", "call"), window=STEPS),
+                    query_time_share("rank_s/<call>", ("job", "process", "call"), window=STEPS),
                     stacked=True,
                     legend_at_right=True,
                 ),
-                panel(gauge("num_micro_batches")),
+                panel(query_gauge("num_micro_batches")),
             ),
         ),
     ),
     (JOBS.as_single(),),
     ANNOTATIONS,
-    page="jobs/$job",
+    console_page="jobs/$job",
 )

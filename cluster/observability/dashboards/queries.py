@@ -1,11 +1,11 @@
-"""Queries and panels for listed metrics; names, units and descriptions come from the list of metrics.
+"""Builders of queries and panels; titles, units and descriptions come from the metrics in `agent_rft.metrics`.
 
     panel(gauge("grad_norm"))    # title "Gradient norm", description "Norm of the gradient before clipping."
     panel(gauge("loss"), gauge("full_valid_loss"), title="Loss")    # legends "train", "validation"
 
-A query has one series for each combination of the labels in `by`: by default `job` and the placeholders in the name.
-The viewer selects `$job`, `$endpoint` and the averaging windows: `$steps` for metrics recorded once per step, `$window`
-for all others. Legends name the job only if the dashboard shows several jobs.
+A query returns one series for each combination of the labels in `by`; the default is `job` and the placeholders in the
+metric's name. The dashboard's viewer selects `$job`, `$endpoint` and the averaging windows: `$steps` for metrics that
+are recorded once per step, `$window` for all others. Legends contain the job only if the dashboard shows several jobs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent_rft.cluster.observability.alerts import Alert, alert
+from agent_rft.cluster.observability.alerts import Alert, find_alert
 from agent_rft.cluster.observability.dashboards.grafana import ALERT_COLORS, Panel, Query, Variable
 from agent_rft.cluster.observability.promql import Part, rate, samples
 from agent_rft.metrics import METRICS, find_metric
@@ -42,15 +42,15 @@ ANNOTATIONS = (
 _UNITS = {"s": "s", "bytes": "bytes", "share": "percentunit"} | dict.fromkeys(
     ("", "nats", "steps", "engines", "jobs"), "none"
 )
-"""Grafana's units by our units; other counts are `short`, which abbreviates thousands."""
+"""Grafana's unit for each of our units. All other units are counts and use `short`, which abbreviates thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricQuery:
-    """PromQL expression over one listed metric, with its display options.
+    """PromQL expression for one metric, with display options.
 
-    `title` is for a panel that shows only this metric; `series` names the metric in a panel with several. `statistic`,
-    such as `p95`, is always part of the legend. `unit` is Grafana's.
+    `title` is the title of a panel that shows only this metric. `series` is the name of the metric in a panel with
+    several metrics. `statistic`, such as `p95`, is part of every legend. `unit` is the name of a unit in Grafana.
     """
 
     expr: str
@@ -62,7 +62,7 @@ class MetricQuery:
     statistic: str = ""
 
     def legend(self, series: str = "", *, many_jobs: bool = False) -> str:
-        """Return the legend template: statistic, series and labels, with the job last if there are many."""
+        """Return the legend template: statistic, series and labels. The job comes last, and only if `many_jobs`."""
         labels = [label for label in reversed(self.by) if label != "job" or many_jobs]
         if not series and not labels:
             series = self.series or self.title
@@ -70,8 +70,8 @@ class MetricQuery:
         return " ".join(part for part in parts if part)
 
 
-def gauge(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
-    """Build a query for the values as recorded."""
+def query_gauge(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
+    """Build a query for the recorded values of a gauge, without aggregation."""
     found = _ListedMetric(name, by)
     return found.query(found.samples(), series=series)
 
@@ -87,7 +87,10 @@ def query_max(name: str, by: Labels = ()) -> MetricQuery:
 
 
 def query_mean(name: str, by: Labels = (), *, series: str = "", window: str = "") -> MetricQuery:
-    """Build a query for a histogram's mean in the window. Live histograms with few values per step need STEPS."""
+    """Build a query for the mean of a histogram's observations in the window.
+
+    A live histogram with few observations per step needs the window STEPS, because WINDOW may contain no observation.
+    """
     found = _ListedMetric(name, by, window)
     return found.query(f"{found.rate('sum')} / {found.rate('count')}", series=series)
 
@@ -102,7 +105,9 @@ def query_quantile(q: float, name: str, by: Labels = ()) -> MetricQuery:
 def query_rate(
     name: str, by: Labels = (), *, per: Literal["second", "minute"] = "second", where: str = ""
 ) -> MetricQuery:
-    """Build a query for counter growth per `second` or `minute`, of samples that match `where` (`status="500"`).
+    """Build a query for the growth of a counter per second or minute.
+
+    `where` is an additional label matcher, such as `status="500"`.
 
     Raises:
         ValueError: The metric is not a counter.
@@ -123,20 +128,20 @@ def query_increase(name: str, by: Labels = (), *, series: str = "") -> MetricQue
     return found.query(expr, title=f"{found.metric.label} in 15 minutes", unit="short", series=series)
 
 
-def share_of_time(name: str, by: Labels = (), *, window: str = "") -> MetricQuery:
-    """Build a query for the sum of a histogram of durations as a share of the window."""
+def query_time_share(name: str, by: Labels = (), *, window: str = "") -> MetricQuery:
+    """Build a query for the sum of a histogram's durations in the window, divided by the length of the window."""
     found = _ListedMetric(name, by, window)
     return found.query(found.rate("sum"), unit="percentunit")
 
 
 def query_distribution(name: str) -> MetricQuery:
-    """Build a heatmap query: a histogram's observations in the window by bucket, summed over the selected jobs."""
+    """Build a heatmap query: observations in the window by histogram bucket, summed over the selected jobs."""
     found = _ListedMetric(name, ("le",))
     buckets = samples(name, CHOSEN["job"], part="bucket")
     return found.query(f"sum by (le) (increase({buckets}[{found.window}]))", title=f"{found.metric.label} distribution")
 
 
-def ratio(part: MetricQuery, whole: MetricQuery, *, many_jobs: bool = False) -> Query:
+def query_ratio(part: MetricQuery, whole: MetricQuery, *, many_jobs: bool = False) -> Query:
     return Query(f"{part.expr} / {whole.expr}", part.legend(many_jobs=many_jobs))
 
 
@@ -152,22 +157,28 @@ def panel(
 ) -> Panel:
     """Create a panel whose title, unit and description come from its metrics.
 
-    A panel with several metrics needs a `title`; legend and description then name each metric by its `series`. `about`
-    precedes the description, `unit` replaces the metrics' unit, queries in `dashed` come last, and `options` are
-    further fields of Panel. `many_jobs`: whether the dashboard shows several jobs. `alerts` are names of alerts whose
-    thresholds the panel draws.
+    A panel with several metrics needs a `title`; its legend and description name each metric by its `series`.
+
+    - `about`: Text before the description.
+    - `unit`: Replaces the unit of the metrics.
+    - `many_jobs`: Whether the dashboard shows several jobs.
+    - `dashed`: Further queries, drawn as dashed lines.
+    - `alerts`: Names of the alerts whose thresholds the panel draws.
+    - `options`: Other fields of Panel.
 
     Raises:
-        ValueError: The queries have several units, or several titles without a `title`.
+        ValueError: The queries have different units, or different titles and `title` is missing.
     """
     shown = (*queries, *dashed)
     titles, units = {query.title for query in shown}, {query.unit for query in shown}
     if len(units) > 1 or (len(titles) > 1 and not title):
-        raise ValueError(f"the panel {title!r} of {sorted(titles)} needs a title and one unit, not {sorted(units)}")
+        raise ValueError(
+            f"the panel {title!r} of {sorted(titles)} needs a title and a single unit instead of {sorted(units)}"
+        )
     metrics = {query.metric: query.series or query.metric.label for query in shown}
     shared = len(metrics) > 1
     helps = [(f"- {series}: " if shared else "") + _sentence(metric.help) for metric, series in metrics.items()]
-    found = tuple(map(alert, alerts))
+    found = tuple(map(find_alert, alerts))
     return Panel(
         title or _capitalized(titles.pop()),
         (
@@ -196,14 +207,14 @@ def _threshold(shown: Alert, *, many_jobs: bool) -> Query:
 
 
 class _ListedMetric:
-    """Listed metric, found by name, with the labels and the window of a query over it."""
+    """Metric from `agent_rft.metrics`, found by name, with the labels and the window of a query for it."""
 
     def __init__(self, name: str, by: Labels, window: str = "", where: str = "") -> None:
         found = find_metric(name)
         if found is None:
             raise KeyError(name)
         self.name, self.metric = name, METRICS[found[0]]
-        self.window = window or (WINDOW if self.metric.live else STEPS)
+        self.window = window or (WINDOW if self.metric.is_live else STEPS)
         self.by = by or ("job", *re.findall(r"<(\w+)>", name))
         self._matchers = [*(CHOSEN[label] for label in self.by if label in CHOSEN), *filter(None, (where,))]
 

@@ -1,12 +1,12 @@
-"""Panels of metrics from vLLM, Ray and NVIDIA's DCGM exporter, limited to our processes and nodes.
+"""Panels for metrics from vLLM, Ray and NVIDIA's DCGM exporter, limited to our processes and nodes.
 
-Other programs may export the same metrics. vLLM queries are limited by process, the others by the label `job` of their
-targets in our scrape configuration.
+Other programs may export metrics with the same names to the same Prometheus. So vLLM queries select our processes, and
+the other queries select the label `job` that our scrape configuration gives to their targets.
 """
 
 from __future__ import annotations
 
-from agent_rft.cluster.observability.alerts import NEW_SPILLS, alert
+from agent_rft.cluster.observability.alerts import NEW_SPILLS, find_alert
 from agent_rft.cluster.observability.dashboards.grafana import Panel, Query
 from agent_rft.cluster.observability.dashboards.queries import CHOSEN, WINDOW
 from agent_rft.cluster.observability.promql import DCGM_TARGETS, RAY_HEAD_MEMORY, RAY_TARGETS, rate, samples
@@ -26,7 +26,7 @@ def _rate(name: str, by: tuple[str, ...] = PROCESS) -> str:
 
 
 def vllm_rate(name: str, series: str = "", *, per_minute: bool = False) -> Query:
-    """Return the growth of a vLLM counter per second or per minute, by engine."""
+    """Return a query for the growth of a vLLM counter per second or per minute, by engine."""
     return Query(f"{'60 * ' if per_minute else ''}{_rate(name)} {OURS}", f"{series} {BY_PROCESS}".strip())
 
 
@@ -62,9 +62,9 @@ VLLM = (
     Panel(
         "Preemptions per minute",
         (vllm_rate("num_preemptions_total", per_minute=True),),
-        top=1,
-        about="Reported by vLLM: requests evicted from a full KV cache, which are computed again. If the rate is often "
-        "above 0, run fewer rollouts concurrently or give the cache more memory.",
+        min_axis_max=1,
+        about="Reported by vLLM: requests that were evicted from a full KV cache and must be computed again. If the "
+        "rate is often above 0, run fewer rollouts concurrently or give the cache more memory.",
     ),
 )
 PROCESSES = (
@@ -95,8 +95,8 @@ NODES = (
         "Memory in use on the head",
         (Query(RAY_HEAD_MEMORY, "{{ip}}"),),
         "percentunit",
-        about="Reported by Ray: the share of the node's memory, or of the container's limit.",
-        alerts=(alert("HeadMemory"),),
+        about="Reported by Ray: used share of the node's memory, or in a container, of its memory limit.",
+        alerts=(find_alert("HeadMemory"),),
     ),
     Panel(
         "Object store in use by node",
@@ -108,14 +108,14 @@ NODES = (
         "Spilled to disk by node in 15 minutes",
         (Query(NEW_SPILLS, "{{NodeAddress}}"),),
         "bytes",
-        about="Reported by Ray: size of the objects that did not fit in its object store.",
-        alerts=(alert("RaySpills"),),
+        about="Reported by Ray: size of the objects that did not fit in Ray's object store.",
+        alerts=(find_alert("RaySpills"),),
     ),
 )
 _ONE_GPU = "One of the two exporters is enough."
 
 
-def _gpus(title: str, unit: str, ray: str, dcgm: str) -> Panel:
+def _gpu_panel(title: str, unit: str, ray: str, dcgm: str) -> Panel:
     """Return a panel with one series per GPU from either exporter; label matchers replace `{}` in the expressions."""
     queries = (
         Query(ray.replace("{}", f"{{{RAY}}}"), "{{ip}} GPU {{GpuIndex}}"),
@@ -125,11 +125,11 @@ def _gpus(title: str, unit: str, ray: str, dcgm: str) -> Panel:
 
 
 GPUS = (
-    _gpus("GPU usage", "percent", "ray_node_gpus_utilization{}", "DCGM_FI_DEV_GPU_UTIL{}"),
-    _gpus(
+    _gpu_panel("GPU usage", "percent", "ray_node_gpus_utilization{}", "DCGM_FI_DEV_GPU_UTIL{}"),
+    _gpu_panel(
         "GPU memory in use", "bytes", f"ray_node_gram_used{{}} * {MEBIBYTE}", f"DCGM_FI_DEV_FB_USED{{}} * {MEBIBYTE}"
     ),
-    _gpus("GPU power", "watt", f"ray_node_gpu_power_milliwatts{{}} / {MILLI}", "DCGM_FI_DEV_POWER_USAGE{}"),
+    _gpu_panel("GPU power", "watt", f"ray_node_gpu_power_milliwatts{{}} / {MILLI}", "DCGM_FI_DEV_POWER_USAGE{}"),
 )
 """Tested against samples of both exporters, but not yet on a real GPU."""
 _REQUESTS = "ray_serve_deployment_request_counter_total"
@@ -164,6 +164,6 @@ SERVED = (
         ),
         "ms",
         width=8,
-        about="Reported by Ray Serve: time in a replica, until the end of streams.",
+        about="Reported by Ray Serve: time that a request spends in a replica, until the end of a streamed response.",
     ),
 )

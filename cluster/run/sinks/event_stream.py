@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 class GroupSink(Protocol):
-    """Sink that stores or counts rollouts."""
+    """Sink that receives groups of rollouts, to store or count them."""
 
     def handle_groups(self, name: str, groups: Sequence[Group]) -> None: ...
 
 
 class RunWatcher(Sink, Protocol):
-    """Sink with which a server follows the driver of one of its jobs; it also receives the prepared job."""
+    """Sink through which a server follows the driver of one of its jobs. It also gets the prepared job."""
 
-    def prepared(self, prepared: CheckedJob) -> None:
-        """Receive the job after it passed its check, before any event, and again if its layout changes."""
+    def handle_prepared(self, prepared: CheckedJob) -> None:
+        """Receive the job when it has passed its check, before any event, and again if its layout changes."""
 
 
 class EventStream:
-    """The EventSink of the loop; thread-safe.
+    """Event stream of a run: passes each event to all sinks. It is the training loop's EventSink, and thread-safe.
 
     `job` is the job's name, and `clock` returns Unix seconds. `describe` returns an event's human-readable message.
     """
@@ -62,26 +62,26 @@ class EventStream:
         self._lock = threading.RLock()
 
     def emit(self, event: Event, *, skip: Sink | None = None) -> None:
-        """Pass an event to all sinks except `skip`. It returns immediately and never raises."""
+        """Pass an event to all sinks except `skip`. The call returns immediately and never raises."""
         with self._lock:
             step = self._step if event.step is None else event.step
             self._step = max(self._step, step)  # a checkpoint may become complete some steps later
-            self._deliver(self._stamp(replace(event, step=step)), skip)
+            self._deliver(self._to_run_event(replace(event, step=step)), skip)
 
     def emit_groups(self, name: str, groups: Sequence[Group]) -> None:
         for sink in self._group_sinks:
             sink.handle_groups(name, groups)
 
     def close(self) -> None:
-        """Close the plugins concurrently, waiting some seconds. The caller closes the other sinks."""
+        """Close all plugin sinks concurrently, within some seconds. The caller closes the other sinks."""
         for plugin in self._plugins:
-            plugin.end()
+            plugin.end_events()
         for plugin in self._plugins:
             plugin.close()
         with self._lock:
             self._report_cut_off()
 
-    def _stamp(self, event: Event) -> RunEvent:
+    def _to_run_event(self, event: Event) -> RunEvent:
         """Return the event as stored: without credentials and queries of URLs, and with null for non-finite numbers."""
         message, data = str(to_plain_json(self._describe(event))), to_plain_json(to_event_data(event))
         step = 0 if event.step is None else event.step
@@ -96,7 +96,7 @@ class EventStream:
                 self._sinks.remove(sink)
                 failed.append(SinkCutOff(sink=type(sink).__name__, reason=f"{type(error).__name__}: {error}"))
         for plugin in self._plugins if event.event is None or not event.event.is_transient else ():
-            plugin.event(event)
+            plugin.enqueue_event(event)
         for cut_off in failed:
             self.emit(cut_off)
         self._report_cut_off()
@@ -106,4 +106,4 @@ class EventStream:
         failed = next((plugin for plugin in self._plugins if plugin.failure is not None), None)
         if failed is not None:
             self._plugins.remove(failed)
-            self.emit(failed.cut_off())
+            self.emit(failed.make_cut_off_event())

@@ -1,6 +1,7 @@
 """Prometheus metrics of the driver: metrics of steps and rollouts, checkpoint age and free disk space.
 
-Other processes export the `live` metrics themselves; the driver writes their sums per step only to metrics.jsonl.
+Other processes export the metrics that are `live`. The driver does not export them; their sums per step are only in
+metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ GROWING = ("counter", "histogram")
 
 
 class MetricsSink:
-    """A Sink that exports metrics, unless `address` is None. Call `close` at the end."""
+    """Sink that records the driver's metrics, and exports them unless `address` is None. Call `close` at the end."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class MetricsSink:
         self._saved_at: float | None = None
         """Time at which training began or the last checkpoint was saved; None outside of training."""
         # Exported as 0 from the start, so that Prometheus sees the first event as an increase.
-        growing = [name for name, metric in METRICS.items() if not metric.live and metric.kind in GROWING]
+        growing = [name for name, metric in METRICS.items() if not metric.is_live and metric.kind in GROWING]
         trained = (name.replace("<split>", "train") for name in growing)
         self.recorder.initialize(*(name for name in trained if "<" not in name))
         for level in get_args(Level):
@@ -68,7 +69,7 @@ class MetricsSink:
             self.recorder.record(f"jobs_ended/{outcome}", 0.0)
         for step, evaluation in RunFolder(folder).validations():  # a resumed run has earlier validations
             self._record_validation(step, evaluation)
-        self.recorder.add_source(self._read_disk)
+        self.recorder.add_source(self._read_disk_usage)
         self.recorder.add_source(self._read_checkpoint_age)
 
     def handle_event(self, event: RunEvent) -> None:
@@ -104,7 +105,7 @@ class MetricsSink:
     def _record_step(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             found = find_metric(name)
-            if found is not None and not METRICS[found[0]].live:
+            if found is not None and not METRICS[found[0]].is_live:
                 self.recorder.record(name, value)
 
     def handle_groups(self, name: str, groups: Sequence[Group]) -> None:
@@ -134,7 +135,7 @@ class MetricsSink:
         record(f"rollout_wall_s/{split}", rollout.wall_s, self.tracer.find_sampled_id(rollout.trace_id))
         record(f"rollout_busy_s/{split}", rollout.busy_s)
 
-    def _read_disk(self) -> dict[str, float]:
+    def _read_disk_usage(self) -> dict[str, float]:
         try:
             usage = shutil.disk_usage(self._folder)
         except OSError:  # the folder was removed

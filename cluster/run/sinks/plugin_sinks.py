@@ -1,4 +1,4 @@
-"""Third-party sinks, which installed packages provide with the entry point `agent_rft.sinks`.
+"""Third-party sinks, which installed packages provide through the entry point `agent_rft.sinks`.
 
     [project.entry-points."agent_rft.sinks"]
     my_tracker = "my_package:make_sink"      # make_sink(run: RunInfo) -> Sink
@@ -27,13 +27,13 @@ MAX_WAITING = 1_000
 """Maximum number of events that wait for a sink."""
 CALL_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 180.0
-"""Timeout for importing the package and making the sink; long, since a cluster may be busy. Events wait."""
+"""Timeout for importing the package and creating the sink, long because a cluster may be busy. Events wait."""
 CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """The argument of a sink's factory: the run's name and folder, and the resolved job without secrets."""
+    """Argument of a sink factory: the run's name and folder, and the resolved job without secrets."""
 
     name: str
     folder: Path
@@ -41,7 +41,10 @@ class RunInfo:
 
 
 class PluginSink:
-    """A sink behind a bounded queue. `failure` is the reason why it was cut off; `error` is its exception, if any."""
+    """Third-party sink on a separate thread, which receives events through a bounded queue.
+
+    `failure` is the reason why the sink was cut off, or None. `error` is the exception that the sink raised, if any.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class PluginSink:
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"sink-{name}")
         self._thread.start()
 
-    def event(self, event: RunEvent) -> None:
+    def enqueue_event(self, event: RunEvent) -> None:
         """Enqueue an event and return immediately."""
         limit_s, since = self._limit_s, self._busy_since  # in this order: the thread sets the limit last
         if self.failure is None and since is not None and self._clock() - since > limit_s:
@@ -75,12 +78,12 @@ class PluginSink:
         except queue.Full:
             self.failure = f"it is {MAX_WAITING} events behind"
 
-    def cut_off(self) -> Event:
-        """Return the event that reports `failure`."""
+    def make_cut_off_event(self) -> Event:
+        """Return the event which reports that the sink was cut off, with `failure` as the reason."""
         return SinkCutOff(sink=self.name, reason=str(self.failure))
 
-    def end(self) -> None:
-        """Mark the end of the events. Call this for all sinks before `close`, so that they close concurrently."""
+    def end_events(self) -> None:
+        """Mark the end of the events. Call this for all sinks before `close`, so that the sinks close concurrently."""
         try:
             self._queue.put_nowait(None)
         except queue.Full:
@@ -88,9 +91,9 @@ class PluginSink:
         self._ended_at = self._clock()
 
     def close(self) -> None:
-        """Wait until the sink has handled the queued events and closed, up to some seconds after `end`."""
+        """Wait until the sink has handled the queued events and has closed, at most some seconds after `end_events`."""
         if self._ended_at is None:
-            self.end()
+            self.end_events()
         if self.failure is not None:
             return
         assert self._ended_at is not None
@@ -114,14 +117,14 @@ class PluginSink:
 
 
 def load_plugins(run: RunInfo, found: Iterable[EntryPoint] | None = None) -> list[PluginSink]:
-    """Return one sink per installed entry point; the sink's thread loads and calls the entry point."""
+    """Return one sink per installed entry point. The entry point is loaded and called on the sink's thread."""
     points = entry_points(group=GROUP) if found is None else found
 
-    def maker(point: EntryPoint) -> Callable[[], Sink]:
+    def make_factory(point: EntryPoint) -> Callable[[], Sink]:
         def make() -> Sink:
             sink: Sink = point.load()(run)
             return sink
 
         return make
 
-    return [PluginSink(point.name, maker(point)) for point in points]
+    return [PluginSink(point.name, make_factory(point)) for point in points]

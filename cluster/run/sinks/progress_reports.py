@@ -20,9 +20,9 @@ ReadNextBatchProgress = Callable[[], tuple[int, list[int]]]
 
 
 class ProgressReports:
-    """A Sink that reports progress between `start` and `close`. Events reset the counts when a step is done.
+    """Sink that emits progress events between `start` and `close`. It resets the counts after a step or an evaluation.
 
-    `totals` has the rollouts per training step and evaluation.
+    `totals` has the number of rollouts per training step, validation and test.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ProgressReports:
     ) -> None:
         self._group_size = plan.group_size
         self._sleep = sleep
-        self._board: RolloutProgress | None = None
+        self._progress: RolloutProgress | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._read_next_batch: ReadNextBatchProgress = lambda: (0, [])
         self.totals: dict[Purpose, int] = {
@@ -43,49 +43,49 @@ class ProgressReports:
             "test": test_rows * plan.eval_samples,
         }
 
-    def start(self, board: RolloutProgress, emit: Emit) -> None:
-        """Start reporting the counts of `board`."""
-        self._board = board
-        self._reporting = asyncio.create_task(self._run(board, emit))
+    def start(self, progress: RolloutProgress, emit: Emit) -> None:
+        """Start reporting the counts of `progress`."""
+        self._progress = progress
+        self._reporting = asyncio.create_task(self._report_repeatedly(progress, emit))
 
-    def follow_loop(self, forming: ReadNextBatchProgress) -> None:
-        """Report training progress for the batch that `forming` returns."""
-        self._read_next_batch = forming
+    def follow_loop(self, read_next_batch: ReadNextBatchProgress) -> None:
+        """Report the progress of the next training batch, which `read_next_batch` returns."""
+        self._read_next_batch = read_next_batch
 
-    async def _run(self, board: RolloutProgress, emit: Emit) -> None:
+    async def _report_repeatedly(self, progress: RolloutProgress, emit: Emit) -> None:
         while True:
             await self._sleep(EVERY_S)
-            if board.in_flight:
-                emit(self._make_report(board))
+            if progress.in_flight:
+                emit(self._make_report(progress))
 
     def handle_event(self, event: RunEvent) -> None:
-        if isinstance(event.event, StepDone | Evaluated | ZeroVarianceBatch) and self._board is not None:
-            self._board.clear()
+        if isinstance(event.event, StepDone | Evaluated | ZeroVarianceBatch) and self._progress is not None:
+            self._progress.clear()
 
     def close(self) -> None:
         """Stop reporting."""
         if self._reporting is not None:
             self._reporting.cancel()
 
-    def _make_report(self, board: RolloutProgress) -> RolloutsProgressed:
-        purpose = board.purpose
-        slowest_row, slowest_s = board.slowest_attempt or ("", 0.0)
+    def _make_report(self, progress: RolloutProgress) -> RolloutsProgressed:
+        purpose = progress.purpose
+        slowest_row, slowest_s = progress.slowest_attempt or ("", 0.0)
         return RolloutsProgressed(
             purpose=purpose,
-            ended=self._count_ended(board) if purpose == "train" else board.num_ended_by_purpose[purpose],
+            ended=self._count_ended(progress) if purpose == "train" else progress.num_ended_by_purpose[purpose],
             total=self.totals[purpose],
-            in_flight=board.in_flight,
-            calls={tool: float(count) for tool, count in board.calls.items()},
-            errors={tool: float(count) for tool, count in board.errors.items()},
+            in_flight=progress.in_flight,
+            calls={tool: float(count) for tool, count in progress.calls.items()},
+            errors={tool: float(count) for tool, count in progress.errors.items()},
             slowest_s=slowest_s,
             slowest_row=slowest_row,
-            **({} if board.newest_rollout is None else _describe_newest(board.newest_rollout)),
+            **({} if progress.newest_rollout is None else _describe_newest(progress.newest_rollout)),
         )
 
-    def _count_ended(self, board: RolloutProgress) -> int:
+    def _count_ended(self, progress: RolloutProgress) -> int:
         """Return the number of rollouts of the next batch that have ended."""
         finished, others = self._read_next_batch()
-        return finished * self._group_size + sum(board.num_ended("train", index) for index in others)
+        return finished * self._group_size + sum(progress.num_ended("train", index) for index in others)
 
 
 def _describe_newest(rollout: Rollout) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Report updates during a run, written by a low-priority process that runs rarely enough to cost almost nothing."""
+"""Updates of a run's report, written by a low-priority process that runs rarely enough to cost almost nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REST_FACTOR = 20
 
 
 class ReportWriter:
-    """A Sink that writes the report again after steps and evaluations, unless the last report is recent."""
+    """Sink that writes the report again after steps and evaluations, unless the last report is recent."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ReportWriter:
         self._closed = False
 
     def handle_event(self, event: RunEvent) -> None:
-        """Start a thread that runs the report process; return immediately."""
+        """Start a thread that runs the report process, if the report must be written again; return immediately."""
         if not isinstance(event.event, StepDone | Evaluated) or self._clock() < self._not_before:
             return
         self._not_before = float("inf")
@@ -51,7 +51,7 @@ class ReportWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Kill the process of a report in progress: the caller writes the last report."""
+        """Kill the process that is writing a report, if any, because the caller writes the last report."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -59,7 +59,7 @@ class ReportWriter:
                 self._process.wait()
 
     def wait(self) -> None:
-        """Wait for a report in progress."""
+        """Wait until the report in progress is written."""
         if self._thread is not None:
             self._thread.join()
 

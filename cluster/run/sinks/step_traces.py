@@ -1,7 +1,8 @@
-"""Spans of the driver: one trace per training step, created from the measured times when the step is done.
+"""OpenTelemetry spans of the driver: one trace per training step, created from measured times when the step is done.
 
-The span of a step links to the traced rollouts that it learned from, since their traces extend over several steps. A
-failed attempt at a step is a separate trace. It has only the error's type, since the message may contain user data.
+The span of a step links to the traces of the rollouts that the step trained on, because a rollout may extend over
+several steps. A failed attempt at a step is a separate trace. It contains the error's type but not the error's message,
+which may contain user data.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ PARTS = (
 
 
 class StepTraces:
-    """A Sink that also receives the rollouts. Validations before the first step are separate traces.
+    """Sink that records one trace per training step, linked to the step's rollouts.
 
-    `clock` returns Unix seconds.
+    A validation before the first step gets a trace of its own. `clock` returns Unix seconds.
     """
 
     def __init__(self, tracer: Tracer, clock: Callable[[], float] = time.time) -> None:
@@ -66,7 +67,7 @@ class StepTraces:
                 self._current_step = (step, event.time)
 
     def record_failure(self, error: Exception) -> None:
-        """Record the error that ends the run and the step in progress, if any."""
+        """Record the step in progress, if any, as failed with the error that ends the run."""
         if self._current_step is not None:
             self._trace_failure(*self._current_step, self._clock(), type(error).__name__)
             self._current_step = None
@@ -81,11 +82,11 @@ class StepTraces:
         step = self._tracer.record_span("training step", start, ended, rollouts, agent_rft__step=done.step or 0)
         for name, metric in PARTS:
             if (took_s := times.get(metric, 0.0)) > 0:
-                self._tracer.record_span(name, start, start + took_s, below=step)
+                self._tracer.record_span(name, start, start + took_s, parent_span=step)
                 start += took_s
         self._trace_validation(step)
         if (took_s := times.get("time_checkpoint_s", 0.0)) > 0:
-            self._tracer.record_span("checkpoint", ended - took_s, ended, below=step)
+            self._tracer.record_span("checkpoint", ended - took_s, ended, parent_span=step)
 
     def _trace_failure(self, step: int, began: float, ended: float, error_type: str) -> None:
         """Record a failed attempt at a step; the next attempt may succeed."""
@@ -96,5 +97,5 @@ class StepTraces:
         begin, end = self._validation or (0.0, None)
         if end is not None:
             rollouts = self._traced.pop("validation", ())
-            self._tracer.record_span("validation", begin, end, rollouts, below=step)
+            self._tracer.record_span("validation", begin, end, rollouts, parent_span=step)
             self._validation = None

@@ -1,7 +1,7 @@
-"""Sinks for the trackers that a job names in `integrations`, each on a separate thread.
+"""Sinks for the experiment trackers that a job names in `integrations`, each on a separate thread.
 
-A tracker cannot slow down or fail a run. If its package, key or server is missing, or if it hangs or falls behind, it
-is reported once and gets no more numbers.
+A tracker cannot slow down a run or make it fail. If a tracker's package, key or server is missing, or if the tracker
+hangs or falls behind, this is reported once, and the tracker receives no more metrics.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from agent_rft.cluster.records.redaction import REDACTED, replace_substrings
 from agent_rft.cluster.run.sinks.plugin_sinks import PluginSink, RunInfo
 from agent_rft.cluster.run.sinks.trackers.mlflow_run import MlflowRun
 from agent_rft.cluster.run.sinks.trackers.tensorboard_files import TensorboardFiles
-from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, TrackedRun, Tracker, TrackerSink, extract_settings
+from agent_rft.cluster.run.sinks.trackers.tracker import (
+    TrackedRun,
+    Tracker,
+    TrackerSink,
+    TrackerUnavailable,
+    extract_settings,
+)
 from agent_rft.cluster.run.sinks.trackers.wandb_run import FINISH_S, WandbRun
 from agent_rft.events import Event, TrackerFailed
 from agent_rft.loop_protocols import Sink
@@ -35,7 +41,7 @@ ImportModule = Callable[[str], Any]
 
 
 class TrackerPluginSink(PluginSink):
-    """Sink of one tracker; `secrets` are redacted in its failure message."""
+    """Sink of one tracker. `secrets` are redacted in the failure message."""
 
     def __init__(
         self, name: str, make: Callable[[], Sink], secrets: Iterable[str] = (), close_timeout_s: float = CLOSE_S
@@ -43,9 +49,9 @@ class TrackerPluginSink(PluginSink):
         self._secrets = dict.fromkeys(filter(None, secrets), REDACTED)
         super().__init__(name, make, close_timeout_s=close_timeout_s)
 
-    def cut_off(self) -> Event:
-        cause = self.error.cause if isinstance(self.error, CannotTrack) else "failed"
-        reason = str(self.error) if isinstance(self.error, CannotTrack) else str(self.failure)
+    def make_cut_off_event(self) -> Event:
+        cause = self.error.cause if isinstance(self.error, TrackerUnavailable) else "failed"
+        reason = str(self.error) if isinstance(self.error, TrackerUnavailable) else str(self.failure)
         return TrackerFailed(tracker=self.name, cause=cause, reason=replace_substrings(reason, self._secrets))
 
 
@@ -56,23 +62,26 @@ def load_trackers(
     load: ImportModule = import_module,
     close_timeout_s: float = CLOSE_S,
 ) -> list[TrackerPluginSink]:
-    """Return a sink for each tracker that the job names; the sink's thread imports the tracker's package."""
+    """Return a sink for each tracker that the job names. The tracker's package is imported on the sink's thread."""
     tracked = TrackedRun(run.name, run.folder, extract_settings(run.job))
 
-    def maker(integration: Integration) -> Callable[[], Sink]:
+    def make_factory(integration: Integration) -> Callable[[], Sink]:
         return lambda: TrackerSink(_make_tracker(integration, access, tracked, load))
 
     keys = [access.wandb and access.wandb.api_key, access.mlflow and access.mlflow.token]
     address = "" if access.mlflow is None else access.mlflow.tracking_uri.get_secret_value()
     secrets = list_secrets(address, [key.get_secret_value() for key in keys if key])
-    return [TrackerPluginSink(integration.type, maker(integration), secrets, close_timeout_s) for integration in named]
+    return [
+        TrackerPluginSink(integration.type, make_factory(integration), secrets, close_timeout_s)
+        for integration in named
+    ]
 
 
 def _make_tracker(integration: Integration, access: TrackerAccess, run: TrackedRun, load: ImportModule) -> Tracker:
-    """Make the tracker.
+    """Create the tracker of an integration.
 
     Raises:
-        CannotTrack: Its package is not installed, or the operator has not set it up.
+        CannotTrack: The tracker's package is not installed, or the operator has not set it up.
     """
     match integration:
         case WandbTrackerSpec():
@@ -97,4 +106,4 @@ def _import_package(load: ImportModule, module: str, extra: str) -> Any:
     try:
         return load(module)
     except ImportError as error:
-        raise CannotTrack("not_installed", f"run `pip install 'agent-rft[{extra}]'` ({error})") from None
+        raise TrackerUnavailable("not_installed", f"run `pip install 'agent-rft[{extra}]'` ({error})") from None

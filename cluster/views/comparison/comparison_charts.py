@@ -1,4 +1,7 @@
-"""Geometry of a comparison's SVG charts, in pixels; the page needs no script."""
+"""Coordinates of the SVG charts of a comparison, in pixels, so that the page needs no script.
+
+A side is one of the compared evaluations.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from agent_rft.cluster.views.comparison.comparison_stats import CALLS, REWARD, ComparisonRow, EvaluationComparison
+from agent_rft.cluster.views.comparison.comparison_stats import (
+    CALL_CHANGE_LABELS,
+    REWARD_CHANGE_LABELS,
+    ComparisonRow,
+    EvaluationComparison,
+)
 from agent_rft.cluster.views.comparison.loaded_evaluation import LoadedEvaluation
 from agent_rft.metrics.confidence_intervals import Interval
 
@@ -39,8 +47,8 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
-class Corner:
-    """Name of a quadrant with its number of rows."""
+class CornerLabel:
+    """Text in a corner of a scatter plot: name of the quadrant, and number of rows in it."""
 
     x: float
     y: float
@@ -50,14 +58,14 @@ class Corner:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Change of reward (y) against change of calls (x); rows with equal changes share a dot."""
+    """Scatter plot: change in reward (y) against change in tool calls (x). Rows with equal changes share a dot."""
 
     x_zero: float
     y_zero: float
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     dots: tuple[Dot, ...]
-    corners: tuple[Corner, ...]
+    corners: tuple[CornerLabel, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Shares of rollouts by their number of turns or calls (`unit`), one bar per side.
+    """Histogram: share of the rollouts that have each number of turns or calls, with one bar per compared evaluation.
 
-    `p95` is the 95th percentile of each side.
+    `unit` is what is counted, turns or calls. `p95` has the 95th percentile of each compared evaluation.
     """
 
     unit: str
@@ -86,7 +94,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Validations of a side's run, as SVG polyline points and as dots."""
+    """Validation rewards of one run, as points of an SVG polyline and as dots."""
 
     side: int
     points: str
@@ -94,8 +102,8 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
-    """Validation rewards by step."""
+class ValidationChart:
+    """Chart of validation rewards by step, with one curve per run."""
 
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
@@ -104,7 +112,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class IntervalBar:
-    """Change with its interval on a line whose middle, `zero`, represents 0."""
+    """Bar that shows a change and its confidence interval. `zero`, the middle of the bar, represents no change."""
 
     zero: float
     low: float
@@ -112,8 +120,8 @@ class IntervalBar:
     mean: float
 
 
-def scatter(rows: Sequence[ComparisonRow], side: int, quadrants: Counter[tuple[int, int]]) -> Scatter:
-    """Return the rows of a side by their changes from the first side."""
+def make_scatter(rows: Sequence[ComparisonRow], side: int, quadrants: Counter[tuple[int, int]]) -> Scatter:
+    """Create the scatter plot of the rows' changes from the first evaluation to the evaluation with index `side`."""
     found = Counter((row.change("tool_calls", side), row.change("reward", side)) for row in rows)
     x_max = _round_up(max(1.0, *(abs(x) for x, _ in found)))
     y_max = _round_up(max(0.1, *(abs(y) for _, y in found)))
@@ -133,11 +141,11 @@ def scatter(rows: Sequence[ComparisonRow], side: int, quadrants: Counter[tuple[i
     for reward, calls in ((1, -1), (1, 1), (-1, -1), (-1, 1)):
         count = quadrants[reward, calls]
         corners.append(
-            Corner(
+            CornerLabel(
                 LEFT + 6 if calls < 0 else WIDTH - RIGHT - 6,
                 TOP + 12 if reward > 0 else HEIGHT - BOTTOM - 6,
                 "start" if calls < 0 else "end",
-                f"{REWARD[reward]}, {CALLS[calls]}: {count}",
+                f"{REWARD_CHANGE_LABELS[reward]}, {CALL_CHANGE_LABELS[calls]}: {count}",
             )
         )
     fractions = (-1.0, -0.5, 0.0, 0.5, 1.0)
@@ -151,8 +159,8 @@ def scatter(rows: Sequence[ComparisonRow], side: int, quadrants: Counter[tuple[i
     )
 
 
-def histogram(comparison: EvaluationComparison, metric: Literal["turns", "tool_calls"]) -> Histogram:
-    """Return the distribution of turns or calls per side, including the tail, which a mean hides."""
+def make_histogram(comparison: EvaluationComparison, metric: Literal["turns", "tool_calls"]) -> Histogram:
+    """Create the histogram of turns or calls per evaluation. It shows the tail, which a mean hides."""
     unit = "turn" if metric == "turns" else "call"
     found = [
         [int(rollout.measures[metric]) for row in comparison.rows for rollout in row.rollouts[side]]
@@ -170,10 +178,11 @@ def histogram(comparison: EvaluationComparison, metric: Literal["turns", "tool_c
         for side, count in enumerate(counts):
             share = count[value] / count.total()
             x = middle + (side - len(counts) / 2) * width
-            title = f"{comparison.sides[side].label}: {share:.0%} take {_number(value)} {unit}{'s' * (value != 1)}"
+            takes = f"{_count_label(value)} {unit}{'s' * (value != 1)}"
+            title = f"{comparison.sides[side].label}: {share:.0%} of the rollouts take {takes}"
             bars.append(Bar(x, bottom - share * height, width - 1, share * height, side, title))
     step = max(1, math.ceil((last - first + 1) / 12))
-    x_ticks = [Tick(LEFT + (v - first + 0.5) * slot, _number(v)) for v in range(first, last + 1, step)]
+    x_ticks = [Tick(LEFT + (v - first + 0.5) * slot, _count_label(v)) for v in range(first, last + 1, step)]
     y_ticks = [Tick(bottom - f * highest * height, f"{f * highest:.0%}") for f in (0.0, 0.5, 1.0)]
     visible = tuple(bar for bar in bars if bar.height)
     return Histogram(
@@ -181,8 +190,8 @@ def histogram(comparison: EvaluationComparison, metric: Literal["turns", "tool_c
     )
 
 
-def curves(sides: Sequence[LoadedEvaluation]) -> Curves | None:
-    """Return one validation curve per run; None unless two of the runs were validated more than once."""
+def make_curves(sides: Sequence[LoadedEvaluation]) -> ValidationChart | None:
+    """Create the chart of validation curves; None if fewer than two runs were validated more than once."""
     runs = dict[str, int]()
     for number, side in enumerate(sides):
         if len(side.validations) > 1:
@@ -206,15 +215,15 @@ def curves(sides: Sequence[LoadedEvaluation]) -> Curves | None:
         )
         run_curves.append(Curve(number, " ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in dots), dots))
     steps = sorted({round(share * last) for share in (0.0, 0.25, 0.5, 0.75, 1.0)})
-    return Curves(
+    return ValidationChart(
         tuple(Tick(LEFT + step * x_unit, str(step)) for step in steps),
         tuple(Tick(scale(low + share * span), f"{low + share * span:.3g}") for share in (0.0, 0.5, 1.0)),
         tuple(run_curves),
     )
 
 
-def interval_bar(interval: Interval) -> IntervalBar | None:
-    """Return the bar of an interval in a table cell; None if it is not finite or exactly 0."""
+def make_interval_bar(interval: Interval) -> IntervalBar | None:
+    """Create the bar for an interval in a table cell; None if the interval is not finite or exactly 0."""
     largest = max(abs(interval.low), abs(interval.high), 1e-12)
     if not math.isfinite(largest) or interval.low == interval.high == 0.0:
         return None
@@ -226,7 +235,7 @@ def interval_bar(interval: Interval) -> IntervalBar | None:
     return IntervalBar(middle, scale(interval.low), scale(interval.high), scale(interval.mean))
 
 
-def _number(value: int) -> str:
+def _count_label(value: int) -> str:
     return f"{value}+" if value == MAX_SEPARATE else str(value)
 
 

@@ -1,4 +1,4 @@
-"""HTML page of a comparison, without network or script, and its image rendered by an installed Chromium."""
+"""HTML page of a comparison, which needs no network or script, and an image of the page, rendered by Chromium."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from agent_rft.cluster.views.comparison import comparison_charts
-from agent_rft.cluster.views.comparison.comparison_charts import curves, histogram, interval_bar, scatter
-from agent_rft.cluster.views.comparison.comparison_stats import CALLS, REWARD, EvaluationComparison
-from agent_rft.cluster.views.comparison.comparison_table import left_out, measures, tool_path
+from agent_rft.cluster.views.comparison.comparison_charts import (
+    make_curves,
+    make_histogram,
+    make_interval_bar,
+    make_scatter,
+)
+from agent_rft.cluster.views.comparison.comparison_stats import (
+    CALL_CHANGE_LABELS,
+    REWARD_CHANGE_LABELS,
+    EvaluationComparison,
+)
+from agent_rft.cluster.views.comparison.comparison_table import describe_left_out, measure_lines, tool_path
 from agent_rft.cluster.views.pages import load_page_template
 from agent_rft.cluster.views.traces import call_note, cut, split_reasoning, summarize_rollout
 from agent_rft.errors import UserError
@@ -27,14 +36,19 @@ FLAGS = (
 )
 FUNCTIONS = {
     **{"said": split_reasoning, "cut": cut, "facts": summarize_rollout, "call_note": call_note, "path_of": tool_path},
-    **{"interval_bar": interval_bar, "c": comparison_charts, "REWARD": REWARD, "CALLS": CALLS},
+    **{
+        "interval_bar": make_interval_bar,
+        "c": comparison_charts,
+        "REWARD": REWARD_CHANGE_LABELS,
+        "CALLS": CALL_CHANGE_LABELS,
+    },
 }
 RENDER_S = 120
 PNG_WIDTH = 1240
 
 
 def write_page(comparison: EvaluationComparison, path: Path, *, with_traces: bool = True) -> None:
-    """Write the page atomically.
+    """Write the HTML page of a comparison atomically.
 
     Raises:
         UserError: The file cannot be written.
@@ -42,58 +56,65 @@ def write_page(comparison: EvaluationComparison, path: Path, *, with_traces: boo
     rows = sorted(comparison.rows, key=lambda row: row.change("reward", len(comparison.sides) - 1))
     html = load_page_template("comparison", FUNCTIONS).render(
         comparison=comparison,
-        left_out=list(left_out(comparison)),
-        measures=list(measures(comparison)),
+        left_out=list(describe_left_out(comparison)),
+        measures=list(measure_lines(comparison)),
         scatters=[
-            scatter(comparison.rows, side, against.quadrants)
-            for side, against in enumerate(comparison.against, start=1)
+            make_scatter(comparison.rows, side, against.quadrants)
+            for side, against in enumerate(comparison.side_comparisons, start=1)
         ],
-        histograms=[histogram(comparison, metric) for metric in ("tool_calls", "turns")],
-        learning=curves(comparison.sides),
+        histograms=[make_histogram(comparison, metric) for metric in ("tool_calls", "turns")],
+        learning=make_curves(comparison.sides),
         rows=rows[:SHOWN_ROWS] if with_traces else [],
         with_traces=with_traces,
     )
     try:
         write_durably(path, html.encode(errors="replace"))  # tools may answer with lone surrogates
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise _write_error(path, error) from error
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def _write_error(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot write {path}: {error.strerror}; choose another file")
 
 
 def write_png(comparison: EvaluationComparison, path: Path, browsers: Sequence[str] = BROWSERS) -> None:
-    """Write the page without traces as an image.
+    """Write an image of the page without traces, rendered by the first of `browsers` that is installed.
 
     Raises:
         UserError: No Chromium is installed, Chromium fails, or the file cannot be written.
     """
     browser = next(filter(None, map(shutil.which, browsers)), None)
     if browser is None:
-        fix = "Install Chromium, or open the page of --html in a browser and print it."
-        raise UserError(f"an image needs one of {', '.join(browsers)}, and none is installed. {fix}")
+        fix = "Install Chromium, or write the page with --html, open the page in a browser and print it."
+        raise UserError(f"an image needs one of these browsers, but none is installed: {', '.join(browsers)}. {fix}")
     with TemporaryDirectory() as folder:
         page, image = Path(folder) / "page.html", Path(folder) / "page.png"
         write_page(comparison, page, with_traces=False)
         command = [
             *(browser, *FLAGS, f"--user-data-dir={folder}/profile"),
             *(["--no-sandbox"] if os.geteuid() == 0 else []),  # Chromium does not start as root without it
-            *(f"--window-size={PNG_WIDTH},{_height(comparison)}", f"--screenshot={image}", page.as_uri()),
+            *(f"--window-size={PNG_WIDTH},{_page_height(comparison)}", f"--screenshot={image}", page.as_uri()),
         ]
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=RENDER_S)
         if not image.exists():
-            raise UserError(f"{browser} did not render the page. Open the page of --html in a browser and print it.")
+            raise UserError(
+                f"{browser} did not render the page. Write it with --html, open it in a browser and print it."
+            )
         try:
             shutil.copyfile(image, path)
         except OSError as error:
-            raise _cannot_write(path, error) from error
+            raise _write_error(path, error) from error
 
 
-def _height(comparison: EvaluationComparison) -> int:
+def _page_height(comparison: EvaluationComparison) -> int:
     """Return the approximate height of the page in pixels."""
-    sides, others = len(comparison.sides), len(comparison.against)
-    measured = len(comparison.against[0].changes)
+    sides, others = len(comparison.sides), len(comparison.side_comparisons)
+    measured = len(comparison.side_comparisons[0].changes)
     tables = 40 * (measured + 3) + 120 * others * (measured > 6) + 40 * sides * len(comparison.tools) + 230 * others
-    return 420 + 480 * (1 + others // 2) + tables + 110 * sum(len(a.gained) + len(a.lost) for a in comparison.against)
+    return (
+        420
+        + 480 * (1 + others // 2)
+        + tables
+        + 110 * sum(len(a.gained) + len(a.lost) for a in comparison.side_comparisons)
+    )

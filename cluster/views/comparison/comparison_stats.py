@@ -1,8 +1,9 @@
 """Statistics of a comparison: changes between evaluations of the same rows, with confidence intervals.
 
-All statistics are paired: each row is compared with itself, by id. A row with several samples counts once, by their
-means. Rollouts without a finite grade and reward count as not graded. `agent_rft.metrics.confidence_intervals` computes
-the intervals.
+A side is one of the compared evaluations; all other sides are compared with the first side. All statistics are paired:
+each row is compared with the row that has the same id in the other evaluation. A row with several samples counts once,
+with the means of its samples. A rollout without a finite grade and reward counts as not graded. The intervals are
+computed by `agent_rft.metrics.confidence_intervals`.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from agent_rft.cluster.views.comparison.loaded_evaluation import (
     RolloutBrief,
 )
 from agent_rft.errors import UserError
-from agent_rft.metrics import EVALUATION
+from agent_rft.metrics import EVALUATION_METRICS
 from agent_rft.metrics.confidence_intervals import GRADES, Interval, paired_interval
 from agent_rft.metrics.metric import Metric
 
 Verdict = Literal["better", "worse", "unclear", "same"]
 NO_TOOL = "(none)"
 """Name in place of the first and last tool of a rollout without calls."""
-REWARD: Mapping[int, str] = {1: "reward up", 0: "same reward", -1: "reward down"}
-CALLS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 1: "more calls"}
+REWARD_CHANGE_LABELS: Mapping[int, str] = {1: "reward up", 0: "same reward", -1: "reward down"}
+CALL_CHANGE_LABELS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 1: "more calls"}
 """Names of the quadrants, by the sign of the change."""
-SLOW: Final = "slow_share"
-"""Additional measure if there is a target latency: the share of a row's rollouts that exceed it."""
-BEST: Final = "best_of_"
+SLOW_SHARE: Final = "slow_share"
+"""Additional measure if there is a target for the latency: share of a row's rollouts that exceed the target."""
+BEST_OF_PREFIX: Final = "best_of_"
 """Prefix of the measure `best_of_k`, with k samples per row."""
 EQUAL = 1e-9
 """Rounding error of means; smaller changes count as 0."""
@@ -44,9 +45,10 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """Row that all sides have graded, with its rollouts and the means of their measures at each side.
+    """Row that was graded in all compared evaluations (sides). `rollouts` and `means` have one entry per side.
 
-    If each row has at least k > 1 rollouts at each side, `means` includes `best_of_k`, the best grade of the first k.
+    If each row has at least k > 1 rollouts at each side, `means` includes `best_of_k`, the best grade among the row's
+    first k rollouts.
     """
 
     row_id: str
@@ -55,14 +57,17 @@ class ComparisonRow:
     means: tuple[Mapping[str, float], ...]
 
     def change(self, name: str, side: int) -> float:
-        """Return the change of a measure from the first side to `side`."""
+        """Return the change of a measure from the first evaluation to the evaluation with index `side`."""
         difference = self.means[side][name] - self.means[0][name]
         return difference if abs(difference) > EQUAL else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureChange:
-    """One measure at the first and at another side: means over the rows, and the change with its interval."""
+    """Change of one measure from the first evaluation (`before`) to another (`after`), with a confidence interval.
+
+    `before` and `after` are means over the rows.
+    """
 
     name: str
     before: float
@@ -76,8 +81,8 @@ class MeasureChange:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the change; better or worse only if the interval excludes 0."""
-        low, high, better = self.interval.low, self.interval.high, self.metric.better
+        """Verdict on the change. It is better or worse only if the interval excludes 0."""
+        low, high, better = self.interval.low, self.interval.high, self.metric.better_direction
         if self.interval.mean == 0.0 and not low < high:
             return "same"
         if low > 0 or high < 0:
@@ -94,10 +99,10 @@ class MeasureChange:
 
 @dataclass(frozen=True, slots=True)
 class SideToolUse:
-    """Use of a tool at one side.
+    """Use of a tool in one of the compared evaluations.
 
-    `calls` are per rollout; `failed` and `repeated` are shares of the tool's calls; `first` and `last` are shares of
-    rollouts that start or end with the tool.
+    `calls` is the mean number of calls per rollout. `failed` and `repeated` are shares of the tool's calls. `first` and
+    `last` are the shares of rollouts whose first or last call is a call of this tool.
     """
 
     calls: float
@@ -109,7 +114,7 @@ class SideToolUse:
 
 @dataclass(frozen=True, slots=True)
 class SideSummary:
-    """Statistics of a side's rollouts of the compared rows. `tools` has NO_TOOL if some rollouts call no tool."""
+    """Statistics of one evaluation, over the compared rows. `tools` includes NO_TOOL if some rollouts call no tool."""
 
     num_rollouts: int
     means: Mapping[str, float]
@@ -121,7 +126,11 @@ class SideSummary:
 
 @dataclass(frozen=True, slots=True)
 class SideComparison:
-    """Another side compared with the first. `quadrants` counts rows by the signs of the changes in reward and calls."""
+    """Comparison of an evaluation with the first one.
+
+    `quadrants` counts rows by the signs of the changes in reward and in calls. `gained` and `lost` are the rows whose
+    reward rose or fell most.
+    """
 
     changes: tuple[MeasureChange, ...]
     quadrants: Counter[tuple[int, int]]
@@ -131,22 +140,22 @@ class SideComparison:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationComparison:
-    """Comparison of several sides with the first one.
+    """Comparison of several evaluations (sides) with the first one.
 
-    For each side, `only` has the ids of its rows that another side lacks, and `ungraded` the ids of shared rows that it
-    has not graded.
+    `unshared_rows` and `ungraded` have one entry per side: the ids of rows that another side lacks, and the ids of
+    shared rows that were not graded at the side.
     """
 
     sides: tuple[LoadedEvaluation, ...]
     rows: tuple[ComparisonRow, ...]
-    only: tuple[tuple[str, ...], ...]
+    unshared_rows: tuple[tuple[str, ...], ...]
     ungraded: tuple[tuple[str, ...], ...]
     summaries: tuple[SideSummary, ...]
-    against: tuple[SideComparison, ...]
+    side_comparisons: tuple[SideComparison, ...]
 
     @property
     def tools(self) -> list[str]:
-        """All tools, the most called first."""
+        """Names of all tools; the tool with the most calls comes first."""
         calls: Counter[str] = Counter()
         for summary in self.summaries:
             calls.update({name: int(1e6 * use.calls) for name, use in summary.tools.items()})
@@ -156,65 +165,77 @@ class EvaluationComparison:
 def compare_evaluations(
     sides: Sequence[LoadedEvaluation], num_shown: int, target_s: float | None = None
 ) -> EvaluationComparison:
-    """Compare other sides with the first; `num_shown` limits the lists of rows that gained and lost most.
+    """Compare all other evaluations with the first one. `num_shown` limits the lists of rows that gained or lost most.
 
-    With `target_s`, a target for the model and tool time of a rollout, the share of slower rollouts is compared too.
+    `target_s` is a target for the model and tool time of a rollout. If it is set, the share of slower rollouts is also
+    compared.
 
     Raises:
-        UserError: No row was graded at all sides.
+        UserError: There is no row that was graded in all evaluations.
     """
     found = [side.rows for side in sides]
     shared = [row_id for row_id in found[0] if all(row_id in rows for rows in found)]
     graded = [row_id for row_id in shared if all(rows[row_id].rollouts for rows in found)]
     if not graded:
-        raise _nothing_shared(sides, found, shared)
+        raise _no_common_row_error(sides, found, shared)
     k = min(len(rows[row_id].rollouts) for rows in found for row_id in graded)
-    rows = tuple(_row(row_id, [rows[row_id] for rows in found], k, target_s) for row_id in graded)
-    metrics = {name: EVALUATION[name] for name in MEASURES if _rows_with(rows, name)}
+    rows = tuple(_make_row(row_id, [rows[row_id] for rows in found], k, target_s) for row_id in graded)
+    metrics = {name: EVALUATION_METRICS[name] for name in MEASURES if _rows_with(rows, name)}
     if k > 1:
-        metrics[f"{BEST}{k}"] = Metric(f"best of {k}", "", "mean over rows of their best grade", better=1)
+        metrics[f"{BEST_OF_PREFIX}{k}"] = Metric(
+            f"best of {k}", "", "mean over rows of their best grade", better_direction=1
+        )
     if target_s is not None:
-        metrics[SLOW] = _slower(target_s)
+        metrics[SLOW_SHARE] = _slow_share_metric(target_s)
     return EvaluationComparison(
         sides=tuple(sides),
         rows=rows,
-        only=tuple(tuple(row_id for row_id in rows if row_id not in set(shared)) for rows in found),
+        unshared_rows=tuple(tuple(row_id for row_id in rows if row_id not in set(shared)) for rows in found),
         ungraded=tuple(tuple(row_id for row_id in shared if not rows[row_id].rollouts) for rows in found),
-        summaries=tuple(_summary(rows, side, metrics) for side in range(len(sides))),
-        against=tuple(_against(rows, side, metrics, num_shown) for side in range(1, len(sides))),
+        summaries=tuple(_summarize_side(rows, side, metrics) for side in range(len(sides))),
+        side_comparisons=tuple(_compare_with_first(rows, side, metrics, num_shown) for side in range(1, len(sides))),
     )
 
 
-def _slower(target_s: float) -> Metric:
-    return Metric(f"rollouts slower than {target_s:g} s", "share", "by model and tool time", form="{:.1%}", better=-1)
+def _slow_share_metric(target_s: float) -> Metric:
+    return Metric(
+        f"rollouts slower than {target_s:g} s",
+        "share",
+        "by model and tool time",
+        value_format="{:.1%}",
+        better_direction=-1,
+    )
 
 
-def _nothing_shared(
+def _no_common_row_error(
     sides: Sequence[LoadedEvaluation], found: Sequence[Mapping[str, GradedRow]], shared: Sequence[str]
 ) -> UserError:
     counts = "; ".join(
         f"{side.label} has {len(rows)} rows ({side.name})" for side, rows in zip(sides, found, strict=True)
     )
     if shared:
-        problem = f"none of the {len(shared)} shared rows was graded at all sides"
+        problem = f"none of the {len(shared)} shared rows was graded in all evaluations"
         return UserError(f"{problem}: {counts}. Read the errors with agent-rft traces RUN --name NAME.")
     return UserError(
-        f"the sides graded different rows: {counts}. Rows match if line and content are equal. Grade the same file "
-        "with both: agent-rft eval JOB --file test_file --model FOLDER, or give two model folders with --job JOB."
+        f"the evaluations graded different rows: {counts}. Rows match if their line numbers and contents are equal. "
+        "Evaluate both models on the same file: run agent-rft eval JOB --file test_file --model FOLDER for each model, "
+        "or compare two model folders with --job JOB."
     )
 
 
-def _row(row_id: str, graded: Sequence[GradedRow], k: int, target_s: float | None) -> ComparisonRow:
+def _make_row(row_id: str, graded: Sequence[GradedRow], k: int, target_s: float | None) -> ComparisonRow:
     rollouts = tuple(side.rollouts for side in graded)
-    return ComparisonRow(row_id, graded[0].question, rollouts, tuple(_means(side, k, target_s) for side in rollouts))
+    return ComparisonRow(
+        row_id, graded[0].question, rollouts, tuple(_measure_means(side, k, target_s) for side in rollouts)
+    )
 
 
-def _means(rollouts: Sequence[RolloutBrief], k: int, target_s: float | None) -> dict[str, float]:
+def _measure_means(rollouts: Sequence[RolloutBrief], k: int, target_s: float | None) -> dict[str, float]:
     means = {name: _mean(brief.measures[name] for brief in rollouts) for name in MEASURES}
     if k > 1:
-        means[f"{BEST}{k}"] = max(brief.measures["grade"] for brief in rollouts[:k])
+        means[f"{BEST_OF_PREFIX}{k}"] = max(brief.measures["grade"] for brief in rollouts[:k])
     if target_s is not None:
-        means[SLOW] = fmean(brief.measures["busy_s"] > target_s for brief in rollouts)
+        means[SLOW_SHARE] = fmean(brief.measures["busy_s"] > target_s for brief in rollouts)
     return means
 
 
@@ -232,27 +253,29 @@ def _rows_with(rows: Sequence[ComparisonRow], name: str) -> list[ComparisonRow]:
 # -- against the first side --------------------------------------------------------------------------------------------
 
 
-def _against(rows: Sequence[ComparisonRow], side: int, metrics: Mapping[str, Metric], num_shown: int) -> SideComparison:
+def _compare_with_first(
+    rows: Sequence[ComparisonRow], side: int, metrics: Mapping[str, Metric], num_shown: int
+) -> SideComparison:
     quadrants = Counter((_sign(row.change("reward", side)), _sign(row.change("tool_calls", side))) for row in rows)
     by_reward = sorted(rows, key=lambda row: row.change("reward", side))
     return SideComparison(
-        changes=tuple(_change(rows, side, name, metric) for name, metric in metrics.items()),
+        changes=tuple(_measure_change(rows, side, name, metric) for name, metric in metrics.items()),
         quadrants=quadrants,
         gained=tuple(row for row in by_reward[::-1][:num_shown] if row.change("reward", side) > 0),
         lost=tuple(row for row in by_reward[:num_shown] if row.change("reward", side) < 0),
     )
 
 
-def _change(rows: Sequence[ComparisonRow], side: int, name: str, metric: Metric) -> MeasureChange:
+def _measure_change(rows: Sequence[ComparisonRow], side: int, name: str, metric: Metric) -> MeasureChange:
     before, found = ([row.means[i][name] for row in _rows_with(rows, name)] for i in (0, side))
     after = [old if abs(new - old) <= EQUAL else new for old, new in zip(before, found, strict=True)]
-    interval = paired_interval(before, after, _bounds(name, (*before, *after)))
+    interval = paired_interval(before, after, _value_range(name, (*before, *after)))
     return MeasureChange(name, fmean(before), fmean(after), interval, metric)
 
 
-def _bounds(name: str, values: Sequence[float]) -> tuple[float, float] | None:
+def _value_range(name: str, values: Sequence[float]) -> tuple[float, float] | None:
     """Return the range of possible values, or None if unknown. Counts range from 0 to the largest observed value."""
-    if name in ("grade", HELD_OUT, "reward", SLOW) or name.startswith(BEST):
+    if name in ("grade", HELD_OUT, "reward", SLOW_SHARE) or name.startswith(BEST_OF_PREFIX):
         return GRADES if all(0 <= value <= 1 for value in values) else None
     return (0.0, max(values)) if name in ("tool_calls", "turns") else None
 
@@ -264,7 +287,7 @@ def _sign(value: float) -> int:
 # -- one side ----------------------------------------------------------------------------------------------------------
 
 
-def _summary(rows: Sequence[ComparisonRow], side: int, metrics: Mapping[str, Metric]) -> SideSummary:
+def _summarize_side(rows: Sequence[ComparisonRow], side: int, metrics: Mapping[str, Metric]) -> SideSummary:
     rollouts = [rollout for row in rows for rollout in row.rollouts[side]]
     return SideSummary(
         num_rollouts=len(rollouts),
@@ -272,11 +295,11 @@ def _summary(rows: Sequence[ComparisonRow], side: int, metrics: Mapping[str, Met
         turns_p95=float(np.percentile([rollout.measures["turns"] for rollout in rollouts], 95)),
         busy_p95_s=float(np.percentile([rollout.measures["busy_s"] for rollout in rollouts], 95)),
         repeated=sum(len(rollout.repeated) for rollout in rollouts) / len(rollouts),
-        tools=_tools(rollouts),
+        tools=_summarize_tools(rollouts),
     )
 
 
-def _tools(rollouts: Sequence[RolloutBrief]) -> dict[str, SideToolUse]:
+def _summarize_tools(rollouts: Sequence[RolloutBrief]) -> dict[str, SideToolUse]:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for rollout in rollouts:
         names = rollout.calls or (NO_TOOL,)
@@ -302,17 +325,17 @@ def _tools(rollouts: Sequence[RolloutBrief]) -> dict[str, SideToolUse]:
 
 
 def comparison_json(comparison: EvaluationComparison) -> dict[str, Any]:
-    """Return all statistics, and each compared row with its means and trace ids at each side."""
+    """Return all statistics as JSON, and for each compared row the means and trace ids in each evaluation."""
     return {
         "sides": [
             {"label": side.label, "run": side.run, "name": side.name}
             | {"rows_of_this_side_only": list(only), "rows_not_graded": list(ungraded)}
             | _summary_json(summary)
             for side, only, ungraded, summary in zip(
-                comparison.sides, comparison.only, comparison.ungraded, comparison.summaries, strict=True
+                comparison.sides, comparison.unshared_rows, comparison.ungraded, comparison.summaries, strict=True
             )
         ],
-        "changes": [_against_json(against) for against in comparison.against],
+        "changes": [_side_comparison_json(against) for against in comparison.side_comparisons],
         "rows": [_row_json(row) for row in comparison.rows],
     }
 
@@ -325,7 +348,7 @@ def _summary_json(summary: SideSummary) -> dict[str, Any]:
     }
 
 
-def _against_json(against: SideComparison) -> dict[str, Any]:
+def _side_comparison_json(against: SideComparison) -> dict[str, Any]:
     words = {1: "up", 0: "same", -1: "down"}
     return {
         "measures": {

@@ -1,4 +1,4 @@
-"""Terminal output of a comparison: change of each measure with its interval, rows by change, tools, single rows."""
+"""Terminal output of a comparison: changes of all measures with intervals, counts of rows by change, tools, rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_rft.cluster.views.comparison.comparison_stats import (
-    CALLS,
-    REWARD,
+    CALL_CHANGE_LABELS,
+    REWARD_CHANGE_LABELS,
     ComparisonRow,
     EvaluationComparison,
     SideComparison,
@@ -27,33 +27,35 @@ ANSWER_CHARS = 120
 
 
 def print_comparison(comparison: EvaluationComparison, console: Console) -> None:
-    """Print all parts; text from rows and models is made safe for a terminal."""
+    """Print a comparison. Text from rows and models is made safe for a terminal."""
     labels = [side.label for side in comparison.sides]
-    console.print(f"[bold]{len(comparison.rows)} rows[/], each compared with itself; 95 % intervals", highlight=False)
-    for line in left_out(comparison):
+    console.print(
+        f"[bold]{len(comparison.rows)} rows[/], each compared across the evaluations; 95 % intervals", highlight=False
+    )
+    for line in describe_left_out(comparison):
         console.print(Text(safe_text(f"  {line}"), style="yellow"), soft_wrap=True)
-    console.print(_measures(comparison))
-    for label, against in zip(labels[1:], comparison.against, strict=True):
-        console.print(_quadrants(label, against))
+    console.print(_measures_table(comparison))
+    for label, against in zip(labels[1:], comparison.side_comparisons, strict=True):
+        console.print(_quadrants_table(label, against))
     if any(summary.means["tool_calls"] for summary in comparison.summaries):
-        console.print(_tools(comparison))
-    for number, against in enumerate(comparison.against, start=1):
+        console.print(_tools_table(comparison))
+    for number, against in enumerate(comparison.side_comparisons, start=1):
         for heading, rows in (("gained most", against.gained), ("lost most", against.lost)):
             _print_rows(console, f"{heading}: {labels[0]} → {labels[number]}", rows, number, comparison)
 
 
-def left_out(comparison: EvaluationComparison) -> Iterator[str]:
-    """Yield for each side a line about the rows that were not compared."""
-    for side, only, ungraded in zip(comparison.sides, comparison.only, comparison.ungraded, strict=True):
-        for ids, what in ((only, "only here"), (ungraded, "without a grade here")):
+def describe_left_out(comparison: EvaluationComparison) -> Iterator[str]:
+    """Yield lines of text about the rows that were not compared, at most two lines per evaluation."""
+    for side, only, ungraded in zip(comparison.sides, comparison.unshared_rows, comparison.ungraded, strict=True):
+        for ids, what in ((only, "only in this evaluation"), (ungraded, "without a grade in this evaluation")):
             if ids:
                 more = "" if len(ids) <= SHOWN_IDS else f" and {len(ids) - SHOWN_IDS} more"
                 yield f"{side.label}: {len(ids)} row{'s' * (len(ids) > 1)} {what}: {', '.join(ids[:SHOWN_IDS])}{more}"
 
 
-def measures(comparison: EvaluationComparison) -> Iterator[list[tuple[str, Verdict | None]]]:
-    """Yield the lines of the measures table: label, then each side's value and, except for the first, its change."""
-    for lines in zip(*(against.changes for against in comparison.against), strict=True):
+def measure_lines(comparison: EvaluationComparison) -> Iterator[list[tuple[str, Verdict | None]]]:
+    """Yield the lines of the measures table: label, value of the first evaluation, value and change of the others."""
+    for lines in zip(*(against.changes for against in comparison.side_comparisons), strict=True):
         first = lines[0]
         yield [
             (first.label, None),
@@ -77,29 +79,29 @@ def measures(comparison: EvaluationComparison) -> Iterator[list[tuple[str, Verdi
         ]
 
 
-def _measures(comparison: EvaluationComparison) -> Table:
+def _measures_table(comparison: EvaluationComparison) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("", max_width=32)
     for number, side in enumerate(comparison.sides):
         table.add_column(Text(side.label), justify="right", overflow="fold")
         if number:
             table.add_column("change", justify="right", no_wrap=True)
-    for line in measures(comparison):
+    for line in measure_lines(comparison):
         table.add_row(*(Text(text, style="" if verdict is None else STYLES[verdict]) for text, verdict in line))
     return table
 
 
-def _quadrants(label: str, against: SideComparison) -> Table:
+def _quadrants_table(label: str, against: SideComparison) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"rows of {label} by change", style="bold"), title_justify="left")
-    for heading in ("", *CALLS.values()):
+    for heading in ("", *CALL_CHANGE_LABELS.values()):
         table.add_column(heading, justify="right")
-    for sign, name in REWARD.items():
-        table.add_row(name, *(str(against.quadrants.get((sign, calls), 0)) for calls in CALLS))
+    for sign, name in REWARD_CHANGE_LABELS.items():
+        table.add_row(name, *(str(against.quadrants.get((sign, calls), 0)) for calls in CALL_CHANGE_LABELS))
     return table
 
 
-def _tools(comparison: EvaluationComparison) -> Table:
-    """Return the table of tools with the statistics of `ToolUse`."""
+def _tools_table(comparison: EvaluationComparison) -> Table:
+    """Return the table of tools with the statistics of `SideToolUse`."""
     table = Table(box=box.SIMPLE_HEAD, title=Text("tools", style="bold"), title_justify="left")
     for heading in ("tool", "", "calls per rollout", "failed", "repeated", "first", "last"):
         table.add_column(heading, justify="left" if heading in ("tool", "") else "right")
@@ -115,7 +117,7 @@ def _tools(comparison: EvaluationComparison) -> Table:
 
 
 def tool_path(rollout: RolloutBrief) -> str:
-    """Return the tools of a rollout in order, with repetitions merged: `search x2 → cat → answer`."""
+    """Return the tools that a rollout called, in order, with repetitions merged: `search x2 → cat → answer`."""
     steps: list[tuple[str, int]] = []
     for name in rollout.calls:
         times = steps.pop()[1] + 1 if steps and steps[-1][0] == name else 1
@@ -135,7 +137,7 @@ def _print_rows(
         for at in (0, number):
             rollout, means = row.rollouts[at][0], row.means[at]
             facts = f"reward {means['reward']:.3f}, {means['tool_calls']:.1f} calls"
-            answer = cut(" ".join(rollout.whole().answer.split()), ANSWER_CHARS)
+            answer = cut(" ".join(rollout.read_rollout().answer.split()), ANSWER_CHARS)
             line = f"    {comparison.sides[at].label}: {facts}; {tool_path(rollout)}: {answer}"
             console.print(Text(safe_text(line), style="dim"), soft_wrap=True)
             run, name = comparison.sides[at].run, comparison.sides[at].name

@@ -1,8 +1,8 @@
-"""Evaluations to compare, as given on the command line: the newest one of a run, or one selected by name.
+"""Selection of the evaluations to compare, from the arguments of the command line.
 
-RUN                          newest evaluation of the test file, else of the validation file, if all sides have one
-RUN:test-before              rollouts with this name
-checkpoint or model folder   evaluated with a job, unless a run folder has its evaluation already
+RUN                  newest evaluation of the test file or, if not all runs have one, of the validation file
+RUN:test-before      rollouts with this name
+MODEL FOLDER         evaluation of a model or checkpoint with a job, unless a run folder already has this evaluation
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_rft.spec.job import JobSpec
 
 FILES = ("test_file", "validation_file", "training_file")
 """Data files in order of preference; the test file does not influence training."""
-ENGINE: Final = ("context_length", "dtype")
+COMPARED_ENGINE_SETTINGS: Final = ("context_length", "dtype")
 """Settings of `cluster` that affect a model's answers."""
 _NAMES = {
     "test_file": r"test-(before|after)|eval-test",
@@ -38,7 +38,7 @@ Evaluate = Callable[[Path], Path]
 
 @dataclass(frozen=True, slots=True)
 class NamedEvaluation:
-    """One side as given by the user: a path and an optional rollout name."""
+    """Evaluation as named on the command line: a path and an optional rollout name."""
 
     text: str
     path: Path
@@ -46,7 +46,7 @@ class NamedEvaluation:
 
     @classmethod
     def parse(cls, text: str, name: str | None) -> NamedEvaluation:
-        """Parse `RUN:NAME`, or a path, which takes `name` as its rollout name.
+        """Parse `RUN:NAME`, or a path without a rollout name, for which `name` is used.
 
         Raises:
             UserError: The folder does not exist.
@@ -69,38 +69,39 @@ class NamedEvaluation:
 def load_evaluations(
     texts: Sequence[str], *, name: str | None, file: str | None, evaluate: Evaluate | None
 ) -> list[LoadedEvaluation]:
-    """Read the sides in order; models are evaluated with `evaluate`.
+    """Load the evaluations in order. Model folders are first evaluated with `evaluate`.
 
-    `name` selects the rollouts of runs given without a name. `file` selects the file whose newest evaluation is used.
+    For a run that is given without a rollout name, `name` selects the rollouts; None selects the newest evaluation of
+    the data file `file`.
 
     Raises:
-        UserError: A side has no such evaluation, or cannot be read.
+        UserError: An evaluation does not exist or cannot be read.
     """
     named = [NamedEvaluation.parse(text, name) for text in texts]
     runs = []
     for side in named:
         if side.is_model and evaluate is None:
             raise UserError(
-                f"{side.path} is a model. Give the job whose rows it should be evaluated on: --job JOB.yaml"
+                f"{side.path} is a model, not a run. Add --job JOB.yaml to evaluate the model on the rows of this job."
             )
         runs.append(evaluate(side.path) if side.is_model and evaluate is not None else side.path)
     folders = [open_run(path) for path in runs]
     chosen = file or common_file([s.name if not s.is_model else None for s in named], folders)
-    labels = _labels(texts)
+    labels = _short_labels(texts)
     return [
-        _side(label, folder, None if side.is_model else side.name, chosen)
+        _load_side(label, folder, None if side.is_model else side.name, chosen)
         for label, side, folder in zip(labels, named, folders, strict=True)
     ]
 
 
-def _side(label: str, run: RunFolder, name: str | None, file: str) -> LoadedEvaluation:
+def _load_side(label: str, run: RunFolder, name: str | None, file: str) -> LoadedEvaluation:
     names = run.rollout_names()
     if name is None:
         found = evaluation_names(run, file)
         if not found:
             has = ", ".join(sorted(names)) or "no rollouts at all"
             raise UserError(
-                f"{run.path} has no evaluation of its {file}; it has {has}. Choose one with RUN:NAME or --name."
+                f"{run.path} has no evaluation of its {file}; it has {has}. Choose rollouts with RUN:NAME or --name."
             )
         name = found[-1]
     elif counted := re.fullmatch(r"(step|validation)-(\d+)", name):
@@ -114,12 +115,12 @@ def _side(label: str, run: RunFolder, name: str | None, file: str) -> LoadedEval
 
 
 def evaluation_names(run: RunFolder, file: str) -> list[str]:
-    """Return the names of a file's evaluations, oldest first."""
+    """Return the rollout names of a run's evaluations of `file`, oldest first."""
     return [name for name in run.rollout_names() if re.fullmatch(_NAMES[file], name)]
 
 
 def common_file(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
-    """Return the file of the first named evaluation, else the first of FILES that all sides have evaluated."""
+    """Return the data file of the first evaluation with a name, or the first of FILES that all runs have evaluated."""
     for name in names:
         for file, pattern in _NAMES.items():
             if name is not None and re.fullmatch(pattern, name):
@@ -128,7 +129,7 @@ def common_file(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
     return next((file for file in FILES if all(evaluation_names(run, file) for run in unnamed_runs)), FILES[0])
 
 
-def _labels(texts: Sequence[str]) -> list[str]:
+def _short_labels(texts: Sequence[str]) -> list[str]:
     """Return the shortest distinct path suffixes, such as the names of two evaluations of one run."""
     parts = [re.split(r"(?<=[/:])", safe_text(text).rstrip("/")) for text in texts]
     for length in range(1, max(map(len, parts)) + 1):
@@ -141,13 +142,16 @@ def _labels(texts: Sequence[str]) -> list[str]:
 # -- existing evaluations ----------------------------------------------------------------------------------------------
 
 
-def _matches(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
+def _settings_match(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
     """Whether settings match the recorded settings of a run; `auto` matches any recorded value."""
     return all(value in ("auto", recorded.get(name)) for name, value in given.items())
 
 
-def recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, samples: int) -> Path | None:
-    """Return the newest run folder in `runs` with an evaluation of this model by this job, compared by content."""
+def find_recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, samples: int) -> Path | None:
+    """Return the newest run folder in `runs` with an evaluation of this model by this job; None if there is none.
+
+    The model and the data file are compared by content.
+    """
     expected, given = (
         {"model": digest_path(model), file: digest_path(Path(getattr(job, file)))},
         to_plain_json(public_job(job)),
@@ -162,8 +166,10 @@ def recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, sample
         digests, recorded = found.get("digests", {}), found.get("job", {})
         same = {field: digests.get(field) for field in expected} == expected
         same = same and all(recorded.get(part) == given[part] for part in ("method", "seed"))
-        same = same and _matches(given["model_options"], recorded.get("model_options", {}))
-        same = same and _matches({part: given["cluster"][part] for part in ENGINE}, recorded.get("cluster", {}))
+        same = same and _settings_match(given["model_options"], recorded.get("model_options", {}))
+        same = same and _settings_match(
+            {part: given["cluster"][part] for part in COMPARED_ENGINE_SETTINGS}, recorded.get("cluster", {})
+        )
         if same and evaluation is not None and evaluation.samples == samples:
             return run.path
     return None

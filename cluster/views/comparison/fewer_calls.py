@@ -1,4 +1,4 @@
-"""Search for a checkpoint that validates as well as the best one with fewer tool calls, so that users wait less."""
+"""Search for a checkpoint that is as good as the best one but makes fewer tool calls, so that users wait less."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from agent_rft.trainer.loop.checkpoint import best_checkpoint, list_checkpoints
 
 
 def find_fewer_calls(run: RunFolder) -> FewerCallsFound | None:
-    """Return the checkpoint with the fewest calls among those as good as the best one, or None if no other is.
+    """Return the checkpoint that makes the fewest tool calls, among the checkpoints that are as good as the best one.
 
-    Each row is compared with itself: the interval of the reward change includes 0, and the interval of the change in
-    calls lies below 0.
+    None if no other checkpoint is as good with fewer calls. Validations are compared row by row: the interval of the
+    change in reward must include 0, and the interval of the change in calls must be below 0.
     """
     try:
         best = best_checkpoint(run.checkpoints)
-        others = [state.step for _, state in list_checkpoints(run.checkpoints) if state.offered]
+        others = [state.step for _, state in list_checkpoints(run.checkpoints) if state.is_servable]
         names = set(run.rollout_names())
         if best is None or _validation_name(best[1].step) not in names:
             return None
@@ -34,7 +34,7 @@ def _compare_steps(
     best: LoadedEvaluation, best_step: int, other: LoadedEvaluation, step: int
 ) -> FewerCallsFound | None:
     comparison = compare_evaluations([best, other], 0)
-    changes: dict[str, MeasureChange] = {change.name: change for change in comparison.against[0].changes}
+    changes: dict[str, MeasureChange] = {change.name: change for change in comparison.side_comparisons[0].changes}
     reward, calls = changes["reward"], changes["tool_calls"]
     if reward.verdict not in ("same", "unclear") or not calls.interval.high < 0:
         return None

@@ -1,6 +1,6 @@
-"""One evaluation in a comparison; only measures and tool names of its rollouts stay in memory.
+"""Loading of one evaluation for a comparison. Only the measures and tool names of its rollouts stay in memory.
 
-Tokens and text of displayed rollouts are read from their file again.
+Tokens and text of displayed rollouts are read again from the rollout file.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ QUESTION_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class RolloutBrief:
-    """Compared data of a rollout: its measures, and the tools of all calls, of failed calls and of repeated calls.
+    """Data of a rollout for a comparison: its measures, and the names of the tools that it called (`calls`).
 
-    A call is repeated if the rollout has called the same tool with the same arguments before. `whole` reads the full
-    rollout.
+    `failed` and `repeated` are the tools of failed and of repeated calls. A call is repeated if the rollout has called
+    the same tool with the same arguments before. `read_rollout` reads the full rollout from its file.
     """
 
     trace_id: str
@@ -48,11 +48,11 @@ class RolloutBrief:
     calls: tuple[str, ...]
     failed: tuple[str, ...]
     repeated: tuple[str, ...]
-    whole: Callable[[], Rollout]
+    read_rollout: Callable[[], Rollout]
 
     @classmethod
     def from_rollout(cls, rollout: Rollout, whole: Callable[[], Rollout]) -> RolloutBrief:
-        """Create the brief of a rollout; `whole` reads the rollout again."""
+        """Extract the data of a rollout that a comparison needs; `read_rollout` reads the rollout again."""
         seen: set[tuple[str, str]] = set()
         repeated = []
         for call in rollout.calls:
@@ -66,13 +66,13 @@ class RolloutBrief:
             calls=tuple(intern(call.name) for call in rollout.calls),
             failed=tuple(intern(call.name) for call, result in pairs if result.error is not None),
             repeated=tuple(repeated),
-            whole=whole,
+            read_rollout=whole,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GradedRow:
-    """Row of a side: the beginning of its question, and its rollouts with a finite grade and reward."""
+    """Row of an evaluation: the beginning of its question, and its rollouts with a finite grade and reward."""
 
     question: str
     rollouts: tuple[RolloutBrief, ...]
@@ -80,9 +80,9 @@ class GradedRow:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEvaluation:
-    """One evaluation: its label, the run and rollout name that recorded it, and its rows by id.
+    """Evaluation in memory: its label, its run and rollout name, and its rows by id.
 
-    `validations` has the step and mean reward of each validation of the run.
+    `validations` contains (step, mean reward) of each validation of the run.
     """
 
     label: str
@@ -92,8 +92,10 @@ class LoadedEvaluation:
     validations: tuple[tuple[int, float], ...] = ()
 
 
-def load_evaluation(label: str, shown: str, run: RunFolder, name: str) -> LoadedEvaluation:
-    """Read the rollouts `name` of a run; only the briefs stay in memory. `shown` is the displayed name of the run.
+def load_evaluation(label: str, displayed_run: str, run: RunFolder, name: str) -> LoadedEvaluation:
+    """Load the evaluation that a run recorded under the rollout name `name`.
+
+    `displayed_run` is the displayed name of the run.
 
     Raises:
         FileNotFoundError: The run has no rollouts with this name.
@@ -104,11 +106,14 @@ def load_evaluation(label: str, shown: str, run: RunFolder, name: str) -> Loaded
         for place, request, end in run.read_outcomes(name)
     )
     curve = tuple((step, found.reward) for step, found in run.validations() if math.isfinite(found.reward))
-    return LoadedEvaluation(label, shown, name, group_by_row(found), curve)
+    return LoadedEvaluation(label, displayed_run, name, group_by_row(found), curve)
 
 
 def group_by_row(found: Iterable[tuple[GroupRequest, Rollout | None, Callable[[], Rollout]]]) -> dict[str, GradedRow]:
-    """Return rows by id from (request, rollout or None, reader) entries; groups of the same row are merged."""
+    """Return the rows by id; groups of the same row are merged.
+
+    The entries of `found` are (request, rollout or None, function that reads the rollout again).
+    """
     rows: dict[str, tuple[str, list[RolloutBrief]]] = {}
     for request, rollout, whole in found:
         task = request.task

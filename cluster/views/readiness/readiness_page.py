@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from agent_rft.cluster.readiness.readiness_report import Readiness
 from agent_rft.cluster.readiness.row_signal import RowSignal
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.live_view import duration
+from agent_rft.cluster.views.live_view import format_duration
 from agent_rft.cluster.views.pages import load_page_template
 from agent_rft.problems.readiness_reasons import REASONS
 from agent_rft.rows.durable_write import write_durably
@@ -30,10 +30,10 @@ WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 1120, 320, 44, 16, 26, 10
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """One row in the plot, in pixels.
+class RowMark:
+    """Mark for one row in the variance plot. All numbers are pixel coordinates.
 
-    `low` to `high` is one standard deviation on both sides of the mean, within the observed rewards.
+    `low` and `high` are one standard deviation below and above the mean, but never outside the observed rewards.
     """
 
     x: float
@@ -45,10 +45,10 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """Variance plot: rows by mean reward from left to right. `ticks` are (y, label)."""
+class VariancePlot:
+    """Variance plot with one mark per row, ordered by mean reward from left to right. `ticks` are pairs (y, label)."""
 
-    marks: tuple[Mark, ...]
+    marks: tuple[RowMark, ...]
     ticks: tuple[tuple[float, str], ...]
     best_line: str
     mean_line: str
@@ -63,12 +63,12 @@ def readiness_page_path(folder: Path) -> Path:
 
 
 def write_page(run: RunFolder, found: Readiness, job: JobSpec) -> Path:
-    """Write the page and the JSON, each atomically; return the page's path.
+    """Write the HTML page and the JSON of a readiness check, each atomically; return the path of the page.
 
     Raises:
         OSError: The disk is full or read-only.
     """
-    write_durably(run.at / "readiness.json", json.dumps(found.as_json(), indent=1).encode())
+    write_durably(run.owner_folder / "readiness.json", json.dumps(found.as_json(), indent=1).encode())
     html = load_page_template("readiness", {"with_code": _with_code}).render(
         title=job.suffix or run.path.name,
         heading=TITLES[found.verdict],
@@ -76,13 +76,14 @@ def write_page(run: RunFolder, found: Readiness, job: JobSpec) -> Path:
         reasons=[(entry, REASONS[entry.reason]) for entry in found.reasons],
         plot=make_variance_plot(found.rows),
         rows=found.rows[:SHOWN_ROWS],
-        took=None if found.estimate.sampling_s is None else duration(found.estimate.sampling_s),
+        took=None if found.estimate.sampling_s is None else format_duration(found.estimate.sampling_s),
     )
-    write_durably(readiness_page_path(run.at), html.encode("utf-8", errors="replace"))  # a row may have lone surrogates
-    return readiness_page_path(run.at)
+    page = readiness_page_path(run.owner_folder)
+    write_durably(page, html.encode("utf-8", errors="replace"))  # a row may have lone surrogates
+    return page
 
 
-def make_variance_plot(rows: Sequence[RowSignal]) -> Plot | None:
+def make_variance_plot(rows: Sequence[RowSignal]) -> VariancePlot | None:
     """Return the variance plot, or None if there are no rows."""
     if not rows:
         return None
@@ -94,7 +95,7 @@ def make_variance_plot(rows: Sequence[RowSignal]) -> Plot | None:
 
     step = (WIDTH - LEFT - RIGHT) / len(shown)
     marks = tuple(
-        Mark(
+        RowMark(
             x=round(LEFT + step * (number + 0.5), 1),
             mean=y(row.mean),
             low=y(max(row.worst, row.mean - row.deviation)),
@@ -105,7 +106,7 @@ def make_variance_plot(rows: Sequence[RowSignal]) -> Plot | None:
         for number, row in enumerate(shown)
     )
     ticks = tuple((y(value), f"{value:.2g}") for value in (lowest + (highest - lowest) * i / 4 for i in range(5)))
-    return Plot(
+    return VariancePlot(
         marks,
         ticks,
         best_line=" ".join(f"{mark.x},{mark.best}" for mark in marks),
@@ -114,6 +115,6 @@ def make_variance_plot(rows: Sequence[RowSignal]) -> Plot | None:
 
 
 def _with_code(text: str) -> Markup:
-    """Convert our text to HTML; backticks mark code."""
+    """Convert text to HTML; text between backticks becomes code."""
     parts = text.split("`")
     return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts))

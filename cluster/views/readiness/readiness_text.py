@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from agent_rft.cluster.readiness.readiness_report import Readiness
 from agent_rft.cluster.readiness.rollout_behavior import RolloutBehavior
-from agent_rft.cluster.views.live_view import duration
+from agent_rft.cluster.views.live_view import format_duration
 from agent_rft.cluster.views.readiness.readiness_page import TITLES
 from agent_rft.problems.readiness_reasons import REASONS
 
@@ -32,7 +32,7 @@ def print_readiness(console: Console, found: Readiness) -> None:
     shares = found.shares
     print_line(
         f"{len(found.rows)} rows, {found.samples} rollouts each: {shares.signal:.0%} with signal, "
-        f"{shares.all_wrong:.0%} all wrong, {shares.all_right:.0%} all right, {shares.equal:.0%} equal otherwise"
+        f"{shares.all_wrong:.0%} all wrong, {shares.all_right:.0%} all right, {shares.equal:.0%} otherwise equal"
     )
     print_line(
         escape(f"grade {found.grade}; pass@k: " + ", ".join(f"{entry.k}: {entry.share}" for entry in found.pass_at))
@@ -43,17 +43,22 @@ def print_readiness(console: Console, found: Readiness) -> None:
         _print_behavior(print_line, found.behavior)
     for setting in found.settings:
         print_line(f"set {escape(setting.setting)}: {setting.value:g} ({escape(setting.why)})")
-    took = "" if found.estimate.sampling_s is None else f"; sampling takes about {duration(found.estimate.sampling_s)}"
-    useful = f"about {found.estimate.useful_groups:.1f} groups with signal in each"
+    took = (
+        ""
+        if found.estimate.sampling_s is None
+        else f"; sampling takes about {format_duration(found.estimate.sampling_s)}"
+    )
+    useful = f"about {found.estimate.useful_groups:.1f} groups with signal per step"
     print_line(f"estimated training run: {found.estimate.steps} steps, {useful}{took}")
 
 
-def _print_behavior(print_line: Callable[[str], None], did: RolloutBehavior) -> None:
-    ended = ", ".join(f"{kind} {share:.0%}" for kind, share in did.ended.items())
+def _print_behavior(print_line: Callable[[str], None], behavior: RolloutBehavior) -> None:
+    ended = ", ".join(f"{kind} {share:.0%}" for kind, share in behavior.ended.items())
     print_line(
-        f"{did.calls.mean:.1f} tool calls, {did.turns.mean:.1f} turns, {did.sampled_tokens.mean:.0f} sampled tokens, "
-        f"{did.busy_s.median:.1f} s (P95 {did.busy_s.p95:.1f} s) per rollout; ended by {ended}"
+        f"{behavior.calls.mean:.1f} tool calls, {behavior.turns.mean:.1f} turns, "
+        f"{behavior.sampled_tokens.mean:.0f} sampled tokens, {behavior.busy_s.median:.1f} s "
+        f"(P95 {behavior.busy_s.p95:.1f} s) per rollout; ended by {ended}"
     )
-    for tool in did.tools:
+    for tool in behavior.tools:
         latency = f"{tool.latency_s.median:.2f} s, P95 {tool.latency_s.p95:.2f} s"
         print_line(f"tool {escape(tool.name)}: {tool.calls} calls, {tool.errors} errors, {latency}")

@@ -17,45 +17,45 @@ CHART_COLORS = ("#4c78d8", "#e0803a", "#3aa36f", "#b05fc0", "#c9a227", "#d1495b"
 """Distinguishable for color-blind readers, and visible on light and dark backgrounds."""
 
 
-def figures(section: Literal["agent", "training"], steps: Steps) -> list[dict[str, Any]]:
-    """Return a figure for plotly.js (title, unit, data, layout, summary) for each chart of a section that has data."""
+def section_figures(section: Literal["agent", "training"], steps: Steps) -> list[dict[str, Any]]:
+    """Return a plotly.js figure (title, unit, data, layout, summary) for each chart of a section; omit empty charts."""
     made = []
     for key, chart in CHARTS.items():
         charted = {name: metric for name, metric in METRICS.items() if metric.chart == key}
-        series = [pair for name, metric in charted.items() for pair in _members(name, metric.series, steps)]
+        series = [pair for name, metric in charted.items() for pair in _matching_metrics(name, metric.series, steps)]
         if series and chart.section == section:
             is_family = any("<" in name for name in charted)
             made.append(_figure(chart, [_curve(chart, steps, *pair) for pair in series], legend=is_family))
     return made
 
 
-def quality(
+def quality_figures(
     steps: Steps, validations: Sequence[tuple[int, Evaluation]], tests: Sequence[tuple[int, Evaluation]]
 ) -> list[dict[str, Any]]:
     """Return the chart of grades and rewards in training, validation and test, with 95 % confidence intervals."""
-    reads = "if only the train curve rises, the model memorizes rows; bars are 95 % intervals"
+    reads = "if only the train curve rises, the model memorizes rows; error bars are 95 % confidence intervals"
     chart = Chart("Grade and reward", reads, scale="fitted")
     curves = [
         _curve(chart, steps, name, METRICS[name].label) | {"line": {"width": 1.5, "dash": dash}, "opacity": 0.75}
         for name, dash in (("train_mean_grade", "solid"), ("train_mean_reward", "dot"), ("held_out_grade_mean", "dash"))
-        if _members(name, "", steps)
+        if _matching_metrics(name, "", steps)
     ]
     if validations:
         x = [step for step, _ in validations]
         rewards = {"line": {"dash": "dot", "width": 2}}
-        curves.append(_points(METRICS["full_valid_mean_grade"].label, x, [v for _, v in validations]))
+        curves.append(_evaluation_curve(METRICS["full_valid_mean_grade"].label, x, [v for _, v in validations]))
         curves.append(
             {"name": METRICS["full_valid_mean_reward"].label, "x": x, "y": [v.reward for _, v in validations]} | rewards
         )
     if tests:
         x = [step for step, _ in tests]
         diamonds = {"mode": "markers", "marker": {"size": 10, "symbol": "diamond"}}
-        curves.append(_points("test grade", x, [test for _, test in tests]) | diamonds)
+        curves.append(_evaluation_curve("test grade", x, [test for _, test in tests]) | diamonds)
     measured = sorted(curves, key=lambda curve: curve["name"] != METRICS["full_valid_mean_grade"].label)
-    return [_figure(chart, curves) | {"summary": _summary(chart, measured[:1])}] if curves else []
+    return [_figure(chart, curves) | {"summary": _describe_curves(chart, measured[:1])}] if curves else []
 
 
-def _points(name: str, x: list[int], evaluations: list[Evaluation]) -> dict[str, Any]:
+def _evaluation_curve(name: str, x: list[int], evaluations: list[Evaluation]) -> dict[str, Any]:
     found = [e.get_interval("grade") for e in evaluations]
     above = [0.0 if interval is None else interval.high - interval.mean for interval in found]
     below = [0.0 if interval is None else interval.mean - interval.low for interval in found]
@@ -77,7 +77,7 @@ def _points(name: str, x: list[int], evaluations: list[Evaluation]) -> dict[str,
     }
 
 
-def _members(metric: str, label: str, steps: Steps) -> list[tuple[str, str]]:
+def _matching_metrics(metric: str, label: str, steps: Steps) -> list[tuple[str, str]]:
     """Return (name, label) of the recorded metrics that match a name or a family such as `tool/<tool>/errors`."""
     pattern = re.compile(re.sub(r"<\w+>", "(.+)", metric) + "$")
     names = sorted({name for step in steps for name in step if pattern.match(name)})
@@ -110,7 +110,7 @@ def _figure(chart: Chart, curves: list[dict[str, Any]], *, legend: bool = False)
         | ({"range": [first - 1, last + 1]} if first == last else {}),
         "showlegend": legend or len(curves) > 1,
         "yaxis": {
-            "tickformat": chart.ticks,
+            "tickformat": chart.tick_format,
             "type": "log" if chart.scale == "log" else "linear",
             "rangemode": "tozero" if chart.scale == "from zero" else "normal",
         },
@@ -120,11 +120,11 @@ def _figure(chart: Chart, curves: list[dict[str, Any]], *, legend: bool = False)
         "unit": chart.unit,
         "data": curves,
         "layout": layout,
-        "summary": _summary(chart, curves),
+        "summary": _describe_curves(chart, curves),
     }
 
 
-def _summary(chart: Chart, curves: Sequence[Mapping[str, Any]]) -> str:
+def _describe_curves(chart: Chart, curves: Sequence[Mapping[str, Any]]) -> str:
     """Return one sentence: the first and last value, if the chart shows a single number, and how to read the chart."""
     stacked = chart.kind == "area"
     points = [
@@ -135,9 +135,9 @@ def _summary(chart: Chart, curves: Sequence[Mapping[str, Any]]) -> str:
     went = ""
     if len(points) > 1 and (stacked or len(curves) == 1):
         part = max(1, len(points) // 5)  # a single step is too noisy
-        form = "{:.0%}" if "%" in chart.ticks else "{:.3g}"
+        form = "{:.0%}" if "%" in chart.tick_format else "{:.3g}"
         name = f"{curves[0]['name']} from " if len(curves) == 1 and chart.scale == "fitted" else "from "
         first, last = (form.format(fmean(some)) for some in (points[:part], points[-part:]))
         went = f"{name}{first} to {last}: " if first != last else ""
-    sentence = f"{went}{chart.reads}."
+    sentence = f"{went}{chart.explanation}."
     return sentence[0].upper() + sentence[1:]

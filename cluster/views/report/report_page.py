@@ -17,10 +17,15 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.before_after import BeforeAfterChange, compare_before_after, few_note, paired_changes
-from agent_rft.cluster.views.live_view import duration, safe_text
+from agent_rft.cluster.views.before_after import (
+    BeforeAfterChange,
+    compare_before_after,
+    few_rows_warning,
+    paired_changes,
+)
+from agent_rft.cluster.views.live_view import format_duration, safe_text
 from agent_rft.cluster.views.pages import load_page_template
-from agent_rft.cluster.views.report.report_charts import figures, quality
+from agent_rft.cluster.views.report.report_charts import quality_figures, section_figures
 from agent_rft.cluster.views.report.report_rows import make_report_rows
 from agent_rft.cluster.views.traces import (
     SHOWN_CHARS,
@@ -45,7 +50,7 @@ HEADLINES = ("grade", "held_out", "tool_calls", "completion_tokens", "busy_s")
 
 @dataclass(frozen=True, slots=True)
 class ComparedEvaluations:
-    """Evaluations of the graded file: a single one (`before` is None), or before and after training."""
+    """Evaluations of one file before and after training. If there is only one evaluation, `before` is None."""
 
     title: str
     before: Evaluation | None
@@ -53,7 +58,7 @@ class ComparedEvaluations:
     graded_before: NamedGroups | None
     graded_after: NamedGroups
     left_out: Sequence[str] = ()
-    """Problems of the files whose rollouts are missing here."""
+    """Problems of the rollout files that could not be read. Their rollouts are missing in the report."""
 
     @property
     def changes(self) -> list[BeforeAfterChange]:
@@ -65,8 +70,8 @@ class ComparedEvaluations:
         return [change for change in self.changes if change.name in HEADLINES]
 
     @property
-    def few(self) -> str:
-        return few_note(self.after)
+    def few_rows_warning(self) -> str:
+        return few_rows_warning(self.after)
 
 
 def write_report(run: RunFolder | Path) -> Path:
@@ -79,20 +84,20 @@ def write_report(run: RunFolder | Path) -> Path:
     steps, validations, evaluations = run.metrics(), run.validations(), run.evaluations()
     job, events = run.job(), run.events()
     last = int(steps[-1]["step"]) if steps else 0
-    compared = _compared(run, evaluations, validations)
+    compared = _choose_evaluations(run, evaluations, validations)
     tests = [(at, evaluations[n]) for n, at in (("test-before", 0), ("test-after", last)) if n in evaluations]
     sections = (
-        ("", quality(steps, validations, tests)),
-        ("Agent behavior", figures("agent", steps)),
-        ("Training progress", figures("training", steps)),
+        ("", quality_figures(steps, validations, tests)),
+        ("Agent behavior", section_figures("agent", steps)),
+        ("Training progress", section_figures("training", steps)),
     )
     rows = None if compared is None else make_report_rows(compared.graded_before, compared.graded_after)
     left_out = [f"Left out: {problem}." for problem in compared.left_out] if compared else []
     alarms = {event.message: event.event.rule for event in events if isinstance(event.event, AlarmRaised)}
     others = [event for event in events if not isinstance(event.event, AlarmRaised)]
     spec = job.get("job", {})
-    functions = {"said": split_reasoning, "cut": _shown, "facts": summarize_rollout, "call_note": call_note}
-    functions |= {"own_keys": extra_fields, "turn_note": turn_note, "clock": _clock}
+    functions = {"said": split_reasoning, "cut": _safe_excerpt, "facts": summarize_rollout, "call_note": call_note}
+    functions |= {"own_keys": extra_fields, "turn_note": turn_note, "clock": _format_time}
     html = load_page_template("report", functions).render(
         nonce=secrets.token_urlsafe(16),
         plotly_js=Markup(get_plotlyjs()),
@@ -100,7 +105,7 @@ def write_report(run: RunFolder | Path) -> Path:
         title=spec.get("suffix") or spec.get("model") or run.path.resolve().name,
         model=spec.get("model", ""),
         took=_time_span([event.time for event in events]),
-        totals=_totals(steps),
+        totals=_format_totals(steps),
         notice=" ".join(filter(None, (_notice(job, steps, evaluations, events), _fewer_calls_note(events), *left_out))),
         error=next((event.message for event in reversed(events) if event.level == "error"), ""),
         compared=compared,
@@ -112,12 +117,12 @@ def write_report(run: RunFolder | Path) -> Path:
         warnings=[event for event in others if event.level != "info" and not (event.event and event.event.is_quiet)],
         job=json.dumps(job, indent=2) if job else "",
     )
-    temporary = run.report.with_suffix(".tmp")
+    temporary = run.report_file.with_suffix(".tmp")
     temporary.write_text(html, encoding="utf-8", errors="replace")  # tools may answer with lone surrogates
-    return temporary.replace(run.report)
+    return temporary.replace(run.report_file)
 
 
-def _compared(
+def _choose_evaluations(
     run: RunFolder, evaluations: Mapping[str, Evaluation], validations: Sequence[tuple[int, Evaluation]]
 ) -> ComparedEvaluations | None:
     """Return the test file before and after; else the first and last validation; else the last evaluation."""
@@ -180,7 +185,7 @@ def _fewer_calls_note(events: Sequence[RunEvent]) -> str:
     return next((f"{event.message}." for event in reversed(events) if isinstance(event.event, FewerCallsFound)), "")
 
 
-def _totals(steps: Sequence[Mapping[str, float]]) -> str:
+def _format_totals(steps: Sequence[Mapping[str, float]]) -> str:
     """Format the totals of the run: steps, rollouts, tool calls, sampled tokens."""
     rollouts = [step.get("rollouts_graded", 0.0) for step in steps]
 
@@ -192,12 +197,12 @@ def _totals(steps: Sequence[Mapping[str, float]]) -> str:
     return " · ".join(f"{count:,.0f} {what}{'' if round(count) == 1 else 's'}" for count, what in counts if count)
 
 
-def _shown(text: str, limit: int = SHOWN_CHARS) -> str:
+def _safe_excerpt(text: str, limit: int = SHOWN_CHARS) -> str:
     """Return text from models, tools or rows, made safe for the page."""
     return safe_text(cut(text, limit))
 
 
-def _clock(time: float) -> str:
+def _format_time(time: float) -> str:
     return f"{datetime.fromtimestamp(time, UTC):%H:%M:%S}"
 
 
@@ -205,4 +210,4 @@ def _time_span(times: Sequence[float]) -> str:
     """Return the time of the first event and the duration until the last event; `times` are Unix seconds."""
     if not times:
         return ""
-    return f"{datetime.fromtimestamp(times[0], UTC):%Y-%m-%d %H:%M} UTC · {duration(times[-1] - times[0])}"
+    return f"{datetime.fromtimestamp(times[0], UTC):%Y-%m-%d %H:%M} UTC · {format_duration(times[-1] - times[0])}"

@@ -1,6 +1,7 @@
-"""Rows in a report: the rows of the graded file with their rollouts, preferring the worst and the best rows.
+"""Rows in a report: rows of the graded file with their rollouts. The worst and the best rows are preferred.
 
-Rows, rollouts and characters are bounded so that the page of any run opens. The page counts what is left out.
+The numbers of rows, rollouts and characters are limited, so that a browser can open the report of any run. The report
+contains the number of rows and rollouts that are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ ENDS = 5
 
 @dataclass(frozen=True, slots=True)
 class RowRollouts:
-    """A row in one rollout file; `file` is the file's name, `shown` are the rollouts whose traces are shown."""
+    """Rollouts of a row in one rollout file.
+
+    `name` is "before" or "after", `file` is the name of the file, and `shown` are the rollouts whose traces are shown.
+    """
 
     name: str
     file: str
@@ -47,19 +51,19 @@ class RowRollouts:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One row of the graded file: graded once, or before and after training."""
+    """Row of the graded file. `before` is None if the row was graded only once."""
 
     before: RowRollouts | None
     after: RowRollouts
 
     @property
     def line(self) -> str:
-        """Line number in the file."""
+        """Line number of the row in its data file."""
         return self.after.group.request.task.row_id.partition("-")[0]
 
     @property
     def question(self) -> str:
-        """Last message of the prompt, which is the user's."""
+        """Text of the last message of the prompt, which is from the user."""
         return str(self.after.group.request.task.messages[-1].get("content") or "")
 
     @property
@@ -79,14 +83,17 @@ class ReportRow:
 
 @dataclass(frozen=True, slots=True)
 class ReportRows:
-    """Rows of a file that are shown, worst first; rows without a grade come last."""
+    """Rows that a report shows, worst first; rows without a grade come last. `num_rows` includes rows not shown."""
 
     shown: Sequence[ReportRow]
     num_rows: int
 
     @property
-    def ends(self) -> list[tuple[str, Sequence[ReportRow]]]:
-        """Lists of the worst rows and of the best rows, the extremes first; empty if all grades are equal."""
+    def extremes(self) -> list[tuple[str, Sequence[ReportRow]]]:
+        """Headings and rows of two lists: the worst rows, worst first, and the best rows, best first.
+
+        Empty if all grades are equal.
+        """
         graded = [row for row in self.shown if row.after.grade is not None]
         if len(graded) < 2 or graded[0].after.grade == graded[-1].after.grade:
             return []
@@ -95,7 +102,10 @@ class ReportRows:
 
 
 def make_report_rows(before: tuple[str, Sequence[Group]] | None, after: tuple[str, Sequence[Group]]) -> ReportRows:
-    """Return the rows of a file from the (name, groups) of its rollouts after and, if available, before training."""
+    """Create the rows of a report from the rollouts after and, if available, before training.
+
+    Both arguments are (name of the rollout file, groups).
+    """
     old = {} if before is None else {g.request.task.row_id: RowRollouts("before", before[0], g) for g in before[1]}
     rows = [ReportRow(old.get(g.request.task.row_id), RowRollouts("after", after[0], g)) for g in after[1]]
     ordered = sorted(rows, key=_badness)

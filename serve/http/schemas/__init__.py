@@ -1,4 +1,5 @@
 """Pydantic models of all responses, by subject. Routes return them, and the OpenAPI page describes them.
 
-A model is built from the attributes of a record of the layers below. An alias is the record's name for a field.
+A model is built from the attributes of a record. If a field's name differs from the attribute's name, the attribute's
+name is the field's alias.
 """

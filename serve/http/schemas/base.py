@@ -65,9 +65,9 @@ class Page(ResponseBody, Generic[T]):
 
     @classmethod
     def from_entries(cls, entries: Sequence[Any], has_more: bool, last_id: str | None = None) -> Self:
-        """Return a page with these entries, or with entries built from these records.
+        """Return a page with `entries`, which are list entries or the records that the list entries are built from.
 
-        The next page begins after `last_id`; None means after the last entry.
+        The next page begins after the entry `last_id`; None means after the last entry of this page.
         """
         page = cls(data=list(entries), has_more=has_more, last_id=last_id)
         if page.data:

@@ -34,7 +34,7 @@ class EvaluationList(ResponseBody):
 
 
 class ComparedSide(ResponseBody):
-    """One of the compared evaluations. Its numbers are computed over the rows that all compared evaluations graded."""
+    """One of the compared evaluations. Its metrics include only the rows that all compared evaluations graded."""
 
     label: str
     """Job and evaluation, such as `ftjob-...:test-after`."""
@@ -43,7 +43,7 @@ class ComparedSide(ResponseBody):
     name: str
     """Name of the evaluation."""
     rows_of_this_side_only: list[str]
-    """Ids of rows that only some of the evaluations have, including this one."""
+    """Ids of rows that this evaluation has, but not every other evaluation."""
     rows_not_graded: list[str]
     """Ids of rows that this evaluation did not grade."""
     num_rollouts: int
@@ -62,7 +62,7 @@ class ComparedSide(ResponseBody):
 
 
 class ComparedRowSide(ResponseBody):
-    """One row in one of the compared evaluations: means over the row's rollouts."""
+    """Results of one row in one of the compared evaluations: means over the row's rollouts."""
 
     grade: float | None
     held_out: float | None
@@ -77,18 +77,18 @@ class ComparedRowSide(ResponseBody):
 
 
 class ComparedRow(ResponseBody):
-    """One row in all compared evaluations."""
+    """Results of one row in all compared evaluations."""
 
     row_id: str
     """Id of the row."""
     sides: list[ComparedRowSide]
-    """The row in each evaluation, in the order of `sides`."""
+    """Results of the row in each evaluation, in the order of the comparison's `sides`."""
     question: str
     """Beginning of the last message of the row's prompt."""
 
 
 class ComparisonBody(ResponseBody):
-    """Row-by-row comparison of evaluations with the first one. Not part of OpenAI's API."""
+    """Row-by-row comparison of evaluations with the first evaluation. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.comparison"] = "fine_tuning.comparison"
     sides: list[ComparedSide]

@@ -8,13 +8,13 @@ from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class ValidGrader(ResponseBody):
-    """The parsed grader, without secrets."""
+    """Result of checking a grader: the parsed grader, without secrets."""
 
     grader: dict[str, Any]
 
 
 class GraderErrors(ResponseBody):
-    """Errors of a grader run: at most one of the booleans is true."""
+    """Errors of a grader run. At most one of the booleans is true."""
 
     formula_parse_error: bool
     """The formula in `calculate_output` could not be evaluated."""

@@ -10,13 +10,13 @@ from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class ModelOutput(ResponseBody):
-    """Base class of models' answers. The routes omit unset fields, so a field with a default may be missing."""
+    """Base class of the parts of a model's answer. Unset fields are omitted: fields with a default may be missing."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=False)
 
 
 class AnswerFunction(ModelOutput):
-    """The function of a tool call."""
+    """Name and arguments of a called function."""
 
     name: str
     arguments: str
@@ -45,7 +45,7 @@ class AnswerMessage(ModelOutput):
 
 
 class Choice(ModelOutput):
-    """One of the `n` sampled messages."""
+    """One of the `n` messages that the model sampled for a request."""
 
     index: int
     message: AnswerMessage
@@ -56,14 +56,14 @@ class Choice(ModelOutput):
 
 
 class CachedTokens(ModelOutput):
-    """Details of the prompt tokens."""
+    """Details of the prompt token count."""
 
     cached_tokens: int
     """Prompt tokens from the engine's prefix cache."""
 
 
 class ReasoningTokens(ModelOutput):
-    """Details of the sampled tokens."""
+    """Details of the sampled token count."""
 
     reasoning_tokens: int
     """Sampled tokens that are reasoning."""
@@ -80,7 +80,7 @@ class TokenUsage(ModelOutput):
 
 
 class BestOf(ModelOutput):
-    """Scores of a best-of-n request."""
+    """Scores of the samples of a best-of-n request."""
 
     scores: list[float | None]
     """Grade of each sample; null if its grading failed."""
@@ -105,7 +105,7 @@ class ChatCompletionBody(ModelOutput):
 
 
 class InputDetails(ModelOutput):
-    """Details of the input tokens."""
+    """Details of the input token count."""
 
     cached_tokens: int
     """Input tokens from the engine's prefix cache."""
@@ -123,7 +123,7 @@ class ResponseUsage(ModelOutput):
 
 
 class OutputText(ModelOutput):
-    """Text of a message."""
+    """Text in a message of the model."""
 
     type: Literal["output_text"]
     text: str
@@ -166,13 +166,13 @@ class OutputReasoning(ModelOutput):
 
 
 class IncompleteDetails(ModelOutput):
-    """Why a response is incomplete."""
+    """Reason for which a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class Response(ModelOutput):
-    """A response: the model's output and the settings of the request."""
+    """A response: the model's output, and the settings of the request."""
 
     id: str
     object: Literal["response"]

@@ -22,7 +22,7 @@ class JobFailure(ResponseBody):
 
 
 class JobProgress(ResponseBody):
-    """Progress of a job, with the current result and the baseline."""
+    """Progress of a job: completed steps, current reward or loss, and the baseline to compare it with."""
 
     metric: Literal["reward", "loss"]
     """Metric of `train`, `validation` and `baseline`; `loss` for supervised jobs."""
@@ -79,7 +79,7 @@ class Job(ListEntry):
     trained_tokens: int | None
     """Number of trained tokens so far; null before the first step."""
     seed: int
-    """Seed of the row order and of sampling, from the request or random."""
+    """Seed of the row order and of sampling: from the request, or else chosen randomly."""
     suffix: str | None
     """Part of the tuned model's name."""
     metadata: dict[str, str] | None = Field(validation_alias="labels")
@@ -98,7 +98,7 @@ class JobProblem(ResponseBody):
     field: str
     """Field of the request, such as `method.reinforcement.grader.url`, or field of a row in a file."""
     line: int | None
-    """First line of the file with the problem; null if the problem has no line."""
+    """First line with the problem in the file; null if the problem is not in a line of a file."""
     rows: str
     """All lines with the same problem, such as `1-7, 9`; empty unless several rows have it."""
     message: str
@@ -112,7 +112,7 @@ class JobCheck(ResponseBody):
 
     object: Literal["fine_tuning.job.check"] = "fine_tuning.job.check"
     valid: bool
-    """Whether the check found no problems. It does not call tools and graders; a created job calls them first."""
+    """Whether the check found no problems. The check does not call tools and graders; a created job does so first."""
     problems: list[JobProblem]
     """All schema problems of the request or, if its schema is valid, of its files, model, tools and graders."""
 
@@ -136,7 +136,7 @@ class JobEventBody(ListEntry):
 
 
 class JobOutput(ResponseBody):
-    """The end of the output of one of a job's processes."""
+    """Last part of the output of a process that belongs to a job."""
 
     process: Literal["validation", "driver"]
     """Kind of process."""
@@ -157,7 +157,7 @@ class JobLog(ResponseBody):
     error: str | None
     """Full error of the job, with details that the job object omits; null if the job has no error."""
     outputs: list[JobOutput]
-    """Outputs by process, oldest first. The server keeps them for 30 days, and only for the last ten drivers."""
+    """Outputs of the processes, oldest first. They are kept for 30 days, and only for the last ten drivers."""
 
 
 class Checkpoint(ListEntry):

@@ -11,17 +11,18 @@ from agent_rft.serve.stores.job_states import JobStatus
 
 
 class EngineLiveStatus(ResponseBody):
-    """State of an engine."""
+    """Current state of an inference engine of the job."""
 
     name: str
     state: Literal["waiting", "starting", "offloaded", "ready"]
-    """`waits` for resources, `starts` (also: loads weights), `asleep` while the learner uses its GPUs, or `ready`."""
+    """`waiting` for resources, `starting`, which includes loading weights, `offloaded` while the learner uses its GPUs,
+    or `ready`."""
     rollouts: int
     """Number of running rollouts on the engine."""
 
 
 class ActorActivity(ResponseBody):
-    """One activity of a process."""
+    """Something that a process is currently doing."""
 
     trace_id: str
     """Trace id of the rollout; empty if the activity does not belong to a rollout."""
@@ -32,17 +33,17 @@ class ActorActivity(ResponseBody):
 
 
 class ActorLiveStatus(ResponseBody):
-    """A process of the job: engine, learner rank, dispatcher or grader pool."""
+    """Current activities of a process of the job: an engine, a learner rank, a dispatcher or the grader pool."""
 
     name: str
-    doing: list[ActorActivity]
+    work: list[ActorActivity]
     """Current activities; for an engine, the oldest rollouts in each stage."""
     silent_s: float
     """Seconds since the process last responded to a heartbeat."""
 
 
 class EndpointLiveStatus(ResponseBody):
-    """State of a tool, session server, grader or judge. Recent values cover the last `recent_s`, about a minute."""
+    """State of a tool, session server, grader or judge. Recent values cover the last `recent_s` seconds, about 60."""
 
     name: str
     limit: float
@@ -55,7 +56,7 @@ class EndpointLiveStatus(ResponseBody):
     down_s: float | None = None
     """Seconds since the breaker opened; null if it is closed."""
     delayed_calls: int = 0
-    """Number of calls that had to wait because the endpoint is down."""
+    """Number of calls that had to wait because the endpoint was down."""
     calls: int
     failed: int
     retries: int
@@ -74,7 +75,7 @@ class EndpointLiveStatus(ResponseBody):
 class JobLiveStatus(ResponseBody):
     """Live status of a job's processes. Not part of OpenAI's API."""
 
-    object: Literal["fine_tuning.job.now"] = "fine_tuning.job.now"
+    object: Literal["fine_tuning.job.live_status"] = "fine_tuning.job.live_status"
     fine_tuning_job_id: str
     """Id of the job."""
     status: JobStatus

@@ -10,7 +10,7 @@ from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class ModelBody(ResponseBody):
-    """A model that can be used in requests."""
+    """A model of the server, which requests can use."""
 
     id: str
     """Value of `model` in requests."""

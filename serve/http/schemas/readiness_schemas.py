@@ -13,7 +13,7 @@ from agent_rft.serve.stores.job_states import JobStatus
 
 
 class ReadinessReason(ResponseBody):
-    """A reason for the verdict, or a note."""
+    """A reason for the verdict of a readiness check, or a note."""
 
     code: str
     """Reason code; see [reason codes](readiness.md)."""
@@ -26,7 +26,7 @@ class ReadinessReason(ResponseBody):
 
 
 class ReadinessBody(ListEntry):
-    """Readiness check of a job: samples the model before training and reports whether training is likely to help."""
+    """A readiness check: it samples the model before training and reports whether training is likely to help."""
 
     id: str
     """Id of the readiness check, `ftready-...`."""
@@ -66,4 +66,4 @@ class ReadinessBody(ListEntry):
     findings: dict[str, Any] | None
     """All findings except the rows; null until the check has succeeded."""
     result_files: list[str]
-    """Ids of `readiness.json`, which has the findings with all rows, and of `readiness.html`, the same as a page."""
+    """Ids of two files: `readiness.json` has the findings with all rows, and `readiness.html` shows them as a page."""

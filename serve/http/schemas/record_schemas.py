@@ -28,7 +28,7 @@ class JobRollout(ListEntry):
 
 
 class JobRolloutSummary(ListEntry):
-    """Summary of a rollout, for `view=summary`. Not part of OpenAI's API."""
+    """Summary of a rollout, which the list of rollouts contains if `view=summary`. Not part of OpenAI's API."""
 
     id: str
     """Id of the rollout: file and number, such as `step-000012.57`."""
@@ -46,11 +46,11 @@ class JobRolloutSummary(ListEntry):
     """Grade. This and the following numbers are null if the rollout was discarded."""
     reward: float | None
     finish: RecordedFinish
-    """Reason for its end: an answer, a limit, or discarded."""
+    """Reason for which the rollout ended: an answer, a limit, or discarded."""
     tools: list[str]
-    """Distinct tools that it called."""
+    """Names of the tools that the rollout called."""
     errors: list[str]
-    """Distinct errors of its calls, or the reason for its discard."""
+    """Kinds of errors of the rollout's calls, or the reason for which it was discarded."""
     num_calls: int | None
     num_sampled: int | None
     """Number of sampled tokens."""
@@ -61,7 +61,7 @@ class JobRolloutSummary(ListEntry):
 
 
 class RolloutToken(ResponseBody):
-    """A token of a segment."""
+    """A token of a rollout's segment."""
 
     id: int
     text: str | None
@@ -73,7 +73,7 @@ class RolloutToken(ResponseBody):
 
 
 class RolloutTokens(ResponseBody):
-    """Tokens of a rollout's segment, as the engine processed them. Not part of OpenAI's API."""
+    """Some tokens of a segment of a rollout, as the engine processed them. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.rollout.tokens"] = "fine_tuning.job.rollout.tokens"
     rollout_id: str
@@ -96,7 +96,7 @@ class JobRowRewards(ListEntry):
     num_discarded: int = Field(validation_alias="num_lost")
     """Number of discarded rollouts."""
     mean: float | None
-    """Mean reward. It, `min` and `max` are null if all rollouts were discarded."""
+    """Mean reward. `mean`, `min` and `max` are null if all rollouts were discarded."""
     min: float | None = Field(validation_alias="low")
     max: float | None = Field(validation_alias="high")
     bins: list[int]
@@ -106,7 +106,7 @@ class JobRowRewards(ListEntry):
 
 
 class IndexedFile(ResponseBody):
-    """A rollout file."""
+    """A file that contains rollouts of a job."""
 
     name: str
     """Name of the file, such as step-000012, validation-000005 or test-after."""

@@ -1,1 +1,1 @@
-"""Processes of an API job (driver, job check, check before creation) and their connection to the store."""
+"""Processes that run and check the API's jobs (driver, job check, request check), and their access to the store."""

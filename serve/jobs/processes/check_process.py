@@ -17,19 +17,20 @@ from agent_rft.errors import Problem, RftError
 from agent_rft.serve.jobs.client_errors import add_log_hint, describe_exit
 
 CPU_S = 300
-"""CPU seconds of a check; 50,000 rows take one minute."""
+"""Maximum CPU seconds of a check; 50,000 rows take one minute."""
 MEMORY_BYTES = 8 << 30
-"""Memory of a check; 512 MB of rows, the largest file, take half of it."""
+"""Maximum memory of a check. 512 MB of rows, the largest file, take half of this memory."""
 OUT_OF_MEMORY = 4
 """Exit code of a check that exceeded MEMORY_BYTES."""
 
 
 async def run_check(
-    command: Sequence[str], environment: Mapping[str, str], job_id: str | None, output: Path, given: bytes = b""
+    command: Sequence[str], environment: Mapping[str, str], job_id: str | None, output: Path, stdin: bytes = b""
 ) -> list[Problem]:
-    """Run `command` with `--check FILE` added, and return the problems that it wrote. Kill it if cancelled.
+    """Run `command` with `--check FILE` added, and return the problems that the command wrote to the file.
 
-    It reads `given` from stdin and appends its output to the file `output`. `job_id` is None if there is no job yet.
+    The command reads `stdin` as its standard input, and its output is appended to the file `output`. The command is
+    killed if this task is cancelled. `job_id` is None if there is no job yet.
 
     Raises:
         RftError: The check exceeded a limit, or failed.
@@ -47,7 +48,7 @@ async def run_check(
                 env=dict(environment),
             )
         try:
-            await process.communicate(given)
+            await process.communicate(stdin)
             code = await process.wait()
         finally:
             with suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
 """Settings that a server passes to its drivers, which are separate processes, possibly on other nodes.
 
-They are written to a file that only the server's user can read. Command lines are visible to all users, and the
-database URL may contain a password. The folder must have the same path on every node that runs drivers.
+They are written to a file that only the server's user can read, because command lines are visible to all users and the
+database URL may contain a password. The server's folder must have the same path on every node that runs drivers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DriverSettings:
         database: URL of the database.
         files: Folder of the files, as an fsspec URL; None means the subfolder `files`.
         config: Path of the operator's configuration file.
-        organization: Part of the ids of tuned models.
+        organization: Organization name, a part of the ids of tuned models.
         address: Address of the Ray cluster if Ray does not set RAY_ADDRESS; None starts a local cluster.
     """
 
@@ -57,7 +57,7 @@ class DriverSettings:
         return Path(self.folder) / "runs"
 
     def ray_address(self) -> str | None:
-        """Return the cluster's address, which Ray passes to its jobs as an environment variable."""
+        """Return the address of the Ray cluster: RAY_ADDRESS, which Ray sets for its jobs, or else `address`."""
         return read_variable(os.environ, "RAY_ADDRESS") or self.address
 
     def write(self) -> Path:
@@ -76,7 +76,7 @@ class DriverSettings:
 
 
 class ServerAccess:
-    """State of the server, opened by a driver."""
+    """Access of a driver or a check to the server's state: operator configuration, stores and secrets."""
 
     def __init__(self, settings: DriverSettings) -> None:
         folder = Path(settings.folder)
@@ -86,10 +86,10 @@ class ServerAccess:
         self.store = JobStore(self.database)
         self.files = FileStore(self.database, open_blobs(settings.files, folder / "files"), folder)
         self.registry = ModelRegistry(self.database, self.operator.aliases)
-        self._box = SecretBox.of_folder(folder)
+        self._box = SecretBox.from_folder(folder)
 
     def open_spec(self, record: JobRecord) -> JobSpec:
-        """Return the job's decrypted specification, with file ids replaced by paths.
+        """Return the job's specification, with decrypted secrets and with file ids replaced by paths.
 
         Raises:
             UserError: A file no longer exists, the secrets were encrypted with another key, or this version cannot
@@ -114,14 +114,17 @@ class ServerAccess:
             return sealer.open(self.store.get(record.id).sealed_spec)
 
     def client_names(self, record: JobRecord) -> dict[str, str]:
-        """Return the names that clients of a job see instead of paths, by path."""
+        """Return a mapping from the paths of a job to the names that clients see instead."""
         run = {str(self.settings.runs / record.id): "the run"}
         return run | self.client_names_in(
             self.open_spec(record), record.model, {name: getattr(record, name) for name in FILES}
         )
 
     def client_names_in(self, spec: JobSpec, model: str, ids: Mapping[str, str | None]) -> dict[str, str]:
-        """Return names for the paths in a specification, by path: the model's id, and the file ids in `ids`."""
+        """Return a mapping from the paths in `spec` to the names that clients see instead.
+
+        The names are the model id `model` and the file ids in `ids`, whose keys are the fields of `spec`.
+        """
         files = {path: id for name in FILES if (path := getattr(spec, name)) and (id := ids[name])}
         models = {spec.model: model} if spec.model.startswith("/") else {}
         return models | files | {self.settings.folder: "the server's folder"}

@@ -1,12 +1,12 @@
 """Driver of one job of a server, run as a Ray job.
 
     python -m agent_rft.serve.jobs.processes.job_driver --settings FILE --job ID --attempt N   # trains
-    python -m agent_rft.serve.jobs.processes.job_driver --settings FILE --job ID --check OUT   # checks, outside the API
+    python -m agent_rft.serve.jobs.processes.job_driver --settings FILE --job ID --check OUT   # checks the job
 
-A driver works while its job is `running` in the store and it is the job's latest driver. It checks both every few
-seconds. If the job is paused, the driver saves a checkpoint and exits; otherwise it exits immediately. Exit code 0
-means that the store has the outcome. After any other exit code the driver counts as lost, and the job resumes from its
-last checkpoint.
+A driver works as long as the job is `running` in the store and no newer driver of the job exists. It checks both
+conditions every few seconds. If the job was paused, the driver saves a checkpoint and exits; otherwise it exits
+immediately. Exit code 0 means that the store contains the outcome. After any other exit code, the driver counts as
+lost, and another driver resumes the job from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from agent_rft.serve.jobs.processes.driver_settings import DriverSettings, Serve
 from agent_rft.serve.jobs.processes.store_sink import StoreSink
 from agent_rft.serve.jobs.processes.wire_metrics import result_csv
 from agent_rft.serve.stores.database import DatabaseError
-from agent_rft.serve.stores.job_states import IllegalMove, JobStatus
+from agent_rft.serve.stores.job_states import IllegalStateChange, JobStatus
 from agent_rft.serve.stores.job_tables import JobError, JobRecord
 from agent_rft.spec.job import JobSpec
 
 HEARTBEAT_S = 2.0
 LOST = 3
-"""Exit code of a driver whose job another driver should continue."""
+"""Exit code of a driver if another driver should continue its job."""
 
 
 async def check(server: ServerAccess, job_id: str) -> list[Problem]:
-    """Check a job, which calls its endpoints. Print the problems unchanged, and return them as clients see them."""
+    """Check a job, including its endpoints. Print the full problems, and return the problems as clients see them."""
     record = server.store.get(job_id)
     spec, settings = server.open_spec(record), server.settings
     validation = None if spec.validation_file is None else Path(spec.validation_file)
@@ -76,7 +76,7 @@ async def check(server: ServerAccess, job_id: str) -> list[Problem]:
     return []
 
 
-async def drive(server: ServerAccess, job_id: str, attempt: int) -> int:
+async def run_job(server: ServerAccess, job_id: str, attempt: int) -> int:
     """Train a job or run its readiness check, and return the exit code."""
     store, settings = server.store, server.settings
     if store.heartbeat(job_id, attempt) != "running":
@@ -107,7 +107,7 @@ async def drive(server: ServerAccess, job_id: str, attempt: int) -> int:
     except asyncio.CancelledError:
         return 0
     except (LearnerFailed, FolderOwned, FolderLost) as error:
-        store.note(job_id, attempt, last_words=str(to_plain_json(error.public_message)))
+        store.update_for_driver(job_id, attempt, driver_message=str(to_plain_json(error.public_message)))
         traceback.print_exception(error)
         return LOST
     except RftError as error:
@@ -182,9 +182,9 @@ def _succeed(server: ServerAccess, record: JobRecord, attempt: int, sink: StoreS
     results = server.store_result("step_metrics.csv", result_csv(RunFolder(folder).metrics()), record.owner)
     try:
         server.store.move(
-            record.id, "succeeded", attempt=attempt, fine_tuned_model=model, result_files=[results], last_words=None
+            record.id, "succeeded", attempt=attempt, fine_tuned_model=model, result_files=[results], driver_message=None
         )
-    except IllegalMove:  # a client has just cancelled the job
+    except IllegalStateChange:  # a client has just cancelled the job
         return
     server.store.add_event(record.id, "info", f"New fine-tuned model created: {model}")
     server.store.add_event(record.id, "info", "The job has successfully completed")
@@ -195,14 +195,14 @@ def _store_findings(server: ServerAccess, record: JobRecord, attempt: int, folde
         server.store_result(path.name, path.read_bytes(), record.owner)
         for path in (folder / "readiness.json", readiness_page_path(folder))
     ]
-    with suppress(IllegalMove):  # a client has just cancelled the job
+    with suppress(IllegalStateChange):  # a client has just cancelled the job
         server.store.move(
             record.id,
             "succeeded",
             attempt=attempt,
             findings=found.as_json(with_rows=False),
             result_files=results,
-            last_words=None,
+            driver_message=None,
         )
 
 
@@ -210,14 +210,14 @@ def _finish_stopped(server: ServerAccess, job_id: str, attempt: int) -> int:
     if server.store.heartbeat(job_id, attempt) in PAUSING:
         server.store.add_event(job_id, "info", "The job is paused; its resources are free")
         return 0
-    server.store.note(job_id, attempt, last_words="stopped by a signal")
+    server.store.update_for_driver(job_id, attempt, driver_message="stopped by a signal")
     return LOST
 
 
 def _fail(server: ServerAccess, job_id: str, attempt: int, error: JobError) -> None:
     try:
         server.store.move(job_id, "failed", attempt=attempt, error=error)
-    except IllegalMove:
+    except IllegalStateChange:
         return
     server.store.add_event(job_id, "error", f"The job failed: {error.message}")
 
@@ -228,11 +228,11 @@ def _unexpected_error(error: Exception, job_id: str) -> JobError:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train one job of a server, or check it with --check.")
+    parser = argparse.ArgumentParser(description="Train one job of a server, or with --check only check it.")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--job", required=True)
     parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--check", type=Path, help="file to write problems to; the job is only checked")
+    parser.add_argument("--check", type=Path, help="only check the job, and write the problems to this file")
     options = parser.parse_args()
     if options.check is not None:
         limit_process(CPU_S, MEMORY_BYTES)
@@ -246,7 +246,7 @@ def main() -> None:
             options.check.write_text(json.dumps([asdict(problem) for problem in problems]))
             code = 0
         else:
-            code = asyncio.run(drive(server, options.job, options.attempt))
+            code = asyncio.run(run_job(server, options.job, options.attempt))
     except Exception as error:  # noqa: BLE001 - a bug: another driver would hit it again
         traceback.print_exc()
         if options.check is not None:

@@ -1,8 +1,8 @@
-"""Check of a job before its creation: reads the files, model, tools and graders, but calls no endpoint.
+"""Check of a job request before the job is created: checks files, model, tools and graders, but calls no endpoint.
 
     python -m agent_rft.serve.jobs.processes.request_check --settings FILE --check OUT < DRAFT
 
-It runs in a separate process, like the check of a created job, because rows and schemas are user input.
+The check runs in a separate process, like the check of a created job, because rows and schemas are user input.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from agent_rft.spec.job import FILES, JobSpec
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """Valid request without a job: the specification as JSON with its secrets, and the model's id in the request.
+    """Input of a request check: a valid request for which no job exists yet.
 
-    `samples` is the rollouts per row of a readiness check; None if the request is for training.
+    `spec` is the job specification as JSON, with its secrets. `model` is the model id in the request. `samples` is the
+    number of rollouts per row if the request is for a readiness check, or None if it is for training.
     """
 
     spec: str
@@ -40,7 +41,7 @@ class CheckRequest:
 
 
 def check(server: ServerAccess, draft: CheckRequest) -> list[Problem]:
-    """Return the problems with a draft as clients see them.
+    """Return the problems with a request, as clients see them.
 
     Raises:
         UserError: A file no longer exists.
@@ -55,7 +56,7 @@ def check(server: ServerAccess, draft: CheckRequest) -> list[Problem]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Check a server's job before its creation; reads it from stdin.")
+    parser = argparse.ArgumentParser(description="Check a job request from stdin before the job is created.")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--check", type=Path, required=True, help="file to write the problems to")
     options = parser.parse_args()

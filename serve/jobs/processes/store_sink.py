@@ -32,7 +32,7 @@ from agent_rft.events import (
     StepDone,
 )
 from agent_rft.serve.jobs.processes.wire_metrics import checkpoint_metrics, format_metrics, make_wire_data
-from agent_rft.serve.stores.database import DatabaseError, is_unavailable, reason_of
+from agent_rft.serve.stores.database import DatabaseError, describe_error, is_unavailable
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.stored_events import RunEvent
@@ -44,16 +44,17 @@ RETRYING = Retrying(
     wait=wait_exponential(0.1, max=5),
     reraise=True,
 )
-"""Retries of a write while the database is unavailable; after them the write is dropped and training continues."""
+"""Retries of a write while the database is unavailable. If all retries fail, the write is dropped."""
 STEPS_FOR_ESTIMATE = 20
 PROGRESS_EVERY_S = 30.0
 
 
 class StoreSink:
-    """Watch (cluster/run/sinks/event_stream.py) of one driver. `name` maps a step, or None at the end, to a model name.
+    """RunWatcher (cluster/run/sinks/event_stream.py) that writes the events of one driver to the store.
 
-    Clients read what it writes. Event fields that only the operator may see are therefore left out, and each path in
-    `names` is replaced by its name.
+    Clients read these events. Fields that only the operator may see are therefore left out, and each path in `names` is
+    replaced by its name. `name` returns the model id of the checkpoint of a step, or of the tuned model if the step is
+    None.
     """
 
     def __init__(
@@ -85,9 +86,9 @@ class StoreSink:
         """Unix seconds of the last event written for clients."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-sink")
 
-    # -- Watch ---------------------------------------------------------------------------------------------------------
+    # -- RunWatcher ----------------------------------------------------------------------------------------------------
 
-    def prepared(self, prepared: CheckedJob) -> None:
+    def handle_prepared(self, prepared: CheckedJob) -> None:
         p = prepared
         self._settings = ServeSettings.from_job(p.job, p.plan, p.context_length, p.dialect)
 
@@ -118,28 +119,28 @@ class StoreSink:
         self._times = [*self._times, metrics.get("time_step_s", 0.0)][-STEPS_FOR_ESTIMATE:]
         left_s = (metrics["total_steps"] - metrics["step"]) * median(self._times)
         finish = time.time() + left_s
-        self._enqueue_write(lambda: self._store.note(self._job_id, self._attempt, estimated_finish=finish))
+        self._enqueue_write(lambda: self._store.update_for_driver(self._job_id, self._attempt, estimated_finish=finish))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def sync_checkpoints(self) -> None:
-        """Make the store's checkpoints and models match the checkpoints on disk that are offered as models.
+        """Make the store's checkpoints and models match the checkpoints on disk that can be served as models.
 
-        A checkpoint's row is added after its model and deleted after its model, so that a call can be repeated if the
-        connection was lost.
+        The row of a checkpoint is added after its model, and deleted after its model. If the connection is lost, the
+        call can therefore be repeated.
         """
         on_disk = list_checkpoints(self._checkpoints)
-        kept = {state.step: (path, state) for path, state in on_disk if state.offered}
+        kept = {state.step: (path, state) for path, state in on_disk if state.is_servable}
         known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}
         for step in known.keys() - kept.keys():
-            self._forget(known[step].model)
+            self._delete_model(known[step].model)
             self._store.drop_checkpoint(self._job_id, step)
         if on_disk:
             latest = on_disk[-1][1]
             # A new checkpoint is progress: drivers that were lost before it no longer count.
             changes = {"failures": 0} if latest.step > self._saved_step else {}
             self._saved_step = latest.step
-            self._store.note(self._job_id, self._attempt, trained_tokens=latest.trained_tokens, **changes)
+            self._store.update_for_driver(self._job_id, self._attempt, trained_tokens=latest.trained_tokens, **changes)
         for step, (path, state) in kept.items():
             if step not in known:
                 shown = checkpoint_metrics(make_wire_data(state.metrics)) if state.metrics else {"step": float(step)}
@@ -147,18 +148,18 @@ class StoreSink:
                 self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
 
     def register_final(self) -> str | None:
-        """Register the last checkpoint as the tuned model and return its name; None if there is no checkpoint.
+        """Register the last checkpoint as the tuned model and return the model's id; None if there is no checkpoint.
 
-        A job that stopped early uses its best checkpoint.
+        If the job stopped early, its best checkpoint is registered instead.
         """
-        offered = {state.step: path for path, state in list_checkpoints(self._checkpoints) if state.offered}
-        if not offered:
+        servable = {state.step: path for path, state in list_checkpoints(self._checkpoints) if state.is_servable}
+        if not servable:
             return None
-        folder = offered[max(offered) if self._final_step is None else self._final_step]
+        folder = servable[max(servable) if self._final_step is None else self._final_step]
         self._registry.add(self._name(None), folder, self._base, self._job_id, self._settings, self._owner)
         return self._name(None)
 
-    def _forget(self, model: str) -> None:
+    def _delete_model(self, model: str) -> None:
         with suppress(UserError):  # a client has already deleted the model
             self._registry.delete(model)
 
@@ -167,16 +168,16 @@ class StoreSink:
         self._writer.shutdown(wait=True)
 
     def _enqueue_write(self, write: Callable[[], Any]) -> None:
-        def guarded() -> None:
+        def write_or_warn() -> None:
             try:
                 RETRYING(write)
             except (DatabaseError, OSError, ValueError) as error:
                 why = f"{type(error).__name__}: {error}"
                 if is_unavailable(error):
-                    why = f"the database is unavailable: {reason_of(error)}"
-                print(f"warning: dropped a write to the store: {why}", file=sys.stderr)
+                    why = f"the database is unavailable: {describe_error(error)}"
+                print(f"warning: a write to the store was dropped: {why}", file=sys.stderr)
 
-        self._writer.submit(guarded)
+        self._writer.submit(write_or_warn)
 
 
 def public_event_fields(event: RunEvent) -> tuple[str, dict[str, Any]]:

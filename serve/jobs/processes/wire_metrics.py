@@ -1,7 +1,7 @@
-"""Metrics of a job under the wire contract's names, for metrics events, checkpoints and the result file.
+"""Conversion of a job's metrics to the formats of the API: metrics events, checkpoints and the result file.
 
-All metrics of `agent_rft.metrics` are included under their own names too. A metric that was not measured is left out or
-null, never 0.
+All metrics of `agent_rft.metrics` are also included under their original names. A metric that was not measured is left
+out or null, never 0.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from agent_rft.metrics import METRICS
 
 SHOWN = {name: metric.message for name, metric in METRICS.items() if metric.message}
-"""Labels of the metrics in a metrics event's message, by metric."""
-FIRST_COLUMNS = ("step", *(name for name, metric in METRICS.items() if metric.csv))
+"""Labels in the message of a metrics event, by metric name."""
+FIRST_COLUMNS = ("step", *(name for name, metric in METRICS.items() if metric.in_result_columns))
 CHECKPOINT_KEYS = ("step", "train_mean_reward", "full_valid_mean_reward", "train_loss", "full_valid_loss")
 TIMES = (
     ("sampling", "time_wait_s"),
@@ -28,17 +28,17 @@ TIMES = (
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """Return the message of a metrics event, such as `Step 10/20, train mean reward=0.42, ...`."""
-    finite = _finite(metrics)
+    finite = _finite_values(metrics)
     shown = [f"{label}={finite[name]:.4g}" for name, label in SHOWN.items() if name in finite]
     return ", ".join([f"Step {metrics['step']:.0f}/{metrics['total_steps']:.0f}", *shown])
 
 
 def make_wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return the data of a metrics event: all finite metrics, then the fields of the contract."""
-    m = _finite(metrics)
+    """Return the data of a metrics event: all finite metrics by name, then the fields of the API."""
+    m = _finite_values(metrics)
     rollouts = m.get("rollouts_graded")
     sampled = m.get("completion_tokens_mean")
-    judges = _family(m, "judge_tokens/", "")
+    judges = _values_by_name(m, "judge_tokens/", "")
     return {
         **m,
         "step": int(m["step"]),
@@ -55,7 +55,7 @@ def make_wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
             "valid_reward_mean": m.get("full_valid_mean_reward"),
             "graders": [
                 {"name": name, "train_reward_mean": value}
-                for name, value in _family(m, "grader/", "/score_mean").items()
+                for name, value in _values_by_name(m, "grader/", "/score_mean").items()
             ],
         },
         "usage": {
@@ -71,20 +71,22 @@ def make_wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
             "graders": [{"name": "grader", "mean_s": m["grade_latency_s_mean"]}] if "grade_latency_s_mean" in m else [],
         },
         "model_graders_token_usage": judges,
-        "tools": _tools(m),
+        "tools": _tool_metrics(m),
     }
 
 
 def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a checkpoint from the `make_wire_data` of its step."""
+    """Return the metrics of a checkpoint, selected from the `make_wire_data` result for its step."""
     return {key: float(data[key]) for key in CHECKPOINT_KEYS if data.get(key) is not None}
 
 
 def result_csv(steps: Sequence[Mapping[str, float]]) -> bytes:
-    """Return the CSV file `result_files[0]`: one line per step, with an empty cell for a missing metric."""
+    """Return the content of a job's result file: CSV with one line per step, and an empty cell for a missing metric."""
     supervised = bool(steps) and "train_mean_reward" not in steps[-1]
     first = ("step", "train_loss", "full_valid_loss") if supervised else FIRST_COLUMNS
-    rows = [{("train_loss" if k == "loss" and supervised else k): v for k, v in _finite(s).items()} for s in steps]
+    rows = [
+        {("train_loss" if k == "loss" and supervised else k): v for k, v in _finite_values(s).items()} for s in steps
+    ]
     rest = sorted({name for row in rows for name in row} - set(first))
     out = io.StringIO()
     writer = csv.DictWriter(out, [*first, *rest], restval="", lineterminator="\n")
@@ -94,7 +96,7 @@ def result_csv(steps: Sequence[Mapping[str, float]]) -> bytes:
     return out.getvalue().encode()
 
 
-def _tools(m: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
+def _tool_metrics(m: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
     return {
         name: {
             "calls_per_rollout_mean": calls,
@@ -102,14 +104,14 @@ def _tools(m: Mapping[str, float]) -> dict[str, dict[str, float | None]]:
             "latency_s_mean": m.get(f"tool/{name}/latency_s_mean"),
             "errors": m.get(f"tool/{name}/errors"),
         }
-        for name, calls in _family(m, "tool/", "/calls_mean").items()
+        for name, calls in _values_by_name(m, "tool/", "/calls_mean").items()
     }
 
 
-def _family(m: Mapping[str, float], prefix: str, suffix: str) -> dict[str, float]:
+def _values_by_name(m: Mapping[str, float], prefix: str, suffix: str) -> dict[str, float]:
     names = [name for name in m if name.startswith(prefix) and name.endswith(suffix)]
     return {name[len(prefix) : len(name) - len(suffix)]: m[name] for name in names}
 
 
-def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+def _finite_values(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}

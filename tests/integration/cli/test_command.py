@@ -173,6 +173,6 @@ def test_what_a_version_before_0_2_0_made_is_refused(tmp_path: Path, command: st
         capture_output=True,
         text=True,
     )
-    sentence = "was made before 0.2.0; finish or export it with the version that made it"
+    sentence = "was created by a version before 0.2.0; finish or export it with that version"
     assert done.stderr == f"error {what.format(folder=tmp_path)} {sentence}\n" and done.returncode == 1
     assert sorted((tmp_path / "run").iterdir()) == before

@@ -91,7 +91,7 @@ def test_a_signal_in_the_middle_of_a_download_leaves_nothing(
     ("options", "code", "said"),
     [
         (["--job", JOB_ID, "--from", "export"], 2, "give either --job or --from"),
-        (["--job", "../x"], 1, "which begins with ftjob-"),
+        (["--job", "../x"], 1, "give an id that begins with ftjob-"),
         (["--from", "export"], 1, "export/job.json cannot be read"),
         pytest.param([], 2, "give either --job or --from", marks=nightly),
         pytest.param(["--job", "ftjob-other"], 1, "check the job's id", marks=nightly),

@@ -25,7 +25,9 @@ AS_FAST_AS_IT_IS = ("slow", "the reference", "lazy", "patched clock", "busy neig
 async def held_out() -> AsyncIterator[PythonRunner]:
     method = load_job(ROOT / "examples" / "kernels" / "job_small.yaml", VARIABLES).method.reinforcement
     assert method is not None and isinstance(method.held_out_grader, PythonGrader)
-    grader = PythonRunner(method.held_out_grader, "held_out", OperatorConfig(), way="namespaces", num_workers=1)
+    grader = PythonRunner(
+        method.held_out_grader, "held_out", OperatorConfig(), sandbox_method="namespaces", num_workers=1
+    )
     yield grader
     await grader.close()
 

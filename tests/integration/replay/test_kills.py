@@ -13,9 +13,13 @@ from typing import Any, get_args
 
 import pytest
 
+from agent_rft.cluster.checks.resumption.recorded_run import RecordedRun
 from agent_rft.cluster.records.run_folder import RunFolder
-from tests.support.recorded_run import Phase, live
+from agent_rft.trainer.loop.checkpoint import Checkpoints
+from tests.support.builders import job
+from tests.support.recorded_run import BATCH, STEPS, Phase, live
 from tests.support.tiny_model import write_tiny_model
+from tests.support.version_folders import KILLED_AFTER_UPDATES, RUN, unpack
 
 TWENTY = {"write-ahead": 4, "update": 4, "sync": 3, "snapshot": 2, "write": 2, "rename": 3, "sample": 2}
 """Kills by phase."""
@@ -78,7 +82,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self._known: set[int] = set()
 
     def check_life(self, num_samples: int, why: str) -> None:
@@ -143,3 +147,21 @@ def test_kills_change_no_bit(tmp_path: Path, times: dict[str, int]) -> None:
         assert run.steps() == calm.steps()
         assert run.did("end")[-1] == calm.did("end")[-1]
         assert not list(run.folder.rglob("*.tmp"))
+
+
+def test_a_killed_run_of_version_0_2_0_is_resumed_to_its_end(tmp_path: Path) -> None:
+    folder = unpack(RUN, tmp_path)
+    run, files = Run(folder), RunFolder(folder)
+    run.check_life(0, "the fixture")
+    recorded = RecordedRun.load(files)
+    assert recorded.job.model_dump(exclude={"model"}) == job().model_dump(exclude={"model"})
+    (before,) = [state.step for _, state in Checkpoints(files.checkpoints).list_all()]
+    done = len(files.metrics())
+    assert before == 3 < done <= KILLED_AFTER_UPDATES, "the journal has updates since the checkpoint"
+    groups = [group for name in files.rollout_names() for group in files.read_groups(name)]
+    assert len(groups) >= BATCH * done and len(files.events()) > done
+    sampled = len(run.did("sample"))
+    Life(folder, folder / "model").durations()
+    run.check_life(sampled, "the fixture")
+    assert [step for step, *_ in run.steps()] == list(range(1, STEPS + 1))
+    assert run.did("end")[-1]["step"] == STEPS

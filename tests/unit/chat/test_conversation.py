@@ -69,7 +69,7 @@ def test_where_the_template_rewrites_turns_each_is_trained_once_in_a_sample_of_i
     assert trained(renderer, samples[1]).endswith("6912<|im_end|>")
 
 
-def test_a_turn_without_a_thought_closes_the_one_that_the_prompt_opens() -> None:
+def test_a_turn_without_reasoning_closes_the_reasoning_that_the_prompt_opens() -> None:
     renderer = renderer_of(OPENS.replace("{{ '<think>\n\n</think>\n' }}", ""))
     samples = split_conversation(renderer, TRACE[:1] + TRACE[-1:], ())
     assert [trained(renderer, sample) for sample in samples] == ["\n</think>\n\n42<|im_end|>"]

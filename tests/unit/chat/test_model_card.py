@@ -58,11 +58,11 @@ def test_a_job_that_starts_from_the_model_takes_what_it_does_not_say_itself() ->
     card = ModelCard.from_job(
         DIALECT, ModelOptions(stop_tokens=("<|eom_id|>",), tools_in_prompt=False), "{{ messages }}"
     )
-    assert card.fill_in(ModelOptions()) == ModelOptions(
+    assert card.complete_options(ModelOptions()) == ModelOptions(
         template_arguments={"date_string": "today"},
         stop_tokens=("<|eom_id|>",),
         tool_parser="llama3_json",
         tools_in_prompt=False,
     )
     given = ModelOptions(template_arguments={}, stop_tokens=(), tool_parser="auto", tools_in_prompt=True)
-    assert card.fill_in(given) == given
+    assert card.complete_options(given) == given

@@ -67,7 +67,7 @@ def test_nothing_is_appended_to_a_turn_that_the_template_changes_or_drops() -> N
 
 
 @pytest.mark.parametrize(
-    ("marks", "prompt", "thought"),
+    ("marks", "prompt", "reasoning_mode"),
     [
         ([], "", "none"),
         (["</think>"], "", "none"),
@@ -76,13 +76,13 @@ def test_nothing_is_appended_to_a_turn_that_the_template_changes_or_drops() -> N
         (["<think>", "</think>"], "<think></think>", "none"),
     ],
 )
-def test_the_vocabulary_and_the_generation_prompt_say_whether_a_turn_has_a_thought(
-    marks: list[str], prompt: str, thought: str
+def test_the_vocabulary_and_the_generation_prompt_decide_whether_a_turn_has_reasoning(
+    marks: list[str], prompt: str, reasoning_mode: str
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(BASE)
     tokenizer.add_tokens(marks)
     tokenizer.chat_template = QWEN_LIKE_HISTORY.replace("assistant\n{% endif %}", f"assistant\n{prompt}{{% endif %}}")
-    assert Renderer(tokenizer).reasoning_mode == thought
+    assert Renderer(tokenizer).reasoning_mode == reasoning_mode
 
 
 def test_a_template_that_omits_tool_results_is_an_error() -> None:

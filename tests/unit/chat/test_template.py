@@ -215,7 +215,7 @@ def test_no_template_is_a_problem_with_a_fix(missing: str | dict[str, str] | Non
 def test_a_models_own_template_may_be_larger_than_a_users() -> None:
     large = "{# " + "x" * 70_000 + " #}"
     assert load_chat_template(FakeTokenizer(large, {})).text == large
-    with pytest.raises(RenderFailed, match="70,006 bytes, at most 64,000") as caught:
+    with pytest.raises(RenderFailed, match="70,006 bytes; at most 64,000") as caught:
         load_chat_template(FakeTokenizer("x", {}), large)
     assert caught.value.kind == "too_large"
     with pytest.raises(RenderFailed):

@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> str:
 def test_before_and_after_are_compared_as_text_page_and_json(run: str, tmp_path: Path) -> None:
     sides, page = [f"{run}:test-before", f"{run}:test-after"], tmp_path / "page.html"
     told = CliRunner().invoke(app, ["compare", *sides, "--html", str(page)])
-    assert told.exit_code == 0 and "8 rows, each compared with itself" in told.output
+    assert told.exit_code == 0 and "8 rows, each compared across the evaluations" in told.output
     assert f"written to {page}" in told.output.replace("\n", "") and "</html>" in page.read_text()
     found = json.loads(CliRunner().invoke(app, ["compare", *sides, "--json"]).stdout)
     assert [side["name"] for side in found["sides"]] == ["test-before", "test-after"]
@@ -46,4 +46,6 @@ def test_one_side_or_a_job_without_the_file_is_refused(run: str, tmp_path: Path)
     method = {"type": "reinforcement", "reinforcement": {"grader": grader}}
     job.write_text(json.dumps({"model": "m", "training_file": "train.jsonl", "method": method}))
     error = CliRunner().invoke(app, ["compare", run, run, "--job", str(job)]).exception
-    assert isinstance(error, UserError) and "has no test_file; add it, or choose another file with --file" in str(error)
+    assert isinstance(
+        error, UserError
+    ) and "does not set test_file; set test_file, or choose another file with --file" in str(error)

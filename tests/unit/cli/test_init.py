@@ -28,14 +28,17 @@ def test_a_project_is_complete_and_the_next_steps_are_lines_to_copy(example: str
     assert result.exit_code == 0
     lines = [line.strip() for line in result.output.splitlines()]
     assert f"cd '{folder}'" in lines
-    (server,) = [line for line in lines if line.endswith(PROJECTS[example].server)]
+    (server,) = [line for line in lines if line.endswith(PROJECTS[example].server_arguments)]
     assert server.startswith(f"cd '{folder}' && ")
     assert any(line.endswith("agent-rft check job.yaml") for line in lines)
     job = load_job(folder / "job.yaml", {})
-    assert getattr(job, PROJECTS[example].evaluated), "the job has the file that the last line evaluates"
-    assert f"eval job.yaml --file {PROJECTS[example].evaluated} " in lines[-1]
+    commands = [line.split("agent-rft ")[1] for line in lines if "agent-rft " in line and "job.yaml" in line]
+    assert commands == ["check job.yaml", "ready job.yaml", "train job.yaml --run-folder runs/first"]
+    assert (job.test_file is not None) == PROJECTS[example].has_test
+    compares = "compare runs/first:test-before runs/first:test-after" in lines[-1]
+    assert compares == PROJECTS[example].has_test, "the last line compares the test rows, if there are any"
     assert job.training_file and Path(job.training_file).is_relative_to(folder)
-    assert PROJECTS[example].server in (folder / "README.md").read_text()
+    assert PROJECTS[example].server_arguments in (folder / "README.md").read_text()
     check_schema(folder / "job.yaml", "job")
     assert not (folder / "agent-rft.yaml").exists(), "commands on this machine need none"
     for file in folder.rglob("*.py"):

@@ -11,14 +11,14 @@ import typer
 
 from agent_rft.cli.main import app
 from agent_rft.events import KINDS
-from agent_rft.metrics import EVALUATION, METRICS
+from agent_rft.metrics import EVALUATION_METRICS, METRICS
 from agent_rft.problems import PROBLEM_CODES
 from docs.generator import api, commands, events, metrics, problems
 
 
 def test_every_metric_is_in_one_row_and_under_one_heading() -> None:
     rows = re.findall(r"^\| `([^`]+)`", metrics.pages()["metrics.md"], re.MULTILINE)
-    assert sorted(rows) == sorted([*METRICS, *EVALUATION])
+    assert sorted(rows) == sorted([*METRICS, *EVALUATION_METRICS])
 
 
 def test_every_event_and_every_problem_code_has_an_anchor_of_its_own() -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from agent_rft.cli.reference.editor_schemas import MODELS, editor_schema
-from agent_rft.cli.reference.setting_list import all_settings
+from agent_rft.cli.reference.setting_list import list_settings
 from docs.generator.settings import pages
 
 PAGES = pages()
@@ -17,7 +17,7 @@ PAGES = pages()
 @pytest.mark.parametrize("file", MODELS)
 def test_each_setting_has_a_row_with_its_description(file: str) -> None:
     rows = [line for line in PAGES[f"{file}.md"].splitlines() if line.startswith("|")]
-    for setting in (setting for setting in all_settings() if setting.file == file):
+    for setting in (setting for setting in list_settings() if setting.file == file):
         name, description = setting.path.rpartition(".")[2], setting.description.replace("|", "\\|")
         assert any(f"`{name}`" in row and row.endswith(f" {description} |") for row in rows), setting.path
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agent_rft.problems import GROUPS, PROBLEM_CODES, find_code, stops_accepted_job
+from agent_rft.problems import PROBLEM_CODE_GROUPS, PROBLEM_CODES, find_code, stops_accepted_job
 from agent_rft.problems.problem_code import CheckCode
 from tests.support.codes import ANY, used_codes
 
@@ -39,7 +39,7 @@ def test_the_search_finds_each_way_of_giving_a_code() -> None:
 
 
 def test_a_code_is_in_one_group_only() -> None:
-    assert sum(len(group) for group in GROUPS.values()) == len(PROBLEM_CODES)
+    assert sum(len(group) for group in PROBLEM_CODE_GROUPS.values()) == len(PROBLEM_CODES)
 
 
 @pytest.mark.parametrize("name", PROBLEM_CODES)

@@ -111,7 +111,7 @@ def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
 
 def test_a_conversation_must_end_with_the_assistant(tmp_path: Path) -> None:
     path = write(tmp_path, {"messages": [*GOOD["messages"], {"role": "assistant", "content": "ho"}]}, GOOD)  # type: ignore[misc]
-    tasks, problems = read_tasks(path, "training_file", conversations=True)
+    tasks, problems = read_tasks(path, "training_file", is_supervised=True)
     assert len(tasks) == 1
     assert "end each conversation with the assistant" in problems[0].fix
 

@@ -17,14 +17,14 @@ from agent_rft.errors import RftError, UserError
 from agent_rft.rows.ownership import (
     CURRENT,
     HEARTBEAT,
-    Claim,
+    FolderClaim,
     FolderLost,
     FolderOperations,
     FolderOwned,
     claim_folder,
     current_folder,
     read_silence_s,
-    strip_owner,
+    strip_owner_folder,
 )
 
 NAMES = ("events.jsonl", "journal")
@@ -46,9 +46,9 @@ class Time:
 
 
 @pytest.fixture
-def claims() -> Iterator[list[Claim]]:
+def claims() -> Iterator[list[FolderClaim]]:
     """Claims whose threads are ended after the test."""
-    made: list[Claim] = []
+    made: list[FolderClaim] = []
     yield made
     for each in made:
         with suppress(OSError):
@@ -56,8 +56,8 @@ def claims() -> Iterator[list[Claim]]:
 
 
 def claimed(
-    claims: list[Claim], path: Path, time: Time | None = None, told: list[str] | None = None, **more: float
-) -> Claim:
+    claims: list[FolderClaim], path: Path, time: Time | None = None, told: list[str] | None = None, **more: float
+) -> FolderClaim:
     time = time or Time()
     tell: Callable[[str], object] = [].append if told is None else told.append
     claims.append(claim_folder(path, NAMES, notify=tell, pause=time.pause, clock=time.clock, **more))
@@ -70,7 +70,7 @@ def beat(path: Path, number: int = 1) -> Callable[[], object]:
     return lambda: (path / f"owner-{number:06d}" / HEARTBEAT).write_bytes(f"{next(counts):020d} {{}}".encode())
 
 
-def test_files_are_found_by_their_names_under_each_owner(claims: list[Claim], tmp_path: Path) -> None:
+def test_files_are_found_by_their_names_under_each_owner(claims: list[FolderClaim], tmp_path: Path) -> None:
     path, time = tmp_path / "runs" / "a", Time()
     first = claimed(claims, path, time)
     (first.folder / "events.jsonl").write_text("1\n")
@@ -82,10 +82,10 @@ def test_files_are_found_by_their_names_under_each_owner(claims: list[Claim], tm
     second = claimed(claims, path, time)
     assert (second.number, time.now) == (2, 0.0), "an owner that ended in order is succeeded at once"
     assert (path / "events.jsonl").read_text() == "1\n" and current_folder(path).resolve() == second.folder
-    assert strip_owner((path / "journal" / "group-1").resolve()) == path.resolve() / "journal" / "group-1"
+    assert strip_owner_folder((path / "journal" / "group-1").resolve()) == path.resolve() / "journal" / "group-1"
 
 
-def test_an_owner_that_is_alive_is_named_and_stays(claims: list[Claim], tmp_path: Path) -> None:
+def test_an_owner_that_is_alive_is_named_and_stays(claims: list[FolderClaim], tmp_path: Path) -> None:
     first = claimed(claims, tmp_path)
     content = (first.folder / HEARTBEAT).read_bytes()
     counts = iter(range(1, 100))
@@ -96,7 +96,7 @@ def test_an_owner_that_is_alive_is_named_and_stays(claims: list[Claim], tmp_path
     first.check()
 
 
-def test_one_that_waits_gets_the_folder_when_its_owner_ends(claims: list[Claim], tmp_path: Path) -> None:
+def test_one_that_waits_gets_the_folder_when_its_owner_ends(claims: list[FolderClaim], tmp_path: Path) -> None:
     first, told = claimed(claims, tmp_path), list[str]()
     beats = beat(tmp_path)
 
@@ -113,7 +113,7 @@ def test_one_that_waits_gets_the_folder_when_its_owner_ends(claims: list[Claim],
     assert len(told) == 2 and re.search("waiting for its end, (599|600) s at most", told[0])
 
 
-def test_a_wait_ends_with_the_time_that_it_was_given(claims: list[Claim], tmp_path: Path) -> None:
+def test_a_wait_ends_with_the_time_that_it_was_given(claims: list[FolderClaim], tmp_path: Path) -> None:
     claimed(claims, tmp_path)
     time = Time(beat(tmp_path))
     with pytest.raises(FolderOwned, match="has not ended within 30 s"):
@@ -121,7 +121,7 @@ def test_a_wait_ends_with_the_time_that_it_was_given(claims: list[Claim], tmp_pa
     assert 30 <= time.now < 32
 
 
-def test_a_silent_owner_is_succeeded_and_can_write_nothing_any_more(claims: list[Claim], tmp_path: Path) -> None:
+def test_a_silent_owner_is_succeeded_and_can_write_nothing_any_more(claims: list[FolderClaim], tmp_path: Path) -> None:
     first = claimed(claims, tmp_path, silence_s=10_000.0)  # so it does not beat while the test looks
     lost = threading.Event()
     with (first.folder / "events.jsonl").open("ab") as opened:
@@ -146,7 +146,7 @@ def test_a_silent_owner_is_succeeded_and_can_write_nothing_any_more(claims: list
     assert not lost.is_set()
 
 
-def test_an_owner_notices_that_it_has_lost_the_folder(claims: list[Claim], tmp_path: Path) -> None:
+def test_an_owner_notices_that_it_has_lost_the_folder(claims: list[FolderClaim], tmp_path: Path) -> None:
     first, lost = claimed(claims, tmp_path, silence_s=0.1), threading.Event()
     first.on_lost(lost.set)
     first.folder.rename(first.folder.with_name("owner-000002"))
@@ -156,9 +156,9 @@ def test_an_owner_notices_that_it_has_lost_the_folder(claims: list[Claim], tmp_p
     assert again.is_set(), "also one that asks later is told"
 
 
-def compete(claims: list[Claim], path: Path) -> list[Claim]:
+def compete(claims: list[FolderClaim], path: Path) -> list[FolderClaim]:
     """Eight processes want the folder; returns the claims of those that got it."""
-    outcomes: list[Claim | FolderOwned] = []
+    outcomes: list[FolderClaim | FolderOwned] = []
 
     def one() -> None:
         try:
@@ -171,13 +171,13 @@ def compete(claims: list[Claim], path: Path) -> list[Claim]:
         thread.start()
     for thread in threads:
         thread.join(60)
-    winners = [outcome for outcome in outcomes if isinstance(outcome, Claim)]
+    winners = [outcome for outcome in outcomes if isinstance(outcome, FolderClaim)]
     claims += winners
     assert len(outcomes) == 8
     return winners
 
 
-def test_of_many_that_find_a_silent_owner_one_gets_the_folder(claims: list[Claim], tmp_path: Path) -> None:
+def test_of_many_that_find_a_silent_owner_one_gets_the_folder(claims: list[FolderClaim], tmp_path: Path) -> None:
     """The others see the new owner, which is alive."""
     dead = claimed(claims, tmp_path, silence_s=10_000.0)
     (dead.folder / "events.jsonl").write_text("1\n")
@@ -187,7 +187,7 @@ def test_of_many_that_find_a_silent_owner_one_gets_the_folder(claims: list[Claim
     assert [entry.name for entry in tmp_path.glob("owner-*")] == [winners[0].folder.name]
 
 
-def test_of_many_that_find_no_owner_one_gets_the_folder(claims: list[Claim], tmp_path: Path) -> None:
+def test_of_many_that_find_no_owner_one_gets_the_folder(claims: list[FolderClaim], tmp_path: Path) -> None:
     assert len(compete(claims, tmp_path / "new")) == 1
 
 
@@ -195,13 +195,13 @@ def test_of_many_that_find_no_owner_one_gets_the_folder(claims: list[Claim], tmp
 def test_a_file_or_folder_in_the_way_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir() if name == "journal" else (tmp_path / name).write_text("the user's\n")
     with pytest.raises(
-        UserError, match=f"{name} exists, but the run must create it. Move it away, or choose another folder"
+        UserError, match=f"{name} exists, but the run must create this file. Move it away, or choose another folder"
     ):
         claim_folder(tmp_path, NAMES)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_folder_in_which_nothing_was_written_is_gone_again(claims: list[Claim], tmp_path: Path) -> None:
+def test_a_folder_in_which_nothing_was_written_is_gone_again(claims: list[FolderClaim], tmp_path: Path) -> None:
     """Such as that of a job that was refused."""
     claimed(claims, tmp_path / "new").release()
     assert not (tmp_path / "new").exists()
@@ -211,7 +211,7 @@ def test_a_folder_in_which_nothing_was_written_is_gone_again(claims: list[Claim]
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
-def test_what_an_owner_before_makes_again_is_removed(claims: list[Claim], tmp_path: Path) -> None:
+def test_what_an_owner_before_makes_again_is_removed(claims: list[FolderClaim], tmp_path: Path) -> None:
     first = claimed(claims, tmp_path, silence_s=10_000.0)
     second = claimed(claims, tmp_path)
     (second.folder / "events.jsonl").write_text("2\n")
@@ -223,7 +223,7 @@ def test_what_an_owner_before_makes_again_is_removed(claims: list[Claim], tmp_pa
     assert [path.name for path in tmp_path.glob("owner-*")] == ["owner-000003"]
 
 
-def test_a_folder_that_cannot_be_written_says_so(claims: list[Claim], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_says_so(claims: list[FolderClaim], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write to .*/file/run: Not a directory"):
         claimed(claims, tmp_path / "file" / "run")
@@ -235,13 +235,13 @@ def unsupported(*_: object) -> None:
 
 @pytest.mark.parametrize("disk", [FolderOperations(rename=unsupported), FolderOperations(symlink=unsupported)])
 def test_a_file_system_without_renames_or_links_is_refused_with_the_fix(tmp_path: Path, disk: FolderOperations) -> None:
-    with pytest.raises(UserError, match=r"rename folders .*, such as a mounted bucket\. Use a local disk"):
+    with pytest.raises(UserError, match=r"rename folders .*\. It may be a mounted bucket\. Use a local disk"):
         claim_folder(tmp_path / "run", NAMES, disk=disk)
 
 
 @pytest.mark.parametrize(("is_first", "knew"), [(True, []), (False, []), (False, ["owner-000001"])])
 def test_an_old_list_of_the_folder_never_makes_a_second_owner(
-    claims: list[Claim], tmp_path: Path, is_first: bool, knew: list[str]
+    claims: list[FolderClaim], tmp_path: Path, is_first: bool, knew: list[str]
 ) -> None:
     """NFS may list a folder as it was a while ago. Of names that are looked up it tells the truth."""
     if not is_first:
@@ -270,5 +270,5 @@ def test_the_seconds_of_silence_can_be_set() -> None:
 
 
 def test_a_path_outside_of_an_owned_folder_lasts_as_it_is(tmp_path: Path) -> None:
-    assert strip_owner(tmp_path / "owner-000001" / "x") == tmp_path / "owner-000001" / "x"
+    assert strip_owner_folder(tmp_path / "owner-000001" / "x") == tmp_path / "owner-000001" / "x"
     assert not (tmp_path / CURRENT).exists()

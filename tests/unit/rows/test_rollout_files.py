@@ -77,7 +77,9 @@ def test_clients_are_told_the_name_of_a_file_and_not_its_path(tmp_path) -> None:
     path.write_bytes(older)
     with pytest.raises(UserError) as error:
         read_groups(path)
-    assert error.value.public_message.startswith("the file of the rollouts test-after was made before 0.2.0; ")
+    assert error.value.public_message.startswith(
+        "the file of the rollouts test-after was created by a version before 0.2.0; "
+    )
     with closing(LineReader()) as reader, pytest.raises(RewrittenFile) as other:
         reader.read(path, last)
     assert other.value.public_message == "the rollouts test-after were written again"
@@ -95,7 +97,9 @@ def test_what_is_no_rollout_file_is_refused(tmp_path, content: bytes) -> None:
 def test_a_file_from_before_the_first_version_is_refused(tmp_path, line: bytes) -> None:
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zstandard.ZstdCompressor().compress(line + b"\n"))
-    with pytest.raises(OutdatedFormat, match=r"a\.jsonl\.zst was made before 0\.2\.0; finish or export it with"):
+    with pytest.raises(
+        OutdatedFormat, match=r"a\.jsonl\.zst was created by a version before 0\.2\.0; finish or export it with"
+    ):
         read_groups(path)
 
 

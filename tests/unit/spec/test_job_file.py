@@ -85,7 +85,7 @@ def test_a_tilde_in_paths_of_a_job_is_the_home(tmp_path: Path) -> None:
         (
             {"model": "m", "training_file": "t", "method": {"type": "reinforcement"}},
             "method",
-            "reinforcement is missing",
+            "`reinforcement` are missing",
         ),
         (raw_job() | {"seed": -1}, "seed", "greater than or equal to 0"),
         (
@@ -346,7 +346,8 @@ SUPERVISED: dict[str, Any] = {"model": "m", "training_file": "t", "method": {"ty
         (
             raw_job() | {"cluster": {"dispatchers": 2}},
             "cluster.dispatchers",
-            "dispatchers was removed: their number follows from the engines' sequences and the tools' max_concurrency",
+            "dispatchers was removed: the number of dispatchers follows from the engines' sequences "
+            "and the tools' max_concurrency",
         ),
         (
             SUPERVISED | {"method": {"type": "supervised", "supervised": {"algorithm": {"context_weight": 0.1}}}},

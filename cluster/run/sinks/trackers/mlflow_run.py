@@ -6,14 +6,14 @@ import os
 import re
 from typing import Any
 
-from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, Point, TrackedRun
+from agent_rft.cluster.run.sinks.trackers.tracker import MetricsPoint, TrackedRun, TrackerUnavailable
 from agent_rft.events import Outcome
 from agent_rft.spec.trackers import MlflowAccess, MlflowSettings
 
 TAG = "agent_rft.run"
 """Tag by which a resumed run finds its MLflow run."""
 REQUESTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "8", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""Limits for a lost server; MLflow's defaults wait many minutes. Failed numbers are sent again with the next step."""
+"""Limits for an unreachable server, for which MLflow's defaults wait many minutes. Unsent metrics are sent later."""
 STATUS: dict[Outcome, str] = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 MAX_BATCH = {"metrics": 1_000, "params": 100}
 """MLflow's limits per request."""
@@ -22,37 +22,39 @@ _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowRun:
-    """An MLflow run that has the run's name in TAG; a resumed run continues it."""
+    """MLflow run whose tag TAG is our run's name, so that a resumed run continues the same MLflow run."""
 
-    def __init__(self, mlflow: Any, run: TrackedRun, given: MlflowSettings, access: MlflowAccess | None) -> None:
+    def __init__(self, mlflow: Any, run: TrackedRun, settings: MlflowSettings, access: MlflowAccess | None) -> None:
         """`mlflow` is the package.
 
         Raises:
             CannotTrack: The operator has not set the tracking URI.
         """
         if access is None:
-            raise CannotTrack("not_allowed", "set trackers.mlflow.tracking_uri in the operator's configuration")
+            raise TrackerUnavailable("not_allowed", "set trackers.mlflow.tracking_uri in the operator's configuration")
         token = {} if access.token is None else {"MLFLOW_TRACKING_TOKEN": access.token.get_secret_value()}
         os.environ.update(REQUESTS | token)  # MLflow reads them only from the environment
         self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
         self._client = client = mlflow.MlflowClient(tracking_uri=access.tracking_uri.get_secret_value())
-        experiment = client.get_experiment_by_name(given.experiment)
-        experiment_id = client.create_experiment(given.experiment) if experiment is None else experiment.experiment_id
+        experiment = client.get_experiment_by_name(settings.experiment)
+        experiment_id = (
+            client.create_experiment(settings.experiment) if experiment is None else experiment.experiment_id
+        )
         found = client.search_runs([experiment_id], f"tags.`{TAG}` = '{run.name}'", max_results=1)
         if found:
             self._id: str = found[0].info.run_id
             client.update_run(self._id, status="RUNNING")
             return
-        made = client.create_run(experiment_id, tags={TAG: run.name}, run_name=given.name or run.name)
+        made = client.create_run(experiment_id, tags={TAG: run.name}, run_name=settings.name or run.name)
         self._id = made.info.run_id
         params = [self._param(name, str(value)[:MAX_PARAM_CHARS]) for name, value in run.settings.items()]
         for start in range(0, len(params), MAX_BATCH["params"]):
             client.log_batch(self._id, params=params[start : start + MAX_BATCH["params"]])
 
-    def log(self, point: Point) -> None:
+    def log(self, point: MetricsPoint) -> None:
         metrics = [
             self._metric(_NOT_IN_NAMES.sub("_", name), value, int(point.time * 1000), point.step)
-            for name, value in point.numbers.items()
+            for name, value in point.metrics.items()
         ]
         for start in range(0, len(metrics), MAX_BATCH["metrics"]):
             self._client.log_batch(self._id, metrics=metrics[start : start + MAX_BATCH["metrics"]])

@@ -1,4 +1,4 @@
-"""Data that trackers get of a run: numbers and hyperparameters, never rows, text, URLs or secrets."""
+"""Data of a run that trackers receive: metrics and hyperparameters, but never rows, text, URLs or secrets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from agent_rft.stored_events import RunEvent
 SECTIONS = ("hyperparameters", "limits", "reward", "algorithm")
 """Parts of a method's settings that are sent to trackers."""
 MAX_FAILURES = 5
-"""Consecutive failures after which a tracker is cut off; until then its numbers wait."""
+"""Number of consecutive failures after which a tracker is cut off. Until then, unsent metrics are kept."""
 Scalar = str | int | float | bool
 
 
-class CannotTrack(RftError):
-    """A tracker cannot be used; `cause` is the kind of reason."""
+class TrackerUnavailable(RftError):
+    """A tracker cannot be used. `cause` is the category of the reason, such as `not_installed`."""
 
     def __init__(self, cause: TrackerCause, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class CannotTrack(RftError):
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run as trackers show it. They write files only into `folder`, the run folder."""
+    """Name, folder and hyperparameters of a run, for a tracker. A tracker writes files only into the run folder."""
 
     name: str
     folder: Path
@@ -38,28 +38,28 @@ class TrackedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """The numbers of a step; `time` is in Unix seconds."""
+class MetricsPoint:
+    """Metrics of a step. `time` is in Unix seconds."""
 
     step: int
     time: float
-    numbers: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 class Tracker(Protocol):
-    """A run in a tracker. Calls may block and raise."""
+    """Run in an experiment tracker. Its methods may block, and may raise any error."""
 
-    def log(self, point: Point) -> None: ...
+    def log(self, point: MetricsPoint) -> None: ...
 
     def close(self, outcome: Outcome) -> None: ...
 
 
 class TrackerSink:
-    """A Sink that sends the numbers in events to a tracker. After a failed call, they are sent with the next event."""
+    """Sink that sends the metrics in events to a tracker. If a call fails, the metrics are sent with the next event."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
-        self._pending: deque[Point] = deque()
+        self._pending: deque[MetricsPoint] = deque()
         self._failures = 0
         self._outcome: Outcome = "stopped"
 
@@ -88,8 +88,8 @@ class TrackerSink:
             self._pending.popleft()
 
 
-def extract_point(event: RunEvent) -> Point | None:
-    """Return the numbers in an event, such as `train_mean_reward` and `validation/grade`; None for other events."""
+def extract_point(event: RunEvent) -> MetricsPoint | None:
+    """Return the metrics in an event, such as `train_mean_reward` or `validation/grade`; None if the event has none."""
     match event.event:
         case StepDone(metrics=metrics):
             found: Mapping[str, Any] = metrics
@@ -100,11 +100,13 @@ def extract_point(event: RunEvent) -> Point | None:
         case _:
             return None
     numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
-    return Point(event.step, event.time, {name: value for name, value in numbers.items() if math.isfinite(value)})
+    return MetricsPoint(
+        event.step, event.time, {name: value for name, value in numbers.items() if math.isfinite(value)}
+    )
 
 
 def extract_settings(job: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return the hyperparameters of a public job by their paths. The model is shown by name, without its path."""
+    """Return the hyperparameters of a public job by the path of the setting. The model appears without its folder."""
     method = job["method"]["type"]
     parts = {name: part for name, part in job["method"][method].items() if name in SECTIONS}
     found = {"model": Path(job["model"]).name, "method": method, "seed": job["seed"]} | dict(_flatten(parts, ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_rft.cluster.run.sinks.trackers.tracker import CannotTrack, Point, TrackedRun
+from agent_rft.cluster.run.sinks.trackers.tracker import MetricsPoint, TrackedRun, TrackerUnavailable
 from agent_rft.events import Outcome
 from agent_rft.spec.trackers import WandbAccess, WandbSettings
 
@@ -13,17 +13,17 @@ START_S, FINISH_S = 20.0, 20.0
 
 
 class WandbRun:
-    """A Weights & Biases run with the run's name as id, so that a resumed run continues it."""
+    """Weights & Biases run whose id is our run's name. So a resumed run continues the same Weights & Biases run."""
 
-    def __init__(self, wandb: Any, run: TrackedRun, given: WandbSettings, access: WandbAccess | None) -> None:
+    def __init__(self, wandb: Any, run: TrackedRun, settings: WandbSettings, access: WandbAccess | None) -> None:
         """`wandb` is the package.
 
         Raises:
             CannotTrack: The operator has not set the API key.
         """
         if access is None or (access.api_key is None and not access.offline):
-            raise CannotTrack("not_allowed", "set trackers.wandb.api_key in the operator's configuration")
-        settings = {
+            raise TrackerUnavailable("not_allowed", "set trackers.wandb.api_key in the operator's configuration")
+        options = {
             "api_key": None if access.api_key is None else access.api_key.get_secret_value(),
             "base_url": access.base_url,
             "init_timeout": START_S,
@@ -37,21 +37,21 @@ class WandbRun:
             "silent": True,
         }
         self._run = wandb.init(
-            project=given.project,
-            entity=given.entity,
-            name=given.name or run.name,
-            tags=given.tags,
+            project=settings.project,
+            entity=settings.entity,
+            name=settings.name or run.name,
+            tags=settings.tags,
             id=run.name,
             resume="allow",
             dir=str(run.folder),
             config=dict(run.settings),
             mode="offline" if access.offline else "online",
-            settings=wandb.Settings(**{name: value for name, value in settings.items() if value is not None}),
+            settings=wandb.Settings(**{name: value for name, value in options.items() if value is not None}),
         )
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, point: Point) -> None:
-        self._run.log({"step": point.step, **point.numbers})
+    def log(self, point: MetricsPoint) -> None:
+        self._run.log({"step": point.step, **point.metrics})
 
     def close(self, outcome: Outcome) -> None:
         self._run.finish(exit_code=1 if outcome == "failed" else 0)

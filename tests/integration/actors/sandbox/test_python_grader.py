@@ -158,7 +158,8 @@ async def test_no_process_outlives_a_killed_owner() -> None:
     script = (
         "import asyncio\nfrom agent_rft.actors.graders.kinds.python_grader import *\n"
         "spec = PythonGrader(type='python', source='def grade(s, i):\\n    while True: pass')\n"
-        "asyncio.run(PythonRunner(spec, 'g', OperatorConfig(), way='namespaces', num_workers=1).grade({}, {}, 't'))"
+        "grader = PythonRunner(spec, 'g', OperatorConfig(), sandbox_method='namespaces', num_workers=1)\n"
+        "asyncio.run(grader.grade({}, {}, 't'))"
     )
     owner = psutil.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:
@@ -224,9 +225,9 @@ def test_a_hostile_grader_is_blocked_and_costs_only_its_own_grade(sandbox: str, 
 
 def test_the_report_lists_the_effective_protections() -> None:
     report = sandbox_report()
-    assert report.way in ("bubblewrap", "namespaces")
-    assert all(report.holds[name] for name in PROTECTIONS)
-    assert ("namespaces" in report.missing) == (report.way == "bubblewrap")  # ours is tried first
+    assert report.method in ("bubblewrap", "namespaces")
+    assert all(report.protections[name] for name in PROTECTIONS)
+    assert ("namespaces" in report.failures) == (report.method == "bubblewrap")  # ours is tried first
 
 
 async def test_unsandboxed_graders_still_have_a_deadline_limits_and_an_empty_environment(make: Make) -> None:
@@ -238,7 +239,7 @@ async def test_unsandboxed_graders_still_have_a_deadline_limits_and_an_empty_env
         "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True)\n"
         "    while True: pass"
     )
-    grader = make(source, way="none", timeout_s=2.0, limits=SandboxLimits(memory_bytes=1 << 30))
+    grader = make(source, sandbox_method="none", timeout_s=2.0, limits=SandboxLimits(memory_bytes=1 << 30))
     before = set(psutil.Process().children())
     assert await value(grader, item={"what": "env"}) == 0
     assert (await failure(grader, {"what": "memory"})).message.endswith("MemoryError")

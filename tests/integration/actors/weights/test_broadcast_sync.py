@@ -16,7 +16,7 @@ from agent_rft.actors.weights.weight_bucket import MASK, compute_checksum
 from agent_rft.actors.weights.weight_sync import PublishedWeights
 from agent_rft.errors import EngineFailed, RftError
 from agent_rft.trainer.learner.process_group import SENDER, BroadcastGroup, find_free_port
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult
 from tests.support.fakes_http import MovableLoop, in_movable_time, until
 
 LAYOUTS: list[BucketLayout] = [[("a", "float32", (2, 3)), ("b", "float32", (1,))], [("c", "float32", (5,))]]
@@ -59,7 +59,7 @@ class Engine:
         self.groups.append(info)
         self._broadcast = BroadcastGroup(info["address"], info["rank"], info["size"], CPU)
 
-    def _receive(self, version: int, layouts: Sequence[BucketLayout]) -> LoadedWeights:
+    def _receive(self, version: int, layouts: Sequence[BucketLayout]) -> WeightLoadResult:
         assert self._broadcast is not None
         if self.dies:
             raise EngineFailed(f"{self.name} is gone")
@@ -74,10 +74,10 @@ class Engine:
     def _stage(self, data: np.ndarray, layout: BucketLayout) -> None:
         self._staged.append(data.tobytes())
 
-    def _loaded(self, pause_s: float) -> LoadedWeights:
-        return LoadedWeights(pause_s, (sum(number_of(data) for data in self.weights) & MASK,))
+    def _loaded(self, pause_s: float) -> WeightLoadResult:
+        return WeightLoadResult(pause_s, (sum(number_of(data) for data in self.weights) & MASK,))
 
-    def _load_staged(self, version: int) -> LoadedWeights:
+    def _load_staged(self, version: int) -> WeightLoadResult:
         if self.dies:
             raise EngineFailed(f"{self.name} is gone")
         self.weights, self._staged, self.version = self._staged, [], version
@@ -177,7 +177,9 @@ async def test_an_engine_that_received_other_bytes_has_failed(transfer: WeightTr
     await transfer.publish(1)
     transfer.learner.keeps_back = 1
     outcomes = await transfer.publish(2)
-    assert [str(outcome) for outcome in outcomes] == ["its weights differ from the learner's version 2 (checksum)"] * 2
+    assert [str(outcome) for outcome in outcomes] == [
+        "its weights have another checksum than the learner's version 2"
+    ] * 2
 
 
 async def test_if_no_group_can_be_formed_weights_go_through_the_object_store(transfer: WeightTransfer) -> None:
@@ -207,7 +209,7 @@ async def test_each_worker_process_of_an_engine_is_a_member(transfer: WeightTran
     sync = BroadcastSync(Four(), workers_per_engine=4)
     for engine in transfer.engines:
         engine.init_transport = Method(told.append)
-        engine.receive_weights = Method(lambda version, layouts: LoadedWeights(0.1, ()))
+        engine.receive_weights = Method(lambda version, layouts: WeightLoadResult(0.1, ()))
     await sync.deliver(await sync.collect(1), transfer.engines)
     assert {info["size"] for info in told} == {9}
     assert sorted(info["rank"] for info in told if "rank" in info) == [1, 5]
@@ -232,9 +234,9 @@ def test_broadcast_of_a_large_model_may_take_hours_and_only_an_engine_that_hangs
 
     async def test(loop: MovableLoop) -> None:
         sync, engines = BroadcastSync(Large(), workers_per_engine=1), [Engine("slow"), Engine("stuck")]
-        receiving: list[asyncio.Future[LoadedWeights]] = []
+        receiving: list[asyncio.Future[WeightLoadResult]] = []
 
-        def receive(version: int, layouts: Sequence[BucketLayout]) -> asyncio.Future[LoadedWeights]:
+        def receive(version: int, layouts: Sequence[BucketLayout]) -> asyncio.Future[WeightLoadResult]:
             receiving.append(loop.create_future())
             return receiving[-1]
 
@@ -247,7 +249,7 @@ def test_broadcast_of_a_large_model_may_take_hours_and_only_an_engine_that_hangs
             loop.move(seconds)
             await asyncio.sleep(0.02)
             assert not delivering.done()
-        receiving[0].set_result(LoadedWeights(0.1, (0,)))
+        receiving[0].set_result(WeightLoadResult(0.1, (0,)))
         await asyncio.sleep(0)
         loop.move(200.0)
         slow, stuck = await delivering

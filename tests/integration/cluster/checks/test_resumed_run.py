@@ -110,8 +110,8 @@ async def stopped(tmp_path: Path) -> AsyncIterator[Stopped]:
         job = load_job(made.job, {"TOKEN": "the-first-token"})
         first = await check_job(job, ModelFolder.find(job.model), [NODE], made.home / "runs", LOCAL, free_space=PLENTY)
         with claim_run(made.run, 0.0, print) as claimed:
-            folder = RunFolder(claimed.path, at=claimed.folder)
-            folder.write_job(first.job, first.plan, first.record())
+            folder = RunFolder(claimed.path, owner_folder=claimed.folder)
+            folder.write_job(first.job, first.plan, first.values_to_record())
             checkpoints = Checkpoints(folder.checkpoints)
             for step in (2, 4):
                 await checkpoints.save(LoopState(step, step, 0, [], 0, None), write_checkpoint)
@@ -176,7 +176,7 @@ async def test_it_keeps_its_values_where_todays_defaults_and_rules_differ(stoppe
     found = await prepared(stopped)
     assert found.job.reinforcement.limits.rollout_timeout_s == 77.0
     assert (found.placement.max_num_seqs, found.placement.micro_batch_tokens) == (7, 4096)
-    assert (found.plan.batch_size, found.plan.steps) == (5, 12) and found.changes == ()
+    assert (found.plan.batch_size, found.plan.steps) == (5, 12) and found.setting_changes == ()
     assert found.context_length == 512
 
 
@@ -200,7 +200,7 @@ async def test_files_that_were_moved_or_grew_are_the_same_files(stopped: Stopped
         was_accepted=True,
     )
     assert found.job.training_file == str(moved / "train.jsonl")
-    assert [change.setting for change in found.changes] == ["training_file", "validation_file", "test_file"]
+    assert [change.setting for change in found.setting_changes] == ["training_file", "validation_file", "test_file"]
     assert (len(found.tasks), found.plan.num_rows, found.plan.steps) == (11, 10, 6)
 
 
@@ -332,7 +332,7 @@ async def test_a_node_that_it_fitted_without_headroom_warns_it(stopped: Stopped)
     (used,) = (await prepared(stopped)).cluster.host_bytes
     began = RecordedRun.load(RunFolder(stopped.run))
     job, exact = began.apply_to(load_job(stopped.job, VARIABLES)), replace(NODE, memory_bytes=used)
-    with pytest.raises(InvalidJob, match="of which 8% stay free"):
+    with pytest.raises(InvalidJob, match="and 8% of it must stay free"):
         await check_job(job, ModelFolder.find(job.model), [exact], stopped.home, LOCAL, free_space=PLENTY)
     found = await check_job(
         job,
@@ -344,7 +344,7 @@ async def test_a_node_that_it_fitted_without_headroom_warns_it(stopped: Stopped)
         recorded_run=began,
         was_accepted=True,
     )
-    assert any("of which 8% stay free; a new job would be refused" in warning for warning in found.warnings)
+    assert any("and 8% of it must stay free; a new job would be refused" in warning for warning in found.warnings)
 
 
 async def test_the_checkpoints_that_it_has_written_need_no_room_again(stopped: Stopped) -> None:
@@ -452,7 +452,7 @@ async def test_a_checkpoint_of_a_newer_version_is_refused_with_the_fix(stopped: 
 
 # -- folders from before 0.2.0 -----------------------------------------------------------------------------------------
 
-MADE_BEFORE = "was made before 0.2.0; finish or export it with the version that made it"
+MADE_BEFORE = "was created by a version before 0.2.0; finish or export it with that version"
 
 
 @pytest.mark.parametrize("number", [None, FORMAT - 1])

@@ -33,7 +33,7 @@ async def test_requests_during_an_outage_are_refused_and_later_ones_succeed(
 ) -> None:
     database = open_database(tmp_path, server.url)
     recorder = Recorder()
-    recorder.add_source(JobStore(database).live)
+    recorder.add_source(JobStore(database).live_metrics)
     files = FileStore(database, FolderBlobs(tmp_path / "files"), tmp_path)
     async with client_of([make_router(files)]) as client:
 

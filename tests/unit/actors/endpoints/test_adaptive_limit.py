@@ -148,7 +148,7 @@ def test_no_second_sees_more_requests_than_the_rate_and_one_burst(rate: float) -
     limit, now, sent = RequestRateLimit(rate), 0.0, []
     while now < 20:
         now += limit.wait_s(now)
-        limit.take(now)
+        limit.take_token(now)
         sent.append(now)
     assert len(sent) >= 19 * rate
     for start in range(0, 19):

@@ -99,7 +99,9 @@ async def test_waits_do_not_use_up_the_retries(connect: Connect) -> None:
 
 async def test_connection_refused_is_retried_then_fails_with_a_fix(connect: Connect) -> None:
     fake = FakeTime()
-    with pytest.raises(ToolFailed, match=r"no connection \(Connection refused\).*check that it is running") as failed:
+    with pytest.raises(
+        ToolFailed, match=r"no connection \(Connection refused\).*check that the endpoint is running"
+    ) as failed:
         await connect(f"http://127.0.0.1:{unused_port()}/x", fake.timing()).post({}, "call_1")
     assert fake.slept == [0.1, 1, 2]
     assert failed.value.details["kind"] == "connection"
@@ -177,7 +179,7 @@ async def test_waiting_for_a_slot_counts_against_the_deadline_and_is_reported(co
         errors = await asyncio.gather(first, second, return_exceptions=True)
     assert all(isinstance(error, ToolFailed) for error in errors)
     assert "waiting for one of" not in str(errors[0])
-    assert "s of which were spent waiting for one of 1 slots" in str(errors[1])
+    assert " s for one of 1 slots" in str(errors[1])
 
 
 @pytest.mark.parametrize("status", [401, 403])

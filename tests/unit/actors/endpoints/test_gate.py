@@ -125,9 +125,9 @@ async def test_retry_after_delays_the_other_calls_too() -> None:
     one = gate(10, fake.timing())
     one.pause(7)
     one.pause(2)
-    assert (await one.enter("b")).sent == 7.0
+    assert (await one.enter("b")).sent_at == 7.0
     one.pause(86_400)
-    assert (await one.enter("b")).sent == 7.0 + MAX_PAUSE_S
+    assert (await one.enter("b")).sent_at == 7.0 + MAX_PAUSE_S
 
 
 async def test_a_rate_is_kept_whatever_the_concurrency() -> None:
@@ -136,7 +136,7 @@ async def test_a_rate_is_kept_whatever_the_concurrency() -> None:
     sent = []
     for _ in range(11):
         permit = await one.enter("a")
-        sent.append(permit.sent)
+        sent.append(permit.sent_at)
         one.leave(permit, RequestOutcome.ANSWERED)
     assert sent == pytest.approx([0.0, *(i / 5 - RequestRateLimit.BURST_S for i in range(1, 11))])
 
@@ -155,7 +155,7 @@ async def test_the_breaker_opens_after_failures_in_a_row_and_probes_with_doublin
     for _ in range(8):
         permit = await one.enter("a")
         assert one.breaker.state == "half_open"
-        sent.append(permit.sent)
+        sent.append(permit.sent_at)
         one.leave(permit, RequestOutcome.FAILED, "HTTP 500")
         assert one.breaker.state == "open"
     waits = [after - before for before, after in zip([0.0, *sent], sent, strict=False)]
@@ -166,7 +166,7 @@ async def test_waits_of_an_open_breaker_have_jitter() -> None:
     fake = FakeTime()
     one = gate(100, replace(fake.timing(), jitter=lambda: 0.8))
     await fail(one, MAX_FAILURES)
-    assert (await one.enter("a")).sent == pytest.approx(0.8)
+    assert (await one.enter("a")).sent_at == pytest.approx(0.8)
 
 
 async def test_call_counts_once_as_delayed_however_often_it_waits_during_an_outage() -> None:

@@ -103,7 +103,7 @@ async def test_a_rate_limit_that_names_the_billing_page_is_waited_for(connect: C
 async def test_402_is_an_account_without_credit(connect: Connect) -> None:
     async with FakeEndpoint(says("pay first", 402)) as server:
         client = connect(server.url)
-        error = client.bad_answer(await client.post({}, "call_1"), "it must be 200")
+        error = client.make_bad_answer_error(await client.post({}, "call_1"), "it must be 200")
     assert error.details["kind"] == "no_credit" and "HTTP 402 Payment Required: the account has" in error.message
     assert "pay first" in error.message and client.stats()["errors"] == {"no_credit": 1}
 
@@ -162,7 +162,7 @@ async def test_a_share_of_403_above_one_half_stops_the_job(connect: Connect) -> 
         for _ in range(len(answers) + WINDOW // 2 - 1):
             await client.post({}, "call_1")
         error = await error_of(client)
-    assert f"rejected {WINDOW // 2 + 1} of its last {WINDOW} calls with HTTP 403 Forbidden (expired)" in error.problem
+    assert f"rejected {WINDOW // 2 + 1} of the last {WINDOW} calls with HTTP 403 Forbidden (expired)" in error.problem
     assert isinstance(error, EndpointRefused) and "check the keys" in error.fix
 
 

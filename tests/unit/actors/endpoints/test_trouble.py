@@ -108,7 +108,7 @@ async def test_a_call_that_waits_for_an_open_breaker_fails_at_its_deadline_with_
     calls = [asyncio.create_task(client.post({}, f"call_{i}")) for i in range(6)]
     await until(lambda: client.stats()["breaker"] == "open")
     with pytest.raises(
-        ToolFailed, match=r"no answer by the deadline.*it is down: no connection \(Connection refused\)"
+        ToolFailed, match=r"no answer by the deadline.*the endpoint is down: no connection \(Connection refused\)"
     ):
         await client.post({}, "call_late")
     await asyncio.gather(*calls, return_exceptions=True)

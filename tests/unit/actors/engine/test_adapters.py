@@ -108,15 +108,15 @@ async def test_a_new_version_is_there_before_the_one_in_use_goes(host: FakeHost)
     first = await adapters.load_version("1", FOLDER)
     with adapters.use(first):
         second = await adapters.load_version("2", FOLDER)
-        adapters.release(first)
+        adapters.release_version(first)
         waiting = asyncio.create_task(adapters.load_version("3", FOLDER))
         await turn()
         assert not waiting.done() and host.names == ["1", "2"]
     third = await waiting
-    adapters.release(second)
+    adapters.release_version(second)
     assert host.names == ["2", "3"]
     await adapters.load_version("4", FOLDER)
-    adapters.release(third)
+    adapters.release_version(third)
     assert host.names == ["3", "4"]
 
 
@@ -124,7 +124,7 @@ async def test_the_same_version_again_is_loaded_again(host: FakeHost) -> None:
     adapters = Adapters(host, 2)
     first = await adapters.load_version("1", FOLDER)
     again = await adapters.load_version("1", FOLDER)
-    adapters.release(first)
+    adapters.release_version(first)
     assert again.request.lora_int_id != first.request.lora_int_id
 
 
@@ -137,7 +137,7 @@ async def test_a_version_that_stays_makes_no_room_and_others_take_turns_in_the_s
     for name in ("x", "y"):
         await use(adapters, name)
     assert host.names == ["job a", "job b", "y"]
-    adapters.release(stays)
+    adapters.release_version(stays)
     for name in ("x", "y"):
         await use(adapters, name)
     assert host.names == ["job b", "y", "x"]

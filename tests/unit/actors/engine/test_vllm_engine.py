@@ -9,7 +9,7 @@ import pytest
 
 from agent_rft.actors.engine.engine_config import EngineConfig, choose_executor
 from agent_rft.actors.engine.vllm_engine import Engine
-from agent_rft.actors.engine.vllm_errors import last_error
+from agent_rft.actors.engine.vllm_errors import find_last_error
 from agent_rft.actors.engine.vllm_internals import CPU_EXECUTOR
 from agent_rft.errors import EngineFailed
 
@@ -33,20 +33,20 @@ def test_shutdown_removes_staged_buckets(tmp_path: Path) -> None:
 
 def test_the_cause_of_an_engine_s_death_is_read_from_the_end_of_its_log(tmp_path: Path) -> None:
     log = tmp_path / "worker.err"
-    assert last_error(log) is None
+    assert find_last_error(log) is None
     log.write_text("loading\n")
-    assert last_error(log) is None
+    assert find_last_error(log) is None
     log.write_text(
         "KeyError: early\n" + "x" * 100_000 + "\nTraceback (most recent call last):\n"
         '  File "core.py", line 1, in load\n    raise torch.OutOfMemoryError\n'
         "torch.OutOfMemoryError: CUDA out of memory.\nLoading: 0%\n"
     )
-    assert last_error(log) == "OutOfMemoryError: CUDA out of memory."
+    assert find_last_error(log) == "OutOfMemoryError: CUDA out of memory."
     log.write_text(
         "(EngineCore pid=24) ERROR 11-23 00:40:18 [core.py:1512] RuntimeError: Unsupported head_dim=16\n"
         "(MainProcess pid=23) ERROR 11-23 00:40:18 [async_llm.py:906] vllm.v1.exceptions.EngineDeadError: See above\n"
     )
-    assert last_error(log) == "RuntimeError: Unsupported head_dim=16"
+    assert find_last_error(log) == "RuntimeError: Unsupported head_dim=16"
 
 
 def test_an_engine_runs_its_own_workers_even_in_a_placement_group() -> None:

@@ -16,7 +16,7 @@ from agent_rft.actors.endpoints.network.http_transport import MAX_BODY_BYTES
 from agent_rft.actors.graders.grader_protocol import MAX_REASON_CHARS, check_finite_number, wire_errors
 from agent_rft.actors.graders.grader_sample import make_sample
 from agent_rft.actors.graders.kinds.endpoint_grader import MAX_PARTS
-from agent_rft.actors.graders.kinds.grade_expression import expression_problems, parse
+from agent_rft.actors.graders.kinds.grade_expression import expression_problems, parse_expression
 from agent_rft.actors.grading.grader_factory import grader_problems, make_grader
 from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.actors.runtime.timing import Timing
@@ -308,7 +308,9 @@ async def test_a_hanging_request_of_a_hedged_grader_is_sent_again(pool: Pool) ->
     ],
 )
 def test_expressions(expression: str, value: float) -> None:
-    assert parse(expression, ("a", "b")).value({"a": 1.0, "b": 0.5}, "x") == pytest.approx(value, abs=1e-15)
+    assert parse_expression(expression, ("a", "b")).compute_value({"a": 1.0, "b": 0.5}, "x") == pytest.approx(
+        value, abs=1e-15
+    )
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_expressions(expression: str, value: float) -> None:
 )
 def test_an_expression_without_a_finite_value_is_a_failure(expression: str) -> None:
     with pytest.raises(GraderFailed, match=r"grader 'm'.*a = 1, b = 0") as failed:
-        parse(expression, ("a", "b")).value({"a": 1.0, "b": 0.0}, "grader 'm'")
+        parse_expression(expression, ("a", "b")).compute_value({"a": 1.0, "b": 0.0}, "grader 'm'")
     assert expression in str(failed.value)
 
 
@@ -370,7 +372,7 @@ def test_an_invalid_expression_is_found_without_values(expression: str, problem:
     found = expression_problems(expression, ("a", "b"))
     assert problem in "; ".join(found)
     with pytest.raises(ValueError):
-        parse(expression, ("a", "b"))
+        parse_expression(expression, ("a", "b"))
 
 
 async def test_parts_of_a_multi_grader_run_concurrently_and_their_scores_are_kept(pool: Pool) -> None:

@@ -30,7 +30,7 @@ class Answers(PythonNodes):
 
 async def test_a_process_that_lacks_the_grader_gets_it_and_is_asked_again() -> None:
     nodes = Answers(None, [0.5, 0.1], [0.25, 0.1], None, (1.0, 0.2))
-    grader = nodes.make_python_grader(SPEC, "mine", num_workers=3, ahead=False)
+    grader = nodes.make_python_grader(SPEC, "mine", num_workers=3, start_ahead=False)
     grades = [await grader.grade({"output_text": "x"}, {"row": 1}, "trace_1") for _ in range(3)]
     assert [(grade.value, grade.latency_s) for grade in grades] == [(0.5, 0.1), (0.25, 0.1), (1.0, 0.2)]
     asks = ("grade", 0, {"output_text": "x"}, {"row": 1}, "trace_1")

@@ -26,16 +26,16 @@ class Learner:
 
 async def test_there_is_nothing_to_compare_before_the_first_rollout() -> None:
     learner, canary = Learner(), Canary(1e-3)
-    canary.connect(learner.logprobs)
-    assert await canary.learner_logprobs() is None and learner.asked == []
+    canary.set_learner_logprobs(learner.logprobs)
+    assert await canary.compute_learner_logprobs() is None and learner.asked == []
 
 
 async def test_the_tokens_are_the_start_of_the_first_rollout() -> None:
     learner, canary = Learner(), Canary(1e-3)
     canary.observe(rollout(group_request(), sampled=2 * CANARY_TOKENS))
     canary.observe(rollout(group_request(), sampled=3))
-    canary.connect(learner.logprobs)
-    expected = await canary.learner_logprobs()
+    canary.set_learner_logprobs(learner.logprobs)
+    expected = await canary.compute_learner_logprobs()
     assert expected is not None and expected.shape == (CANARY_TOKENS - 1,)
     assert learner.asked == [list(range(CANARY_TOKENS))]
 

@@ -85,7 +85,7 @@ async def test_a_rollout_keeps_the_structure_that_constrained_all_its_turns(rend
     assert constrained.structures == [rollout.structure] * 2
     assert (
         json.loads(str(rollout.structure))["format"]
-        == json.loads(str(build_turn_structure(TOOLS, {"type": "integer"}, HERMES.calls[0])))["format"]
+        == json.loads(str(build_turn_structure(TOOLS, {"type": "integer"}, HERMES.call_syntaxes[0])))["format"]
     )
 
 
@@ -207,7 +207,7 @@ async def test_a_tool_result_cannot_start_a_turn(renderer: Renderer) -> None:
     ("said", "kind", "told"),
     [
         ('<tool_call>\n{"name": "cat", "arg', "malformed_call", "could not be read"),
-        (call("a", name="rm"), "unknown_tool", "there is no tool 'rm'; there are cat"),
+        (call("a", name="rm"), "unknown_tool", "there is no tool 'rm'; the tools are cat"),
         ('<tool_call>\n{"name": "cat", "arguments": {"file": 1}}\n</tool_call>', "invalid_arguments", "arguments at $"),
     ],
 )
@@ -241,8 +241,8 @@ async def test_a_schema_that_refers_to_another_document_is_compared_at_its_top_l
 @pytest.mark.parametrize("arguments", ["9" * 5_000, "[" * 3_000 + "]" * 3_000])
 async def test_numbers_and_nesting_without_end_are_mistakes_of_the_model(renderer: Renderer, arguments: str) -> None:
     episode = ScriptedEpisode(renderer, call("a"), "1")
-    mistake = episode.runner()._argument_error(TOOLS[0], f'{{"path": {arguments}}}')
-    assert mistake is not None and "too many digits or levels" in mistake
+    mistake = episode.runner()._find_argument_error(TOOLS[0], f'{{"path": {arguments}}}')
+    assert mistake is not None and "too many digits, or the nesting" in mistake
 
 
 async def test_calls_beyond_the_budget_are_rejected_and_the_others_made(renderer: Renderer) -> None:
@@ -301,7 +301,7 @@ async def test_model_and_tool_time_above_its_limit_discards_a_rollout(renderer: 
     episode = ScriptedEpisode(renderer, call("a"), "1")
     outcome = await episode.runner(rollout_timeout_s=1.0).run(REQUEST)
     assert isinstance(outcome, DiscardedRollout) and outcome.reason == "rollout_timeout"
-    assert outcome.message == "took 1.1 s of model and tool time; limits.rollout_timeout_s is 1 s"
+    assert outcome.message == "used 1.1 s of model and tool time; limits.rollout_timeout_s is 1 s"
     assert episode.graded == []
 
 
@@ -355,9 +355,9 @@ async def test_waiting_does_not_count_against_model_and_tool_time(renderer: Rend
 @pytest.mark.parametrize(
     ("waits", "endpoint", "message"),
     [
-        ({"slot_s": 5}, "engine-3", "waited 15 s, 15 s of it for engine-3"),
-        ({"slot_s": 2, "permit_s": 5}, "tool 'cat'", "waited 14 s, 10 s of it for tool 'cat'"),
-        ({"slot_s": 4, "permit_s": 1.5}, "engine-3", "waited 15 s, 12 s of it for engine-3"),
+        ({"slot_s": 5}, "engine-3", "waited 15 s in total, including 15 s for engine-3"),
+        ({"slot_s": 2, "permit_s": 5}, "tool 'cat'", "waited 14 s in total, including 10 s for tool 'cat'"),
+        ({"slot_s": 4, "permit_s": 1.5}, "engine-3", "waited 15 s in total, including 12 s for engine-3"),
     ],
 )
 async def test_who_waits_too_long_says_for_what(

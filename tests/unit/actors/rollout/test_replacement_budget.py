@@ -33,8 +33,8 @@ def test_limit_is_three_replacements_per_engine_of_the_fleet() -> None:
     made.budget.check("engine-0", "it did not answer")
     made.count("engine-1")
     message = (
-        "engine-1 was replaced too often: engines were replaced 7 times since the last weight update, and 6 are "
-        "allowed; the last reason: GPU error on /dev/x"
+        "engine-1 cannot be replaced again: engines were replaced 7 times since the last weight update, but only 6 "
+        "replacements are allowed; the last reason: GPU error on /dev/x"
     )
     with pytest.raises(TrainingHalted) as error:
         made.budget.check("engine-1", "GPU error on /dev/x")

@@ -78,7 +78,7 @@ class Made:
 
     @property
     def account(self) -> AttemptCounts:
-        return self.groups.account
+        return self.groups.attempt_counts
 
 
 async def test_a_discarded_rollout_is_retried_with_another_attempt_and_then_given_up() -> None:
@@ -228,7 +228,7 @@ async def test_while_most_rollouts_fail_only_probes_start_and_the_event_names_th
     down = False
     assert all(len(group.rollouts) == 8 for group in await asyncio.gather(*groups))
     assert made.events == [down_event, RolloutsResumed(endpoint="http://a")]
-    assert len(made.discards) == made.groups.account.discarded.total()
+    assert len(made.discards) == made.groups.attempt_counts.discarded.total()
     assert {(one.kind, one.is_quiet) for one in made.discards} == {("rollout_discarded", True)}
 
 

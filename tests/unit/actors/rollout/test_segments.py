@@ -43,7 +43,7 @@ def template(turn: str, *, result: str = RESULT, head: str = "") -> str:
 REFUSES_TWO_CALLS = "{%- if m.tool_calls | length > 1 %}{{ raise_exception('one call at a time!') }}{%- endif %}"
 TEMPLATES = {
     "appends": template(WHOLE),
-    "drops thoughts": template(ANSWER_ONLY),
+    "drops reasoning": template(ANSWER_ONLY),
     "shortens earlier turns": template(SHORT),
     "one call at a time": template(REFUSES_TWO_CALLS + ANSWER_ONLY),
     "counts messages": template(WHOLE, head="{{ '<|im_start|>system\n' ~ (messages | length) ~ '<|im_end|>\n' }}"),
@@ -57,8 +57,8 @@ def renderer_of(chat_template: str) -> Renderer:
     return Renderer(tokenizer)
 
 
-def thinking(thought: str, text: str) -> str:
-    return f"<think>\n{thought}\n</think>\n{text}"
+def thinking(reasoning: str, text: str) -> str:
+    return f"<think>\n{reasoning}\n</think>\n{text}"
 
 
 def assert_sampled_are_trained_once(rollout: Rollout, episode: ScriptedEpisode) -> None:
@@ -87,12 +87,12 @@ TURNS = st.lists(
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@given(turns=TURNS, thought=st.sampled_from(["", "so"]))
+@given(turns=TURNS, reasoning=st.sampled_from(["", "so"]))
 @settings(max_examples=20, deadline=None)
 def test_each_sampled_token_is_trained_once_after_what_the_engine_saw(
-    name: str, turns: list[tuple[str, str]], thought: str
+    name: str, turns: list[tuple[str, str]], reasoning: str
 ) -> None:
-    script = [thinking(hm, text) if hm else text for hm, text in [*turns, (thought, "42")]]
+    script = [thinking(hm, text) if hm else text for hm, text in [*turns, (reasoning, "42")]]
     episode = ScriptedEpisode(renderer_of(TEMPLATES[name]), *script)
     episode.version = lambda turn: len(episode.prompts[turn])
     rollout = asyncio.run(graded(episode.runner()))
@@ -103,9 +103,9 @@ def test_each_sampled_token_is_trained_once_after_what_the_engine_saw(
         assert len(rollout.segments) == len(script)
 
 
-async def test_a_segment_ends_where_a_thought_is_dropped_and_goes_on_where_nothing_is() -> None:
+async def test_a_segment_ends_where_reasoning_is_dropped_and_continues_where_nothing_is() -> None:
     script = (thinking("hm", call("a")), call("b"), "42")
-    episode = ScriptedEpisode(renderer_of(TEMPLATES["drops thoughts"]), *script)
+    episode = ScriptedEpisode(renderer_of(TEMPLATES["drops reasoning"]), *script)
     rollout = await graded(episode.runner())
     assert [turn.segment for turn in rollout.turns] == [0, 1, 1]
     text = episode.renderer.decode_turn(episode.prompts[-1])
@@ -114,7 +114,7 @@ async def test_a_segment_ends_where_a_thought_is_dropped_and_goes_on_where_nothi
     assert rollout.num_prompt == len(episode.prompts[0]) + len(episode.prompts[1])
 
 
-@pytest.mark.parametrize("name", ["appends", "drops thoughts"])
+@pytest.mark.parametrize("name", ["appends", "drops reasoning"])
 async def test_a_token_has_the_experts_of_the_turn_that_first_computed_it(name: str) -> None:
     script = (thinking("hm", call("a")), call("b"), "42")
     episode = ScriptedEpisode(renderer_of(TEMPLATES[name]), *script)

@@ -1,4 +1,4 @@
-"""Turns: never are both awake, also if one of them fails."""
+"""GPU lease: engines and learner are never awake together, even if one of them fails."""
 
 from __future__ import annotations
 
@@ -52,33 +52,33 @@ def made() -> tuple[Device, Part, GpuLease]:
 
 
 async def test_one_sleeps_before_the_other_wakes_up() -> None:
-    device, _, turns = made()
-    await turns.give_to_learner()
-    assert device.log == []  # it has the first turn
-    await asyncio.gather(turns.give_to_engines(), turns.give_to_engines(), turns.give_to_learner())
+    device, _, lease = made()
+    await lease.give_to_learner()
+    assert device.log == []  # it has the first lease
+    await asyncio.gather(lease.give_to_engines(), lease.give_to_engines(), lease.give_to_learner())
     assert device.log == ["learner sleep", "engines wake", "engines sleep", "learner wake"]
 
 
 async def test_a_new_learner_finds_the_devices_free() -> None:
-    device, _, turns = made()
-    await turns.give_to_engines()
-    await turns.give_to_restarted_learner()
-    await turns.give_to_learner()  # its processes are awake as they start
+    device, _, lease = made()
+    await lease.give_to_engines()
+    await lease.give_to_restarted_learner()
+    await lease.give_to_learner()  # its processes are awake as they start
     assert device.log[-1] == "engines sleep"
     assert device.awake == []
 
 
 @pytest.mark.parametrize("what", ["sleep", "wake"])
-async def test_a_learner_lost_in_a_change_is_replaced_and_the_turns_go_on(what: str) -> None:
-    device, learner, turns = made()
+async def test_a_learner_lost_in_a_change_is_replaced_and_the_lease_continues(what: str) -> None:
+    device, learner, lease = made()
     if what == "wake":
-        await turns.give_to_engines()
+        await lease.give_to_engines()
     learner.fails_in = what
     with pytest.raises(LearnerFailed):
-        await (turns.give_to_learner() if what == "wake" else turns.give_to_engines())
+        await (lease.give_to_learner() if what == "wake" else lease.give_to_engines())
     learner.fails_in = None
     device.awake = []  # its processes are gone
-    await turns.give_to_restarted_learner()
+    await lease.give_to_restarted_learner()
     device.awake = ["learner"]
-    await turns.give_to_engines()
+    await lease.give_to_engines()
     assert device.awake == ["engines"]

@@ -80,7 +80,7 @@ async def test_a_silent_engine_is_reported_once_with_its_rollouts_and_finally_gi
     work = ("grading trace_b for 7 s", "sampling trace_a for 3 s")
     assert await watch.looks(1) == [ActorSilent(actor="engine-0", silent_s=30.0, work=work)]
     assert await watch.looks(TO_GIVING_UP) == []
-    assert (engine.given_up, other.given_up) == (["it has not answered for 180 s"], [])
+    assert (engine.given_up, other.given_up) == (["the process has not answered for 180 s"], [])
 
 
 async def test_an_actor_that_answers_again_is_not_given_up() -> None:
@@ -102,7 +102,7 @@ async def test_an_unreachable_actor_counts_as_silent() -> None:
     (said,) = await watch.looks(TO_SILENCE + 1)
     assert said == ActorSilent(actor="engine-0", silent_s=30.0, work=("sampling trace_1 for 1 s",))
     await watch.looks(TO_GIVING_UP - TO_SILENCE)
-    assert engine.given_up == ["it has not answered for 180 s"]
+    assert engine.given_up == ["the process has not answered for 180 s"]
     engine.reachable = True
     assert list(map(type, await watch.looks(2))) == [ActorRecovered]
 
@@ -118,7 +118,7 @@ async def test_a_silent_helper_is_reported_with_the_rollouts_that_wait_for_it() 
     watch = Watch(*engines, dispatcher := Actor("the tool dispatcher", waits_here=waits_here))
     dispatcher.moves.clear()
     work = ("tool calls trace_c for 41 s", "tool calls trace_a for 40 s")
-    silent = ActorSilent(actor="the tool dispatcher", silent_s=30.0, work=work, waiting=True)
+    silent = ActorSilent(actor="the tool dispatcher", silent_s=30.0, work=work, is_waited_for=True)
     assert await watch.looks(TO_SILENCE + 2) == [silent]
 
 
@@ -150,9 +150,9 @@ async def test_stalled_rollouts_are_reported_and_again_only_after_twice_the_time
     watch.rollouts = 7, 2
     assert await watch.looks(until_reported - 1) == []
     longest = ("sampling trace_b for 400 s on engine-0", "grading trace_a for 320 s on engine-0")
-    assert await watch.looks(1) == [RolloutsStalled(idle_s=300.0, num_in_flight=2, longest=longest)]
+    assert await watch.looks(1) == [RolloutsStalled(idle_s=300.0, num_in_flight=2, longest_rollouts=longest)]
     assert await watch.looks(until_reported - 1) == []
-    assert await watch.looks(1) == [RolloutsStalled(idle_s=600.0, num_in_flight=2, longest=longest)]
+    assert await watch.looks(1) == [RolloutsStalled(idle_s=600.0, num_in_flight=2, longest_rollouts=longest)]
     watch.rollouts = 8, 1
     assert await watch.looks(until_reported + 1) == []  # rollouts of this job take that long
 

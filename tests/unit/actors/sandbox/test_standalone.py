@@ -12,7 +12,13 @@ import pytest
 from agent_rft import run_untrusted, untrusted
 from agent_rft.actors.sandbox import standalone, untrusted_runner
 from agent_rft.actors.sandbox.sandbox_config import RUN_LIMITS, runs_config
-from agent_rft.actors.sandbox.sandbox_start import Reports, Sandbox, SandboxFailed, SandboxReport, try_ways
+from agent_rft.actors.sandbox.sandbox_start import (
+    Sandbox,
+    SandboxFailed,
+    SandboxReport,
+    SandboxReportCache,
+    probe_sandbox_methods,
+)
 from tests.support.paths import ROOT
 
 
@@ -65,30 +71,32 @@ def test_a_sandbox_that_lacks_a_protection_runs_nothing_and_is_ended() -> None:
     config = runs_config("namespaces", RUN_LIMITS)
     assert config is not None
     request = untrusted.pack({"files": [], "limits": {}}, [b"1", b""])
-    limits = untrusted_runner.checked(request, RUN_LIMITS.memory_bytes)
+    limits = untrusted_runner.check_request(request, RUN_LIMITS.memory_bytes)
     with pytest.raises(untrusted_runner.NotStarted, match="lacks protections: gravity"):
-        standalone.run_in(config | {"protections": ["gravity"]}, request, limits)
+        standalone.run_in_sandbox(config | {"protections": ["gravity"]}, request, limits)
     with pytest.raises(untrusted_runner.NotStarted, match="No such file"):
-        standalone.run_in(config | {"launch": config["launch"] | {"binds": [["/none", "/none"]]}}, request, limits)
+        standalone.run_in_sandbox(
+            config | {"launch": config["launch"] | {"binds": [["/none", "/none"]]}}, request, limits
+        )
 
 
 def test_without_a_sandbox_the_error_says_what_the_machine_needs() -> None:
     with pytest.raises(
         untrusted_runner.NotStarted, match="namespaces: denied: allow user namespaces, or install bubblewrap"
     ):
-        standalone.config_of(SandboxReport(None, {}, {"namespaces": "denied"}))
+        standalone.make_runner_config(SandboxReport(None, {}, {"namespaces": "denied"}))
 
 
 def test_a_late_sandbox_is_said_to_be_late_and_the_next_run_tries_again() -> None:
     def late(*_: object, **__: object) -> Sandbox:
-        raise SandboxFailed("not loaded within 60 s", late=True)
+        raise SandboxFailed("not loaded within 60 s", is_late=True)
 
-    overloaded, fine = try_ways(late), SandboxReport("namespaces")
+    overloaded, fine = probe_sandbox_methods(late), SandboxReport("namespaces")
     with pytest.raises(untrusted_runner.NotStarted, match=r"not loaded within 60 s.*overloaded; try again") as error:
-        standalone.config_of(overloaded)
+        standalone.make_runner_config(overloaded)
     assert "install" not in str(error.value)
     made = iter([overloaded, fine])
-    reports = Reports(lambda: next(made))
+    reports = SandboxReportCache(lambda: next(made))
     assert [reports.get() for _ in range(3)] == [overloaded, fine, fine]
 
 

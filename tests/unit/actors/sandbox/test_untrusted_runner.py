@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_rft import untrusted
-from agent_rft.actors.sandbox.untrusted_runner import DEFAULTS, MAX_FILES, checked
+from agent_rft.actors.sandbox.untrusted_runner import DEFAULTS, MAX_FILES, check_request
 
 MEMORY = 1 << 30
 
@@ -18,8 +18,8 @@ def request(files: Any = (), limits: Any = None, parts: list[bytes] | None = Non
 
 
 def test_limits_have_defaults_and_upper_bounds() -> None:
-    assert checked(request(), MEMORY) == DEFAULTS
-    assert checked(request(limits={"wall_s": 120, "memory_bytes": MEMORY}), MEMORY)["wall_s"] == 120
+    assert check_request(request(), MEMORY) == DEFAULTS
+    assert check_request(request(limits={"wall_s": 120, "memory_bytes": MEMORY}), MEMORY)["wall_s"] == 120
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_limits_have_defaults_and_upper_bounds() -> None:
 )
 def test_a_limit_beyond_its_bounds_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"limits: {name} must be a number from"):
-        checked(request(limits={name: value}), MEMORY)
+        check_request(request(limits={name: value}), MEMORY)
 
 
 @pytest.mark.parametrize(
@@ -47,26 +47,26 @@ def test_a_limit_beyond_its_bounds_is_refused_by_name(name: str, value: Any) -> 
 )
 def test_a_file_outside_of_the_folder_is_refused(name: Any) -> None:
     with pytest.raises(ValueError, match="files: "):
-        checked(request([name]), MEMORY)
+        check_request(request([name]), MEMORY)
 
 
 def test_files_are_counted() -> None:
-    assert checked(request([f"{number}" for number in range(MAX_FILES)]), MEMORY)
+    assert check_request(request([f"{number}" for number in range(MAX_FILES)]), MEMORY)
     with pytest.raises(ValueError, match="files: there are more than 100"):
-        checked(request([f"{number}" for number in range(MAX_FILES + 1)]), MEMORY)
+        check_request(request([f"{number}" for number in range(MAX_FILES + 1)]), MEMORY)
 
 
 @pytest.mark.parametrize("parts", [[], [b""], [b""] * 3])
 def test_a_request_of_other_parts_than_it_names_is_refused(parts: list[bytes]) -> None:
     with pytest.raises(ValueError, match="the request is malformed"):
-        checked(request(parts=parts), MEMORY)
+        check_request(request(parts=parts), MEMORY)
 
 
 def test_messages_keep_their_parts() -> None:
     parts = [b"", b"\0" * 100_000, b"\xff"]
     message = untrusted.pack({"a": 1}, parts)
     assert untrusted.unpack(message) == ({"a": 1}, parts)
-    packets = list(untrusted.chunks(b"head", message))
+    packets = list(untrusted.split_chunks(b"head", message))
     assert b"".join(packet[5:] for packet in packets) == message
     assert [packet[:5] for packet in packets] == [b"head\0", b"head\1"]
 

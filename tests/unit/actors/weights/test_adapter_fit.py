@@ -31,11 +31,17 @@ def test_an_adapter_of_this_base_fits(tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_a_narrower_base_does_not(tmp_path: Path) -> None:
-    assert find_adapter_problem(*folders(tmp_path, (6, 8))) == f"{MODULE} has size 4, but 8 in the base model"
+    assert (
+        find_adapter_problem(*folders(tmp_path, (6, 8)))
+        == f"{MODULE} has size 4 in the adapter, but 8 in the base model"
+    )
 
 
 def test_one_with_fewer_outputs_does_not_either(tmp_path: Path) -> None:
-    assert find_adapter_problem(*folders(tmp_path, (12, 4))) == f"{MODULE} has size 6, but 12 in the base model"
+    assert (
+        find_adapter_problem(*folders(tmp_path, (12, 4)))
+        == f"{MODULE} has size 6 in the adapter, but 12 in the base model"
+    )
 
 
 def test_what_the_base_names_otherwise_is_left_to_the_engine(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from agent_rft.actors.weights.weight_sync import PublishedWeights, WeightSync, sync_timeout_s
 from agent_rft.errors import EngineFailed
-from agent_rft.trainer.learner.weight_buckets import BucketLayout, LoadedWeights
+from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadResult
 
 LAYOUT: BucketLayout = [("a", "float32", (2,)), ("b", "float32", (1,))]
-WHOLE = LoadedWeights(0.5, (7, 7))
+WHOLE = WeightLoadResult(0.5, (7, 7))
 
 
 class Source:
@@ -42,20 +42,20 @@ async def test_the_learner_s_checksums_are_added_up(published: PublishedWeights)
 async def test_an_engine_one_of_whose_processes_loaded_other_bytes_has_failed(
     sync: WeightSync, published: PublishedWeights
 ) -> None:
-    assert sync.compare(published, WHOLE) == 0.5
-    failed = sync.compare(published, LoadedWeights(0.5, (7, 6)))
+    assert sync.check_loaded_weights(published, WHOLE) == 0.5
+    failed = sync.check_loaded_weights(published, WeightLoadResult(0.5, (7, 6)))
     assert isinstance(failed, EngineFailed)
-    assert failed.message == "its weights differ from the learner's version 3 (checksum)"
+    assert failed.message == "its weights have another checksum than the learner's version 3"
 
 
 async def test_an_engine_whose_parameters_missed_a_tensor_has_failed_if_another_took_it(
     sync: WeightSync, published: PublishedWeights
 ) -> None:
-    missed = LoadedWeights(0.5, (7,), ("b",))
-    assert sync.compare(published, missed) == 0.5, "perhaps this model transforms it"
+    missed = WeightLoadResult(0.5, (7,), ("b",))
+    assert sync.check_loaded_weights(published, missed) == 0.5, "perhaps this model transforms it"
     assert sync.unloaded_tensors == ("b",)
-    assert sync.compare(published, WHOLE) == 0.5
-    failed = sync.compare(published, missed)
+    assert sync.check_loaded_weights(published, WHOLE) == 0.5
+    failed = sync.check_loaded_weights(published, missed)
     assert isinstance(failed, EngineFailed) and failed.message == "it did not load 1 tensors of version 3: b"
 
 

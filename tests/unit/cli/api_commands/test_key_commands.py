@@ -15,7 +15,7 @@ from agent_rft.cli.main import app as main_app
 from agent_rft.errors import UserError
 from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.stores.migration import open_database
-from agent_rft.serve.stores.sealed_secrets import NEW_VARIABLE, VARIABLE, Master
+from agent_rft.serve.stores.sealed_secrets import NEW_VARIABLE, VARIABLE, MasterSecret
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 
 
@@ -123,12 +123,12 @@ def test_the_master_secret_of_the_folder_is_changed_and_not_printed(tmp_path: Pa
     done = keys(tmp_path, "rotate-master")
     after = (tmp_path / "secret.key").read_text()
     assert done.exit_code == 0 and after != before and after.strip() not in done.output
-    assert "0 jobs are encrypted again" in done.stdout and "back it up" in done.stdout
+    assert "headers of 0 jobs are now encrypted" in done.stdout and "back up this file" in done.stdout
 
 
 def test_the_master_secret_of_the_environment_is_changed_by_setting_a_new_one(tmp_path: Path) -> None:
     ServerState(StateLocations(tmp_path), DEFAULT_CONFIG).close()
-    old, new = Master.generated().text, Master.generated().text
+    old, new = MasterSecret.generate().text, MasterSecret.generate().text
     refused = keys(tmp_path, "rotate-master", environment={VARIABLE: old})
     assert f"{NEW_VARIABLE} is not set" in str(refused.exception)
     done = keys(tmp_path, "rotate-master", environment={VARIABLE: old, NEW_VARIABLE: new})

@@ -53,7 +53,7 @@ def run(tmp_path: Path, store: JobStore) -> Iterator[Run]:
 @pytest.mark.parametrize(("status", "raised"), [(404, UserError), (502, ServerUnavailable)])
 def test_a_server_that_is_another_one_is_named_instead_of_shown(status: int, raised: type[RftError]) -> None:
     request = httpx.Request("POST", "http://other.example.com/files?after=x")
-    with pytest.raises(raised, match=f"HTTP {status}: .*http://other.example.com/files does not.*base URL") as error:
+    with pytest.raises(raised, match=f"HTTP {status}: .*http://other.example.com/files is not.*base URL") as error:
         raise_for_status(httpx.Response(status, html="<!DOCTYPE html>\n<p>an error page</p>", request=request))
 
     assert "<" not in error.value.message
@@ -164,7 +164,7 @@ def test_a_key_is_used_without_white_space_and_refused_without_being_shown(sourc
 
 def test_an_answer_that_is_not_json_names_the_base_url() -> None:
     page = httpx.MockTransport(lambda request: httpx.Response(200, html="<p>hello"))
-    said = "http://host/models does not answer as this API does; check the base URL"
+    said = "the response of http://host/models is not in the format of this API; check the base URL"
     with httpx.Client(base_url="http://host", transport=page) as client, pytest.raises(UserError, match=said):
         send_request(client, "GET", "/models")
 
@@ -202,7 +202,7 @@ def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: 
     assert found(None, None, "default", {}) == ("http://profile/v1/", "Bearer k3")
     with pytest.raises(UserError, match="give --api-key, AGENT_RFT_API_KEY"):
         found(None, None, "other", {})
-    with pytest.raises(UserError, match="no profile 'none'"):
+    with pytest.raises(UserError, match="has no profile 'none'"):
         found(None, None, "none", {})
     profiles.write_text("default: http://server/v1\n")
     with pytest.raises(UserError, match="not a valid profiles file"):

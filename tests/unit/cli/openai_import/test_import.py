@@ -127,18 +127,18 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
     ("change", "said"),
     [
         ({"status": "running"}, "has not ended at OpenAI (running)"),
-        ({"status": "cancelled"}, "the job is cancelled at OpenAI"),
+        ({"status": "cancelled"}, "the job's status at OpenAI is cancelled"),
         (
             {"status": "failed", "error": {"code": "bad", "message": "no\x1b[31m rows", "param": None}},
             "bad: no [31m rows",
         ),
-        ({"model": "ft:gpt-4.1-2025-04-14:acme::x"}, "was tuned at OpenAI, which keeps its weights"),
+        ({"model": "ft:gpt-4.1-2025-04-14:acme::x"}, "was tuned at OpenAI, and its weights cannot be downloaded"),
         (
             {"integrations": [{"type": "wandb", "wandb": {"project": "p", "run_id": "r"}}]},
             "wandb is imported; set track",
         ),
         ({"integrations": [{"type": "new"}]}, "a tracker other than wandb is omitted"),
-        ({"seed": 2**31 + 3}, " to 3, since"),
+        ({"seed": 2**31 + 3}, " to 3, because"),
         ({"method": reinforcement(new_setting=1)}, "method.reinforcement.new_setting: omitted"),
         (
             {"method": reinforcement(GRADERS["string_check"].model_dump() | {"strictness": 2})},
@@ -161,7 +161,7 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
                     {"type": "python", "source": "import pandas, os\ndef grade(sample, item): return 1"}
                 )
             },
-            "imports pandas; only numpy",
+            "imports pandas, but only numpy",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_texts_in_parts_are_joined_and_a_long_row_gets_room(api: FakeOpenAI, tmp
     job = checked(tmp_path / "moved")
     rows, _ = read_files(job)
     assert rows["training_file"][0].messages[0]["content"] == "What?\n" + "é " * 40_000
-    assert "were joined in 12 rows" in said
+    assert "were joined into one string in 12 rows" in said
     assert isinstance(job.cluster.context_length, int) and 30_000 < job.cluster.context_length <= 40_960
 
 
@@ -267,7 +267,7 @@ def test_a_file_that_is_gone_is_replaced_by_ones_own_copy(api: FakeOpenAI, tmp_p
 
 def test_a_folder_that_exists_is_left_alone(api: FakeOpenAI, tmp_path: Path) -> None:
     (tmp_path / "moved").mkdir()
-    with pytest.raises(UserError, match="give a folder that does not exist yet"):
+    with pytest.raises(UserError, match="give a new folder with --out"):
         imported(api, tmp_path, recorded(reinforcement()))
 
     assert not api.asked and not list((tmp_path / "moved").iterdir())
@@ -309,7 +309,7 @@ def parsed(name: str, text: str) -> Any:
     [
         ({}, "job.json cannot be read"),
         ({"job.json": "{"}, "does not match OpenAI's API"),
-        ({"job.json": json.dumps(recorded(reinforcement()))}, "train.jsonl is not in the folder"),
+        ({"job.json": json.dumps(recorded(reinforcement()))}, "train.jsonl is not in the export folder"),
         (
             {
                 "job.json": json.dumps(recorded(supervised())),

@@ -116,4 +116,6 @@ def test_the_proposed_model_has_the_size_the_room_and_tools() -> None:
         "8B",
     ]
     assert proposed("gpt-5", 10**9) == "8B", "if none has the room, it is of the right size, and the check says so"
-    assert [model.billions for model in OPEN_MODELS] == sorted(model.billions for model in OPEN_MODELS)
+    assert [model.parameters_in_billions for model in OPEN_MODELS] == sorted(
+        model.parameters_in_billions for model in OPEN_MODELS
+    )

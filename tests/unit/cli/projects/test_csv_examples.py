@@ -25,7 +25,7 @@ def test_columns_are_found_by_name_whatever_the_delimiter(tmp_path: Path, delimi
     lines = ['Expected;kind;"Question"', '2;easy;"What is\n1 + 1?"', "", '"4; or four";easy; What is 2 + 2? ']
     content = mark + "\r\n".join(line.replace(";", delimiter) for line in lines).encode()
     found = read(tmp_path, content)
-    assert (found.question, found.answer, found.own) == ("Question", "Expected", ("kind",))
+    assert (found.question_column, found.answer_column, found.extra_columns) == ("Question", "Expected", ("kind",))
     four = f"4{delimiter} or four"
     assert found.rows == [
         CsvExample("What is\n1 + 1?", "2", {"kind": "easy"}),
@@ -53,19 +53,19 @@ def test_a_repeated_line_is_left_out_and_counted(tmp_path: Path) -> None:
         ("question,answer,a,a\n", r"a \(.*:1\): is the name of two columns"),
         (
             "question,Reference Answer,reference_answer\n",
-            r"reference_answer \(.*:1\): .*the column 'Reference Answer' before it .*\n.*remove or rename one of",
+            r"reference_answer \(.*:1\): .*the column 'Reference Answer'.*\n.*remove or rename one of",
         ),
-        ("question,answer,tools\n", r"tools \(.*:1\): is a key of rows .*\n.*rename the column"),
+        ("question,answer,tools\n", r"tools \(.*:1\): is the name of a key .*\n.*rename the column"),
         (
             "question,answer\nWhat?,2\nWho?,a,b\n",
             r"line \(.*:3\): has 3 values, but the first line names 2 columns.*\n.*double quotes",
         ),
         ('question,answer\n"a\nb",2\n,3\n', r"question \(.*:4\): is empty"),
         ("question,answer\nWhat?, \n", r"answer \(.*:2\): is empty"),
-        ("question,answer\nWhat?,2\nWHAT?,3\n", r"answer \(.*:3\): the same question has another answer at line 2"),
+        ("question,answer\nWhat?,2\nWHAT?,3\n", r"answer \(.*:3\): the same question has a different answer at line 2"),
         ('question,answer\n"What?,2\n', r"questions.csv:2 is not CSV: .*close each quoted value"),
         ("question,answer\nWhat?," + "x" * (MAX_FIELD_CHARS + 1), r"questions.csv:2 is not CSV: field larger"),
-        ("question,answer".encode("utf-16"), r"is UTF-16: save it as UTF-8"),
+        ("question,answer".encode("utf-16"), r"is UTF-16: save the file as UTF-8"),
         ("question,answer\nö,1\n".encode("latin-1"), r"questions.csv:2 is not UTF-8 text"),
         ("question,answer\n" + "x,\n" * 100, r"cannot become rows \(1 more are not shown\)"),
         (",".join(["question", "answer", *map(str, range(99))]) + "\n", r"the file has 101 columns"),
@@ -105,7 +105,7 @@ def test_rows_of_one_group_stay_together() -> None:
     with pytest.raises(UserError, match="only 2 different values of 'group'"):
         split_rows([{"group": i % 2} for i in range(10)])
     with pytest.raises(
-        UserError, match="only 2 different examples: training, validation and test need at least one each"
+        UserError, match="only 2 different examples: give at least one each for training, validation and test"
     ):
         split_rows([{}, {}])
 
@@ -113,7 +113,7 @@ def test_rows_of_one_group_stay_together() -> None:
 NUMBER = {"type": "integer", "minimum": 3}
 ADD = ProjectTool("add", "Adds.", {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]})
 NOW = ProjectTool("now", "", {"type": "object", "properties": {}, "additionalProperties": False})
-DELETE = ProjectTool("delete", "", {"type": "object", "properties": {}}, changes=True)
+DELETE = ProjectTool("delete", "", {"type": "object", "properties": {}}, may_change_data=True)
 
 
 def test_made_up_rows_ask_for_calls_that_the_schema_allows_and_that_change_nothing() -> None:

@@ -79,9 +79,11 @@ def test_each_operation_becomes_a_tool_without_references(tmp_path: Path, as_jso
         "required": ["petId"],
         "additionalProperties": False,
     }
-    assert (get.method, get.path, get.tool.changes) == ("GET", "/pets/{petId}", False)
-    assert get.places == {"petId": "path", "fields": "query", "X-Page": "header"}, "tokens are the server's matter"
-    assert put.tool.changes and put.tool.parameters["required"] == ["petId", "body"]
+    assert (get.method, get.path, get.tool.may_change_data) == ("GET", "/pets/{petId}", False)
+    assert get.argument_places == {"petId": "path", "fields": "query", "X-Page": "header"}, (
+        "tokens are the server's matter"
+    )
+    assert put.tool.may_change_data and put.tool.parameters["required"] == ["petId", "body"]
     assert put.tool.parameters["properties"]["body"] == {
         "type": "object",
         "required": ["name"],
@@ -114,7 +116,10 @@ OTHERS = "such as --tool|each with --tool"
             changed("get_pet", "pets.get"),
             r"get.operationId \(.*:9\): 'pets.get' is not a valid name.*\n.*write pets_get",
         ),
-        (changed("put_pet", "get_pet"), r"put.operationId \(.*:17\): 'get_pet' is also the name of get /pets/{petId}"),
+        (
+            changed("put_pet", "get_pet"),
+            r"put.operationId \(.*:17\): 'get_pet' is also the operationId of get /pets/{petId}",
+        ),
         (
             changed(
                 "        tag: {$ref: '#/components/schemas/Tag'}", "        tag: {$ref: '#/components/schemas/Pet'}"
@@ -135,7 +140,7 @@ OTHERS = "such as --tool|each with --tool"
         ),
         (
             changed("name: fields, in: query, schema", "in: query, schema"),
-            r"parameters\[1\] \(.*:7\): .*needs a string as `name`",
+            r"parameters\[1\] \(.*:7\): .*must have a string as `name`",
         ),
         (changed("type: array, items", "type: arr, items"), r"its arguments at \$.properties.fields.*"),
         (
@@ -153,7 +158,7 @@ OTHERS = "such as --tool|each with --tool"
         (changed("/pets/{petId}", "404"), r"paths.404.get \(.*:8\): .*its path '404' .*\n.*begin the path with /"),
         (
             changed("name: fields, in: query, schema", "name: [q], in: query, schema"),
-            r"parameters\[1\] .*needs a string as `name`",
+            r"parameters\[1\] .*must have a string as `name`",
         ),
         (
             changed("name: fields, in: query, schema", "name: q, in: [query], schema"),
@@ -204,10 +209,10 @@ def with_text(at: str) -> str:
 @pytest.mark.parametrize(
     ("at", "said"),
     [
-        ('"summary": ""', r"paths./0.get.summary has a lone"),
-        ('"https://a.example"', r"servers\[0\].url has a lone"),
-        ('["b"', r"paths./0.get.parameters\[0\].schema.enum\[0\] has a lone"),
-        ('"/0"', r"paths has a lone surrogate, such as \\ud800: write complete characters"),
+        ('"summary": ""', r"paths./0.get.summary contains a lone"),
+        ('"https://a.example"', r"servers\[0\].url contains a lone"),
+        ('["b"', r"paths./0.get.parameters\[0\].schema.enum\[0\] contains a lone"),
+        ('"/0"', r"paths contains a lone surrogate, such as \\ud800: write complete characters"),
     ],
 )
 def test_half_of_a_surrogate_pair_is_refused_with_its_place(tmp_path: Path, at: str, said: str) -> None:
@@ -234,11 +239,11 @@ EXPLODING["paths"]["/0"]["get"]["parameters"] = [
     [
         ("swagger: '2.0'\npaths: {}", r"is Swagger 2.0: convert it"),
         ("- 1", r"is not an OpenAPI document: `openapi` must be 3.0 or 3.1"),
-        ("openapi: 3.1.0", r"has no `paths`"),
+        ("openapi: 3.1.0", r"has no key `paths`"),
         ("openapi: 3.1.0\npaths: {/a: {description: b}}", r"has no operations below `paths`"),
         ("openapi: 3.1.0\npaths: [", r"api.yaml:3 is not valid YAML"),
         ('{"openapi": "3.1.0",\n"paths": }', r"api.yaml:2 is not valid JSON"),
-        ("a: &a [1]\nb: *a", r"api.yaml:2 has an alias \(\*a\)"),
+        ("a: &a [1]\nb: *a", r"api.yaml:2 has an unsupported YAML alias \(\*a\)"),
         ("[" * 100_000, r"nested too deeply"),
         ("a: " + "[" * 100_000, r"api.yaml:1 is nested more than 200 levels deep"),
         ("a: \0", r"is neither JSON nor YAML"),
@@ -257,7 +262,7 @@ def test_what_is_no_description_of_an_api_is_refused_in_bounded_time(tmp_path: P
 def test_one_operation_of_a_large_document_can_be_chosen(tmp_path: Path) -> None:
     (chosen,) = read(tmp_path, operations(5_000), "get_4999").operations
     assert chosen.path == "/4999"
-    with pytest.raises(UserError, match=r"--tool nothing: .* has no such operation; it has: get_0, get_1"):
+    with pytest.raises(UserError, match=r"--tool nothing: .* has no such operation; available: get_0, get_1"):
         read(tmp_path, operations(2), "nothing")
 
 
@@ -304,7 +309,7 @@ def test_a_document_is_fetched_from_a_url_within_bounds() -> None:
         api = read_api(f"{url}/api.yaml?key=secret")
         assert api.url == f"{url}/v1", "a relative address is that of the document's server"
         for path, said in (
-            ("/moved", "HTTP 302 Found; give the URL that it redirects to"),
+            ("/moved", "HTTP 302 Found; give the URL of the redirect"),
             ("/none", "HTTP 404 Not Found; check the URL, or save the file yourself"),
             ("/large", "larger than (the limit of )?8,388,608 bytes"),
         ):

@@ -132,7 +132,7 @@ def test_a_project_of_an_api_forwards_calls_and_changes_nothing_unasked(tmp_path
             *(call("get_pet", {"petId": name}) for name in ("none", "busy", "moved", "large", "..", "a\ud800")),
             call("put_pet", {"petId": "a", "body": {"name": "Rex"}}),
         )
-    assert "tools that may change data, which the server calls only with API_CHANGES=1: put_pet" in said
+    assert "tools that may change data; the server calls them only with API_CHANGES=1: put_pet" in said
     check_files(tmp_path / "pets", 30)
     assert got[0] == [200, json.dumps({"output": '{"name": "Rex"}'}, separators=(",", ":"))]
     assert [status for status, _ in got[1:]] == [404, 429, 502, 413, 422, 422, 409]

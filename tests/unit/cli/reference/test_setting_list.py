@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from agent_rft.cli.reference.editor_schemas import MODELS
-from agent_rft.cli.reference.setting_list import DocumentedSetting, all_settings, sections
+from agent_rft.cli.reference.setting_list import DocumentedSetting, list_sections, list_settings
 from agent_rft.spec.job import JobSpec
 from tests.support.builders import raw_job
 
-BY_PATH = {(setting.file, setting.path): setting for setting in all_settings()}
+BY_PATH = {(setting.file, setting.path): setting for setting in list_settings()}
 
 
 def setting(path: str, file: str = "job") -> DocumentedSetting:
@@ -20,8 +20,8 @@ def setting(path: str, file: str = "job") -> DocumentedSetting:
 
 
 def test_each_setting_is_listed_once() -> None:
-    assert len(BY_PATH) == len(all_settings()) > 150
-    assert {setting.file for setting in all_settings()} == set(MODELS)
+    assert len(BY_PATH) == len(list_settings()) > 150
+    assert {setting.file for setting in list_settings()} == set(MODELS)
 
 
 def test_a_setting_says_what_may_be_written() -> None:
@@ -46,11 +46,11 @@ def test_graders_are_told_apart_by_their_type() -> None:
 
 def test_sections_hold_all_settings_below_their_own() -> None:
     for file in MODELS:
-        paths = {section.path for section in sections(file)}
+        paths = {section.path for section in list_sections(file)}
         assert "" in paths
         of_sections = {re.sub(r"(\[\w*\]|\.NAME)$", "", path) for path in paths - {""}}
         assert of_sections <= {path for of, path in BY_PATH if of == file}
-        assert all(section.description for section in sections(file))
+        assert all(section.description for section in list_sections(file))
 
 
 @pytest.mark.parametrize("name", ["limits", "reward", "algorithm", "hyperparameters"])

@@ -115,7 +115,7 @@ def test_options_that_do_not_fit_the_model_are_problems_of_their_fields(
     ("leaves_out", "code", "message"),
     [
         ("{%- set tools = none -%}", "tools_not_in_prompt", "does not show the tool find_order"),
-        (NO_SYSTEM, "message_not_in_prompt", "with the role system"),
+        (NO_SYSTEM, "message_not_in_prompt", "whose role is system"),
     ],
 )
 async def test_what_a_template_leaves_out_is_a_problem_of_each_row(

@@ -32,7 +32,13 @@ from agent_rft.cluster.checks.schema_examples import make_example
 from agent_rft.cluster.planning.model_folder import ModelFolder, read_sizes
 from agent_rft.cluster.planning.plan_nodes import HEADROOM, Node
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.run.actor_configs import learner_config, model_files, print_plan, weight_sync, worker_config
+from agent_rft.cluster.run.actor_configs import (
+    create_weight_sync,
+    learner_config,
+    model_files,
+    print_plan,
+    worker_config,
+)
 from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.job_file import load_job, read_job
 from agent_rft.spec.model_options import LoraSpec
@@ -112,7 +118,7 @@ class Case:
     def began(self, prepared: CheckedJob) -> RecordedRun:
         """A run that has begun with this job."""
         run = RunFolder(self.folder / "run")
-        run.write_job(prepared.job, prepared.plan, prepared.record())
+        run.write_job(prepared.job, prepared.plan, prepared.values_to_record())
         return RecordedRun.load(run)
 
     async def warnings(self) -> tuple[str, ...]:
@@ -210,7 +216,7 @@ def printed(prepared: CheckedJob) -> str:
 async def test_the_learner_gets_the_size_of_micro_batches_that_fits(case: Case) -> None:
     prepared = await case.prepare()
     assert prepared.job.cluster.micro_batch_tokens == "auto" and micro_batches(prepared) == 8192
-    assert "cluster.micro_batch_tokens: auto is 8192 (8,192 or the context of 2,048 tokens" in printed(prepared)
+    assert "cluster.micro_batch_tokens: auto is 8192 (8,192 tokens or the context length of 2,048" in printed(prepared)
     case.nodes = [small(5120)]
     assert micro_batches(await case.prepare()) == 5120
     case.job = {"cluster": {"micro_batch_tokens": 3000}}
@@ -224,7 +230,7 @@ async def test_a_resumed_run_keeps_its_micro_batches_while_they_fit(case: Case) 
     began = case.began(await case.prepare())
     case.nodes = [NODE]
     kept = await case.prepare(began=began)
-    assert (micro_batches(kept), kept.choices, kept.changes, kept.layout_changes) == (5120, (), (), ())
+    assert (micro_batches(kept), kept.choices, kept.setting_changes, kept.layout_changes) == (5120, (), (), ())
     assert "context 2048 tokens, micro-batches of 5120 tokens" in printed(kept)
     case.nodes = [small(4096)]
     smaller = await case.prepare(began=began)
@@ -233,7 +239,7 @@ async def test_a_resumed_run_keeps_its_micro_batches_while_they_fit(case: Case) 
     case.job = {"cluster": {"micro_batch_tokens": 2048}}
     given = await case.prepare(began=began)
     assert micro_batches(given) == 2048
-    assert given.changes == (SettingDifference("cluster.micro_batch_tokens", "2048", "5120"),)
+    assert given.setting_changes == (SettingDifference("cluster.micro_batch_tokens", "2048", "5120"),)
 
 
 async def test_a_resumed_run_whose_layout_no_longer_fits_gets_another_and_reports_both(case: Case) -> None:
@@ -246,7 +252,7 @@ async def test_a_resumed_run_whose_layout_no_longer_fits_gets_another_and_report
     assert change.setting == "cluster"
     assert change.old.startswith("2 engines of 1 GPU and 2 learner ranks, ZeRO stage 0")
     assert change.new.startswith("1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")
-    assert "cluster: is 1 engine of 1 GPU and 1 learner rank" in printed(resumed)
+    assert "cluster is 1 engine of 1 GPU and 1 learner rank" in printed(resumed)
 
 
 async def test_a_run_that_began_with_a_number_keeps_it(case: Case) -> None:
@@ -255,7 +261,7 @@ async def test_a_run_that_began_with_a_number_keeps_it(case: Case) -> None:
     for cluster in ({}, {"micro_batch_tokens": "auto"}):
         case.job = {"cluster": cluster}
         kept = await case.prepare(began=began)
-        assert (micro_batches(kept), kept.changes) == (3000, ())
+        assert (micro_batches(kept), kept.setting_changes) == (3000, ())
 
 
 @pytest.mark.parametrize(
@@ -290,11 +296,11 @@ async def test_with_lora_engines_have_slots_for_its_adapters_which_go_through_th
     case.job = {"cluster": {"weight_transport": "broadcast"}}
     prepared = await case.prepare()
     assert worker_config(prepared, [], None, None).engine.lora is None
-    assert isinstance(weight_sync(prepared, source), BroadcastSync)
+    assert isinstance(create_weight_sync(prepared, source), BroadcastSync)
     case.reinforcement = {"algorithm": {"lora": {"rank": 8, "alpha": 16, "targets": ["q_proj"]}}}
     prepared = await case.prepare()
     assert worker_config(prepared, [], None, None).engine.lora == AdapterConfig(8, 16.0, ("q_proj",))
-    assert type(weight_sync(prepared, source)) is WeightSync
+    assert type(create_weight_sync(prepared, source)) is WeightSync
 
 
 async def test_early_stop_needs_a_validation_file(case: Case) -> None:
@@ -310,7 +316,7 @@ async def test_a_patience_that_is_never_used_up_gives_a_warning(case: Case) -> N
     case.reinforcement = {"early_stop": {"patience": 3}, "hyperparameters": {"n_epochs": 5, "eval_interval": 2}}
     case.job = {"validation_file": case.write("validation.jsonl", [row("new question?")])}
     [warning] = (await case.prepare()).warnings
-    assert "it has 3, one every 2 steps" in warning
+    assert "it has only 3 (one every 2 steps)" in warning
 
 
 async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> None:
@@ -320,10 +326,10 @@ async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> No
         "hyperparameters": {"reasoning_effort": "low"},
     }
     case.job = {"test_file": case.write("test.jsonl", [row(), row("new question?")])}
-    shared, unused, thoughts = await case.warnings()
+    shared, unused, reasoning = await case.warnings()
     assert "1 of 2 rows are also in the training file" in shared
     assert "'grep'" in unused
-    assert "cannot be limited" in thoughts
+    assert "cannot be limited" in reasoning
     assert case.tool.received[-1].body["name"] == "cat"
 
 
@@ -498,7 +504,7 @@ async def test_a_job_that_began_with_a_schema_above_todays_caps_goes_on_with_a_w
     assert (problem.code, problem.field) == ("schema_too_large", "training_file.tools[0].function.parameters")
     assert "$.properties.path.minLength: is 1,000,000,000; at most 10,000 are allowed" in problem.message
     prepared = await case.prepare(accepted=True)
-    assert any("minLength" in warning and "this one continues" in warning for warning in prepared.warnings)
+    assert any("minLength" in warning and "this job continues" in warning for warning in prepared.warnings)
 
 
 async def test_a_pattern_that_a_grammar_cannot_express_is_refused_only_beside_a_response_format(case: Case) -> None:
@@ -626,10 +632,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
         (
             index_of_two,
             "corrupt_weights",
-            "model-00002.safetensors is listed in model.safetensors.index.json but missing",
+            "model-00002.safetensors is listed in model.safetensors.index.json but is missing",
         ),
         (without(*TOKENIZER_FILES), "not_a_model", "has no tokenizer"),
-        (cut("tokenizer.json", 50), "not_a_model", "its tokenizer"),
+        (cut("tokenizer.json", 50), "not_a_model", "the tokenizer cannot be read"),
         (without("chat_template.jinja"), "no_chat_template", "no chat template"),
         (replaced("chat_template.jinja", ("{%- for", "{%- each")), "template_syntax", "line 1 of the chat template"),
     ],
@@ -739,8 +745,8 @@ async def test_a_tool_that_is_not_running_is_named_with_its_url(case: Case) -> N
     assert problem.code == "tool_failed"
     assert url in problem.message
     assert "refused" in problem.message.lower()
-    assert "check that it is running" in problem.fix
-    assert "check that it is running" not in problem.message
+    assert "check that the endpoint is running" in problem.fix
+    assert "check that the endpoint is running" not in problem.message
 
 
 async def test_first_calls_are_made_in_a_session_that_is_ended(case: Case) -> None:
@@ -976,7 +982,7 @@ async def test_too_few_nodes_are_a_problem_unless_the_operator_lets_jobs_wait_fo
     case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
     (warning,) = await case.warnings()
     assert warning.startswith("the job needs 2 cores")
-    assert warning.endswith("the cluster has 1; the job waits for nodes")
+    assert warning.endswith("but the cluster has 1; the job waits until nodes join")
 
 
 async def test_shared_memory_is_not_checked_if_the_job_waits_for_the_nodes_of_its_engines(case: Case) -> None:
@@ -1023,7 +1029,7 @@ async def test_a_resumed_run_waits_for_the_nodes_of_its_layout(case: Case) -> No
     case.operator = LOCAL.model_copy(update={"wait_for_nodes_s": 60.0})
     resumed = await case.prepare(began=began)
     assert (resumed.placement.engines, resumed.placement.engine_gpus) == (2, 1)
-    assert any("waits for nodes" in warning for warning in resumed.warnings)
+    assert any("waits until nodes join" in warning for warning in resumed.warnings)
 
 
 async def test_too_little_memory_is_refused(case: Case) -> None:

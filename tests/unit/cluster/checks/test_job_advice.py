@@ -52,7 +52,7 @@ def test_many_epochs_over_a_few_rows_are_told() -> None:
 def test_a_warm_up_that_never_ends_is_told() -> None:
     algorithm = {"algorithm": {"warm_up_steps": PLAN.steps}}
     (warning,) = told(rows("a", "b"), algorithm)
-    assert warning.startswith(f"algorithm.warm_up_steps: with {PLAN.steps} steps, the learning rate still rises")
+    assert warning.startswith(f"algorithm.warm_up_steps: with {PLAN.steps} steps, the learning rate is still rising")
     assert told(rows("a", "b"), algorithm, steps=PLAN.steps + 1) == []
 
 
@@ -117,8 +117,8 @@ def test_calls_that_may_outlast_their_rollout_are_told() -> None:
     of_tool, of_grader = told(offered, reinforcement)
     assert of_tool == (
         "method.reinforcement.tools[0].timeout_s: 18000 s is longer than limits.rollout_timeout_s (600 s), so a "
-        "rollout with such a call is discarded; set limits.rollout_timeout_s to more than 18000, or lower timeout_s "
-        "[short_rollout_timeout]"
+        "rollout with a call that takes this long is discarded; set limits.rollout_timeout_s to more than 18000, or "
+        "lower timeout_s [short_rollout_timeout]"
     )
     assert of_grader.startswith("method.reinforcement.grader.graders.mine.timeout_s: 3601 s is longer than the 3600 s")
     assert "more than 601" in of_grader

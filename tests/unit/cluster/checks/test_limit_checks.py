@@ -24,7 +24,7 @@ def test_a_look_before_training_with_too_many_rollouts_is_refused(tmp_path: Path
     training.write_text("{}\n" * 250)
     assert check_row_limits(limits, training, None) == check_row_limits(limits, training, None, 4) == []
     (problem,) = check_row_limits(limits, training, None, 5)
-    assert problem.message == "5 samples of 250 rows are 1,250 rollouts, but the operator's limit is 1,000"
+    assert problem.message == "5 samples of each of 250 rows are 1,250 rollouts, but the operator's limit is 1,000"
     assert (problem.code, problem.field) == ("over_limit", "samples") and "fewer samples" in problem.fix
 
 

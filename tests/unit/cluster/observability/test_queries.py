@@ -6,8 +6,8 @@ import pytest
 
 from agent_rft.cluster.observability.dashboards.queries import (
     MetricQuery,
-    gauge,
     panel,
+    query_gauge,
     query_mean,
     query_quantile,
     query_rate,
@@ -16,7 +16,7 @@ from agent_rft.cluster.observability.promql import samples
 
 
 def test_a_panel_of_one_metric_has_its_label_unit_and_help() -> None:
-    shown = panel(gauge("checkpoint_bytes"))
+    shown = panel(query_gauge("checkpoint_bytes"))
     assert (shown.title, shown.unit, shown.about) == (
         "Checkpoint size",
         "bytes",
@@ -32,13 +32,13 @@ def test_a_panel_of_several_metrics_names_each_in_legend_and_description() -> No
 
 
 def test_legends_name_the_job_on_a_page_of_many() -> None:
-    shown = panel(gauge("version"), many_jobs=True)
+    shown = panel(query_gauge("version"), many_jobs=True)
     assert [query.legend for query in shown.queries] == ["{{job}}"]
     assert query_quantile(0.95, "rollout_tokens/train/<kind>").legend(many_jobs=True) == "p95 {{kind}} {{job}}"
 
 
 def test_a_baseline_is_a_dashed_line() -> None:
-    shown = panel(gauge("train_mean_reward"), dashed=(gauge("baseline_valid_mean_reward"),), title="Reward")
+    shown = panel(query_gauge("train_mean_reward"), dashed=(query_gauge("baseline_valid_mean_reward"),), title="Reward")
     assert [(query.legend, query.dashed) for query in shown.queries] == [("train", False), ("baseline", True)]
     assert "- baseline: Mean reward over the validation file before training." in shown.about
 
@@ -54,11 +54,11 @@ def test_placeholders_become_labels_of_the_query_and_fixed_values_conditions() -
     ("query", "unit"),
     [
         (query_rate("endpoint/<endpoint>/bytes_in"), "Bps"),
-        (gauge("clipped_share"), "percentunit"),
-        (gauge("learning_rate"), "sci"),
-        (gauge("grad_norm"), "none"),
+        (query_gauge("clipped_share"), "percentunit"),
+        (query_gauge("learning_rate"), "sci"),
+        (query_gauge("grad_norm"), "none"),
         (query_mean("time_wait_s"), "s"),
-        (gauge("engine_slots"), "short"),
+        (query_gauge("engine_slots"), "short"),
     ],
 )
 def test_a_query_is_shown_in_the_unit_of_its_metric(query: MetricQuery, unit: str) -> None:
@@ -67,17 +67,17 @@ def test_a_query_is_shown_in_the_unit_of_its_metric(query: MetricQuery, unit: st
 
 def test_queries_that_prometheus_cannot_answer_are_refused() -> None:
     with pytest.raises(KeyError, match="made_up"):
-        gauge("made_up")
+        query_gauge("made_up")
     with pytest.raises(ValueError, match="not a counter"):
         query_rate("grad_norm")
     with pytest.raises(ValueError, match="histogram"):
-        gauge("time_step_s")
+        query_gauge("time_step_s")
     with pytest.raises(ValueError, match="file"):
         samples("tool/<tool>/calls_mean")
 
 
 def test_panels_of_metrics_with_different_units_or_without_a_title_are_refused() -> None:
-    with pytest.raises(ValueError, match="one unit"):
-        panel(gauge("loss"), query_mean("time_step_s"), title="Loss and time")
+    with pytest.raises(ValueError, match="a single unit"):
+        panel(query_gauge("loss"), query_mean("time_step_s"), title="Loss and time")
     with pytest.raises(ValueError, match="needs a title"):
-        panel(gauge("loss"), gauge("grad_norm"))
+        panel(query_gauge("loss"), query_gauge("grad_norm"))

@@ -37,8 +37,8 @@ def test_a_tiny_models_cache_has_the_planned_size(tmp_path: Path, name: str) -> 
     with torch.no_grad():
         layers = model(torch.arange(TOKENS)[None], use_cache=True).past_key_values.layers
     measured = sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
-    one_less = shape.cache.window_layers * shape.cache.width * 4
-    assert shape.cache.sequence_bytes(TOKENS, 4) == measured + one_less
+    one_less = shape.cache_shape.window_layers * shape.cache_shape.width * 4
+    assert shape.cache_shape.sequence_bytes(TOKENS, 4) == measured + one_less
 
 
 def test_a_token_uses_only_its_experts(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ UNKNOWN = replace(TWO_GPUS, memory_bytes=None, gpu_memory_bytes=None)
 def request(node: Node, model: ModelShape, context: int, recorded: int | None = None, **cluster: Any) -> PlanRequest:
     """A job that trains all weights without offload."""
     made = job({"algorithm": {"lora": "off"}}, cluster={"offload": "none"} | cluster)
-    return PlanRequest(made, (node,), model, context, recorded=RecordedLayout(recorded))
+    return PlanRequest(made, (node,), model, context, recorded_layout=RecordedLayout(recorded))
 
 
 def size_of(plan: ClusterPlan) -> int:
@@ -52,7 +52,7 @@ def test_a_small_model_with_a_short_context_fits_a_machine_with_24_gib() -> None
     plan = plan_cluster(request(CORES_24, SMOLLM2_135M, 256))
     (choice,) = chosen(plan)
     assert plan.fits and choice.value == 7168
-    assert "as much as memory allows" in str(choice)
+    assert "as many as memory allows" in str(choice)
     refused = plan_cluster(request(CORES_24, SMOLLM2_135M, 256, micro_batch_tokens=8192))
     assert "23.0 GiB of memory are needed" in refused.problems[0].message
     assert refused.problems[0].fix == "set cluster.micro_batch_tokens to auto"
@@ -88,7 +88,7 @@ def test_a_job_that_fits_with_no_size_is_refused_with_fixes_that_help() -> None:
 
 
 def test_a_run_that_only_grades_has_no_micro_batches() -> None:
-    plan = plan_cluster(replace(request(CORES_24, SMOLLM2_135M, 256), learner=False))
+    plan = plan_cluster(replace(request(CORES_24, SMOLLM2_135M, 256), trains=False))
     assert plan.choices == () and RecordedLayout.from_placement(plan.placement) == RecordedLayout(None)
 
 
@@ -96,7 +96,7 @@ def test_a_plan_prints_the_size_with_its_reason() -> None:
     made = request(CORES_24, SMOLLM2_135M, 256)
     console = Console(record=True, width=400, file=io.StringIO())
     assert plan_and_print(console, made, smallest=False, as_json=False)
-    assert "cluster.micro_batch_tokens: auto is 7168 (as much as memory allows" in console.export_text()
+    assert "cluster.micro_batch_tokens: auto is 7168 (as many as memory allows" in console.export_text()
     assert plan_and_print(console, made, smallest=False, as_json=True)
     assert json.loads(console.export_text())["micro_batch_tokens"] == 7168
 

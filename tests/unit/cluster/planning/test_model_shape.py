@@ -39,7 +39,7 @@ def test_sizes_that_old_configs_leave_out_follow_from_the_others() -> None:
 
 
 def test_a_config_without_a_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="hidden_size, vocab_size must be an integer"):
+    with pytest.raises(ValueError, match="missing or not an integer: hidden_size, vocab_size"):
         read_shape(SIZES | {"hidden_size": None, "vocab_size": "50"}, 1000)
 
 

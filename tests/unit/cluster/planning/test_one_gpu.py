@@ -1,4 +1,4 @@
-"""One GPU: engine and rank share it, both at once if they fit, else they take turns."""
+"""One GPU that engine and rank share: concurrently if both fit, else by time-sharing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_fits_at_once_shares_the_memory() -> None:
     assert "both run concurrently" in str(describe_sharing(plan.placement))
 
 
-def test_what_does_not_fit_at_once_takes_turns() -> None:
+def test_engine_and_rank_that_do_not_fit_together_time_share_the_gpu() -> None:
     plan = planned(replace(ONE_24, gpu_memory_bytes=18 * GIB), QWEN2_5_HALF_B)
     engine, rank = plan.assignments
     assert plan.fits and plan.placement.takes_turns and engine.memory is not None and rank.memory is not None
@@ -80,13 +80,13 @@ def test_of_two_gpus_each_has_one_unless_the_job_shares_them() -> None:
 
 def test_a_supervised_job_or_one_that_only_grades_shares_nothing() -> None:
     supervised = PlanRequest(job(method={"type": "supervised"}), (ONE_24,), QWEN2_5_HALF_B, 4096)
-    grades = replace(request(ONE_24, QWEN2_5_HALF_B), learner=False)
+    grades = replace(request(ONE_24, QWEN2_5_HALF_B), trains=False)
     for made in (supervised, grades):
         assert lay_out(made).fits and not lay_out(made).placement.colocated
 
 
 @pytest.mark.parametrize("gpu_bytes", [None, 24 * GIB])
-def test_without_known_sizes_it_is_by_turns(gpu_bytes: int | None) -> None:
+def test_without_known_sizes_the_gpu_is_time_shared(gpu_bytes: int | None) -> None:
     model = None if gpu_bytes else QWEN2_5_HALF_B
     assert planned(replace(ONE_24, gpu_memory_bytes=gpu_bytes), model).placement.takes_turns
 
@@ -164,7 +164,7 @@ def test_the_first_fix_of_a_refused_plan_leads_to_one_that_is_accepted(
         assert said == {"; or ".join(map(str, fixes)) or NONE_FOUND}
 
 
-def test_changes_of_turns_take_time_in_the_cost_of_a_step() -> None:
+def test_changes_of_the_gpu_lease_take_time_in_the_cost_of_a_step() -> None:
     made = request(replace(ONE_24, gpu_memory_bytes=18 * GIB), QWEN2_5_HALF_B)
     plan = plan_cluster(made)
     cost = estimate_step(made, plan)

@@ -198,7 +198,7 @@ def test_a_supervised_job_and_one_that_grades_use_all_gpus() -> None:
     cluster = tuple(CLUSTERS["8 x 80"])
     supervised = lay_out(PlanRequest(job(method={"type": "supervised"}), cluster, MODELS["8B"], CONTEXT)).placement
     assert (supervised.engines, supervised.learner_ranks) == (0, 8)
-    graded = lay_out(replace(request("8B", "8 x 80"), learner=False)).placement
+    graded = lay_out(replace(request("8B", "8 x 80"), trains=False)).placement
     assert (graded.engines, graded.learner_ranks) == (8, 0)
 
 
@@ -214,7 +214,7 @@ def test_weights_are_not_divided_among_ranks_if_layers_have_a_state() -> None:
 
 
 def test_a_model_without_adapters_is_offloaded_instead() -> None:
-    plan = lay_out(replace(request("4B", "1 x 80"), has_adapters=False))
+    plan = lay_out(replace(request("4B", "1 x 80"), can_use_lora=False))
     assert plan.fits and plan.placement.lora is None and plan.placement.offload == "optimizer"
 
 
@@ -246,16 +246,16 @@ def test_the_plan_says_what_was_chosen_and_why() -> None:
     assert found["cluster"].startswith("cluster: auto is 1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")
     lora = found["method.reinforcement.algorithm.lora"]
     assert "auto is rank 32 (training all 8.19B parameters needs" in lora
-    assert "on a GPU of 80.0 GiB; set it to off to require that)" in lora
+    assert "but a GPU has 80.0 GiB; set lora to off to train all)" in lora
     assert "method.reinforcement.algorithm.lora" not in reasons(lay_out(request("0.6B", "2 x 80")))
 
 
 def test_a_recorded_layout_is_kept_while_it_fits() -> None:
     first = lay_out(request("8B", "2 x 80", {}))
     recorded = RecordedLayout.from_placement(first.placement)
-    larger = replace(request("8B", "8 x 80", {}), recorded=recorded)
+    larger = replace(request("8B", "8 x 80", {}), recorded_layout=recorded)
     assert RecordedLayout.from_placement(lay_out(larger).placement) == recorded
-    smaller = replace(request("8B", "1 x 80", {}), recorded=recorded)
+    smaller = replace(request("8B", "1 x 80", {}), recorded_layout=recorded)
     assert plan_cluster(smaller).fits and plan_cluster(smaller).placement.colocated
 
 
@@ -264,7 +264,7 @@ def test_gpus_that_other_jobs_hold_are_left_out_if_the_job_fits_on_the_others() 
     half = replace(request("8B", "8 x 80"), nodes=(replace(node, held_gpus=4),))
     plan = lay_out(half)
     assert plan.fits and total_resources(plan.placement)[0] == 4
-    assert "4 of 4 GPUs, others hold 4" in reasons(plan)["cluster"]
+    assert "4 of 4 GPUs, other jobs hold 4" in reasons(plan)["cluster"]
 
 
 def test_cores_that_other_jobs_hold_are_left_out_too() -> None:

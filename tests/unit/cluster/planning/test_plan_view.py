@@ -37,7 +37,7 @@ def test_the_examples_job_fits_on_two_small_nodes() -> None:
     assert engine["cached_sequences"] == 64 + 16
     assert engine["memory_bytes"]["cache"] == 80 * 2048 * 2 * 2 * 5 * 32 * 4
     assert engine["memory_bytes"]["weights"] == rank["memory_bytes"]["gradients"] == 4 * 560_608
-    assert [node["taken_bytes"] < 4 * GIB for node in found["nodes"]] == [True, True]
+    assert [node["used_bytes"] < 4 * GIB for node in found["nodes"]] == [True, True]
 
 
 def test_the_tables_show_what_does_not_fit() -> None:
@@ -45,8 +45,10 @@ def test_the_tables_show_what_does_not_fit() -> None:
     print_cluster_plan(console, plan_cluster(read_request(LEDGER / "job.yaml", TWO[:1])))
     text = console.export_text()
     assert "not placed" in text
-    assert "the job needs 2 cores (engines 1 x 1, learner ranks 1 x 1), the cluster has 1 [too_few_resources]" in text
-    assert "it fits" not in text
+    assert (
+        "the job needs 2 cores (engines 1 x 1, learner ranks 1 x 1), but the cluster has 1 [too_few_resources]" in text
+    )
+    assert "the job fits" not in text
 
 
 def test_a_job_with_mistakes_is_not_planned(tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_parameters_are_counted_from_the_headers_of_the_weights() -> None:
     model, problems = read_sizes(ModelFolder.find(str(LEDGER / "base")))
     assert problems == []
     assert model is not None
-    assert (model.shape.num_parameters, model.shape.vocabulary, model.shape.query) == (560_608, 298, 160)
+    assert (model.shape.num_parameters, model.shape.vocabulary, model.shape.query_width) == (560_608, 298, 160)
 
 
 def test_the_sizes_of_a_node_follow_the_way_of_the_weights() -> None:

@@ -48,7 +48,7 @@ def test_a_plan_refuses_quantized_weights_as_the_check_does(tmp_path: Path) -> N
     model = gpt_oss_20b(tmp_path / "model", quantized=True)
     folder = ModelFolder.find(str(model))
     _, problems = read_model(job(model=str(model)), folder)
-    (refused,) = [problem for problem in problems if problem.message.startswith("its weights are quantized (mxfp4)")]
+    (refused,) = [problem for problem in problems if problem.message.startswith("the weights are quantized (mxfp4)")]
     assert refused.code == "unsupported_model" and "Mxfp4Config(dequantize=True)" in refused.fix
     assert read_sizes(folder) == (None, [refused])
     path = tmp_path / "job.yaml"

@@ -75,9 +75,9 @@ def test_only_engines_with_which_a_waiting_run_starts_are_released(
 ) -> None:
     engines = {A: ["n1"], B: ["n1"], C: ["n2"]}
     use = ClusterUsage({"n1": {"CPU": 1.0}, "n2": {"CPU": 0.0}}, {"ftjob-1": needed}, (), engines)
-    assert use.choose_released(CORE, idle_s) == released
+    assert use.choose_apps_to_stop(CORE, idle_s) == released
 
 
 def test_the_engines_of_a_lost_node_free_nothing() -> None:
     use = ClusterUsage({"n1": {"CPU": 1.0}}, {"ftjob-1": [CORE, CORE]}, (), {A: ["gone"], B: [""]})
-    assert use.choose_released(CORE, {A: 20.0, B: 20.0}) == []
+    assert use.choose_apps_to_stop(CORE, {A: 20.0, B: 20.0}) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agent_rft.cluster.ray_cluster.ray_session import CLUSTER_VARIABLE, end_leftover, worker_environment
+from agent_rft.cluster.ray_cluster.ray_session import CLUSTER_VARIABLE, kill_leftover_cluster, worker_environment
 
 
 @pytest.fixture
@@ -34,22 +34,22 @@ def test_what_a_killed_server_left_is_killed_and_its_folder_deleted(
     tmp_path: Path, orphan: subprocess.Popen[bytes]
 ) -> None:
     write_note(tmp_path / "note", 1.0, tmp_path / "rft-x")  # our own PID, but another creation time
-    end_leftover(tmp_path / "note")
+    kill_leftover_cluster(tmp_path / "note")
     assert not psutil.pid_exists(orphan.pid)
     assert not (tmp_path / "rft-x").exists()
 
 
 def test_the_cluster_of_a_live_owner_is_left_alone(tmp_path: Path, orphan: subprocess.Popen[bytes]) -> None:
     write_note(tmp_path / "note", psutil.Process().create_time(), tmp_path / "rft-x")
-    end_leftover(tmp_path / "note")
+    kill_leftover_cluster(tmp_path / "note")
     assert orphan.poll() is None and (tmp_path / "rft-x").exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"owner": [1]}'])
 def test_a_missing_or_incomplete_note_is_ignored(tmp_path: Path, text: str) -> None:
-    end_leftover(tmp_path / "no note")
+    kill_leftover_cluster(tmp_path / "no note")
     (tmp_path / "note").write_text(text)
-    end_leftover(tmp_path / "note")
+    kill_leftover_cluster(tmp_path / "note")
 
 
 def test_other_clusters_and_folders_that_are_not_a_clusters_are_left_alone(
@@ -57,7 +57,7 @@ def test_other_clusters_and_folders_that_are_not_a_clusters_are_left_alone(
 ) -> None:
     for name in ("rft-y", "home"):
         write_note(tmp_path / "note", 1.0, tmp_path / name)
-        end_leftover(tmp_path / "note")
+        kill_leftover_cluster(tmp_path / "note")
     assert orphan.poll() is None
     assert (tmp_path / "home").exists()
 

@@ -36,7 +36,7 @@ def made(
 def found(groups: list[Group], again: Mapping[str, float | None] | None = None, **options: Any) -> Readiness:
     tasks = [g.request.task for g in groups]
     others = options.pop("others", {})
-    return judge_samples(job(), plan(), tasks, groups, others, samples=4, again=again or {}, **options)
+    return judge_samples(job(), plan(), tasks, groups, others, samples=4, second_grades=again or {}, **options)
 
 
 def called(*errors: str | None) -> Callable[[Rollout], Rollout]:
@@ -91,7 +91,7 @@ def test_passing_rows_are_worth_training_where_calls_cost() -> None:
     costly = job({"reward": {"tool_call_penalty": 0.1}})
     groups = made([1.0] * 4, change=lambda r: replace(r, reward=1.0 - 0.1 * r.sample))
     tasks = [g.request.task for g in groups]
-    assert judge_samples(costly, plan(), tasks, groups, {}, samples=4, again={}).verdict == "train"
+    assert judge_samples(costly, plan(), tasks, groups, {}, samples=4, second_grades={}).verdict == "train"
     assert found(groups).codes[0] == Reason.TOO_EASY
 
 
@@ -123,7 +123,7 @@ def test_a_larger_group_and_batch_are_advised_where_few_groups_have_a_signal() -
     groups = made(lambda i: [0.0, 0.0, 0.0, 1.0] * 2 if i % 2 else [0.0] * 8, rows=20)
     tasks = [g.request.task for g in groups]
     numbers = plan(num_rows=20, group_size=4)
-    findings = judge_samples(job(), numbers, tasks, groups, {}, samples=8, again={}, rollout_s=0.5)
+    findings = judge_samples(job(), numbers, tasks, groups, {}, samples=8, second_grades={}, rollout_s=0.5)
     advised = {setting.setting.rpartition(".")[2]: setting.value for setting in findings.settings}
     assert advised == {"compute_multiplier": 1.0, "batch_size": 16}
     assert findings.estimate.sampling_s == pytest.approx(6 * 2 * 4 * 0.5)
@@ -182,4 +182,4 @@ def test_few_rows_of_another_file_are_no_reason_and_shared_rows_name_both_files(
     others = {"training_file": [groups[0].request.task]}
     findings = found(groups, others=others, file="validation_file")
     assert findings.codes[:2] == ["enough_signal", "rows_overlap"]
-    assert "1 rows of the training_file are also in the validation_file" in findings.reasons[1].words
+    assert "1 rows of training_file are also in validation_file" in findings.reasons[1].words

@@ -10,7 +10,7 @@ import pytest
 
 from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import RolloutIndex, UnknownRollout, UnknownValue
-from agent_rft.cluster.records.row_rewards import row_rewards, rows_after
+from agent_rft.cluster.records.row_rewards import compute_row_rewards, rows_after
 from agent_rft.cluster.records.run_folder import NAMES, RunFolder
 from agent_rft.rows.ownership import claim_folder
 from agent_rft.types import DiscardedRollout, Grade, Group, Rollout, ToolCall, ToolResult, Turn
@@ -26,7 +26,7 @@ def run(tmp_path, synthetic):
 
 def ends(run, **wanted):
     run.index.catch_up()
-    return [end for _, _, end in run.index.read(run.index.all(RolloutFilter(**wanted), "oldest"))]
+    return [end for _, _, end in run.index.read_rollouts(run.index.iter_rollouts(RolloutFilter(**wanted), "oldest"))]
 
 
 def everything(run):
@@ -63,7 +63,7 @@ def test_pages_follow_each_other_in_every_order(run):
         while found := run.index.page(RolloutFilter(), order, 7, after):
             pages, after = [*pages, *found], found[-1].id
         assert pages == whole
-    grades = [end.grade.value for _, _, end in run.index.read(run.index.page(RolloutFilter(), "worst", 1000))]
+    grades = [end.grade.value for _, _, end in run.index.read_rollouts(run.index.page(RolloutFilter(), "worst", 1000))]
     assert grades == sorted(grades) and len(grades) == len(graded(run))
 
 
@@ -230,14 +230,14 @@ def test_an_index_that_is_lost_does_not_get_in_the_way_of_the_next_owner(tmp_pat
     """A server opens the index before the run has an owner, and makes it again through its public name."""
     reader = RunFolder(tmp_path)
     with claim_folder(tmp_path, NAMES) as owner:
-        writer = RunFolder(tmp_path, at=owner.folder)
+        writer = RunFolder(tmp_path, owner_folder=owner.folder)
         request = group_request(0, 2)
         writer.handle_groups("step-000001", [Group(request, (rollout(request, 0), rollout(request, 1)))])
         writer.close()
     breaks(tmp_path / "rollouts.sqlite")
     assert reader.index.catch_up() and [file.num_rollouts for file in reader.index.files()] == [2]
     with claim_folder(tmp_path, NAMES) as successor:
-        assert [file.num_rollouts for file in RunFolder(tmp_path, at=successor.folder).index.files()] == [2]
+        assert [file.num_rollouts for file in RunFolder(tmp_path, owner_folder=successor.folder).index.files()] == [2]
 
 
 def test_odd_numbers_and_texts_are_indexed(tmp_path):
@@ -255,8 +255,8 @@ def test_odd_numbers_and_texts_are_indexed(tmp_path):
 
 
 def test_what_is_listed_of_a_rollout_is_what_is_in_its_file(run):
-    for one in run.index.all(RolloutFilter(), "oldest"):
-        [(_, _, end)] = run.index.read([one])
+    for one in run.index.iter_rollouts(RolloutFilter(), "oldest"):
+        [(_, _, end)] = run.index.read_rollouts([one])
         shown = one.summary
         assert run.index.find(one.id) == one
         assert (shown.trace_id, shown.row_id, shown.sample) == (end.trace_id, end.row_id, end.sample)
@@ -270,7 +270,7 @@ def test_what_is_listed_of_a_rollout_is_what_is_in_its_file(run):
 
 def with_text(run, wanted, **filters):
     run.index.catch_up()
-    found = run.index.search_text(run.index.all(RolloutFilter(**filters), "newest"), wanted)
+    found = run.index.search_text(run.index.iter_rollouts(RolloutFilter(**filters), "newest"), wanted)
     return [one.summary.sample for one, has_text in found if has_text]
 
 
@@ -301,17 +301,17 @@ def test_rewards_are_counted_row_by_row(tmp_path):
     for step, rewards in ((1, [[0.0, 0.0, None], [0.0, 1.0], [1.0, 1.0], [None, None]]), (2, [[0.55, 0.0]])):
         run.handle_groups(f"step-{step:06d}", [group(group_request(i, len(r)), r) for i, r in enumerate(rewards)])
     run.close()
-    worst = row_rewards(run.index, RolloutFilter(), "worst")
+    worst = compute_row_rewards(run.index, RolloutFilter(), "worst")
     assert [row.row_id for row in worst] == ["0", "1", "2", "3"]
     first, widest, right, lost = worst
     assert (first.bins, first.num_rollouts, first.num_lost) == ([3, 0, 0, 0, 0, 1, 0, 0, 0, 0], 4, 1)
     assert (first.low, first.high, first.range) == (0.0, 0.55, (0.0, 1.0)) and first.mean == pytest.approx(0.1375)
     assert (right.bins[-1], widest.bins[0], widest.bins[-1]) == (2, 1, 1)
     assert (lost.num_rollouts, lost.num_lost, lost.mean, sum(lost.bins)) == (0, 2, None, 0)
-    assert [row.row_id for row in row_rewards(run.index, RolloutFilter(), "widest")] == ["1", "0", "2", "3"]
-    assert [row.row_id for row in row_rewards(run.index, RolloutFilter(), "best")] == ["2", "1", "0", "3"]
-    [alone] = row_rewards(run.index, RolloutFilter(step=2), "best")
+    assert [row.row_id for row in compute_row_rewards(run.index, RolloutFilter(), "widest")] == ["1", "0", "2", "3"]
+    assert [row.row_id for row in compute_row_rewards(run.index, RolloutFilter(), "best")] == ["2", "1", "0", "3"]
+    [alone] = compute_row_rewards(run.index, RolloutFilter(step=2), "best")
     assert alone.range == (0.0, 0.55) and (alone.bins[0], alone.bins[-1]) == (1, 1)
     assert rows_after(worst, "1") == [right, lost] and rows_after(worst, None) == worst
-    with pytest.raises(UnknownValue, match="no rollouts have the row '7'"):
+    with pytest.raises(UnknownValue, match="there are no rollouts of the row '7'"):
         rows_after(worst, "7")

@@ -127,7 +127,7 @@ def test_a_full_disk_warns_once_and_is_reported_at_the_end(tmp_path, synthetic, 
     assert capsys.readouterr().err.count("warning") == 1
     assert [event.message for event in run.events() if event.kind == "notice"] == ["still here"]
     problems = "\n".join(run.problems)
-    assert "metrics.jsonl: 2 write(s) failed, first: [Errno 28] No space left on device" in problems
+    assert "metrics.jsonl: 2 write(s) failed; first error: [Errno 28] No space left on device" in problems
     assert "rollouts/step-000001.jsonl.zst: 2 write(s)" in problems and "events.jsonl: 1 write(s)" in problems
 
 
@@ -193,7 +193,7 @@ def test_a_rollout_file_has_one_json_object_per_group_and_rollout(tmp_path, synt
 def test_a_folder_from_before_the_first_version_is_refused(tmp_path, record):
     (tmp_path / "job.resolved.json").write_text(json.dumps(record))
     with pytest.raises(
-        OutdatedFormat, match=r"was made before 0\.2\.0; finish or export it with the version that made it"
+        OutdatedFormat, match=r"was created by a version before 0\.2\.0; finish or export it with that version"
     ):
         open_run(tmp_path)
 

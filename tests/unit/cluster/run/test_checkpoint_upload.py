@@ -12,7 +12,13 @@ import fsspec
 import pytest
 
 from agent_rft.cluster.records.checkpoint_store import CheckpointStore, StoreFailed
-from agent_rft.cluster.run.checkpoint_upload import FETCH_PAUSES_S, PAUSES_S, CheckpointUploader, open_store, restore
+from agent_rft.cluster.run.checkpoint_upload import (
+    FETCH_PAUSES_S,
+    PAUSES_S,
+    CheckpointUploader,
+    open_store,
+    restore_checkpoints,
+)
 from agent_rft.errors import RftError
 from agent_rft.events import CheckpointStoreClaimed, CheckpointStoreFailed, CheckpointUploaded
 from agent_rft.rows.ownership import HEARTBEAT, FolderLost, claim_folder
@@ -72,7 +78,7 @@ async def save(checkpoints: Checkpoints, step: int) -> Path:
         (folder / "state").mkdir()
         (folder / "state" / "rank-0").write_text(str(step))
 
-    return await checkpoints.save(LoopState(step, step, 0, [], 0, None, offered=False), write)
+    return await checkpoints.save(LoopState(step, step, 0, [], 0, None, is_servable=False), write)
 
 
 def test_no_store_is_opened_unless_the_operator_names_one() -> None:
@@ -92,7 +98,7 @@ async def test_a_run_whose_folder_was_lost_goes_on_from_the_store(tmp_path: Path
     assert sink.of(CheckpointUploaded)[-1].step == 3
 
     told: list[str] = []
-    restore(there, CheckpointStore(URL), told.append)
+    restore_checkpoints(there, CheckpointStore(URL), told.append)
     assert told == ["run resumes from step-000003 in the checkpoint store"]
     second = Made(there, **RUN)
     await second.loop.resume()
@@ -111,12 +117,12 @@ async def test_the_one_that_is_being_copied_stays_and_only_the_newest_follows(tm
     await asyncio.to_thread(store.began.wait, 60)
     for step in (2, 3, 4):
         await save(checkpoints, step)
-    assert [path.name for path, _ in checkpoints.all()] == ["step-000001", "step-000004"]
+    assert [path.name for path, _ in checkpoints.list_all()] == ["step-000001", "step-000004"]
     store.may_go_on.set()
     await copies.finish()
     assert [event.step for event in sink.of(CheckpointUploaded)] == [1, 4]
     assert not sink.of(CheckpointStoreFailed)
-    assert [path.name for path, _ in checkpoints.all()] == ["step-000004"] == store.list_complete("run")
+    assert [path.name for path, _ in checkpoints.list_all()] == ["step-000004"] == store.list_complete("run")
 
 
 async def test_what_a_killed_process_did_not_copy_is_copied_when_the_run_goes_on(tmp_path: Path) -> None:
@@ -185,20 +191,22 @@ async def test_process_whose_store_was_claimed_by_another_one_uploads_no_more_an
         await copies.finish()
     assert sink.of(CheckpointStoreClaimed) == [CheckpointStoreClaimed(step=2)]
     assert not sink.of(CheckpointStoreFailed)
-    assert [path.name for path, _ in checkpoints.all()] == ["step-000004"], "those that are not uploaded are removed"
+    assert [path.name for path, _ in checkpoints.list_all()] == ["step-000004"], (
+        "those that are not uploaded are removed"
+    )
     assert store.list_complete("run") == ["step-000001"]
 
 
 def test_process_that_will_train_claims_the_store_if_it_still_owns_the_folder(tmp_path: Path) -> None:
     files, root = fsspec.url_to_fs(URL)
     with claim_folder(tmp_path / "run") as owner:
-        restore(tmp_path / "run", CheckpointStore(URL), print)
+        restore_checkpoints(tmp_path / "run", CheckpointStore(URL), print)
         assert not files.exists(root)
-        restore(tmp_path / "run", CheckpointStore(URL), print, owner=owner)
+        restore_checkpoints(tmp_path / "run", CheckpointStore(URL), print, owner=owner)
         assert files.exists(f"{root}/run/owner-000001.json")
         (owner.folder / HEARTBEAT).unlink()
         with pytest.raises(FolderLost):
-            restore(tmp_path / "run", CheckpointStore(URL), print, owner=owner)
+            restore_checkpoints(tmp_path / "run", CheckpointStore(URL), print, owner=owner)
     assert not files.exists(f"{root}/run/owner-000002.json")
 
 
@@ -216,15 +224,15 @@ async def test_what_takes_too_long_at_the_end_is_given_up(tmp_path: Path) -> Non
 def test_a_lost_run_does_not_begin_anew_while_the_store_fails(tmp_path: Path) -> None:
     sleeps: list[float] = []
     with pytest.raises(RftError, match=r"cannot reach https://\*+@s3.test.*checkpoint_store: null") as failed:
-        restore(tmp_path / "run", Flaky(99), print, sleeps.append)
+        restore_checkpoints(tmp_path / "run", Flaky(99), print, sleeps.append)
     assert tuple(sleeps) == FETCH_PAUSES_S
     assert "hidden" not in f"{failed.value} {failed.value.public_message}"
-    restore(tmp_path / "run", Flaky(len(FETCH_PAUSES_S)), print, sleeps.append)
+    restore_checkpoints(tmp_path / "run", Flaky(len(FETCH_PAUSES_S)), print, sleeps.append)
 
 
 async def test_a_run_with_a_checkpoint_goes_on_while_the_store_fails(tmp_path: Path) -> None:
     await save(Checkpoints(tmp_path / "run" / "checkpoints"), 1)
     told: list[str] = []
-    restore(tmp_path / "run", Flaky(99), told.append)
+    restore_checkpoints(tmp_path / "run", Flaky(99), told.append)
     assert "resumes from the checkpoint in its folder" in told[0]
     assert "hidden" not in told[0]

@@ -37,7 +37,7 @@ class Watching(Recording):
         super().__init__()
         self.seen = list[CheckedJob]()
 
-    def prepared(self, prepared: CheckedJob) -> None:
+    def handle_prepared(self, prepared: CheckedJob) -> None:
         self.seen.append(prepared)
 
 

@@ -1,4 +1,4 @@
-"""now.json: what the actors and endpoints of a run do, written every few seconds and removed at the end."""
+"""status.json: what the actors and endpoints of a run do, written every few seconds and removed at the end."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ async def test_the_file_has_what_all_processes_do_and_goes_with_them(tmp_path: P
     begun, sleep = ticks()
     now = LiveStatusFile(tmp_path, Dog(), Fleet(), print, sleep, lambda: 1_000.0)
     await begun.get()
-    found = json.loads((tmp_path / "now.json").read_text())
+    found = json.loads((tmp_path / "status.json").read_text())
     assert found["at"] == 1_000.0 and found["engines"] == [{"name": "engine-0", "state": "ready", "rollouts": 3}]
     [actor] = found["actors"]
-    assert actor["doing"] == [{"trace_id": "trace_1", "stage": "tool calls", "duration_s": 2.5}]
+    assert actor["work"] == [{"trace_id": "trace_1", "stage": "tool calls", "duration_s": 2.5}]
     assert found["endpoints"][0]["name"] == "tool 'search'"
     await now.close()
     assert os.listdir(tmp_path) == []
@@ -81,7 +81,7 @@ async def test_a_job_without_rollouts_has_its_learner_only_and_a_missing_folder_
     begun, sleep = ticks()
     now = LiveStatusFile(tmp_path, Dog(), None, print, sleep)
     await begun.get()
-    found = json.loads((tmp_path / "now.json").read_text())
+    found = json.loads((tmp_path / "status.json").read_text())
     assert (found["engines"], found["endpoints"], len(found["actors"])) == ([], [], 1)
     await now.close()
 
@@ -112,7 +112,7 @@ async def test_outage_of_an_endpoint_is_two_events_and_in_the_file_meanwhile(tmp
         fleet.stats = {name: values | counts | {"breaker": breaker} for name, values in fleet.stats.items()}
         going_on.put_nowait(None)
         await begun.get()
-        return json.loads((tmp_path / "now.json").read_text())["endpoints"][0]
+        return json.loads((tmp_path / "status.json").read_text())["endpoints"][0]
 
     now = LiveStatusFile(tmp_path, Dog(), fleet, events.append, sleep, lambda: next(times))
     await begun.get()
@@ -124,7 +124,7 @@ async def test_outage_of_an_endpoint_is_two_events_and_in_the_file_meanwhile(tmp
     assert (last["down_s"], last["delayed_calls"]) == (None, 0)
     await now.close()
     search = "tool 'search'"
-    ended = EndpointOutageEnded(endpoint=search, began_at=1_003.0, seconds=20.0, delayed_calls=64, failed_calls=2)
+    ended = EndpointOutageEnded(endpoint=search, started_at=1_003.0, duration_s=20.0, delayed_calls=64, failed_calls=2)
     assert events == [EndpointOutageStarted(endpoint=search), ended]
     assert str(ended) == "tool 'search' is up again after 20 s; 64 calls were delayed, 2 failed"
 
@@ -142,7 +142,7 @@ def test_outage_between_two_looks_is_reported_and_a_new_process_is_not_one() -> 
     look(103.0, 4, 15)
     began, ended = events
     assert isinstance(began, EndpointOutageStarted) and isinstance(ended, EndpointOutageEnded)
-    assert (ended.began_at, ended.seconds, ended.delayed_calls) == (100.0, 3.0, 5)
+    assert (ended.started_at, ended.duration_s, ended.delayed_calls) == (100.0, 3.0, 5)
     look(106.0, 0, 0)  # its dispatcher has started again
     assert len(events) == 2
 

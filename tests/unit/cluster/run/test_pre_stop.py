@@ -21,7 +21,7 @@ def test_a_hook_whose_head_is_gone_succeeds_at_once() -> None:
         timeout=60,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == f"the cluster's head at 127.0.0.1:{port} is gone: Connection refused\n"
+    assert ended.stdout == f"cannot reach the cluster's head at 127.0.0.1:{port}: Connection refused\n"
 
 
 def test_a_name_that_does_not_resolve_is_unreachable_and_rays_keywords_are_not_looked_up() -> None:

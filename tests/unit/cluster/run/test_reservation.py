@@ -44,25 +44,25 @@ class FakeSeats:
 
     def __init__(self, gpus: FakeGpus, placement: Placement) -> None:
         self.placement = placement
-        self.are_granted = self.is_released = False
+        self.is_reserved = self.is_released = False
         self._gpus = gpus
         self._is_lost = gpus.lost > 0
         gpus.lost -= 1
 
-    async def wait(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]:
+    async def wait(self, on_missing: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]:
         needed, _ = total_resources(self.placement)
-        while not self.are_granted and (self._is_lost or self._gpus.held + needed > self._gpus.capacity):
-            tell(f"{needed:g} GPUs")
+        while not self.is_reserved and (self._is_lost or self._gpus.held + needed > self._gpus.capacity):
+            on_missing(f"{needed:g} GPUs")
             await asyncio.sleep(0)
         self._gpus.held += needed
-        self.are_granted = True
+        self.is_reserved = True
         return list(range(self.placement.engines))
 
     def release(self) -> None:
         self.is_released = True
-        if self.are_granted:
+        if self.is_reserved:
             self._gpus.held -= total_resources(self.placement)[0]
-            self.are_granted = False
+            self.is_reserved = False
 
 
 def prepared(max_gpus: int | None = None, held: float = 0.0, **given: Any) -> CheckedJob:
@@ -140,7 +140,7 @@ async def test_a_job_keeps_a_reservation_that_was_granted_while_the_nodes_were_r
 
     def granted(reads: int) -> None:
         if reads == 4:  # the others have ended; the first engine and the ranks are placed
-            job.requested[0].are_granted, gpus.held = True, 5.0
+            job.requested[0].is_reserved, gpus.held = True, 5.0
         elif reads == 3:
             gpus.held = 4.0
 
@@ -190,7 +190,7 @@ async def test_nodes_that_may_still_join_are_planned_for() -> None:
 
 async def test_a_failed_wait_releases_the_reservation() -> None:
     class Refused(FakeSeats):
-        async def wait(self, tell: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]:
+        async def wait(self, on_missing: Callable[[str], None], *, wait_for_nodes_s: float) -> list[int]:
             raise InvalidJob("too few")
 
     refused = list[FakeSeats]()

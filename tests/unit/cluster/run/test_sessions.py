@@ -40,9 +40,9 @@ async def test_losing_an_engine_ends_its_own_sessions_and_not_those_of_its_succe
     dispatcher = FakeDispatcher()
     sessions = JobSessions(dispatcher, tmp_path / "sessions.jsonl", print)
     first, other = sessions.new_owner("engine-0"), sessions.new_owner("engine-1")
-    sessions.end_lost("engine-0")
+    sessions.end_lost_sessions("engine-0")
     second = sessions.new_owner("engine-0")
-    sessions.end_lost("engine-0")
+    sessions.end_lost_sessions("engine-0")
     await sessions.close()
     assert dispatcher.ended == [(first, "engine_failed"), (second, "engine_failed")]
     assert len({first, other, second}) == 3

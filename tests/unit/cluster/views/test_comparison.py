@@ -17,7 +17,7 @@ from agent_rft.cluster.checks.resumption.recorded_run import digest_job
 from agent_rft.cluster.records.redaction import to_plain_json
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.comparison import comparison_charts
-from agent_rft.cluster.views.comparison.comparison_charts import histogram, interval_bar, scatter
+from agent_rft.cluster.views.comparison.comparison_charts import make_histogram, make_interval_bar, make_scatter
 from agent_rft.cluster.views.comparison.comparison_page import write_page, write_png
 from agent_rft.cluster.views.comparison.comparison_stats import (
     NO_TOOL,
@@ -27,11 +27,11 @@ from agent_rft.cluster.views.comparison.comparison_stats import (
     comparison_json,
 )
 from agent_rft.cluster.views.comparison.comparison_table import print_comparison
-from agent_rft.cluster.views.comparison.evaluation_selection import load_evaluations, recorded_evaluation
+from agent_rft.cluster.views.comparison.evaluation_selection import find_recorded_evaluation, load_evaluations
 from agent_rft.cluster.views.comparison.loaded_evaluation import MEASURES, LoadedEvaluation, group_by_row
 from agent_rft.errors import UserError
 from agent_rft.events import Evaluated
-from agent_rft.metrics import EVALUATION
+from agent_rft.metrics import EVALUATION_METRICS
 from agent_rft.metrics.confidence_intervals import Interval, paired_interval
 from agent_rft.spec.step_plan import resolve_plan
 from agent_rft.trainer.loop.evaluation import summarize
@@ -85,7 +85,7 @@ def compared(before: Mapping[str, Sequence[float]], *others: Mapping[str, Sequen
 
 
 def change_of(comparison: EvaluationComparison, name: str, other: int = 0) -> MeasureChange:
-    return next(change for change in comparison.against[other].changes if change.name == name)
+    return next(change for change in comparison.side_comparisons[other].changes if change.name == name)
 
 
 def shown(comparison: EvaluationComparison) -> str:
@@ -115,7 +115,7 @@ def test_the_best_of_k_is_compared_where_each_row_has_k_samples() -> None:
     assert found["changes"][0]["measures"]["best_of_3"]["after"] == 0.875
     assert found["rows"][0]["sides"][0].keys() == {*MEASURES, "trace_ids"}  # what the API says that a row has
     alone = compared({"r1": [0.5, 1.0], "r2": [1.0]}, {"r1": [0.5, 1.0], "r2": [1.0, 0.0]})
-    assert not any(change.name.startswith("best_of") for change in alone.against[0].changes)
+    assert not any(change.name.startswith("best_of") for change in alone.side_comparisons[0].changes)
 
 
 def held_out(row: str, *grades: float | None) -> Group:
@@ -141,7 +141,7 @@ def test_the_held_out_grade_is_compared_over_the_rows_that_have_it_at_all_sides(
 
 def test_there_is_no_held_out_grade_where_a_side_has_none() -> None:
     comparison = compare_evaluations([side("a", held_out("r1", 0.25)), side("b", group_of("r1", [1.0]))], 2)
-    assert all(change.name != "held_out" for change in comparison.against[0].changes)
+    assert all(change.name != "held_out" for change in comparison.side_comparisons[0].changes)
     assert "held-out" not in shown(comparison)
     assert "held_out" not in comparison_json(comparison)["sides"][0]["means"]
 
@@ -149,11 +149,11 @@ def test_there_is_no_held_out_grade_where_a_side_has_none() -> None:
 def test_rows_of_one_side_and_rows_without_a_grade_are_named_and_not_compared() -> None:
     comparison = compared({"r1": [0.0], "r2": [1.0], "gone": [1.0]}, {"r1": [1.0], "r2": [], "new": [0.0], "n2": [0.0]})
     assert [row.row_id for row in comparison.rows] == ["r1"]
-    assert comparison.only == (("gone",), ("new", "n2"))
+    assert comparison.unshared_rows == (("gone",), ("new", "n2"))
     assert comparison.ungraded == ((), ("r2",))
     text = shown(comparison)
-    assert "a: 1 row only here: gone" in text and "b: 2 rows only here: new, n2" in text
-    assert "b: 1 row without a grade here: r2" in text
+    assert "a: 1 row only in this evaluation: gone" in text and "b: 2 rows only in this evaluation: new, n2" in text
+    assert "b: 1 row without a grade in this evaluation: r2" in text
 
 
 def test_a_grade_that_is_not_finite_is_none() -> None:
@@ -164,10 +164,10 @@ def test_a_grade_that_is_not_finite_is_none() -> None:
 
 def test_different_rows_are_refused_with_the_fix() -> None:
     with pytest.raises(
-        UserError, match=r"a has 1 rows .*; b has 2 rows .*Grade the same file with both: agent-rft eval"
+        UserError, match=r"a has 1 rows .*; b has 2 rows .*Evaluate both models on the same file: run agent-rft eval"
     ):
         compared({"r1": [0.5]}, {"x": [0.5], "y": [1.0]})
-    with pytest.raises(UserError, match="none of the 1 shared rows was graded at all sides"):
+    with pytest.raises(UserError, match="none of the 1 shared rows was graded in all evaluations"):
         compared({"r1": [0.5]}, {"r1": []})
 
 
@@ -180,7 +180,7 @@ def test_each_further_side_is_compared_with_the_first() -> None:
 def test_rows_that_changed_most_come_first_and_equal_ones_are_neither() -> None:
     rows = {"same": [0.5], "up": [0.1], "more": [0.1], "down": [0.9]}
     comparison = compared(rows, {"same": [0.5], "up": [0.2], "more": [0.9], "down": [0.0]})
-    [against] = comparison.against
+    [against] = comparison.side_comparisons
     assert [row.row_id for row in against.gained] == ["more", "up"]
     assert [row.row_id for row in against.lost] == ["down"]
 
@@ -189,7 +189,7 @@ def test_the_quadrants_count_each_row_once() -> None:
     call = ("search", "{}")
     before = side("a", group_of("r1", [0.0], [call]), group_of("r2", [0.5], [call]), group_of("r3", [1.0]))
     after = side("b", group_of("r1", [1.0]), group_of("r2", [0.5], [call]), group_of("r3", [0.0], [call, call]))
-    [against] = compare_evaluations([before, after], 3).against
+    [against] = compare_evaluations([before, after], 3).side_comparisons
     assert against.quadrants == {(1, -1): 1, (0, 0): 1, (-1, 1): 1}
 
 
@@ -244,7 +244,7 @@ def test_a_wanted_latency_adds_the_share_of_slower_rollouts_beside_the_grade(tmp
 def test_a_change_is_better_or_worse_only_if_its_interval_excludes_none(
     name: str, interval: Interval, verdict: str
 ) -> None:
-    assert MeasureChange(name, 0.0, 0.0, interval, EVALUATION[name]).verdict == verdict
+    assert MeasureChange(name, 0.0, 0.0, interval, EVALUATION_METRICS[name]).verdict == verdict
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
@@ -289,13 +289,13 @@ def test_a_page_has_the_traces_and_an_image_has_not(tmp_path: Path) -> None:
 
 def test_charts_hold_all_rows_within_their_bounds() -> None:
     comparison = compared({f"r{i}": [i / 9] for i in range(10)}, {f"r{i}": [1.0] for i in range(10)})
-    [against] = comparison.against
-    plot = scatter(comparison.rows, 1, against.quadrants)
+    [against] = comparison.side_comparisons
+    plot = make_scatter(comparison.rows, 1, against.quadrants)
     assert len(plot.dots) == 10 and all(0 < dot.x < 560 and 0 < dot.y < 340 for dot in plot.dots)
     assert {corner.text for corner in plot.corners} >= {"reward up, fewer calls: 0"}
-    assert [bar.side for bar in histogram(comparison, "turns").bars] == [0, 1]
-    assert interval_bar(Interval(1.0, math.nan, math.nan, 1)) is None
-    bar = interval_bar(Interval(0.5, 0.25, 1.0, 40))
+    assert [bar.side for bar in make_histogram(comparison, "turns").bars] == [0, 1]
+    assert make_interval_bar(Interval(1.0, math.nan, math.nan, 1)) is None
+    bar = make_interval_bar(Interval(0.5, 0.25, 1.0, 40))
     assert bar is not None and bar.zero < bar.low < bar.mean < bar.high <= 150
 
 
@@ -303,8 +303,12 @@ def test_the_tail_of_calls_is_drawn_for_each_side() -> None:
     long, short = [("search", "{}")] * 16, [("search", "{}")] * 2
     before = side("a", group_of("r1", [0.0], long), group_of("r2", [0.0], short[:1]))
     after = side("b", group_of("r1", [1.0], short), group_of("r2", [1.0], short))
-    calls = histogram(compare_evaluations([before, after], 2), "tool_calls")
-    assert [bar.title for bar in calls.bars] == ["a: 50% take 1 call", "b: 100% take 2 calls", "a: 50% take 16 calls"]
+    calls = make_histogram(compare_evaluations([before, after], 2), "tool_calls")
+    assert [bar.title for bar in calls.bars] == [
+        "a: 50% of the rollouts take 1 call",
+        "b: 100% of the rollouts take 2 calls",
+        "a: 50% of the rollouts take 16 calls",
+    ]
     assert calls.p95 == pytest.approx((15.25, 2))
 
 
@@ -333,11 +337,11 @@ def test_a_run_gives_its_newest_evaluation_of_the_file_that_all_have(tmp_path: P
 def test_the_validations_of_several_runs_are_drawn_as_curves(tmp_path: Path, synthetic: Synthetic) -> None:
     one, two = synthetic.run(tmp_path / "one"), synthetic.run(tmp_path / "two")
     never = synthetic.run(tmp_path / "never", validation_every=0)
-    assert comparison_charts.curves(sides(f"{one.path}:test-before", f"{one.path}:test-after")) is None, (
+    assert comparison_charts.make_curves(sides(f"{one.path}:test-before", f"{one.path}:test-after")) is None, (
         "one run is one curve"
     )
-    assert comparison_charts.curves(sides(one.path, never.path)) is None
-    drawn = comparison_charts.curves(compared_sides := sides(one.path, never.path, two.path))
+    assert comparison_charts.make_curves(sides(one.path, never.path)) is None
+    drawn = comparison_charts.make_curves(compared_sides := sides(one.path, never.path, two.path))
     assert drawn is not None
     assert [curve.side for curve in drawn.curves] == [0, 2]
     for curve, run in zip(drawn.curves, (one, two), strict=True):
@@ -371,7 +375,7 @@ def test_what_is_not_there_is_refused_with_what_is(tmp_path: Path, synthetic: Sy
         sides(tmp_path / "empty", tmp_path / "empty")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"is a model\. Give the job .*--job"):
+    with pytest.raises(UserError, match=r"is a model, not a run\. Add --job"):
         sides(run.path, tmp_path / "model")
 
 
@@ -389,10 +393,10 @@ def test_rollouts_that_were_removed_while_they_were_compared_are_said(tmp_path: 
     run = synthetic.run(tmp_path / "run")
     (side,) = sides(run.path)
     brief = next(graded.rollouts[0] for graded in side.rows.values())
-    assert brief.whole().trace_id == brief.trace_id
+    assert brief.read_rollout().trace_id == brief.trace_id
     (run.path / "rollouts" / "test-after.jsonl.zst").unlink()
     with pytest.raises(UserError, match=r"test-after of .* were removed"):
-        brief.whole()
+        brief.read_rollout()
 
 
 def test_a_long_question_says_how_much_of_it_is_left_out() -> None:
@@ -413,23 +417,25 @@ def test_an_evaluation_of_the_same_model_rows_and_method_is_used_again(tmp_path:
     run.handle_event(run_event(Evaluated(name="eval-test", evaluation=summarize(groups, 2, 1.0))))
     run.close()
     runs = tmp_path / "runs"
-    assert recorded_evaluation(runs, job, model, "test_file", 2) == run.path
-    assert recorded_evaluation(runs, job, model, "test_file", 1) is None, "another number of samples"
-    assert recorded_evaluation(runs, job.model_copy(update={"seed": 5}), model, "test_file", 2) is None
+    assert find_recorded_evaluation(runs, job, model, "test_file", 2) == run.path
+    assert find_recorded_evaluation(runs, job, model, "test_file", 1) is None, "another number of samples"
+    assert find_recorded_evaluation(runs, job.model_copy(update={"seed": 5}), model, "test_file", 2) is None
     other = job.model_options.model_copy(update={"template_arguments": {"enable_thinking": False}})
-    assert recorded_evaluation(runs, job.model_copy(update={"model_options": other}), model, "test_file", 2) is None
+    assert (
+        find_recorded_evaluation(runs, job.model_copy(update={"model_options": other}), model, "test_file", 2) is None
+    )
     short = job.cluster.model_copy(update={"context_length": 512})
-    assert recorded_evaluation(runs, job.model_copy(update={"cluster": short}), model, "test_file", 2) is None
+    assert find_recorded_evaluation(runs, job.model_copy(update={"cluster": short}), model, "test_file", 2) is None
     parser = job.model_options.model_copy(update={"tool_parser": "hermes"})
     run.write_job(
         job.model_copy(update={"model_options": parser}), resolve_plan(job, 480, 10**9)[0], {"digests": digest_job(job)}
     )
-    assert recorded_evaluation(runs, job, model, "test_file", 2) == run.path, "auto meant hermes"
+    assert find_recorded_evaluation(runs, job, model, "test_file", 2) == run.path, "auto meant hermes"
     rows.write_text('{"other": 1}\n')
-    assert recorded_evaluation(runs, job, model, "test_file", 2) is None
+    assert find_recorded_evaluation(runs, job, model, "test_file", 2) is None
     (runs / "broken").mkdir()
     (runs / "broken" / "job.resolved.json").write_text("{")
-    assert recorded_evaluation(runs, job, model, "test_file", 2) is None
+    assert find_recorded_evaluation(runs, job, model, "test_file", 2) is None
 
 
 def test_grades_of_any_range_have_no_bounds() -> None:

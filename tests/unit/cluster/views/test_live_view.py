@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from agent_rft.cluster.views.live_view import LiveView, before_after_table, duration, safe_text, trend
+from agent_rft.cluster.views.live_view import LiveView, before_after_table, format_duration, safe_text, trend
 from agent_rft.events import Evaluated, Notice, PhaseStarted, RolloutsProgressed, StepDone
 from agent_rft.trainer.loop.evaluation import summarize
 from agent_rft.types import Grade, Group
@@ -137,10 +137,10 @@ def test_a_terminal_keeps_events_above_the_table(synthetic):
 
 def test_the_time_left_is_the_median_step_time_times_the_steps_left(synthetic):
     view = LiveView(10, console(True))
-    assert view.left_s is None
+    assert view.remaining_s is None
     for step, seconds in enumerate((10.0, 12.0, 500.0), start=1):
         view.handle_event(done({"step": float(step), "time_step_s": seconds}))
-    assert 83 < view.left_s <= 84
+    assert 83 < view.remaining_s <= 84
 
 
 def test_steps_that_a_resumed_run_repeats_count_once():
@@ -231,7 +231,7 @@ def test_a_file_without_a_graded_rollout_has_dashes(synthetic):
 
 def test_trends_and_durations():
     assert trend([0.0, 1.0]) == "▁█" and trend([2.0, 2.0]) == "▄▄" and len(trend(list(range(1000)), 30)) == 30
-    assert [duration(s) for s in (0, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
+    assert [format_duration(s) for s in (0, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
 
 
 def test_the_number_of_steps_is_updated_and_time_left_decreases_between_steps(synthetic):
@@ -240,6 +240,6 @@ def test_the_number_of_steps_is_updated_and_time_left_decreases_between_steps(sy
     view = LiveView(0, page, lambda: now[0])
     now[0] += 61
     view.handle_event(done({"step": 1.0, "total_steps": 10.0, "time_step_s": 7.0}))
-    assert page.file.getvalue().startswith("1:01  step 1/10") and view.left_s == 63
+    assert page.file.getvalue().startswith("1:01  step 1/10") and view.remaining_s == 63
     now[0] += 4
-    assert view.left_s == 59
+    assert view.remaining_s == 59

@@ -20,8 +20,8 @@ from tests.support.synthetic import Synthetic
 async def nothing(path: Path) -> None: ...
 
 
-def save(run: RunFolder, step: int, reward: float | None, *, offered: bool = True) -> None:
-    state = LoopState(step, step, 0, [], 0, reward, offered=offered)
+def save(run: RunFolder, step: int, reward: float | None, *, is_servable: bool = True) -> None:
+    state = LoopState(step, step, 0, [], 0, reward, is_servable=is_servable)
     asyncio.run(Checkpoints(run.checkpoints).save(state, nothing))
 
 
@@ -29,11 +29,11 @@ def test_the_best_checkpoint_is_named_with_commands_that_parse(tmp_path: Path, s
     run = synthetic.run(tmp_path / "a run's folder")
     for step, reward in ((4, 0.5), (8, 0.75), (12, 0.6)):
         save(run, step, reward)
-    save(run, 13, None, offered=False)
+    save(run, 13, None, is_servable=False)
     found = dict(next_steps(run, ["my job.yaml", "--config", "a.yaml"]))
     best = run.checkpoints / "step-000008"
     assert found.pop("best checkpoint") == f"{best} (validation reward 0.750)"
-    assert list(found) == ["try it", "serve it", "worst rows"]
+    assert list(found) == ["compare", "worst rows", "try it", "serve it"]
     for text in found.values():
         for arguments in commands(text):
             parse(arguments)
@@ -46,6 +46,7 @@ def test_the_best_checkpoint_is_named_with_commands_that_parse(tmp_path: Path, s
         "--model",
         str(best),
     ]
+    assert shlex.split(found["compare"])[2:] == [f"{run.path}:test-before", f"{run.path}:test-after"]
     assert shlex.split(found["worst rows"])[2:] == [str(run.path), "--name", "test-after", "--worst", "3"]
     assert yaml.safe_load(shlex.split(found["serve it"])[1]) == {"aliases": {"tuned": str(best.resolve())}}
 
@@ -74,7 +75,7 @@ def test_without_validation_the_last_checkpoint_is_the_best(tmp_path: Path, synt
     for step in (1, 2, 3):
         save(run, step, None)
     found = dict(next_steps(run, []))
-    assert found["best checkpoint"].endswith("step-000003") and "try it" not in found
+    assert found["best checkpoint"].endswith("step-000003") and not {"try it", "compare"} & found.keys()
     assert "step-000003" in found["worst rows"]
 
 

@@ -27,7 +27,7 @@ HOSTILE = "<script>alert('x')</script> & [bold]"
 def found(*grades: Sequence[float | None]) -> Readiness:
     tasks = [task(f"{i}-x", f"{HOSTILE} {i}", reference=i) for i, _ in enumerate(grades, 1)]
     groups = [group(group_request(i, task=t), row) for i, (t, row) in enumerate(zip(tasks, grades, strict=True))]
-    return judge_samples(job(), plan(), tasks, groups, {}, samples=4, again={}, target_s=1.0, rollout_s=0.5)
+    return judge_samples(job(), plan(), tasks, groups, {}, samples=4, second_grades={}, target_s=1.0, rollout_s=0.5)
 
 
 def test_the_page_has_the_verdict_the_plot_and_each_row_and_no_text_of_a_row_as_markup(tmp_path: Path) -> None:

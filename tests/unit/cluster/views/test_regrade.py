@@ -53,10 +53,10 @@ async def test_recorded_rollouts_are_graded_with_their_rows_and_tool_calls(tmp_p
     grader = write("g.json", {"type": "multi", "graders": parts, "calculate_output": "exact"})
     reinforcement, cases, (outcomes,) = await grade_file(tmp_path / "run", grader, NONE, name="step-000002")
     assert len(cases) == 6 * 4 - 1  # one was discarded
-    assert [outcome.value for outcome in outcomes] == [case.recorded for case in cases]
+    assert [outcome.value for outcome in outcomes] == [case.recorded_grade for case in cases]
     assert {outcome.scores["called"] for outcome in outcomes} == {1.0}
     summary = summarize_grades([outcomes], reinforcement.grader.pass_threshold)
-    assert "mean of the recorded grades" in printed(summary, [case.recorded for case in cases])
+    assert "mean of the recorded grades" in printed(summary, [case.recorded_grade for case in cases])
 
 
 def test_the_newest_file_is_read_unless_one_is_named(tmp_path, synthetic):
@@ -243,13 +243,14 @@ async def test_rows_whose_grade_changed_are_listed_with_row_and_line(tmp_path, s
     text = changes(cases, runs)
     assert f"{len(cases)} of {len(cases)} grades changed" in text
     assert {case.where for case in cases} == {f"train.jsonl:{n}" for n in range(6)}  # the job's training file
-    first, last = (next(case for case in cases if case.recorded == grade) for grade in (0.0, 1.0))
+    first, last = (next(case for case in cases if case.recorded_grade == grade) for grade in (0.0, 1.0))
     lines = [line for line in text.splitlines() if "train.jsonl:" in line]
     assert all(part in lines[0] for part in (first.row_id, first.where, first.trace_id, "0.000", "1.000", "+1.000"))
     assert "-1.000" in lines[-1] and len(lines) == 20 and "between" in text
     assert {case.where for case in read_cases(run.path, "test-after")} == {f"test_file:{n}" for n in range(8)}
     assert (
-        "0 of 7 grades" in changes(cases[:7], [[Grade(case.recorded) for case in cases[:7]]]) and last.recorded == 1.0
+        "0 of 7 grades" in changes(cases[:7], [[Grade(case.recorded_grade) for case in cases[:7]]])
+        and last.recorded_grade == 1.0
     )
 
 
@@ -270,7 +271,7 @@ def test_the_greatest_gains_and_losses_are_listed_and_failures_are_no_changes():
 
 def test_a_line_may_have_the_grade_that_you_expect(write):
     path = write("s.jsonl", [{"sample": "a", "grade": 1}, {"sample": "b"}])
-    assert [(case.recorded, case.where) for case in read_cases(path)] == [(1, f"{path}:1"), (None, f"{path}:2")]
+    assert [(case.recorded_grade, case.where) for case in read_cases(path)] == [(1, f"{path}:1"), (None, f"{path}:2")]
     with pytest.raises(InvalidJob) as wrong:
         read_cases(
             write(

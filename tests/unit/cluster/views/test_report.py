@@ -203,11 +203,11 @@ def test_the_worst_rows_come_first_and_those_without_a_grade_last():
         ("test-before", graded(1.0, 0.5, 0.0, 0.0, 0.2)), ("test-after", graded(0.5, 0.0, 0.0, None, 1.0))
     )
     assert [row.line for row in rows.shown] == ["1", "2", "0", "4", "3"]
-    assert [(heading, [row.line for row in ends]) for heading, ends in rows.ends] == [
+    assert [(heading, [row.line for row in ends]) for heading, ends in rows.extremes] == [
         ("Worst rows", ["1", "2"]),
         ("Best rows", ["4", "0"]),
     ]
-    assert make_report_rows(None, ("eval-test", graded(0.5, 0.5, 0.5))).ends == []
+    assert make_report_rows(None, ("eval-test", graded(0.5, 0.5, 0.5))).extremes == []
     assert make_report_rows(None, ("eval-test", [])).shown == []
 
 

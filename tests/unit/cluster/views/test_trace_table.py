@@ -57,12 +57,12 @@ def test_a_run_becomes_one_table_with_a_line_for_each_rollout(run, tmp_path, tab
     assert export_traces(traces, "job", "parquet", tmp_path / "a.parquet", open_table) == len(traces)
     [table] = tables
     assert table.path == tmp_path / "a.parquet" and table.closed
-    assert [row["trace_id"] for row in table.rows] == [trace.end.trace_id for trace in traces]
+    assert [row["trace_id"] for row in table.rows] == [trace.outcome.trace_id for trace in traces]
     for row, trace in zip(table.rows, traces, strict=True):
         assert list(row) == [column.name for column in COLUMNS]
         assert (row["run"], row["file"]) == ("job", trace.name)
-        if isinstance(trace.end, Rollout):
-            assert row["grade"] == trace.end.grade.value and row["num_calls"] == len(row["tools"])
+        if isinstance(trace.outcome, Rollout):
+            assert row["grade"] == trace.outcome.grade.value and row["num_calls"] == len(row["tools"])
             assert json.loads(row["turns"])[0]["calls"][0]["name"] == row["tools"][0]
         else:
             assert (row["finish"], row["errors"], row["grade"]) == ("discarded", ["tool_failed"], None)
@@ -83,7 +83,7 @@ def test_a_dataset_has_a_table_for_each_purpose_and_a_card(run, tmp_path, tables
     assert sum(len(table.rows) for table in tables) == count and all(table.closed for table in tables)
     card = (out / "README.md").read_text()
     assert card.startswith("---\nconfigs:\n") and "  - split: train\n    path: data/train.parquet\n" in card
-    with pytest.raises(UserError, match="give --out a new or empty folder"):
+    with pytest.raises(UserError, match="Give a new or empty folder with --out"):
         export_traces([], "job", "hf", out, open_table)
 
 
@@ -95,7 +95,7 @@ def test_odd_numbers_and_texts_can_be_stored():
 
 
 def test_the_manual_describes_each_column():
-    manual = (REPO / "docs" / "watching.md").read_text()
+    manual = (REPO / "docs" / "monitoring.md").read_text()
     for column in COLUMNS:
         assert f"| `{column.name}` | {column.kind} | {column.about} |" in manual
 
@@ -125,7 +125,7 @@ def test_only_rows_that_both_files_have_are_shown_and_graded_ones_first():
     lost = DiscardedRollout("t", "1", 0, "tool_failed", "down")
     before, after = [trace(1, lost), trace(1, answer="graded"), trace(2)], [trace(3), trace(1, answer="later")]
     [(first, second)] = pair_traces(before, after)
-    assert (first.end.answer, second.end.answer) == ("graded", "later")
+    assert (first.outcome.answer, second.outcome.answer) == ("graded", "later")
     assert shown([(trace(1, lost), second)])[1].startswith("─")
     assert "discarded → 1.000" in shown([(trace(1, lost), second)])[1]
 

@@ -34,19 +34,19 @@ def test_traces_are_selected_by_step_or_name_and_default_to_the_newest_file(run)
 
 def test_a_row_or_a_trace_is_searched_in_all_files(run):
     by_line, by_id = (select_traces(run, row=row) for row in ("1", "1-00000001"))
-    assert [t.end.trace_id for t in by_line] == [t.end.trace_id for t in by_id]
+    assert [t.outcome.trace_id for t in by_line] == [t.outcome.trace_id for t in by_id]
     assert len({t.name for t in by_line}) == 2 + 2 + 3
-    wanted = select_traces(run, name="step-000002")[3].end.trace_id
+    wanted = select_traces(run, name="step-000002")[3].outcome.trace_id
     (found,) = select_traces(run, trace=wanted[:15])
-    assert found.end.trace_id == wanted and found.name == "step-000002"
+    assert found.outcome.trace_id == wanted and found.name == "step-000002"
 
 
 def test_worst_and_best_go_by_grade_and_skip_discarded_rollouts(run):
     worst, best = select_traces(run, name="step-000003", worst=4), select_traces(run, name="step-000003", best=4)
     assert len(worst) == len(best) == 4
-    assert max(t.end.grade.value for t in worst) <= min(t.end.grade.value for t in best)
+    assert max(t.outcome.grade.value for t in worst) <= min(t.outcome.grade.value for t in best)
     everything = select_traces(run, name="step-000003", worst=1000)
-    assert len(everything) == 23 and all(isinstance(t.end, Rollout) for t in everything)
+    assert len(everything) == 23 and all(isinstance(t.outcome, Rollout) for t in everything)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(run, tmp_path):
@@ -57,9 +57,9 @@ def test_an_unknown_name_is_refused_with_the_known_ones(run, tmp_path):
 def test_a_trace_is_printed_from_prompt_to_answer(run):
     (trace,) = select_traces(run, name="step-000003", best=1)
     text = printed([trace])
-    rollout = trace.end
+    rollout = trace.outcome
     for part in (
-        trace.end.trace_id,
+        trace.outcome.trace_id,
         "what was net income",
         "grade 1.000 (exact 1.000",
         "reward ",
@@ -109,7 +109,7 @@ def test_the_text_of_a_turn_leaves_out_tool_calls_unless_malformed():
 
 
 def test_finding_nothing_is_an_error(run, tmp_path):
-    with pytest.raises(UserError, match="contains no rollouts: give the folder"):
+    with pytest.raises(UserError, match=r"contains no rollouts\. Give the folder"):
         select_traces(RunFolder(tmp_path / "typo"))
     with pytest.raises(UserError, match="no rollout with trace 'trace_x' in step-000001"):
         select_traces(run, name="step-000001", trace="trace_x")

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from agent_rft.serve.console.console_files import BUNDLE, mount
+from agent_rft.serve.console.console_files import BUNDLE, mount_console
 from agent_rft.serve.http.api_app import create_app
 from tests.support.api import FakeKeys
 
 
 def app_of(folder: Path = BUNDLE) -> FastAPI:
     app = create_app([], FakeKeys())
-    mount(app, folder)
+    mount_console(app, folder)
     return app
 
 

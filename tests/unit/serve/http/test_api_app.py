@@ -160,10 +160,10 @@ async def test_an_invalid_request_is_answered_with_an_error_in_the_wire_form(
         (b'{"note": "\xff"}', "not valid UTF-8"),
         (b'{"note": "\\ud800"}', "not valid UTF-8"),
         (b'{"note": "a\\u0000b"}', "the character"),
-        (b"[" * 10_000, "nested more than 100 deep"),
+        (b"[" * 10_000, "nested more than 100 levels deep"),
         (b"[" * 100_000, "more than 25,000 values"),
         (b"[" + b"[]," * 20_000 + b"0]", "more than 25,000 values"),
-        (b'{"note": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than 100 deep"),
+        (b'{"note": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than 100 levels deep"),
     ],
 )
 async def test_an_unusable_body_is_refused_on_every_route(body: bytes, why: str) -> None:

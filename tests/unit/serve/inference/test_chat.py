@@ -11,18 +11,18 @@ import openai
 import pytest
 import pytest_asyncio
 
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.inference import chat, responses
 from agent_rft.serve.routes import model_routes
 from agent_rft.serve.stores.model_registry import ModelRegistry
-from agent_rft.serve.stores.sealed_secrets import FixedSecrets, Master, SecretBox
+from agent_rft.serve.stores.sealed_secrets import FixedSecrets, MasterSecret, SecretBox
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.fake_models import FakeModels, call, turn
 from tests.support.jobs import database_with_tables
 
-BOX = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
+BOX = SecretBox(FixedSecrets((MasterSecret("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
 USER: Any = {"role": "user", "content": "what was debt?"}
 TOOL: Any = {"type": "function", "function": {"name": "cat", "parameters": {"type": "object"}}}
 CALL = call("call_a", "cat", '{"path": "a"}')
@@ -32,7 +32,7 @@ CHECK = {"type": "string_check", "input": "{{sample.output_text}}", "reference":
 
 
 def http(fake: FakeModels, *more: Any, token: str = "sk-rft-of-a-test") -> httpx.AsyncClient:
-    trials = Trials(DEFAULT_CONFIG)
+    trials = TrialFactory(DEFAULT_CONFIG)
     return client_of([chat.make_router(fake, trials), responses.make_router(fake, trials, BOX), *more], token)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.errors import UserError
-from agent_rft.serve.inference.model_apps import SERVED_RANK, EngineResources, RayServeModels, engine_config
+from agent_rft.serve.inference.model_apps import SERVED_RANK, EngineResources, RayServeModels, make_engine_config
 from agent_rft.serve.stores.model_registry import ModelRecord
 from agent_rft.spec.operator.operator_config import EngineLimits
 from agent_rft.trainer.learner.adapter import AdapterConfig
@@ -31,7 +31,7 @@ def test_a_base_model_with_a_hugging_face_name_is_served_from_the_cache(tmp_path
         asked.append(name)
         return tmp_path, None
 
-    config = engine_config(base_model("Qwen/Qwen3-4B"), RESOURCES, find)
+    config = make_engine_config(base_model("Qwen/Qwen3-4B"), RESOURCES, find)
 
     assert (asked, config.model, config.context_length) == (["Qwen/Qwen3-4B"], str(tmp_path), 512)
 
@@ -40,14 +40,14 @@ def test_a_model_that_is_not_there_is_named_with_the_fix() -> None:
     with pytest.raises(
         UserError, match=r"gpt-5: the folder no/such-model does not exist.*run `hf download no/such-model` first"
     ):
-        engine_config(base_model("no/such-model"), RESOURCES)
+        make_engine_config(base_model("no/such-model"), RESOURCES)
 
 
 def test_a_folder_whose_configuration_cannot_be_read_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
 
     with pytest.raises(UserError, match="cannot be read"):
-        engine_config(base_model(str(tmp_path)), RESOURCES)
+        make_engine_config(base_model(str(tmp_path)), RESOURCES)
 
 
 def base_folder(folder: Path, context: int) -> ModelRecord:
@@ -66,12 +66,12 @@ def adapter(base: ModelRecord, name: str, rank: int = 8, context_length: int | N
 
 def test_an_engine_of_adapters_is_that_of_their_base_with_slots(tmp_path: Path) -> None:
     base = base_folder(tmp_path / "base", context=512)
-    config = engine_config(adapter(base, "small", context_length=128), RESOURCES)
+    config = make_engine_config(adapter(base, "small", context_length=128), RESOURCES)
     assert (config.model, config.context_length, config.adapter_slots) == (base.folder, 512, RESOURCES.max_adapters)
     assert config.lora is not None and config.lora.rank == SERVED_RANK
-    larger = engine_config(adapter(base, "large", rank=SERVED_RANK + 1), RESOURCES)
+    larger = make_engine_config(adapter(base, "large", rank=SERVED_RANK + 1), RESOURCES)
     assert larger.lora is not None and larger.lora.rank == 64
-    assert engine_config(base, RESOURCES).lora is None
+    assert make_engine_config(base, RESOURCES).lora is None
 
 
 def test_adapters_of_one_base_share_an_application_with_it(tmp_path: Path) -> None:

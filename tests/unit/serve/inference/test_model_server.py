@@ -27,7 +27,7 @@ from agent_rft.serve.inference.model_server import (
     ServedModels,
 )
 from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry, UnknownModel
-from agent_rft.serve.stores.sealed_secrets import FixedSecrets, Master, SecretBox
+from agent_rft.serve.stores.sealed_secrets import FixedSecrets, MasterSecret, SecretBox
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, EngineLimits
 from agent_rft.wire.api_errors import ApiError
 from tests.support.api import client_of, openai_of
@@ -174,7 +174,7 @@ async def test_the_sdk_calls_an_alias_by_its_dated_names(tmp_path: Path) -> None
     hosted.hosting.answers = [await FakeModels(turn("hello")).chat({"model": "any"})]
     registry = ModelRegistry(database, {"gpt-5": "large", "gpt-5-2031-01-31": "newer"})
     served = ServedModels(registry, hosted.hosting, EngineLimits(max_models=2), timing=hosted.time.timing())
-    box = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
+    box = SecretBox(FixedSecrets((MasterSecret("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
     routers = [chat.make_router(served, DEFAULT_CONFIG), responses.make_router(served, DEFAULT_CONFIG, box)]
     async with client_of(routers) as http:
         sdk = openai_of(http)
@@ -198,7 +198,7 @@ async def test_tools_for_a_model_without_tools_are_a_400_of_both_routes(tmp_path
     answer = await ChatModel(folder, ServeSettings(), 64).chat({"messages": messages, "tools": tools}, None)
     hosted = make_world()
     hosted.hosting.answers = [answer]
-    box = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
+    box = SecretBox(FixedSecrets((MasterSecret("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
     routers = [
         chat.make_router(hosted.served, DEFAULT_CONFIG),
         responses.make_router(hosted.served, DEFAULT_CONFIG, box),
@@ -210,7 +210,7 @@ async def test_tools_for_a_model_without_tools_are_a_400_of_both_routes(tmp_path
                 sdk.chat.completions.create(model="a", messages=messages, tools=tools, stream=stream),
                 sdk.responses.create(model="a", input="hi", tools=[{"type": "function", **function}], stream=stream),
             ):
-                with pytest.raises(openai.BadRequestError, match="Send no tools, or use a model") as raised:
+                with pytest.raises(openai.BadRequestError, match="Remove the tools, or use a model") as raised:
                     await request
                 assert (raised.value.code, raised.value.param) == ("tools_unsupported", "tools")
 

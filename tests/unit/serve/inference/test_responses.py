@@ -8,22 +8,22 @@ from typing import Any
 import openai
 import pytest
 
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.inference.responses import make_router
-from agent_rft.serve.stores.sealed_secrets import FixedSecrets, Master, SecretBox
+from agent_rft.serve.stores.sealed_secrets import FixedSecrets, MasterSecret, SecretBox
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from agent_rft.wire.api_errors import ApiError
 from tests.support.api import TOKEN, client_of, openai_of
 from tests.support.fake_models import FakeModels, call, turn
 
-BOX = SecretBox(FixedSecrets((Master("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
+BOX = SecretBox(FixedSecrets((MasterSecret("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="),)))
 TOOL: Any = {"type": "function", "name": "cat", "description": "reads", "parameters": {"type": "object"}}
 INPUT: Any = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "what was debt?"}]
 CALLS = (call("call_a", "cat", '{"path": "a"}'), call("call_b", "cat", '{"path": "b"}'))
 
 
 def sdk(models: FakeModels) -> openai.AsyncOpenAI:
-    return openai_of(client_of([make_router(models, Trials(DEFAULT_CONFIG), BOX)]))
+    return openai_of(client_of([make_router(models, TrialFactory(DEFAULT_CONFIG), BOX)]))
 
 
 def kinds(items: Any) -> list[str]:

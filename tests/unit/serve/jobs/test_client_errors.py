@@ -8,8 +8,8 @@ from agent_rft.errors import EndpointRefused, InvalidJob, Problem, RftError, Tra
 from agent_rft.serve.jobs.client_errors import (
     OTHER_MODEL,
     convert_error,
-    describe,
     describe_exit,
+    describe_problem,
     hide_details,
     make_job_error,
 )
@@ -58,7 +58,7 @@ def test_an_error_that_quotes_a_program_is_cut_for_clients_and_whole_for_admins(
     error = told(
         TrainingHalted("engine-0 could not be started: OSError: /dev/x", public_message="engine-0 could not be started")
     )
-    more = "an admin of the server sees more with `agent-rft jobs log ftjob-1`"
+    more = "an admin of the server can see details with `agent-rft jobs log ftjob-1`"
     assert error.message == f"engine-0 could not be started; {more}" and error.log.endswith("OSError: /dev/x")
 
 
@@ -73,7 +73,7 @@ def test_the_servers_paths_have_names() -> None:
 
 def test_fixes_are_what_a_client_of_the_api_can_do() -> None:
     broken = Problem("invalid_row", "training_file", "messages is missing", "add messages", "train.jsonl", 1, "1-20")
-    assert describe(hide_details(broken, "ftjob-1", {})) == (
+    assert describe_problem(hide_details(broken, "ftjob-1", {})) == (
         "training_file, rows 1-20: messages is missing; add messages; upload the corrected file, and create the job "
         "again with the new file's id"
     )
@@ -88,7 +88,7 @@ def test_of_a_problem_of_the_operator_clients_learn_its_code_only() -> None:
     error = told(InvalidJob("no cluster", [problem]))
     assert (error.code, error.param) == ("no_cluster", None)
     assert error.message == (
-        "--address: the server cannot run the job now (no_cluster); ask its operator, who sees more with "
+        "--address: the server cannot run the job now (no_cluster); ask its operator, who can see details with "
         "`agent-rft jobs log ftjob-1`"
     )
 

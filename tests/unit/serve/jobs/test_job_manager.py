@@ -217,7 +217,7 @@ async def test_a_lost_driver_is_replaced_and_too_many_fail_the_job_without_its_o
 async def test_a_checkpoint_resets_the_count_of_lost_drivers(jobs: ManagedJobs) -> None:
     job_id = await jobs.started()
     for attempt in range(1, 8):
-        jobs.store.note(job_id, attempt, failures=0)  # as the driver does at each new checkpoint
+        jobs.store.update_for_driver(job_id, attempt, failures=0)  # as the driver does at each new checkpoint
         jobs.cluster.end(f"{job_id}-{attempt}")
         await jobs.tick()
         assert jobs.job(job_id).status == "running"
@@ -303,7 +303,7 @@ async def test_two_servers_on_one_database_run_each_job_once(jobs: ManagedJobs) 
         jobs.now += 1
         await asyncio.gather(jobs.manager.tick(), other.tick())
         await asyncio.gather(jobs.manager.wait_for_checks(), other.wait_for_checks())
-        running = jobs.store.with_status("running")
+        running = jobs.store.list_with_status("running")
         assert len(running) <= 1
         for job in running:
             if job.handle is not None:

@@ -56,8 +56,8 @@ class Jobs(FolderJobs):
 
         def write(run: RunFolder) -> Path:
             slow.work(run.path)
-            run.report.write_text("a report")
-            return run.report
+            run.report_file.write_text("a report")
+            return run.report_file
 
         self.records = JobRecords(self.store, self.runs, Index, write)
 

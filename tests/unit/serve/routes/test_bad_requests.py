@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from agent_rft.cluster.records.blobs import FolderBlobs
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.routes import file_routes, trial_routes
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.file_store import FileStore
@@ -315,10 +315,10 @@ TOOLS = [
 async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
     """A client of one app for all requests, which must leave nothing behind."""
     folder = tmp_path_factory.mktemp("server")
-    database = Database.of_folder(folder)
+    database = Database.from_folder(folder)
     migrate(database)
     store = FileStore(database, FolderBlobs(folder / "files"), folder, max_bytes=10_000)
-    routers = [file_routes.make_router(store), trial_routes.make_router(Trials(DEFAULT_CONFIG))]
+    routers = [file_routes.make_router(store), trial_routes.make_router(TrialFactory(DEFAULT_CONFIG))]
     async with client_of(routers) as client:
         yield client
     database.close()

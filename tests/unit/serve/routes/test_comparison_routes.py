@@ -86,7 +86,7 @@ async def test_different_rows_cannot_be_compared(server: Server) -> None:
     run.handle_groups("test-after", [group(group_request(task=task("other"), purpose="test"), [1.0])])
     run.close()
     error = (await server.compare(f"{server.job}:test-after", server.queued, status=400))["error"]
-    assert "the sides graded different rows" in error["message"] and error["param"] == "side"
+    assert "the evaluations graded different rows" in error["message"] and error["param"] == "side"
 
 
 async def test_only_the_owner_and_admins_compare(server: Server) -> None:

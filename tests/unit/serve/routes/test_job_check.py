@@ -55,7 +55,7 @@ server = fixture_of(Server)
 async def test_a_right_request_is_valid_and_no_job_is_created(server: Server) -> None:
     assert await server.check() == {"object": "fine_tuning.job.check", "valid": True, "problems": []}
     assert server.checker.drafts[0].model == "gpt-5" and '"training_file": "file-1"' in server.checker.drafts[0].spec
-    assert server.store.jobs(None) == ([], False)
+    assert server.store.list_jobs(None) == ([], False)
 
 
 async def test_all_mistakes_of_the_form_are_listed_and_no_file_is_read(server: Server) -> None:

@@ -27,7 +27,7 @@ class Server(FolderJobs):
 
     async def get(self, token: str = "sk-rft-write", job: str = "") -> httpx.Response:
         async with client_of(self.routers, token) as client:
-            return await client.get(f"/v1/fine_tuning/jobs/{job or self.job}/now")
+            return await client.get(f"/v1/fine_tuning/jobs/{job or self.job}/live_status")
 
 
 server = fixture_of(Server)

@@ -131,7 +131,7 @@ def test_the_command_line_goes_on_with_a_search_that_takes_long(server: Server) 
         traces = list(
             ServerTraces(client, server.job).find(RolloutFilter(text="of company 1 in", name="test-after"), "newest", 9)
         )
-    assert [trace.end.row_id for trace in traces] == ["1-00000001"]
+    assert [trace.outcome.row_id for trace in traces] == ["1-00000001"]
 
 
 async def test_row_rewards_are_paged(server: Server) -> None:
@@ -305,7 +305,7 @@ def test_the_command_line_reads_a_servers_job_as_it_reads_a_folder(server: Serve
         remote = ServerTraces(client, server.job)
         assert remote.newest_file() == "test-after"
         for one in wanted:
-            local = [trace_json(trace) for trace in find_traces(server.run, *one) if trace.end.trace_id]
+            local = [trace_json(trace) for trace in find_traces(server.run, *one) if trace.outcome.trace_id]
             hidden = [line.replace("search answered 503", "") for line in local]
             assert [trace_json(trace) for trace in remote.find(*one)] == hidden
         with pytest.raises(UserError, match="has no rollout with row 'nobody'"):

@@ -434,7 +434,7 @@ one_world = fixture_of(JobServer, scope="module")
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=str)
 async def test_a_bad_request_is_refused_and_creates_no_job(bad: Bad, one_world: JobServer) -> None:
     await check_refused(bad, one_world.http)
-    assert one_world.store.jobs(None) == ([], False)
+    assert one_world.store.list_jobs(None) == ([], False)
 
 
 @pytest.mark.parametrize("path", ["", "/cancel", "/pause", "/resume"])

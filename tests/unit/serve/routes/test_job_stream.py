@@ -42,8 +42,8 @@ class Server(FolderJobs):
     def feed(self, position: str = "") -> JobChanges:
         return JobChanges(self.store, self.runs, self.job, Position.parse(position))
 
-    async def get(self, token: str = "sk-rft-write", pace: StreamLimits = AT_ONCE, **options: Any) -> httpx.Response:
-        async with client_of([make_router(self.store, self.runs, pace=pace)], token) as client:
+    async def get(self, token: str = "sk-rft-write", limits: StreamLimits = AT_ONCE, **options: Any) -> httpx.Response:
+        async with client_of([make_router(self.store, self.runs, stream_limits=limits)], token) as client:
             return await client.get(f"/v1/fine_tuning/jobs/{self.job}/stream", **options)
 
 
@@ -135,9 +135,9 @@ async def test_metrics_are_for_the_owner_and_admins(server: Server) -> None:
 
 
 async def test_a_key_has_a_bounded_number_of_streams(server: Server) -> None:
-    answer = await server.get(pace=replace(AT_ONCE, max_streams_of_key=0))
+    answer = await server.get(limits=replace(AT_ONCE, max_streams_of_key=0))
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_in_progress")
-    routers = [make_router(server.store, server.runs, pace=replace(AT_ONCE, max_streams_of_key=1))]
+    routers = [make_router(server.store, server.runs, stream_limits=replace(AT_ONCE, max_streams_of_key=1))]
     async with client_of(routers) as client:
         for _ in range(3):  # a stream that ended gives its place back
             assert (await client.get(f"/v1/fine_tuning/jobs/{server.job}/stream")).status_code == 200
@@ -166,7 +166,7 @@ async def opened(client: httpx.AsyncClient, url: str) -> AsyncIterator[int]:
 
 
 async def test_a_stream_whose_page_was_left_ends_and_gives_its_place_back(server: Server) -> None:
-    routers = [make_router(server.store, server.runs, pace=StreamLimits(max_streams_of_key=1))]
+    routers = [make_router(server.store, server.runs, stream_limits=StreamLimits(max_streams_of_key=1))]
     url = f"/v1/fine_tuning/jobs/{server.job}/stream"
     async with client_of(routers) as client:
         for _ in range(2):
@@ -176,7 +176,7 @@ async def test_a_stream_whose_page_was_left_ends_and_gives_its_place_back(server
 
 
 async def test_without_news_a_comment_keeps_the_connection(server: Server) -> None:
-    answer = await server.get(pace=StreamLimits(poll_s=0.0, max_polls=3, comment_after_polls=2))
+    answer = await server.get(limits=StreamLimits(poll_s=0.0, max_polls=3, comment_after_polls=2))
     assert ": nothing new\n\n" in answer.text
 
 

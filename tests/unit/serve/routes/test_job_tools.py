@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from agent_rft.errors import UnsealFailed
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.jobs.job_service import JobService
 from agent_rft.serve.routes import job_routes, job_tools
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
@@ -37,7 +37,7 @@ class Server(FolderJobs):
     def __init__(self, folder: Path, box: ReversingBox) -> None:
         super().__init__(folder)
         self.service = JobService(self.store, KnownModels(), KnownFiles(), box, LOCAL, NO_LOGS)
-        self.routers = [job_routes.make_router(self.service), job_tools.make_router(self.service, Trials(LOCAL))]
+        self.routers = [job_routes.make_router(self.service), job_tools.make_router(self.service, TrialFactory(LOCAL))]
 
     async def job(self, *tools: dict[str, Any]) -> str:
         async with client_of(self.routers, "sk-rft-write") as client:
@@ -95,13 +95,13 @@ async def test_only_those_who_may_change_the_job_may_call_its_tools(server: Serv
             of_admin = (await admin.post(JOBS, json=BODY)).json()["id"]
         other = await server.run(of_admin, name="search")
     assert [answer.status_code for answer in tried] == [403, 200, 200]
-    assert other.status_code == 403 and "Only its owner and admins can change this job" in other.text
+    assert other.status_code == 403 and "Only admins and the owner of this job can change it" in other.text
 
 
 async def test_bad_requests_are_refused(server: Server, subtests: pytest.Subtests) -> None:
     none = await server.job()
     some = await server.job({"name": "search", "server_url": "http://127.0.0.1:9/"})
-    server.routers[1] = job_tools.make_router(server.service, Trials(DEFAULT_CONFIG))
+    server.routers[1] = job_tools.make_router(server.service, TrialFactory(DEFAULT_CONFIG))
     async with client_of(server.routers, "sk-rft-write") as client:
         for bad in (
             Bad("an unknown job", "POST", f"{JOBS}/ftjob-x/tool/run", "fine_tuning_job_id", 404, SEARCH),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_rft.actors.grading.trial_slots import TrialSlots
-from agent_rft.serve.http.grader_trials import Trials
+from agent_rft.serve.http.grader_trials import TrialFactory
 from agent_rft.serve.routes.trial_routes import make_router
 from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from tests.support.api import client_of, openai_of
@@ -25,7 +25,7 @@ EXACT = {
 
 
 async def run(operator: OperatorConfig = LOCAL, **body: Any) -> dict[str, Any]:
-    async with client_of([make_router(Trials(operator))]) as client:
+    async with client_of([make_router(TrialFactory(operator))]) as client:
         response = await client.post("/v1/fine_tuning/alpha/graders/run", json=body)
     assert response.status_code == 200, response.text
     return dict(response.json())
@@ -33,7 +33,7 @@ async def run(operator: OperatorConfig = LOCAL, **body: Any) -> dict[str, Any]:
 
 async def test_the_sdk_validates_and_runs_a_grader() -> None:
     grader: Any = EXACT
-    async with client_of([make_router(Trials(LOCAL))]) as client:
+    async with client_of([make_router(TrialFactory(LOCAL))]) as client:
         alpha = openai_of(client).fine_tuning.alpha.graders
         valid = await alpha.validate(grader=grader)
         assert valid.grader is not None and valid.grader.name == "exact"
@@ -44,7 +44,7 @@ async def test_the_sdk_validates_and_runs_a_grader() -> None:
 
 
 async def test_a_reward_is_always_a_float_in_json() -> None:
-    async with client_of([make_router(Trials(LOCAL))]) as client:
+    async with client_of([make_router(TrialFactory(LOCAL))]) as client:
         body = {"grader": EXACT, "model_sample": "42", "item": {"answer": "42"}}
         text = (await client.post("/v1/fine_tuning/alpha/graders/run", json=body)).text
     assert '"reward":1.0' in text
@@ -139,7 +139,7 @@ async def test_an_endpoint_grader_receives_the_sample_and_its_headers_which_are_
         }
         answer = await run(grader=grader, model_sample="hi", item={"a": 1}, trace_id="trace_mine")
         (received,) = endpoint.received
-        async with client_of([make_router(Trials(LOCAL))]) as client:
+        async with client_of([make_router(TrialFactory(LOCAL))]) as client:
             shown = await client.post("/v1/fine_tuning/alpha/graders/validate", json={"grader": grader})
     assert answer["reward"] == 0.25
     assert received.headers["X-Key"] == SECRET and received.body["trace_id"] == "trace_mine"
@@ -152,7 +152,7 @@ async def test_an_endpoint_that_refuses_the_call_is_a_400() -> None:
     async with FakeEndpoint(says({"error": SECRET}, status=401)) as endpoint:
         grader = {"type": "endpoint", "url": endpoint.url, "headers": {"Authorization": f"Bearer {SECRET}"}}
         body = {"grader": grader, "model_sample": "x"}
-        async with client_of([make_router(Trials(LOCAL))]) as client:
+        async with client_of([make_router(TrialFactory(LOCAL))]) as client:
             refused = await client.post("/v1/fine_tuning/alpha/graders/run", json=body)
     error = refused.json()["error"]
     assert refused.status_code == 400 and (error["param"], error["code"]) == ("grader", "endpoint_refused")
@@ -173,7 +173,7 @@ async def test_a_tool_is_called_as_in_training() -> None:
             "headers": {"Authorization": "Bearer of-the-tool"},
             "anything": "else",
         }
-        async with client_of([make_router(Trials(LOCAL))]) as client:
+        async with client_of([make_router(TrialFactory(LOCAL))]) as client:
             answer = (await client.post("/v1/fine_tuning/alpha/tool/run", json=body)).json()
         (received,) = tool.received
     assert answer["output"] == '{"balance": 5}' and answer["type"] == "function_call_output"
@@ -186,7 +186,7 @@ async def test_a_tool_is_called_as_in_training() -> None:
 async def test_a_tools_error_is_shown_as_the_model_would_see_it() -> None:
     async with (
         FakeEndpoint(says("no such account", status=404)) as tool,
-        client_of([make_router(Trials(LOCAL))]) as client,
+        client_of([make_router(TrialFactory(LOCAL))]) as client,
     ):
         body = {"name": "balance", "arguments": {"account": 8}, "server_url": tool.url}
         answer = (await client.post("/v1/fine_tuning/alpha/tool/run", json=body)).json()
@@ -194,7 +194,7 @@ async def test_a_tools_error_is_shown_as_the_model_would_see_it() -> None:
 
 
 async def test_a_tool_that_returns_no_output_is_a_424_that_names_the_tool() -> None:
-    async with FakeEndpoint(says({"nothing": SECRET})) as tool, client_of([make_router(Trials(LOCAL))]) as client:
+    async with FakeEndpoint(says({"nothing": SECRET})) as tool, client_of([make_router(TrialFactory(LOCAL))]) as client:
         body = {"name": "balance", "server_url": f"{tool.url}?key={SECRET}"}
         useless = await client.post("/v1/fine_tuning/alpha/tool/run", json=body)
     assert useless.status_code == 424 and useless.json()["error"]["code"] == "tool_failed"
@@ -210,7 +210,7 @@ async def test_a_trial_waits_for_one_of_the_slots_and_is_refused_if_none_becomes
         return await says({"output": "done"})(request)
 
     slots = TrialSlots(1, max_waiting=2, wait_s=60)
-    async with FakeEndpoint(waits) as tool, client_of([make_router(Trials(LOCAL, slots))]) as client:
+    async with FakeEndpoint(waits) as tool, client_of([make_router(TrialFactory(LOCAL, slots))]) as client:
         tries = [
             asyncio.create_task(
                 client.post("/v1/fine_tuning/alpha/tool/run", json={"name": "slow", "server_url": tool.url})

@@ -19,7 +19,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as NoConnection
 
-from agent_rft.serve.stores.database import Database, DatabaseError, is_unavailable, reason_of
+from agent_rft.serve.stores.database import Database, DatabaseError, describe_error, is_unavailable
 
 
 def test_broken_connections_and_an_exhausted_pool_are_outages() -> None:
@@ -28,7 +28,7 @@ def test_broken_connections_and_an_exhausted_pool_are_outages() -> None:
     assert is_unavailable(OperationalError("SELECT 1", {}, psycopg.errors.AdminShutdown("terminating connection")))
     assert is_unavailable(InterfaceError("SELECT 1", {}, psycopg.InterfaceError("the connection is closed")))
     assert is_unavailable(NoConnection("QueuePool limit of size 5 overflow 10 reached"))
-    assert reason_of(OperationalError("SELECT 'secret'", {}, refused)) == "connection refused"
+    assert describe_error(OperationalError("SELECT 'secret'", {}, refused)) == "connection refused"
 
 
 def test_errors_of_statements_and_other_exceptions_are_no_outages() -> None:

@@ -10,7 +10,7 @@ import pytest
 from agent_rft.events import Evaluated, Event, LossEvaluated
 from agent_rft.serve.jobs.processes.wire_metrics import make_wire_data
 from agent_rft.serve.stores.database import Database
-from agent_rft.serve.stores.job_progress import Progress
+from agent_rft.serve.stores.job_progress import MeasuredProgress
 from agent_rft.trainer.loop.evaluation import summarize
 from tests.support.events import run_event
 from tests.support.jobs import NEW_JOB, StoredJobs
@@ -39,7 +39,7 @@ class Job(StoredJobs):
         self.store.add_event(self.record.id, "info", f"Step {number}/9", type="metrics", data=data)
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> MeasuredProgress | None:
         return self.store.progress(self.record)
 
 
@@ -48,27 +48,27 @@ def test_the_last_validation_is_compared_with_the_one_before_the_first_step(any_
     assert job.progress is None
     job.graded(0, 0.9, "test-before")
     baseline = job.graded(0, 0.1)
-    assert job.progress == Progress("reward", 0, None, None, baseline, baseline, "validation")
+    assert job.progress == MeasuredProgress("reward", 0, None, None, baseline, baseline, "validation")
     job.step(1, train_mean_reward=0.2)
     now = job.graded(2, 0.9)
     job.step(2, train_mean_reward=0.3)
     job.step(3, train_mean_reward=0.4)
     job.graded(9, 0.0, "test-after")
-    assert job.progress == Progress("reward", 3, 9, 0.4, now, baseline, "validation")
+    assert job.progress == MeasuredProgress("reward", 3, 9, 0.4, now, baseline, "validation")
 
 
 def test_without_a_validation_file_the_last_step_is_compared_with_the_first(any_database: Database) -> None:
     job = Job(any_database, validation_file=None)
     job.step(1, train_mean_reward=0.2)
     job.step(2, train_mean_reward=0.5)
-    assert job.progress == Progress("reward", 2, 9, 0.5, None, 0.2, "train")
+    assert job.progress == MeasuredProgress("reward", 2, 9, 0.5, None, 0.2, "train")
 
 
 def test_a_job_that_was_never_validated_before_its_first_step_has_that_step_as_baseline(any_database: Database) -> None:
     job = Job(any_database)
     job.step(1, train_mean_reward=0.2)
     now = job.graded(4, 0.5)
-    assert job.progress == Progress("reward", 1, 9, 0.2, now, 0.2, "train")
+    assert job.progress == MeasuredProgress("reward", 1, 9, 0.2, now, 0.2, "train")
 
 
 @pytest.mark.parametrize("validation_file", [None, "file-2"])
@@ -79,7 +79,7 @@ def test_a_supervised_job_has_losses(any_database: Database, validation_file: st
         job.happened(LossEvaluated(step=1, loss=1.5, num_rows=4))
     job.step(2, loss=1.0)
     validation = None if validation_file is None else 1.5
-    assert job.progress == Progress("loss", 2, 9, 1.0, validation, 2.0, "train")
+    assert job.progress == MeasuredProgress("loss", 2, 9, 1.0, validation, 2.0, "train")
 
 
 def test_events_of_a_version_without_kinds_are_no_baseline(any_database: Database) -> None:
@@ -87,4 +87,4 @@ def test_events_of_a_version_without_kinds_are_no_baseline(any_database: Databas
     older: dict[str, Any] = {"step": 0, "reward": 0.5}
     job.store.add_event(job.record.id, "info", "validation at step 0", data=older)
     job.step(1, train_mean_reward=0.2)
-    assert job.progress == Progress("reward", 1, 9, 0.2, None, 0.2, "train")
+    assert job.progress == MeasuredProgress("reward", 1, 9, 0.2, None, 0.2, "train")

@@ -12,11 +12,11 @@ from sqlalchemy import event, insert
 from agent_rft.metrics import find_metric
 from agent_rft.serve.stores.database import Database
 from agent_rft.serve.stores.job_states import (
-    MOVES,
+    STATE_CHANGES,
     STATUSES,
     TERMINAL,
     IdempotencyConflict,
-    IllegalMove,
+    IllegalStateChange,
     UnknownCursor,
     UnknownJob,
 )
@@ -55,10 +55,10 @@ def jobs(any_database: Database) -> JobsByStatus:
 def test_a_job_can_only_make_the_moves_of_the_table(jobs: JobsByStatus, before: str) -> None:
     for to in STATUSES:
         job_id = jobs.job(before)
-        if to in MOVES[before]:
+        if to in STATE_CHANGES[before]:
             assert jobs.store.move(job_id, to).status == to
         else:
-            with pytest.raises(IllegalMove, match=f"is {before} and cannot become {to}"):
+            with pytest.raises(IllegalStateChange, match=f"is {before} and cannot become {to}"):
                 jobs.store.move(job_id, to)
             assert jobs.store.get(job_id).status == before
 
@@ -76,9 +76,9 @@ def test_a_replaced_driver_cannot_end_the_job(jobs: JobsByStatus) -> None:
     job_id = jobs.job("running")
     assert jobs.store.next_attempt(job_id, 0, "first", failures=0)
     assert jobs.store.next_attempt(job_id, 1, "second", failures=1)
-    with pytest.raises(IllegalMove, match="was replaced by driver 2"):
+    with pytest.raises(IllegalStateChange, match="was replaced by driver 2"):
         jobs.store.move(job_id, "succeeded", attempt=1)
-    assert jobs.store.heartbeat(job_id, 1) is None and not jobs.store.note(job_id, 1, trained_tokens=5)
+    assert jobs.store.heartbeat(job_id, 1) is None and not jobs.store.update_for_driver(job_id, 1, trained_tokens=5)
     assert jobs.store.heartbeat(job_id, 2) == "running"
 
 
@@ -144,7 +144,7 @@ def test_a_job_whose_old_driver_may_still_run_is_not_started_and_counts_as_runni
     assert jobs.store.claim_next("m", 1, 10) is None
     first = jobs.store.claim_next("m", 2, 10)
     assert first is not None and first.id == other
-    assert jobs.store.driver_gone(job_id, "driver")
+    assert jobs.store.clear_driver(job_id, "driver")
     second = jobs.store.claim_next("m", 2, 10)
     assert second is not None and second.id == job_id
 
@@ -184,7 +184,7 @@ def test_pages_go_from_newest_to_oldest_and_tell_whether_more_follow(jobs: JobsB
     with pytest.raises(UnknownCursor):
         jobs.store.events(other, after=sent[0])
     with pytest.raises(UnknownCursor):
-        jobs.store.jobs(None, after="ftjob-none")
+        jobs.store.list_jobs(None, after="ftjob-none")
 
 
 def test_jobs_are_counted_for_every_state_including_empty_ones(jobs: JobsByStatus) -> None:
@@ -192,7 +192,7 @@ def test_jobs_are_counted_for_every_state_including_empty_ones(jobs: JobsByStatu
     for _ in range(2):
         jobs.job("queued")
         jobs.now += 30
-    counts = jobs.store.live()
+    counts = jobs.store.live_metrics()
     assert all(find_metric(name) for name in counts)
     assert counts.pop("api_jobs/running") == 1 and counts.pop("api_jobs/queued") == 2
     assert counts.pop("api_queue_age_s") == 60.0
@@ -200,7 +200,7 @@ def test_jobs_are_counted_for_every_state_including_empty_ones(jobs: JobsByStatu
 
 
 def test_a_page_of_events_is_read_through_an_index(tmp_path: Path) -> None:
-    jobs = JobsByStatus(Database.of_folder(tmp_path))
+    jobs = JobsByStatus(Database.from_folder(tmp_path))
     migrate(jobs.database)
     job_id = jobs.job()
     rows = [
@@ -226,8 +226,8 @@ def test_jobs_are_filtered_by_labels_and_owner(jobs: JobsByStatus) -> None:
     first = jobs.job()
     other = jobs.store.create(replace(NEW_JOB, owner="key-2", labels={"team": "b"}))[0].id
     jobs.store.create(replace(NEW_JOB, owner="key-2", labels=None))
-    assert [job.id for job in jobs.store.jobs(None, labels={"team": "b"})[0]] == [other]
-    assert [job.id for job in jobs.store.jobs("key-1")[0]] == [first]
+    assert [job.id for job in jobs.store.list_jobs(None, labels={"team": "b"})[0]] == [other]
+    assert [job.id for job in jobs.store.list_jobs("key-1")[0]] == [first]
     with pytest.raises(UnknownJob):
         jobs.store.get(first, "key-2")
 

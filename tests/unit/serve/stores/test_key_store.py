@@ -54,7 +54,7 @@ def test_a_key_needs_a_printable_name_and_known_scopes(any_database: Database, n
 def test_a_scope_includes_the_lesser_ones(any_database: Database) -> None:
     scopes: list[Scope] = ["read", "write", "admin"]
     keys = {scope: KeyStore(any_database).create(scope, [scope])[0] for scope in scopes}
-    may = {name: [scope for scope in scopes if key.may(scope)] for name, key in keys.items()}
+    may = {name: [scope for scope in scopes if key.has_scope(scope)] for name, key in keys.items()}
     assert may == {"read": ["read"], "write": ["read", "write"], "admin": ["read", "write", "admin"]}
 
 

@@ -70,7 +70,7 @@ SAVED: dict[str, dict[str, Any]] = {
         "owner": "00112233445566aa",
         "status": "running",
         "created_at": 4.5,
-        "moved_at": 5.5,
+        "status_changed_at": 5.5,
         "model": "gpt-5",
         "base": "gpt-5",
         "training_file": FILE,
@@ -185,14 +185,16 @@ def test_new_rows_follow_those_of_an_earlier_revision(empty_database: Database, 
     assert [event.id for event in store.events(JOB)[0]] == [added.id, "ftevent-1"]
 
 
-@pytest.mark.parametrize("revision", ["0001", "0007"])
+@pytest.mark.parametrize("revision", ["0001", "0007", "r0001"])
 def test_a_database_from_before_the_first_version_is_refused_and_left_as_it_is(
     empty_database: Database, revision: str
 ) -> None:
     migrate(empty_database)
     with empty_database.engine.begin() as connection:
         connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
-    with pytest.raises(OutdatedFormat, match=r"^the database .* was made before 0\.2\.0; finish or export it with"):
+    with pytest.raises(
+        OutdatedFormat, match=r"^the database .* was created by a version before 0\.2\.0; finish or export it with"
+    ):
         migrate(empty_database)
     with empty_database.engine.connect() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == revision
@@ -202,7 +204,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(empty_databa
     migrate(empty_database)
     with empty_database.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9001'"))
-    with pytest.raises(NewerDatabase, match=r"revision 9001\)\. Use that version, or restore the backup"):
+    with pytest.raises(NewerDatabase, match=r"revision 9001\)\. Use the newer version, or restore the backup"):
         migrate(empty_database)
     with empty_database.engine.connect() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9001"

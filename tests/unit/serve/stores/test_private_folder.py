@@ -11,7 +11,7 @@ import pytest
 from agent_rft.errors import UserError
 from agent_rft.serve.stores.database import make_private
 
-SIGNS = ("secret.key",)
+MARKERS = ("secret.key",)
 OTHER = os.geteuid() + 1
 """The user who runs the server, where the folder belongs to us."""
 
@@ -29,14 +29,14 @@ def folder_with(path: Path, mode: int, *files: str) -> Path:
 
 
 def test_a_new_folder_is_its_owners(tmp_path: Path) -> None:
-    make_private(tmp_path / "a" / "b", SIGNS)
+    make_private(tmp_path / "a" / "b", MARKERS)
     assert mode_of(tmp_path / "a" / "b") == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o750, 0o2775, 0o1777])
 def test_a_folder_of_ours_is_closed(tmp_path: Path, mode: int) -> None:
     for folder in (folder_with(tmp_path / "empty", mode), folder_with(tmp_path / "state", mode, "secret.key", "x")):
-        make_private(folder, SIGNS)
+        make_private(folder, MARKERS)
         assert mode_of(folder) == 0o700
 
 
@@ -45,7 +45,7 @@ def test_a_folder_of_ours_is_closed(tmp_path: Path, mode: int) -> None:
 def test_a_folder_that_a_group_may_enter_is_used_as_it_is(tmp_path: Path, mode: int, user: int | None) -> None:
     """As a volume with an fsGroup, which belongs to root, or a folder with other things in it."""
     folder = folder_with(tmp_path / "volume", mode, "lost+found")
-    make_private(folder, SIGNS, user)
+    make_private(folder, MARKERS, user)
     assert mode_of(folder) == mode
 
 
@@ -55,5 +55,5 @@ def test_a_folder_that_everybody_may_enter_is_an_error_with_its_owner_and_mode(
 ) -> None:
     folder = folder_with(tmp_path / "home", mode, "letters.txt")
     with pytest.raises(UserError, match=rf"user {os.geteuid()}\) and has mode {mode:04o}\. .*chmod 700 {folder}"):
-        make_private(folder, SIGNS, user)
+        make_private(folder, MARKERS, user)
     assert mode_of(folder) == mode

@@ -15,29 +15,29 @@ from agent_rft.serve.stores.sealed_secrets import (
     KEY_FILE,
     FileSecrets,
     FixedSecrets,
-    Master,
+    MasterSecret,
     Purpose,
     SecretBox,
-    secrets_of,
+    find_master_secrets,
 )
 
 
 def box() -> SecretBox:
-    return SecretBox(FixedSecrets((Master.generated(),)))
+    return SecretBox(FixedSecrets((MasterSecret.generate(),)))
 
 
 def test_a_sealed_text_can_be_opened_after_a_restart(tmp_path: Path) -> None:
-    sealed = SecretBox.of_folder(tmp_path, {}).sealer("job", "a").seal("Bearer hunter2 ä")
+    sealed = SecretBox.from_folder(tmp_path, {}).sealer("job", "a").seal("Bearer hunter2 ä")
     assert "hunter2" not in sealed
-    assert SecretBox.of_folder(tmp_path, {}).sealer("job", "a").open(sealed) == "Bearer hunter2 ä"
+    assert SecretBox.from_folder(tmp_path, {}).sealer("job", "a").open(sealed) == "Bearer hunter2 ä"
     assert stat.S_IMODE((tmp_path / KEY_FILE).stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [KEY_FILE]
 
 
 def test_the_key_in_the_environment_takes_precedence_and_no_file_is_created(tmp_path: Path) -> None:
     key = Fernet.generate_key().decode()
-    sealed = SecretBox.of_folder(tmp_path, {"AGENT_RFT_SECRET_KEY": key}).sealer("job", "a").seal("x")
-    opened = SecretBox(FixedSecrets((Master(key),))).sealer("job", "a").open(sealed)
+    sealed = SecretBox.from_folder(tmp_path, {"AGENT_RFT_SECRET_KEY": key}).sealer("job", "a").seal("x")
+    opened = SecretBox(FixedSecrets((MasterSecret(key),))).sealer("job", "a").open(sealed)
     assert opened == "x" and not list(tmp_path.iterdir())
 
 
@@ -78,15 +78,15 @@ def test_equal_texts_are_sealed_differently() -> None:
 @pytest.mark.parametrize("key", ["hunter2", "", "é" * 32, "B" * 40, "A" * 43])
 def test_an_invalid_key_is_reported_without_revealing_it(key: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="32 random bytes") as failed:
-        SecretBox.of_folder(tmp_path, {"AGENT_RFT_SECRET_KEY": key})
+        SecretBox.from_folder(tmp_path, {"AGENT_RFT_SECRET_KEY": key})
     assert not key or key not in str(failed.value)
     (tmp_path / KEY_FILE).write_text(key)
     with pytest.raises(UserError, match="32 random bytes"):
-        SecretBox.of_folder(tmp_path, {})
+        SecretBox.from_folder(tmp_path, {})
 
 
 def test_a_master_secret_is_not_shown() -> None:
-    master = Master.generated()
+    master = MasterSecret.generate()
     secrets = FixedSecrets((master,))
     sealer = SecretBox(secrets).sealer("job", "a")
     assert master.text not in f"{master!r} {secrets!r} {sealer!r} {master.id}"
@@ -94,7 +94,7 @@ def test_a_master_secret_is_not_shown() -> None:
 
 def test_a_new_key_alone_in_the_environment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="AGENT_RFT_SECRET_KEY is not"):
-        secrets_of(tmp_path, {"AGENT_RFT_NEW_SECRET_KEY": Fernet.generate_key().decode()})
+        find_master_secrets(tmp_path, {"AGENT_RFT_NEW_SECRET_KEY": Fernet.generate_key().decode()})
 
 
 def test_a_key_file_that_is_gone_is_reported(tmp_path: Path) -> None:
@@ -104,6 +104,6 @@ def test_a_key_file_that_is_gone_is_reported(tmp_path: Path) -> None:
 
 def test_servers_that_start_at_the_same_time_use_one_key(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        sealed = list(threads.map(lambda _: SecretBox.of_folder(tmp_path, {}).sealer("job", "a").seal("x"), range(8)))
-    sealer = SecretBox.of_folder(tmp_path, {}).sealer("job", "a")
+        sealed = list(threads.map(lambda _: SecretBox.from_folder(tmp_path, {}).sealer("job", "a").seal("x"), range(8)))
+    sealer = SecretBox.from_folder(tmp_path, {}).sealer("job", "a")
     assert [sealer.open(text) for text in sealed] == ["x"] * 8

@@ -20,13 +20,13 @@ from agent_rft.serve.stores.sealed_secrets import (
     KEY_FILE,
     FileSecrets,
     FixedSecrets,
-    Master,
+    MasterSecret,
     Purpose,
     Sealer,
     SecretBox,
-    head_of,
+    sealed_prefix,
 )
-from agent_rft.serve.stores.secret_rotation import MasterRotation, Rotated
+from agent_rft.serve.stores.secret_rotation import MasterSecretRotation, RotationResult
 from tests.support.jobs import NEW_JOB
 
 JOBS = 7
@@ -66,7 +66,7 @@ class DyingFile(FileSecrets):
 
     fuse: Callable[[], None]
 
-    def write(self, masters: tuple[Master, ...]) -> None:
+    def write(self, masters: tuple[MasterSecret, ...]) -> None:
         self.fuse()
         super(DyingFile, self).write(masters)
         self.fuse()
@@ -95,7 +95,7 @@ class Server:
         self.database = database
         self.store = JobStore(database)
         self.secrets = FileSecrets(folder / KEY_FILE)
-        self.box = SecretBox.of_folder(folder, {})
+        self.box = SecretBox.from_folder(folder, {})
         self.old = self.secrets.read()
         self.ids = [self.create() for _ in range(JOBS)]
 
@@ -111,14 +111,14 @@ class Server:
             sealer = SecretBox(self.secrets).sealer("job", job_id)
             assert sealer.open(self.store.get(job_id).sealed_spec) == f"headers of {job_id}"
 
-    def rotate(self, fuse: Callable[[], None] = lambda: None, batch_rows: int = 3) -> Rotated:
+    def rotate(self, fuse: Callable[[], None] = lambda: None, batch_rows: int = 3) -> RotationResult:
         secrets = DyingFile(self.secrets.path, fuse)
-        return MasterRotation(self.database, secrets, DyingBox(secrets, fuse), batch_rows).run()
+        return MasterSecretRotation(self.database, secrets, DyingBox(secrets, fuse), batch_rows).run()
 
     def rotate_busy(self, moment: int, happens: Callable[[], object]) -> None:
         busy = BusyDatabase(self.database.url, moment, happens)
         try:
-            MasterRotation(busy, self.secrets, batch_rows=3).run()
+            MasterSecretRotation(busy, self.secrets, batch_rows=3).run()
         finally:
             busy.close()
 
@@ -127,7 +127,7 @@ class Server:
         assert new not in self.old and stat.S_IMODE(self.secrets.path.stat().st_mode) == 0o600
         with self.database.session() as session:
             sealed = session.scalars(select(JobRow.sealed_spec)).all()
-        assert all(text.startswith(head_of(new)) for text in sealed)
+        assert all(text.startswith(sealed_prefix(new)) for text in sealed)
         for job_id, text in zip(self.ids, sealed, strict=True):
             with pytest.raises(UnsealFailed):
                 SecretBox(FixedSecrets(self.old)).sealer("job", job_id).open(text)
@@ -205,7 +205,7 @@ def test_a_job_that_no_secret_opens_is_named_and_left_as_it_is(server: Server) -
 
 
 def test_a_key_that_is_not_the_servers_is_refused_before_anything_changes(server: Server) -> None:
-    server.secrets.write((Master.generated(),))
+    server.secrets.write((MasterSecret.generate(),))
     before = server.secrets.path.read_text()
     with pytest.raises(UserError, match="opens none of the stored jobs"):
         server.rotate()
@@ -214,9 +214,9 @@ def test_a_key_that_is_not_the_servers_is_refused_before_anything_changes(server
 
 def test_a_server_without_jobs_gets_a_new_secret(any_database: Database, tmp_path: Path) -> None:
     secrets = FileSecrets(tmp_path / KEY_FILE)
-    SecretBox.of_folder(tmp_path, {})
+    SecretBox.from_folder(tmp_path, {})
     before = secrets.read()
-    assert MasterRotation(any_database, secrets).run().num_sealed == 0
+    assert MasterSecretRotation(any_database, secrets).run().num_sealed == 0
     assert secrets.read() != before and len(secrets.read()) == 1
 
 
@@ -224,11 +224,11 @@ def test_a_server_without_jobs_gets_a_new_secret(any_database: Database, tmp_pat
 
 
 def test_a_secret_of_the_environment_is_replaced_by_the_new_one_there(server: Server) -> None:
-    new = Master.generated()
+    new = MasterSecret.generate()
     both = FixedSecrets((new, *server.old))
-    done = MasterRotation(server.database, both).run()
+    done = MasterSecretRotation(server.database, both).run()
     assert (done.secret_id, done.num_sealed) == (new.id, JOBS)
-    assert MasterRotation(server.database, both).run().num_sealed == 0, "again does nothing"
+    assert MasterSecretRotation(server.database, both).run().num_sealed == 0, "again does nothing"
     for job_id in server.ids:
         sealer = SecretBox(FixedSecrets((new,))).sealer("job", job_id)
         assert sealer.open(server.store.get(job_id).sealed_spec) == f"headers of {job_id}"
@@ -237,16 +237,16 @@ def test_a_secret_of_the_environment_is_replaced_by_the_new_one_there(server: Se
 def test_without_a_new_secret_in_the_environment_it_says_what_to_set(server: Server) -> None:
     before = [server.store.get(job_id) for job_id in server.ids]
     with pytest.raises(UserError, match=r"AGENT_RFT_NEW_SECRET_KEY is not set\. Set it to 32 new random bytes"):
-        MasterRotation(server.database, FixedSecrets(server.old)).run()
+        MasterSecretRotation(server.database, FixedSecrets(server.old)).run()
     assert [server.store.get(job_id) for job_id in server.ids] == before
 
 
 @pytest.mark.parametrize("moment", range(1, 6))
 def test_a_job_that_a_server_seals_with_the_old_secret_meanwhile_is_sealed_anew(server: Server, moment: int) -> None:
-    new = Master.generated()
+    new = MasterSecret.generate()
     server.secrets.write(server.old)  # what the server seals with does not change
     busy = BusyDatabase(server.database.url, moment, lambda: server.ids.append(server.create()))
-    done = MasterRotation(busy, FixedSecrets((new, *server.old)), batch_rows=3).run()
+    done = MasterSecretRotation(busy, FixedSecrets((new, *server.old)), batch_rows=3).run()
     busy.close()
     assert done.num_sealed == JOBS + 1
     for job_id in server.ids:

@@ -122,7 +122,7 @@ def test_honest_schemas_mean_what_they_mean_to_the_reference_implementation(sche
         (obj(word={"pattern": r"^(a+)+\1$"}), {"word": "a" * 50_000 + "b"}, "cannot be compared with the pattern"),
         (obj(a=WHOLE), {"a": "x" * 100_000}, '...xxxxxxxxxxxxxx" is not of type "integer"'),
         (obj(a=WHOLE), {"a": list(range(100_000))}, 'at $.a: the list is not of type "integer"'),
-        (obj(a=WHOLE), {"a": "\ud800"}, "at $: they have half of a surrogate pair"),
+        (obj(a=WHOLE), {"a": "\ud800"}, "at $: the value has half of a surrogate pair"),
         ({"not": {"required": ["a"]}}, {"a": 1}, "breaks the rule 'not'"),
     ],
 )  # fmt: skip

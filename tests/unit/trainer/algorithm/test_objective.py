@@ -97,7 +97,7 @@ def test_the_kl_to_the_start_model_is_added_by_its_coefficient() -> None:
 
 
 def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_only() -> None:
-    sums = objective.logprob_gap(batch(), LEARNER, version=3)
+    sums = objective.sum_logprob_gaps(batch(), LEARNER, version=3)
     metrics = objective.step_means({name: float(value) for name, value in sums.items()}, 3)
     assert metrics["logprob_gap_tokens"] == 2
     assert metrics["logprob_gap"] == pytest.approx(log(2) / 2)
@@ -105,7 +105,7 @@ def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_onl
 
 
 def test_without_such_tokens_no_gap_is_reported() -> None:
-    sums = objective.logprob_gap(batch(), LEARNER, version=9)
+    sums = objective.sum_logprob_gaps(batch(), LEARNER, version=9)
     assert objective.step_means({name: float(value) for name, value in sums.items()}, 3) == {"logprob_gap_tokens": 0.0}
 
 

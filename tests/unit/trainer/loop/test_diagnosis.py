@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_rft.problems.zero_variance_causes import CAUSES, Diagnosis, summarize_groups
+from agent_rft.problems.zero_variance_causes import ZERO_VARIANCE_CAUSES, Diagnosis, summarize_groups
 from agent_rft.trainer.loop.group_buffer import Batch
 from agent_rft.trainer.loop.step_checks import ERROR_CHARS, diagnose
 from agent_rft.types import DiscardedRollout, Grade, Group, ToolCall, ToolResult, Turn
@@ -104,7 +104,7 @@ def test_what_tools_answer_is_bounded() -> None:
 
 
 def test_each_cause_has_words_and_a_fix() -> None:
-    for cause, (_, fix) in CAUSES.items():
+    for cause, (_, fix) in ZERO_VARIANCE_CAUSES.items():
         assert str(Diagnosis(cause, "cat")).endswith(fix) and fix
     assert str(Diagnosis("tool_errors", "cat", "404")).startswith(
         "nearly all calls of 'cat' were answered with an error (404); "

@@ -10,7 +10,7 @@ import pytest
 from agent_rft.events import EarlyStopped, Evaluated
 from agent_rft.spec.job import CheckpointInterval, EarlyStop
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState, best_checkpoint
-from agent_rft.trainer.loop.validation import num_without_gain, should_stop
+from agent_rft.trainer.loop.validation import count_since_last_gain, should_stop
 from agent_rft.types import Group, GroupRequest
 from tests.support.fakes import FakeRollouts
 from tests.support.loops import EACH_STEP, NEVER, Killed, Made, killed_in
@@ -45,7 +45,7 @@ def made(folder: Path, early_stop: EarlyStop | None = None, **changes: Any) -> M
 def test_a_gain_exceeds_the_best_before_it_by_more_than_the_least(
     rewards: list[float], min_gain: float, count: int
 ) -> None:
-    assert num_without_gain(rewards, min_gain) == count
+    assert count_since_last_gain(rewards, min_gain) == count
     assert not should_stop(EarlyStop(patience=count + 1, min_gain=min_gain), rewards)
     assert count == 0 or should_stop(EarlyStop(patience=count, min_gain=min_gain), rewards)
     assert not should_stop(None, rewards)
@@ -128,12 +128,12 @@ async def test_a_validation_that_graded_nothing_does_not_count(tmp_path: Path) -
     assert state.with_validation(0.4, {}).valid_rewards == [0.5, 0.4]
 
 
-async def test_the_best_checkpoint_is_one_that_is_offered(tmp_path: Path) -> None:
+async def test_the_best_checkpoint_is_one_that_is_servable(tmp_path: Path) -> None:
     async def nothing(folder: Path) -> None: ...
 
     assert best_checkpoint(tmp_path) is None
     checkpoints = Checkpoints(tmp_path)
-    for step, reward, offered in ((1, 0.5, True), (2, 0.5, True), (3, float("nan"), True), (4, 0.9, False)):
-        await checkpoints.save(LoopState(step, step, 0, [], 0, reward, offered=offered), nothing)
+    for step, reward, is_servable in ((1, 0.5, True), (2, 0.5, True), (3, float("nan"), True), (4, 0.9, False)):
+        await checkpoints.save(LoopState(step, step, 0, [], 0, reward, is_servable=is_servable), nothing)
     best = checkpoints.best()
     assert best is not None and best[1].step == 1, "of equal ones the earliest"

@@ -143,7 +143,7 @@ async def test_a_learner_that_is_lost_in_the_last_checkpoint_writes_it_again(tmp
     run = made(tmp_path, learner=learner, sleep=counting([]), interval=NEVER)
     learner._report = lambda step: (run.loop.stop() if step == 3 else None) or StepReport({}, applied=True)
     await run.loop.run()
-    assert [(state.step, state.offered) for _, state in run.checkpoints.all()] == [(3, True)]
+    assert [(state.step, state.is_servable) for _, state in run.checkpoints.list_all()] == [(3, True)]
 
 
 async def test_a_learner_that_is_lost_again_and_again_ends_the_job_with_the_first_cause(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_a_learner_that_is_lost_again_and_again_ends_the_job_with_the_firs
 
     learner, sleeps = FakeLearner(report), list[float]()
     run = made(tmp_path, learner=learner, sleep=counting(sleeps), interval=EACH_STEP)
-    with pytest.raises(LearnerFailed, match=r"failed 4 times after step 3; the first time: out of memory"):
+    with pytest.raises(LearnerFailed, match=r"failed 4 times after step 3; the first error was: out of memory"):
         await run.loop.run()
     assert sleeps == [1.0, 10.0, 60.0]
     again = made(tmp_path)

@@ -265,7 +265,7 @@ async def test_each_part_of_a_step_is_timed_and_the_parts_are_no_longer_than_the
 async def test_engine_and_learner_that_disagree_stop_the_job(tmp_path: Path) -> None:
     learner = FakeLearner(lambda step: StepReport({"logprob_gap": 0.2 if step == 1 else 0.9}, applied=True))
     made = Made(tmp_path, learner=learner, validate=False)
-    with pytest.raises(TrainingHalted, match="disagree"):
+    with pytest.raises(TrainingHalted, match="different log-probabilities"):
         await made.loop.run()
     assert [event.gap_nats for event in made.sink.of(EngineLearnerGap)] == [0.2]
     assert len(learner.batches) == 2
@@ -303,7 +303,7 @@ async def test_the_best_three_checkpoints_and_the_last_are_kept(tmp_path: Path) 
 
     made = Made(tmp_path, Scored(), staleness=0, eval_interval=1)
     await made.loop.run()
-    assert [state.step for _, state in made.checkpoints.all()] == [1, 2, 4, 6]
+    assert [state.step for _, state in made.checkpoints.list_all()] == [1, 2, 4, 6]
 
 
 async def test_stopping_saves_a_checkpoint_of_the_last_update(tmp_path: Path) -> None:

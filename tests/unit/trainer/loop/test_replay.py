@@ -70,8 +70,8 @@ async def test_a_stop_offers_the_checkpoint_of_its_step_without_writing_it_again
     run.learner._report = lambda step: (run.loop.stop() if step == 3 else None) or StepReport({}, applied=True)
     await run.loop.run()
     assert [folder.name for folder in run.learner.saved] == ["step-000001.tmp", "step-000002.tmp", "step-000003.tmp"]
-    assert [(saved.step, saved.offered) for saved in run.sink.of(CheckpointSaved)][-2:] == [(3, False), (3, True)]
-    assert [(state.step, state.offered) for _, state in run.checkpoints.all()] == [(3, True)]
+    assert [(saved.step, saved.is_servable) for saved in run.sink.of(CheckpointSaved)][-2:] == [(3, False), (3, True)]
+    assert [(state.step, state.is_servable) for _, state in run.checkpoints.list_all()] == [(3, True)]
 
 
 async def test_a_run_that_resumed_from_a_checkpoint_of_the_interval_offers_its_last_one(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_a_run_that_resumed_from_a_checkpoint_of_the_interval_offers_its_l
     await again.loop.resume()
     state = await again.loop.run()
     latest = again.checkpoints.latest()
-    assert latest is not None and (latest[1].step, latest[1].offered) == (state.step, True)
+    assert latest is not None and (latest[1].step, latest[1].is_servable) == (state.step, True)
 
 
 async def test_a_full_disk_pauses_the_job_which_then_goes_on(tmp_path: Path) -> None:
@@ -120,17 +120,17 @@ async def test_a_disk_that_fails_otherwise_ends_the_job(tmp_path: Path) -> None:
 async def test_a_checkpoint_of_the_interval_is_replaced_by_the_next_and_no_model(tmp_path: Path) -> None:
     run = made(tmp_path, interval=CheckpointInterval(minutes=None, steps=3))
     await run.loop.run()
-    assert [(saved.step, saved.offered) for saved in run.sink.of(CheckpointSaved)] == [
+    assert [(saved.step, saved.is_servable) for saved in run.sink.of(CheckpointSaved)] == [
         (3, False),
         (4, True),
         (7, False),
         (8, True),
         (9, True),
     ]
-    assert [state.step for _, state in run.checkpoints.all()] == [4, 8, 9]
-    whole = [(path / "state").exists() for path, _ in run.checkpoints.all()]
+    assert [state.step for _, state in run.checkpoints.list_all()] == [4, 8, 9]
+    whole = [(path / "state").exists() for path, _ in run.checkpoints.list_all()]
     assert whole == [False, False, True]
-    assert all((path / "model.safetensors").exists() for path, _ in run.checkpoints.all())
+    assert all((path / "model.safetensors").exists() for path, _ in run.checkpoints.list_all())
 
 
 async def test_a_checkpoint_is_due_by_minutes_of_the_clock(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_rows_of_a_starved_batch_are_done(tmp_path: Path) -> None:
 async def test_a_batch_that_ended_the_job_is_not_learned_from_when_it_resumes(tmp_path: Path) -> None:
     gaps = {3: {"logprob_gap": 0.9}}
     run = made(tmp_path, learner=FakeLearner(lambda step: StepReport(gaps.get(step, {}), applied=True)))
-    with pytest.raises(TrainingHalted, match="disagree"):
+    with pytest.raises(TrainingHalted, match="different log-probabilities"):
         await run.loop.run()
     dropped = run.learner.weights[2]
     again = made(tmp_path)

@@ -94,7 +94,7 @@ async def test_each_epoch_trains_each_row_once_and_validates_at_each_interval(tm
     rows = [tokens[0] for _, batch in run.learner.weights for tokens in batch]
     assert all(sorted(rows[start : start + 6]) == list(range(6)) for start in (0, 6, 12))
     assert [(event.step, event.loss) for event in run.sink.of(LossEvaluated)] == [(4, 4.0), (8, 8.0), (9, 9.0)]
-    saved = [(event.step, event.offered, event.valid_reward) for event in run.sink.of(CheckpointSaved)]
+    saved = [(event.step, event.is_servable, event.valid_reward) for event in run.sink.of(CheckpointSaved)]
     assert saved == [(3, False, None), (4, True, -4.0), (7, False, None), (8, True, -8.0), (9, True, -9.0)]
     names = {name for metrics in run.sink.steps for name in metrics}
     assert [name for name in sorted(names) if find_metric(name) is None] == []
@@ -151,7 +151,11 @@ async def test_a_lost_learner_goes_back_to_the_checkpoint_and_trains_the_same(tm
     assert (run.learner.restarts, run.sleeps) == (1, [1.0])
     assert run.learner.weights == await undisturbed(tmp_path / "calm")
     assert set(run.steps) == set(range(4, 10))
-    assert [(state.step, state.offered) for _, state in run.checkpoints.all()] == [(4, True), (8, True), (9, True)]
+    assert [(state.step, state.is_servable) for _, state in run.checkpoints.list_all()] == [
+        (4, True),
+        (8, True),
+        (9, True),
+    ]
 
 
 async def test_a_learner_that_never_gets_further_ends_the_job_wherever_it_is_lost(tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ async def test_a_learner_that_never_gets_further_ends_the_job_wherever_it_is_los
         return LearnerFailed(f"lost in update {step}")
 
     run = Run(tmp_path, Learner(trouble), eval_interval=100, interval=NEVER)
-    with pytest.raises(LearnerFailed, match=r"failed 4 times .* the first time: lost in update 9"):
+    with pytest.raises(LearnerFailed, match=r"failed 4 times .* the first error was: lost in update 9"):
         await run.loop.run()
     assert run.sleeps == list(PAUSES_S)
 
@@ -178,4 +182,8 @@ async def test_a_stop_offers_the_last_step_also_after_a_checkpoint_of_the_interv
     run.learner._trouble = lambda step: run.loop.stop()
     await run.loop.resume()
     state = await run.loop.run()
-    assert [(state.step, state.offered) for _, state in run.checkpoints.all()] == [(state.step, True)] == [(4, True)]
+    assert (
+        [(state.step, state.is_servable) for _, state in run.checkpoints.list_all()]
+        == [(state.step, True)]
+        == [(4, True)]
+    )

@@ -20,7 +20,7 @@ SCHEMA = {
     "required": ["answer"],
     "additionalProperties": False,
 }
-STRUCTURE = build_turn_structure((), SCHEMA, HERMES.calls)
+STRUCTURE = build_turn_structure((), SCHEMA, HERMES.call_syntaxes)
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_each_token_continues_its_own_sequence(rows: list[list[int]], min_shared
         paths.append(before + list(range(starts[segment], starts[segment + 1])))
     place = 0
     for row in rows:
-        places = tree.places[place : place + len(row)].tolist()
+        places = tree.state_indices[place : place + len(row)].tolist()
         segment = int(np.searchsorted(starts, places[-1], side="right")) - 1
         assert places == paths[segment][: len(row)]
         assert token_ids[tree.computed[places]].tolist() == row

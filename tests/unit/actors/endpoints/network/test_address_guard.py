@@ -80,7 +80,7 @@ def client(url: str, *allowed: str, resolver: AbstractResolver | None = None, **
 async def test_forbidden_addresses_are_never_connected_to(host: str) -> None:
     """The check at socket creation alone; the check of the URL is skipped here."""
     url = URL(f"http://{host}:9/x")
-    async with aiohttp.ClientSession(connector=AddressGuard().connector(url)) as session:
+    async with aiohttp.ClientSession(connector=AddressGuard().make_connector(url)) as session:
         # aiohttp itself rejects legacy notations of IPv4 addresses.
         with pytest.raises((aiohttp.ClientConnectorError, aiohttp.InvalidUrlClientError)) as refused:
             await session.post(url, timeout=aiohttp.ClientTimeout(total=5))

@@ -55,7 +55,7 @@ def test_no_error_shows_the_text_of_an_exception(kind: type[httpx.RequestError],
     ("error", "cause", "said"),
     [
         (httpx.ConnectError(""), socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
-        (httpx.ConnectError(""), ssl.SSLCertVerificationError(""), "its TLS certificate is not trusted"),
+        (httpx.ConnectError(""), ssl.SSLCertVerificationError(""), "the server's TLS certificate is not trusted"),
         (httpx.ReadTimeout(""), None, "the response timed out"),
         (httpx.RemoteProtocolError(""), None, "the connection was closed before the response was complete"),
     ],
@@ -69,7 +69,7 @@ def test_a_server_without_tls_is_named() -> None:
         client = create_blocking_client(
             SourcedSetting(api.url.replace("http:", "https:"), "x"), SourcedSetting("k", "x"), {}, TIMEOUT
         )
-        assert why(client).endswith("/v1/ does not answer: it does not support TLS")
+        assert why(client).endswith("/v1/ does not answer: the server does not support TLS")
 
 
 def test_a_loopback_address_is_reached_directly_and_the_proxy_of_others_is_named() -> None:

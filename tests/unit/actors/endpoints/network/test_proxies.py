@@ -53,7 +53,7 @@ def test_the_environment_names_the_proxy(url: str, environment: dict[str, str], 
     [
         (
             {"ALL_PROXY": "socks5://user:secret@p:1"},
-            "ALL_PROXY is a socks5:// proxy, which is not supported: set it to an",
+            "ALL_PROXY is a socks5:// proxy, which is not supported: set ALL_PROXY to an",
         ),
         ({"HTTPS_PROXY": "ftp://user:secret@p"}, "HTTPS_PROXY is not the URL of a proxy"),
         ({"https_proxy": "http://user:secret@p q:1"}, "https_proxy is not the URL of a proxy"),

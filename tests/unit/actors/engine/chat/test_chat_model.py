@@ -27,10 +27,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changes", "param", "send"),
     [
-        ({"tools": [TOOL]}, "tools", "Send no tools"),
-        ({"tools": [TOOL], "tool_choice": "none"}, "tools", "Send no tools"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, RESULT]}, "messages", "Send no tool calls"),
-        ({"messages": [USER, RESULT, USER]}, "messages", "Send no tool calls"),
+        ({"tools": [TOOL]}, "tools", "Remove the tools"),
+        ({"tools": [TOOL], "tool_choice": "none"}, "tools", "Remove the tools"),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, RESULT]},
+            "messages",
+            "Remove the tool calls",
+        ),
+        ({"messages": [USER, RESULT, USER]}, "messages", "Remove the tool calls"),
     ],
 )
 @pytest.mark.parametrize("known", ["found", "card", "settings"])
@@ -46,5 +50,5 @@ async def test_a_model_without_tools_refuses_tools_and_calls(
     refused = await model.chat(body, None)
     assert isinstance(refused, Refusal)
     assert (refused.status, refused.param, refused.code) == (400, param, "tools_unsupported")
-    assert "does not support tools, because no parser reads" in refused.message and send in refused.message
+    assert "does not support tools, because no parser can read" in refused.message and send in refused.message
     assert [chunk async for chunk in model.stream(body, None)] == [refused]

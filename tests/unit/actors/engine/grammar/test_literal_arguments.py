@@ -74,7 +74,7 @@ def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(style
     text, meant = GIVEN[style]
     tools = [{"type": "function", "function": {"name": "send", "parameters": SCHEMA}}]
     family = find_family(FAMILY[style])
-    structure = build_turn_structure(tools, {"type": "integer"}, family.calls[0])
+    structure = build_turn_structure(tools, {"type": "integer"}, family.call_syntaxes[0])
     assert structure is not None and fits(json.loads(structure)["format"], text)
     tokenizer = AutoTokenizer.from_pretrained(TINY[family.name].write(tmp_path))
     [(name, arguments)] = load_parser(family, tokenizer)(text, tools).calls

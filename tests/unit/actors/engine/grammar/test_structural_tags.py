@@ -29,7 +29,7 @@ from agent_rft.trainer.model.micro_batches import pack_sequences
 from agent_rft.types import TrainSegment
 from tests.support.families import MISTRAL_LIST, OTHER, TINY, TinyFamily
 
-WITH_GRAMMAR = [family.name for family in FAMILIES if family.calls]
+WITH_GRAMMAR = [family.name for family in FAMILIES if family.call_syntaxes]
 ANSWER = {"type": "object", "properties": {"rule": {"type": "integer"}}, "required": ["rule"]}
 
 
@@ -44,13 +44,13 @@ class Case:
         self.grammars = GrammarMasks(folder, self.ends)
 
     def turn(self, num_calls: int) -> str:
-        """What the template writes for a thought, if there are thoughts, and calls."""
-        thinks = self.renderer.reasoning_mode != "none" or self.renderer.family.messages is not None
-        thought = "I look." if thinks else ""
+        """What the template writes for reasoning, if the model reasons, and calls."""
+        thinks = self.renderer.reasoning_mode != "none" or self.renderer.family.message_syntax is not None
+        reasoning = "I look." if thinks else ""
         read = run_round_trip(
-            self.renderer, lambda text, _: ParsedTurn(text), ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:num_calls], thought
+            self.renderer, lambda text, _: ParsedTurn(text), ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:num_calls], reasoning
         )
-        return read.text
+        return read.rendered_text
 
     def num_accepted(self, text: str, end: int) -> tuple[int, int]:
         """How many tokens of a turn its grammar accepts, and how many there are."""
@@ -71,11 +71,11 @@ def case(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def test_calls_and_answers_as_the_template_writes_them_are_accepted_with_each_end_token(case: Case) -> None:
     numbers = (1, 2) if case.renderer.template_format.takes_several_calls else (1,)
-    thought = {"none": "", "optional": "{}hm{}\n", "opened": "hm{1}\n\n"}[case.renderer.reasoning_mode]
-    answers = [thought.format(*case.renderer.reasoning_delimiters) + '{"rule": 3}']
-    if (messages := case.renderer.family.messages) is not None:
-        begin, end = messages.reasoning
-        answers = [f'{before}{messages.answer}{{"rule": 3}}' for before in ("", f"{begin}hm{end}")]
+    reasoning = {"none": "", "optional": "{}hm{}\n", "opened": "hm{1}\n\n"}[case.renderer.reasoning_mode]
+    answers = [reasoning.format(*case.renderer.reasoning_delimiters) + '{"rule": 3}']
+    if (messages := case.renderer.family.message_syntax) is not None:
+        begin, end = messages.around_reasoning
+        answers = [f'{before}{messages.before_answer}{{"rule": 3}}' for before in ("", f"{begin}hm{end}")]
     for text in (*map(case.turn, numbers), *answers):
         for end in case.ends:
             accepted, of = case.num_accepted(text, end)
@@ -84,10 +84,10 @@ def test_calls_and_answers_as_the_template_writes_them_are_accepted_with_each_en
 
 def test_what_else_a_family_writes_before_arguments_is_accepted_and_read(tmp_path: Path) -> None:
     case = Case("gpt_oss", tmp_path)
-    form, read = case.renderer.template_format.calls, load_parser(GPT_OSS, case.renderer.tokenizer)
-    assert form is not None and form.also
+    form, read = case.renderer.template_format.call_syntax, load_parser(GPT_OSS, case.renderer.tokenizer)
+    assert form is not None and form.other_begins
     name, arguments = ROUND_TRIP_CALLS[0]
-    for begin in form.also:
+    for begin in form.other_begins:
         text = begin.format(name=name) + json.dumps(arguments)
         accepted, of = case.num_accepted(text, case.ends[0])
         assert accepted == of, text

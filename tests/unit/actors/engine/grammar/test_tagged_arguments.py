@@ -49,7 +49,7 @@ def test_a_call_with_values_of_every_kind_fits_and_is_read_as_it_was_meant(tmp_p
     note = 'two\n"lines" of <b>text</b> & more\n'
     others = [("tags", '["a", "<b>"]'), ("kind", "null"), ("count", "12"), ("code", '"1"')]
     arguments = written(TO, ("days", "[1, 7]"), FAST, ("size", "small"), ("note", note), *others)
-    [form] = MUSE_GLIMMER.calls
+    [form] = MUSE_GLIMMER.call_syntaxes
     text = f"{form.begin.format(name='send')}{arguments}{form.end}"
     tools = [{"type": "function", "function": {"name": "send", "parameters": SCHEMA}}]
     structure = build_turn_structure(tools, {"type": "integer"}, form)

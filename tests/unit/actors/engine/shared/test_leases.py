@@ -40,10 +40,10 @@ def test_an_engine_ends_a_while_after_its_last_lease() -> None:
 
 def test_an_engine_stays_for_a_job_that_waits_for_its_ranks() -> None:
     leases = Leases(2)
-    leases.stay_for(START_TICKS)
+    leases.keep_engine_for(START_TICKS)
     ticks(leases, START_TICKS - 1)
     assert not leases.should_end
-    leases.stay_for(START_TICKS)
+    leases.keep_engine_for(START_TICKS)
     assert leases.acquire("a")
     leases.release("a")
     ticks(leases, IDLE_TICKS)

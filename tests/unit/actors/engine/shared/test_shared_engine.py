@@ -51,7 +51,7 @@ class FakeEngine(Engine):
             raise EngineFailed("died: the log quotes the row of another job", public_message="an engine died")
 
     @property
-    def client(self) -> Any:
+    def async_llm_client(self) -> Any:
         return SimpleNamespace(errored=self.died)
 
     @property

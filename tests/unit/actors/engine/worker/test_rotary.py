@@ -7,7 +7,7 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
-from agent_rft.actors.engine.worker.worker_extension import forward_cpu
+from agent_rft.actors.engine.worker.worker_extension import apply_rotary_positions
 
 NUM_TOKENS, SIZE = 7, 32
 
@@ -21,8 +21,8 @@ def test_every_head_of_every_token_is_rotated(shape: tuple[int, ...], is_neox_st
         rotary = RotaryEmbedding(SIZE, SIZE, 64, 1e4, is_neox_style, torch.float32)
         positions = torch.arange(3, 3 + NUM_TOKENS)
         wanted, wanted_key = rotary.forward_native(positions, query, key)
-        found, found_key = forward_cpu(rotary, positions, query.clone().view(shape), key.clone().view(shape))
-        alone, none = forward_cpu(rotary, positions, query.clone().view(shape))
+        found, found_key = apply_rotary_positions(rotary, positions, query.clone().view(shape), key.clone().view(shape))
+        alone, none = apply_rotary_positions(rotary, positions, query.clone().view(shape))
     assert none is None
     torch.testing.assert_close(found, wanted.view(shape))
     torch.testing.assert_close(alone, wanted.view(shape))

@@ -71,7 +71,7 @@ def test_updates_reach_every_weight_and_name_what_no_parameter_took(tmp_path: Pa
             (tmp_path / str(i)).write_bytes(tensor.numpy().tobytes())
             engine.receive_weights(ShmUpdateInfo(str(tmp_path / str(i)), i, [[name, "float32", list(tensor.shape)]]))
         engine.finish_weight_update()
-        assert engine.loaded_weights() == (sum(range(9)), ["ignored"])
+        assert engine.last_update_report() == (sum(range(9)), ["ignored"])
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             assert torch.equal(tensor, torch.full_like(tensor, number)), name
     assert [parameter.data_ptr() for parameter in model.parameters()] == held

@@ -144,7 +144,7 @@ async def test_a_label_passes_or_not(pool: Pool, result: str, value: float) -> N
 @pytest.mark.parametrize(
     "text", ['```json\n{"steps": [], "result": 0.5}\n```', '<think>{"result": 1}</think>\n {"result": 0.5} ']
 )
-async def test_thoughts_and_code_fences_around_the_answer_are_ignored(pool: Pool, text: str) -> None:
+async def test_reasoning_and_code_fences_around_the_answer_are_ignored(pool: Pool, text: str) -> None:
     async with FakeEndpoint(says(completion(text))) as server:
         assert (await pool(score(), server.url).grade(SAMPLE, ITEM, "t")).value == 0.5
 
@@ -329,7 +329,7 @@ async def test_a_400_that_names_another_field_is_no_reason_for_another_format(po
 
 async def test_answers_of_a_judge_without_schemas_are_read_as_strictly(pool: Pool) -> None:
     async with FakeEndpoint(says(completion('I think {"result": 1}'))) as server:
-        with pytest.raises(GraderFailed, match="its answer is not valid JSON \\(3 attempts\\)"):
+        with pytest.raises(GraderFailed, match="the judge's answer is not valid JSON \\(3 attempts\\)"):
             await pool(score(), server.url, response_format="none").grade(SAMPLE, ITEM, "t")
 
 
@@ -488,7 +488,7 @@ async def test_a_judge_may_be_named_with_a_date(pool: Pool) -> None:
 
 def test_dated_names_share_the_limits_of_their_model() -> None:
     clients = ModelClients(operator("http://localhost").models, FakeTime().timing())
-    assert clients.client("judge-2025-04-14", CHAT) is clients.client("judge", CHAT)
+    assert clients.get_model_client("judge-2025-04-14", CHAT) is clients.get_model_client("judge", CHAT)
 
 
 # -- before the job starts ---------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ async def test_a_token_that_begins_two_labels_says_neither() -> None:
 async def test_a_judge_that_mostly_says_something_else_gives_no_grade_and_the_error_has_what_it_says(
     share: float,
 ) -> None:
-    with pytest.raises(GraderFailed, match=r"it begins with 'The' 0\.5.*ask for one of the labels") as failed:
+    with pytest.raises(GraderFailed, match=r"likely first tokens: 'The' 0\.5.*ask for one of the labels") as failed:
         await graded(label(), first_token(The=0.505, yes=share))
     assert failed.value.details["code"] == "model_grader_parse_error"
 
@@ -192,7 +192,7 @@ def guard_problems(grader: GraderSpec) -> list[Problem]:
 def test_a_guard_needs_a_threshold_that_can_be_reached() -> None:
     [problem] = guard_problems(label())
     assert problem.field == "method.reinforcement.guards[0].grader.pass_threshold"
-    assert problem.code == "logprobs_unsupported" and "half of it" in problem.fix
+    assert problem.code == "logprobs_unsupported" and "for example to 0.5" in problem.fix
     assert guard_problems(label(pass_threshold=0.5)) == []
     assert [problem.code for problem in guard_problems(score(range=[1, 5], pass_threshold=5))] == [
         "logprobs_unsupported"

@@ -11,7 +11,7 @@ import pytest
 
 from agent_rft.actors.graders.kinds.python_grader import python_source_problems
 from agent_rft.actors.sandbox import seccomp
-from agent_rft.actors.sandbox.sandbox_start import SandboxFailed, SandboxReport, choose_way
+from agent_rft.actors.sandbox.sandbox_start import SandboxFailed, SandboxReport, choose_sandbox_method
 from agent_rft.errors import UserError
 
 # -- which sandbox -----------------------------------------------------------------------------------------------------
@@ -20,31 +20,36 @@ from agent_rft.errors import UserError
 def test_without_a_sandbox_the_error_says_what_is_missing_and_what_to_do() -> None:
     nothing = SandboxReport(None, {}, {"bubblewrap": "bwrap is not installed", "namespaces": "not permitted"})
     with pytest.raises(UserError) as error:
-        choose_way(nothing, unsandboxed=False)
+        choose_sandbox_method(nothing, unsandboxed=False)
     for words in ("bwrap is not installed", "not permitted", "apt-get install bubblewrap", "unsandboxed_python: true"):
         assert words in error.value.message
 
 
 def test_unsandboxed_python_counts_only_without_a_sandbox() -> None:
-    assert choose_way(SandboxReport(None), unsandboxed=True) == "none"
-    assert choose_way(SandboxReport("namespaces"), unsandboxed=True) == "namespaces"
+    assert choose_sandbox_method(SandboxReport(None), unsandboxed=True) == "none"
+    assert choose_sandbox_method(SandboxReport("namespaces"), unsandboxed=True) == "namespaces"
     with pytest.raises(SandboxFailed, match="in time"):  # it may have one: no reason to go without
-        choose_way(SandboxReport(None, {}, {"namespaces": "not loaded within 60 s"}, late=True), unsandboxed=True)
+        choose_sandbox_method(
+            SandboxReport(None, {}, {"namespaces": "not loaded within 60 s"}, is_late=True), unsandboxed=True
+        )
 
 
 def test_the_filter_ends_with_denial_and_knows_both_machines() -> None:
     forbidden = {"socket", "connect", "sendmsg", "ptrace", "mount", "bpf", "keyctl", "io_uring_setup", "memfd_create"}
     for machine in seccomp.MACHINES:
-        program, numbers = seccomp.program(machine), seccomp.allowed(machine) | seccomp.checked(machine)
+        program, numbers = (
+            seccomp.build_filter(machine),
+            seccomp.allowed_calls(machine) | seccomp.checked_calls(machine),
+        )
         assert len(program) % 8 == 0 and program.endswith(seccomp.DENY.to_bytes(4, sys.byteorder))
         assert len(set(numbers.values())) == len(numbers) and not forbidden & set(numbers)
     assert platform.machine() in seccomp.MACHINES
 
 
-def outcome(machine: str, number: int, *arguments: int, children_count: bool = False) -> int:
+def outcome(machine: str, number: int, *arguments: int, keeps_sigchld: bool = False) -> int:
     """What the filter does with a call: this runs its program as the kernel would."""
     data = struct.pack("=IIQ6Q", number, seccomp.AUDIT_ARCH[machine], 0, *arguments, *[0] * (6 - len(arguments)))
-    steps = list(struct.iter_unpack("=HBBI", seccomp.program(machine, children_count=children_count)))
+    steps = list(struct.iter_unpack("=HBBI", seccomp.build_filter(machine, keeps_sigchld=keeps_sigchld)))
     value = at = 0
     while True:
         code, yes, no, operand = steps[at]
@@ -62,9 +67,9 @@ def outcome(machine: str, number: int, *arguments: int, children_count: bool = F
 
 @pytest.mark.parametrize("machine", seccomp.MACHINES)
 def test_the_filter_decides_by_number_and_argument_on_both_machines(machine: str) -> None:
-    numbers = seccomp.checked(machine)
+    numbers = seccomp.checked_calls(machine)
     for number in set(range(seccomp.LAST_KNOWN + 1)) - set(numbers.values()):
-        allowed = number in seccomp.allowed(machine).values()
+        allowed = number in seccomp.allowed_calls(machine).values()
         assert outcome(machine, number) == (seccomp.ALLOW if allowed else seccomp.DENY), number
     missing = seccomp.ERRNO | errno.ENOSYS
     assert outcome(machine, 1000) == outcome(machine, numbers["clone3"]) == missing
@@ -77,10 +82,10 @@ def test_the_filter_decides_by_number_and_argument_on_both_machines(machine: str
     assert outcome(machine, numbers["fcntl"], 0, 6) == seccomp.ERRNO  # 0: it succeeds and does nothing
     action, sigchld = numbers["rt_sigaction"], (17, 1 << 32)
     assert outcome(machine, action, *sigchld) == seccomp.ALLOW
-    assert outcome(machine, action, *sigchld, children_count=True) == seccomp.DENY
-    assert outcome(machine, action, 17, 0x1000, children_count=True) == seccomp.DENY
-    assert outcome(machine, action, 17, 0, children_count=True) == seccomp.ALLOW  # it only asks
-    assert outcome(machine, action, 15, 1, children_count=True) == seccomp.ALLOW
+    assert outcome(machine, action, *sigchld, keeps_sigchld=True) == seccomp.DENY
+    assert outcome(machine, action, 17, 0x1000, keeps_sigchld=True) == seccomp.DENY
+    assert outcome(machine, action, 17, 0, keeps_sigchld=True) == seccomp.ALLOW  # it only asks
+    assert outcome(machine, action, 15, 1, keeps_sigchld=True) == seccomp.ALLOW
 
 
 # -- the source --------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_openmetrics_keeps_the_colons_of_vllms_names() -> None:
     registry = CollectorRegistry()
     Counter("vllm:prompt_tokens", "Prompt tokens.", registry=registry).inc()
     for form in FORMATS:
-        assert b"\nvllm:prompt_tokens_total 1.0\n" in form.write(registry)
+        assert b"\nvllm:prompt_tokens_total 1.0\n" in form.render_registry(registry)
 
 
 def test_a_scraper_that_asks_for_openmetrics_gets_exemplars(port: int, start: Callable[[str, str], Telemetry]) -> None:

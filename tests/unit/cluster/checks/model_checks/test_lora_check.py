@@ -85,7 +85,7 @@ def test_training_goes_on_with_an_adapter_of_the_same_shape_only(tmp_path: Path)
         assert "agent-rft models merge FOLDER OUT" in problem.fix
     [problem] = problems_of({"rank": 4, "targets": ["q_proj"]}, model)
     assert problem.code == "adapter_of_another_model"
-    assert problem.message.endswith("down_proj.lora_A.weight is 4 x 320, not missing (and 23 more)")
+    assert problem.message.endswith("down_proj.lora_A.weight, it has 4 x 320 instead of no weights (and 23 more)")
 
 
 def test_an_adapter_needs_its_base_and_one_that_fits(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -102,7 +102,7 @@ def test_an_adapter_needs_its_base_and_one_that_fits(tmp_path: Path, tmp_path_fa
     (other / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
     [problem] = problems_of({"rank": 4}, adapter_in(tmp_path, base=other))
     assert (problem.code, problem.field) == ("adapter_of_another_model", "model")
-    assert f"does not fit its base model {other} and `lora`" in problem.message
+    assert f"does not fit its base model {other} and the setting `lora`" in problem.message
     assert "base_model_name_or_path" in problem.fix
 
 

@@ -157,8 +157,8 @@ async def test_reasoning_keeps_the_marks_of_the_templates_family(case: Case) -> 
     write_tiny_model(case.folder / "model", template=template, special=(*SPECIAL, *marks))
     found = await case.prepare({"messages": [QUESTION]})
     assert (found.dialect.family, found.dialect.reasoning_delimiters) == ("mistral", marks)
-    thought = [*map(found.renderer.tokenizer.convert_tokens_to_ids, marks)]
-    assert found.renderer.count_reasoning([thought[0], 65, thought[1], 66]) == 3
+    delimiters = [*map(found.renderer.tokenizer.convert_tokens_to_ids, marks)]
+    assert found.renderer.count_reasoning([delimiters[0], 65, delimiters[1], 66]) == 3
 
 
 async def test_a_family_whose_turns_are_messages_needs_its_parser_without_tools_too(case: Case) -> None:

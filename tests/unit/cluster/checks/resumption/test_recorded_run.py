@@ -154,7 +154,7 @@ def test_damaged_trackers_are_refused_with_the_fix(damaged: Any) -> None:
 
 
 def test_a_value_of_another_form_is_refused_with_the_fix() -> None:
-    with pytest.raises(InvalidJob, match="resume it with the version of agent-rft that started it") as raised:
+    with pytest.raises(InvalidJob, match="resume the job with the version of agent-rft that started it") as raised:
         load_legacy_job(raw_job(limits={"max_tool_calls": "many"}), "the run")
     assert [problem.field for problem in raised.value.problems] == ["method.reinforcement.limits.max_tool_calls"]
 
@@ -205,16 +205,16 @@ def test_no_message_shows_what_a_tools_own_keys_hold(tmp_path: Path, now: str) -
         ("\0" * 9, "is damaged"),
         ("[" * 100_000, "is damaged"),
         ("[]", "is damaged"),
-        ('{"format": 4, "job": [], "plan": {}}', "by a newer version"),
+        ('{"format": 5, "job": [], "plan": {}}', "by a newer version"),
         ('{"format": "new"}', "is damaged"),
-        ('{"format": 3, "job": null, "plan": {}}', "is missing or has no job and plan"),
-        ('{"format": 3, "job": {}, "plan": []}', "is damaged"),
-        ('{"format": 3, "job": {}, "plan": {}, "digests": ["a"]}', "is damaged"),
-        ('{"format": 3, "job": {}, "plan": {}, "context_length": 0}', "is damaged"),
-        ('{"format": 3, "job": {}, "plan": {}, "layout": {"micro_batch_tokens": 0}}', "is damaged"),
-        ('{"format": 3, "job": {"model": "x", "method": []}, "plan": {}}', "value in an older format"),
+        ('{"format": 4, "job": null, "plan": {}}', "is missing, or lacks the job or the plan"),
+        ('{"format": 4, "job": {}, "plan": []}', "is damaged"),
+        ('{"format": 4, "job": {}, "plan": {}, "digests": ["a"]}', "is damaged"),
+        ('{"format": 4, "job": {}, "plan": {}, "context_length": 0}', "is damaged"),
+        ('{"format": 4, "job": {}, "plan": {}, "layout": {"micro_batch_tokens": 0}}', "is damaged"),
+        ('{"format": 4, "job": {"model": "x", "method": []}, "plan": {}}', "value in an older format"),
         (
-            '{"format": 3, "job": {"model": "x", "method": {"reinforcement": [1]}}, "plan": {}}',
+            '{"format": 4, "job": {"model": "x", "method": {"reinforcement": [1]}}, "plan": {}}',
             "value in an older format",
         ),
     ],
@@ -264,7 +264,7 @@ def test_a_file_may_only_grow(tmp_path: Path, written: str, same: bool, named: b
     if same:
         assert found.apply_to(again) == found.apply_to(spec)
     else:
-        with pytest.raises(InvalidJob, match=r"test_file: its contents have changed since .* only be appended"):
+        with pytest.raises(InvalidJob, match=r"test_file: the contents have changed since .* only be appended"):
             found.apply_to(again)
 
 
@@ -310,7 +310,7 @@ def test_a_model_that_was_trained_on_is_another_one_and_a_readme_does_not_matter
     moved = model.rename(tmp_path / "moved")
     assert found.apply_to(job(model=str(moved))).model == str(moved)
     other = write_model(tmp_path / "model", bytes(size - 1) + b"1")
-    with pytest.raises(InvalidJob, match="model: its contents have changed since the run began"):
+    with pytest.raises(InvalidJob, match="model: the contents have changed since the run began"):
         found.apply_to(job(model=str(other)))
 
 

@@ -185,7 +185,7 @@ def test_closing_a_plugin_has_a_timeout() -> None:
     bad = Misbehaving(released.wait)
     plugin = PluginSink("bad", lambda: bad, close_timeout_s=0.05)
     for _ in range(2):
-        plugin.event(RunEvent(JOB, 0, NOW, "info", "m", "", 0, {}))
+        plugin.enqueue_event(RunEvent(JOB, 0, NOW, "info", "m", "", 0, {}))
     plugin.close()
     assert plugin.failure == "it did not finish within 0.05 s"
     released.set()
@@ -210,7 +210,7 @@ def test_the_time_to_close_begins_with_the_end_of_the_events_and_not_with_the_wa
             released.wait(5)
 
     plugin = PluginSink("slow", Slow, clock=lambda: now[0], close_timeout_s=30)
-    plugin.end()
+    plugin.end_events()
     now[0] = 30.0
     plugin.close()
     assert plugin.failure == "it did not finish within 30 s"

@@ -42,4 +42,4 @@ def test_the_real_report_of_a_run_in_progress_is_written(tmp_path: Path, synthet
     made = ReportWriter(tmp_path)
     made.handle_event(STEP)
     made.wait()
-    assert "This run is not complete" in run.report.read_text()
+    assert "This run is not complete" in run.report_file.read_text()

@@ -60,7 +60,7 @@ async def test_a_check_that_takes_all_memory_is_ended_with_a_message_that_says_s
 
 
 def test_the_output_of_a_check_that_crashes_is_for_the_log_only(output: Path) -> None:
-    why = r"the job check failed: it ended with exit code 1; .* sees more with `agent-rft jobs log ftjob-1`"
+    why = r"the job check failed: it ended with exit code 1; .* can see details with `agent-rft jobs log ftjob-1`"
     with pytest.raises(RftError, match=why) as error:
         asyncio.run(run("raise ValueError('/secret/path')", output))
     assert "/secret/path" not in error.value.message and "ValueError: /secret/path" in output.read_text()

@@ -101,7 +101,7 @@ def test_only_the_best_three_checkpoints_and_the_last_are_models(running: Runnin
 
 def test_a_checkpoint_that_is_only_to_resume_from_is_no_model(running: RunningJob) -> None:
     running.save(1, 0.5)
-    running.save(2, None, offered=False)
+    running.save(2, None, is_servable=False)
     running.sink.close()
     assert [c.step for c in running.store.checkpoints(running.job_id)[0]] == [1]
     assert running.store.get(running.job_id).trained_tokens == 200

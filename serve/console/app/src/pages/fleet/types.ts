@@ -3,7 +3,7 @@
 import { seconds } from "../../lib/format";
 import type { JobStatus } from "../../lib/types";
 
-export interface Doing {
+export interface WorkInProgress {
   trace_id: string;
   stage: string;
   duration_s: number;
@@ -11,7 +11,7 @@ export interface Doing {
 
 export interface Actor {
   name: string;
-  doing: Doing[];
+  work: WorkInProgress[];
   silent_s: number;
 }
 
@@ -40,7 +40,7 @@ export interface Endpoint {
   latency_p95_s: number | null;
 }
 
-export interface Now {
+export interface LiveStatus {
   fine_tuning_job_id: string;
   status: JobStatus;
   age_s: number | null;
@@ -64,18 +64,18 @@ export function isRank(actor: Actor): boolean {
 }
 
 /** Return a sentence for each current wait; empty if nothing waits. */
-export function waits(now: Now): string[] {
+export function waits(now: LiveStatus): string[] {
   const found: string[] = [];
   const inFlight = now.engines.reduce((sum, engine) => sum + engine.rollouts, 0);
   const ranks = now.actors.filter(isRank);
-  const busy = ranks.flatMap((rank) => rank.doing);
+  const busy = ranks.flatMap((rank) => rank.work);
   if (now.engines.some((engine) => engine.state === "waiting")) found.push("An engine waits for free resources in the cluster.");
   if (now.engines.some((engine) => engine.state === "offloaded")) found.push("The engines wait for the learner, which is using their GPUs.");
   if (ranks.length > 0 && busy.length === 0 && inFlight > 0)
     found.push(`The learner waits for the rollouts of the next batch; ${inFlight} are in flight.`);
   for (const [stage, whom] of Object.entries(WAITS_FOR)) {
-    const here = now.actors.flatMap((actor) => actor.doing).filter((doing) => doing.stage === stage);
-    const longest = Math.max(0, ...here.map((doing) => doing.duration_s));
+    const here = now.actors.flatMap((actor) => actor.work).filter((one) => one.stage === stage);
+    const longest = Math.max(0, ...here.map((one) => one.duration_s));
     if (here.length > 0) found.push(`Rollouts wait for ${whom}, the longest for ${seconds(longest)}.`);
   }
   for (const endpoint of now.endpoints) {

@@ -1,4 +1,4 @@
-"""Thoughts of a served turn through vLLM's parsing, token by token and as a whole, without an engine."""
+"""Reasoning of a served turn, parsed by vLLM token by token and as a whole, without an engine."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def request(tools: Any = TOOLS) -> Any:
 
 
 @pytest.mark.parametrize(("prompt", "text", "reasoning", "content", "names"), CASES)
-def test_a_thought_ends_where_the_episode_loop_ends_it(
+def test_reasoning_ends_where_the_episode_loop_ends_it(
     tokenizer: Any, parser_class: Any, prompt: str, text: str, reasoning: Any, content: Any, names: list[str]
 ) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -103,7 +103,7 @@ def test_a_stream_is_parsed_equally(
     assert (found[0] or None, found[1].strip() or None, found[2]) == (reasoning, content, names)
 
 
-def test_thoughts_are_counted_as_in_the_episode_loop(tokenizer: Any, parser_class: Any) -> None:
+def test_reasoning_is_counted_as_in_the_episode_loop(tokenizer: Any, parser_class: Any) -> None:
     ids = tokenizer.encode("<think>look</think>42", add_special_tokens=False)
     parser = parser_class(tokenizer, None)
     assert parser.count_reasoning_tokens(ids) == ids.index(tokenizer.convert_tokens_to_ids("</think>")) + 1

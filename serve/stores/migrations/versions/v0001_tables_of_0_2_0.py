@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r0001"
+revision = "v0001"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -66,7 +66,7 @@ def upgrade() -> None:
         sa.Column("status", sa.String(length=32), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("queued_at", sa.Float(), nullable=True),
-        sa.Column("moved_at", sa.Float(), nullable=False),
+        sa.Column("status_changed_at", sa.Float(), nullable=False),
         sa.Column("finished_at", sa.Float(), nullable=True),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("base", sa.Text(), nullable=False),
@@ -91,7 +91,7 @@ def upgrade() -> None:
         sa.Column("failures", sa.Integer(), nullable=False),
         sa.Column("handle", sa.String(length=128), nullable=True),
         sa.Column("heartbeat_at", sa.Float(), nullable=True),
-        sa.Column("last_words", sa.Text(), nullable=True),
+        sa.Column("driver_message", sa.Text(), nullable=True),
         sa.Column("model_options", sa.JSON(), nullable=True),
         sa.Column("readiness", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("findings", sa.JSON(none_as_null=True), nullable=True),

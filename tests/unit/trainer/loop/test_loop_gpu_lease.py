@@ -1,4 +1,4 @@
-"""Engines and learner take turns on their devices: the loop never waits for rollouts in the learner's turn."""
+"""Engines and learner time-share their devices: the loop never waits for rollouts while the learner has the lease."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Engines(FakeRollouts):
     def __init__(self) -> None:
         super().__init__()
         self.awake = asyncio.Event()
-        self.turns: GpuLease
+        self.lease: GpuLease
 
     async def sample(self, request: GroupRequest) -> Group:
         while True:
@@ -32,8 +32,8 @@ class Engines(FakeRollouts):
             self.requests.pop()
 
     async def publish(self, version: int) -> SyncReport:
-        await self.turns.give_to_learner()
-        await self.turns.give_to_engines()
+        await self.lease.give_to_learner()
+        await self.lease.give_to_engines()
         return await super().publish(version)
 
     async def offload(self) -> None:
@@ -44,12 +44,12 @@ class Engines(FakeRollouts):
 
 
 class Learner(FakeLearner):
-    """Takes its turn for all that it computes, as a group of ranks; the reports of some steps are given."""
+    """Takes the lease for all that it computes, as a group of ranks does; some steps are skipped or lost."""
 
     def __init__(self, skipped: Sequence[int] = (), lost_at: Sequence[int] = ()) -> None:
         self._lost_at = list(lost_at)
         super().__init__(lambda step: self._made(step, skipped))
-        self.turns: GpuLease
+        self.lease: GpuLease
         self.engines: Engines
         self.changes = 0
 
@@ -61,24 +61,24 @@ class Learner(FakeLearner):
         return StepReport({"loss": 0.1, "trained_tokens": 10.0}, applied=step not in skipped)
 
     async def step(self, sequences: Sequence[TrainSegment], version: int) -> StepReport:
-        await self.turns.give_to_learner()
+        await self.lease.give_to_learner()
         return await super().step(sequences, version)
 
     async def snapshot(self) -> None:
-        await self.turns.give_to_learner()
+        await self.lease.give_to_learner()
         await super().snapshot()
 
     async def load(self, folder: Path) -> None:
-        await self.turns.give_to_learner()
+        await self.lease.give_to_learner()
         await super().load(folder)
 
     async def restart(self) -> None:
-        await self.turns.give_to_restarted_learner()
+        await self.lease.give_to_restarted_learner()
         await super().restart()
 
     async def release_devices(self) -> None:
         self.alive()
-        await self.turns.give_to_engines()
+        await self.lease.give_to_engines()
 
     async def offload(self) -> None:
         self.changes += 1
@@ -87,14 +87,14 @@ class Learner(FakeLearner):
         self.alive()
 
 
-def in_turns(folder: Path, learner: Learner) -> Made:
+def with_gpu_lease(folder: Path, learner: Learner) -> Made:
     engines = Engines()
     learner.engines = engines
-    learner.turns = engines.turns = GpuLease(engines, learner)
+    learner.lease = engines.lease = GpuLease(engines, learner)
     return Made(folder, engines, staleness=0, learner=learner, interval=EACH_STEP, check_every_s=0.001, **RUN)
 
 
-async def weights_without_turns(folder: Path) -> list[tuple[int, list[list[int]]]]:
+async def weights_without_lease(folder: Path) -> list[tuple[int, list[list[int]]]]:
     apart = Made(folder, staleness=0, interval=EACH_STEP, **RUN)
     await apart.loop.run()
     return apart.learner.weights
@@ -103,18 +103,18 @@ async def weights_without_turns(folder: Path) -> list[tuple[int, list[list[int]]
 @pytest.mark.parametrize(
     "learner",
     [lambda: Learner(), lambda: Learner(lost_at=[1]), lambda: Learner(lost_at=[2, 5])],
-    ids=["usual", "lost in the first turn", "lost twice"],
+    ids=["usual", "lost in the first step", "lost twice"],
 )
-async def test_the_same_is_learned_as_without_turns(tmp_path: Path, learner: type[Learner]) -> None:
-    run = in_turns(tmp_path / "turns", learner())
+async def test_the_same_is_learned_as_without_a_gpu_lease(tmp_path: Path, learner: type[Learner]) -> None:
+    run = with_gpu_lease(tmp_path / "shared", learner())
     async with asyncio.timeout(20):
         await run.loop.run()
-    assert run.learner.weights == await weights_without_turns(tmp_path / "apart")
+    assert run.learner.weights == await weights_without_lease(tmp_path / "apart")
     assert run.learner.changes >= RUN["steps"]
 
 
 async def test_engines_go_on_after_an_update_that_was_not_applied(tmp_path: Path) -> None:
-    run = in_turns(tmp_path, Learner(skipped=[1, 4]))
+    run = with_gpu_lease(tmp_path, Learner(skipped=[1, 4]))
     async with asyncio.timeout(20):
         state = await run.loop.run()
     assert (state.step, state.version) == (RUN["steps"], RUN["steps"] - 2)
@@ -122,7 +122,7 @@ async def test_engines_go_on_after_an_update_that_was_not_applied(tmp_path: Path
 
 async def test_engines_go_on_when_a_learner_that_rests_is_lost(tmp_path: Path) -> None:
     """Before the first update, when there are no weights to publish."""
-    run = in_turns(tmp_path, Learner())
+    run = with_gpu_lease(tmp_path, Learner())
 
     async def lose() -> None:
         await run.rollouts.awake.wait()  # type: ignore[attr-defined]
@@ -132,13 +132,13 @@ async def test_engines_go_on_when_a_learner_that_rests_is_lost(tmp_path: Path) -
         losing = asyncio.create_task(lose())
         await run.loop.run()
     await losing
-    assert run.learner.restarts == 1 and run.learner.weights == await weights_without_turns(tmp_path / "apart")
+    assert run.learner.restarts == 1 and run.learner.weights == await weights_without_lease(tmp_path / "apart")
 
 
 async def test_a_resumed_run_samples_again(tmp_path: Path) -> None:
-    first = in_turns(tmp_path, Learner())
+    first = with_gpu_lease(tmp_path, Learner())
     await first.loop.run()
-    resumed = in_turns(tmp_path, Learner())
+    resumed = with_gpu_lease(tmp_path, Learner())
     async with asyncio.timeout(20):
         await resumed.loop.resume()
         state = await resumed.loop.run()

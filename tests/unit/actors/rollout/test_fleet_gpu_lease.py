@@ -1,4 +1,4 @@
-"""A fleet that takes turns with the learner: no engine is awake, starts or loads weights in the learner's turn."""
+"""A fleet with a GPU lease: while the learner has the GPUs, no engine is awake, starts or loads weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.fakes_http import until
 
 
 class Job:
-    """Two engines and a learner in turns; the learner's is the first."""
+    """Two engines and a learner with a GPU lease, which the learner has first."""
 
     def __init__(self) -> None:
         self.incarnation = 1
@@ -30,13 +30,13 @@ class Job:
         self.learner_awake = True
         emit, kill = self.events.append, self.killed.append
         self.fleet = Fleet(self._spawn, 2, find_idlest, 1e-3, RolloutLimits(), emit, kill=kill)
-        self.turns = GpuLease(self.fleet, self)
+        self.lease = GpuLease(self.fleet, self)
         self.sync = WeightSync(self)
         self.fleet.connect(self.sync, self._canary)
-        self.fleet.set_gpu_lease(self.turns)
+        self.fleet.set_gpu_lease(self.lease)
 
     async def started(self) -> Job:
-        await self.turns.give_to_engines()
+        await self.lease.give_to_engines()
         starting = asyncio.create_task(self.fleet.start())
         await until(lambda: len(self.workers) == 2)
         for worker in self.workers:
@@ -69,20 +69,20 @@ class Job:
         return BUCKET, CHECKSUM
 
 
-async def test_weights_are_gathered_in_the_learners_turn_and_loaded_in_the_engines() -> None:
+async def test_weights_are_gathered_with_the_learners_lease_and_loaded_with_the_engines_lease() -> None:
     job = await Job().started()
     report = await job.fleet.publish(1)
     assert report.fenced == () and [worker.version for worker in job.workers] == [1, 1]
     assert not job.learner_awake and not any(worker.asleep for worker in job.workers)
 
 
-async def test_an_engine_that_cannot_sleep_is_replaced_once_it_is_its_turn() -> None:
+async def test_an_engine_that_cannot_sleep_is_replaced_once_the_engines_have_the_lease() -> None:
     job = await Job().started()
     job.workers[0].cannot_sleep = True
-    await job.turns.give_to_learner()
+    await job.lease.give_to_learner()
     assert job.killed == [job.workers[0]] and len(job.workers) == 2
     assert [event.engine for event in job.events if isinstance(event, EngineReplaced)] == ["engine-0"]
-    await job.turns.give_to_engines()
+    await job.lease.give_to_engines()
     await until(lambda: len(job.workers) == 3)
     job.workers[2].may_start.set()
     await job.fleet.wait_until_all_ready()
@@ -91,10 +91,10 @@ async def test_an_engine_that_cannot_sleep_is_replaced_once_it_is_its_turn() -> 
 async def test_the_learner_waits_for_an_engine_that_starts() -> None:
     job = await Job().started()
     job.workers[0].cannot_sleep = True
-    await job.turns.give_to_learner()
-    await job.turns.give_to_engines()
+    await job.lease.give_to_learner()
+    await job.lease.give_to_engines()
     await until(lambda: len(job.workers) == 3)
-    learners = asyncio.create_task(job.turns.give_to_learner())
+    learners = asyncio.create_task(job.lease.give_to_learner())
     assert not (await asyncio.wait({learners}, timeout=0.01))[0]
     job.workers[2].may_start.set()
     await learners
@@ -105,12 +105,12 @@ async def test_an_engine_that_waits_for_lost_weights_lets_a_new_learner_publish_
     job = await Job().started()
     await job.fleet.publish(1)
     job.workers[0].cannot_sleep = True
-    await job.turns.give_to_learner()
-    await job.turns.give_to_engines()
+    await job.lease.give_to_learner()
+    await job.lease.give_to_engines()
     await until(lambda: len(job.workers) == 3)
     job.sync.last_published = None  # they were lost with the learner
     job.workers[2].may_start.set()
-    await asyncio.wait_for(job.turns.give_to_restarted_learner(), 5)
+    await asyncio.wait_for(job.lease.give_to_restarted_learner(), 5)
     job.learner_awake = True
     await job.fleet.publish(1)
     await job.fleet.wait_until_all_ready()
