@@ -89,6 +89,8 @@ def _row(setting: DocumentedSetting) -> tuple[str, str, str, str]:
         name = f"[{name}](#{re.sub(r'[^a-z_-]', '', _heading(path).lower())})"
     elif "grader" in setting.type:
         name = f"[{name}](#graders)"
+    elif "tracker" in setting.type:
+        name = f"[{name}](../monitoring.md#experiment-trackers)"
     kind = ", ".join(filter(None, (setting.type, setting.bounds)))
     default = "required" if setting.default is None else code(setting.default)
     return name, kind, default, plain(setting.description)

@@ -132,7 +132,7 @@ def _type_names(schema: Schema) -> list[str]:
     if "$ref" in schema:
         return [SECTION]
     if "discriminator" in schema:
-        return ["grader"]
+        return ["tracker" if "wandb" in schema["discriminator"]["mapping"] else "grader"]
     if schema["type"] == "array":
         return [f"list of {_plural_types(schema.get('items') or schema['prefixItems'][0])}"]
     if schema["type"] == "object":
