@@ -1,4 +1,4 @@
-"""Calls of actors and of other processes name methods that exist. mypy cannot check them: they are untyped or strings."""
+"""Calls of actors and other processes name methods that exist. mypy cannot check untyped handles and strings."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def remote_calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def calls_by_name(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and name of each method that is called by its name, as a string."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in BY_NAME:
-            if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
-                yield node.lineno, node.args[0].value
+        match node:
+            case ast.Call(ast.Attribute(attr=attr), [ast.Constant(str(name)), *_]) if attr in BY_NAME:
+                yield node.lineno, name
 
 
 @pytest.mark.parametrize(("find", "least"), [(remote_calls, 30), (calls_by_name, 15)])
