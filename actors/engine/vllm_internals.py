@@ -360,7 +360,7 @@ def cpu_lora_operations() -> type[Any]:
 
 
 def replace_lora_operations(runner: Any, create: Callable[[], Any]) -> None:
-    """Replace the LoRA operations of a model runner by results of `create`, one for each part of the model.
+    """Replace the LoRA operations of a model runner with objects that `create` returns, one for each part of the model.
 
     Uses: `lora_manager._adapter_manager`, its `punica_wrapper_mapping`, `modules` and `_get_punica_wrapper`.
     Why: vLLM chooses the operations by platform and has no setting for them.

@@ -260,7 +260,7 @@ def is_heavy(spec: GraderSpec) -> bool:
 
 def iterate_templates(spec: GraderSpec) -> Iterator[tuple[str, str]]:
     """Yield (field, template) of a grader, but not of a multi grader's parts. Fields are relative to the grader."""
-    yield from ((field, getattr(spec, field)) for field in spec.TEMPLATES)
+    yield from ((field, getattr(spec, field)) for field in spec.TEMPLATE_FIELDS)
     if isinstance(spec, ScoreModelGrader | LabelModelGrader):
         yield from message_templates(spec.input)
 

@@ -39,7 +39,7 @@ class TextTrials:
 
     def __init__(self, specs: Mapping[str, SingleGrader], slot: Slot) -> None:
         self._specs = {name: spec.model_dump(mode="json", exclude_unset=True) for name, spec in specs.items()}
-        templates = [getattr(spec, field) for spec in specs.values() for field in spec.TEMPLATES]
+        templates = [getattr(spec, field) for spec in specs.values() for field in spec.TEMPLATE_FIELDS]
         self._num_chars, self._num_placeholders = sum(map(len, templates)), sum(map(num_placeholders, templates))
         self._slot = slot
         self._inline_chars = 0
@@ -70,9 +70,10 @@ class TextTrials:
 
 
 class TextTrialGrader:
-    """Grades one text part of a trial grader.
+    """Grades with one text grader of a grader that is being tried out.
 
-    `grader` grades small inputs in this process; the separate process of `parts` grades larger inputs.
+    `grader` grades small inputs in this process. Larger inputs are graded in the separate process that `parts` starts
+    for all text graders.
     """
 
     def __init__(self, name: str, grader: Grader, parts: TextTrials) -> None:

@@ -1,4 +1,4 @@
-"""Calls to all learner ranks: combination of the ranks' results or errors, and time limits of steps."""
+"""Functions that wait for a call to all learner ranks and combine the results or errors; time limits of steps."""
 
 from __future__ import annotations
 

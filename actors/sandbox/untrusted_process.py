@@ -81,7 +81,10 @@ def run(main: str, stdin: bytes, limits: dict[str, Any]) -> bytes:
 
 
 def exec_code(main: str, descriptors: list[int], cpu_s: float) -> None:
-    """Replace this process by the code."""
+    """Replace this process with a Python process that runs the file `main`.
+
+    `descriptors` become its descriptors 0, 1, ...
+    """
     try:
         os.setsid()
         for number, descriptor in enumerate(descriptors):

@@ -182,7 +182,10 @@ class UntrustedRunner:
 
 
 def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socket) -> NoReturn:
-    """Hold the sandbox of one run until it ends, then exit. Its first process has `channel` as descriptor 0."""
+    """Run `hold`, which starts the sandbox of one run and waits until it ends; then exit this process.
+
+    The sandbox's first process has `channel` as descriptor 0.
+    """
     status = 1
     try:
         os.dup2(channel.fileno(), 0)

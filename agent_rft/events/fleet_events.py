@@ -47,9 +47,9 @@ class EngineReplaced(Event, level="warn"):
 class EngineUnstable(Event, level="warn"):
     """An engine was replaced several times in a row and never survived until the next weight update.
 
-    The job continues, because each weight update resets the count of replacements, which is limited. After each
-    replacement, the rollouts of the engine start again. Find the common reason in the engine's `engine_replaced`
-    events: lack of memory (`agent-rft plan`), GPU errors, or a preempted node.
+    The number of replacements between two weight updates is limited, and each update resets the count. The job fails
+    only if the limit is exceeded. After each replacement, the engine's rollouts start again. Find the common reason in
+    the engine's `engine_replaced` events: lack of memory (`agent-rft plan`), GPU errors, or a preempted node.
     """
 
     engine: str

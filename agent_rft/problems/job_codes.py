@@ -136,7 +136,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "unreadable_file": CheckCode(
-            "The file exists, but cannot be read: this user lacks the permission, or it is not UTF-8 text.",
+            "The file exists, but cannot be read: either this user has no permission to read it, or it is not "
+            "UTF-8 text.",
             "Make the file readable, or save it as UTF-8.",
             stops_accepted_jobs=True,
         ),
@@ -180,8 +181,9 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "schema_too_large": CheckCode(
-            "A JSON schema exceeds a limit: bytes, levels, subschemas (each reference followed), enum values, "
-            "patterns, or a minimum or maximum length or number. Schemas written by hand are far below these limits. "
+            "A JSON schema exceeds a limit on its size in bytes, its depth, its number of subschemas (after following "
+            "references), enum values or patterns, or a minimum or maximum such as `minLength` or `maxItems`. Schemas "
+            "written by hand are far below these limits. "
             "A schema of a few hundred bytes that exceeds them can cost hours of CPU time or all memory.",
             "Reduce or remove the part in the message. Documentation of a tool belongs in its `description`.",
             stops_accepted_jobs=False,
@@ -324,7 +326,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "the template renders no calls. For a job without tools this is a warning, and the job runs. Each turn of "
             "the model is then an answer, even if its text resembles a call. A served model answers a request with "
             "tools, calls or results with status 400 and this code.",
-            "If you need no tools, nothing. Otherwise set a template that renders tools, calls and results in "
+            "If you need no tools, change nothing. Otherwise set a template that renders tools, calls and results in "
             "`model_options.chat_template` (`agent-rft models template FOLDER` writes one), and train the model with "
             "it. `agent-rft models doctor FOLDER` shows what works.",
             stops_accepted_jobs=False,
@@ -346,8 +348,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "template_syntax": CheckCode(
             "The chat template is not valid Jinja with the tags and filters of transformers. A block is not closed, a "
             "filter does not exist, or the nesting is too deep. No message can be rendered.",
-            "Fix the line in the message. `{%- ... -%}` trims spaces, `{% generation %}` needs `{% endgeneration %}`, "
-            "and templates cannot include other files.",
+            "Fix the template at the line that the message names. `{%- ... -%}` trims spaces, `{% generation %}` needs "
+            "`{% endgeneration %}`, and templates cannot include other files.",
             stops_accepted_jobs=True,
         ),
         "template_too_costly": CheckCode(

@@ -39,7 +39,7 @@ class GraderBase(StrictModel):
     Settings described as templates may contain `{{ item.x }}` and `{{ sample.x }}`.
     """
 
-    TEMPLATES: ClassVar[tuple[str, ...]] = ()
+    TEMPLATE_FIELDS: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that are templates."""
 
     name: str | None = None
@@ -52,7 +52,7 @@ class GraderBase(StrictModel):
 class StringCheckGrader(GraderBase):
     """Grader that gives 1 if a string comparison holds, else 0."""
 
-    TEMPLATES: ClassVar = ("input", "reference")
+    TEMPLATE_FIELDS: ClassVar = ("input", "reference")
 
     type: Literal["string_check"]
     """Compares two strings exactly."""
@@ -68,7 +68,7 @@ class StringCheckGrader(GraderBase):
 class TextSimilarityGrader(GraderBase):
     """Grader that gives the similarity of two strings, from 0 to 1."""
 
-    TEMPLATES: ClassVar = ("input", "reference")
+    TEMPLATE_FIELDS: ClassVar = ("input", "reference")
 
     type: Literal["text_similarity"]
     """Compares two strings by their similarity."""
@@ -168,7 +168,7 @@ class CodeCheckGrader(GraderBase):
     The checks detect simple forms of the hacks and miss clever ones: add a judge and a held-out grader.
     """
 
-    TEMPLATES: ClassVar = ("code", "reference")
+    TEMPLATE_FIELDS: ClassVar = ("code", "reference")
 
     type: Literal["code_check"]
     """Checks code for a known reward hack, without running it."""
@@ -188,7 +188,7 @@ class CodeCheckGrader(GraderBase):
 class LengthGrader(GraderBase):
     """Grader that gives 1 if a string is short enough, else 0; intended for guards."""
 
-    TEMPLATES: ClassVar = ("input",)
+    TEMPLATE_FIELDS: ClassVar = ("input",)
 
     type: Literal["length"]
     """Checks the length of a string."""

@@ -15,7 +15,7 @@ GibiBytes = Annotated[float, Field(gt=0)]
 
 
 class NodeGroup(StrictModel):
-    """A group of equal nodes."""
+    """A group of identical nodes."""
 
     name: str
     """Name of the node in the plan; in a group of several, nodes are numbered: `gpu-0`, `gpu-1`."""
@@ -52,11 +52,11 @@ def _check_names(nodes: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
 
 
 NodeGroups = Annotated[tuple[NodeGroup, ...], AfterValidator(_check_names)]
-"""Groups of equal nodes; every node name is unique."""
+"""Groups of identical nodes; every node name is unique."""
 
 
 class NodesFile(StrictModel):
     """The nodes of a planned cluster, for `agent-rft plan --cluster`."""
 
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1), AfterValidator(_check_names)]
-    """Nodes of the cluster, in groups of equal nodes."""
+    """Nodes of the cluster, in groups of identical nodes."""

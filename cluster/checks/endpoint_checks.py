@@ -50,7 +50,7 @@ def _address_problems(reinforcement: Reinforcement, guard: AddressGuard) -> list
 
 
 def list_endpoint_urls(reinforcement: Reinforcement) -> Iterator[tuple[str, str]]:
-    """Yield (field of the job, URL) of each tool, each endpoint grader, and the start and end of the session."""
+    """Yield (job field, URL) of each tool, each endpoint grader, and the session's start and end endpoints."""
     yield from ((where, url) for where, url, _ in _tools_and_sessions(reinforcement))
     for where, spec in iterate_graders(reinforcement):
         if isinstance(spec, EndpointGrader):

@@ -103,9 +103,9 @@ def engine_memory(
     """Return the memory of an engine.
 
     vLLM always takes the share `gpu_share` of a GPU's memory. Memory that the weights and the activations of one step
-    do not need becomes cache. If the GPU's memory is unknown, the cache counts as one full-length sequence. A step
-    passes at most `max_num_batched_tokens` tokens through one layer at a time. The step computes log-probabilities of
-    one token per sequence, in three float32 tensors over the vocabulary: raw, scaled and normalized logits.
+    do not need becomes cache. If the GPU's memory is unknown, the cache is assumed to hold one full-length sequence. A
+    step passes at most `max_num_batched_tokens` tokens through one layer at a time. The step computes log-probabilities
+    of one token per sequence, in three float32 tensors over the vocabulary: raw, scaled and normalized logits.
 
     Args:
         model: Sizes of the model.
@@ -243,12 +243,13 @@ def activation_bytes(model: ModelShape, num_tokens: int, itemsize: int, *, recom
     """Return the bytes that the forward pass of `num_tokens` packed tokens stores for the backward pass.
 
     The count follows Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"), but for
-    layers with RMSNorm, gated feed-forward, grouped-query attention, and an attention that stores no scores. For each
-    token, a layer stores a x hidden + b x query + c x key + d x intermediate values, where the names are widths. In
-    float32, (a, b, c, d) is (6, 5, 4, 4). In bfloat16, whose norms compute in float32, it is (8, 6, 5, 4). These
-    factors were counted tensor by tensor in Qwen3; models that do not normalize queries and keys store less. The
-    backward pass of one layer adds about half of what the layer stores. With activation checkpointing (`recomputed`),
-    all layers store only their inputs, and one layer at a time stores everything.
+    layers with RMSNorm, gated feed-forward, grouped-query attention, and an attention kernel that stores no scores. For
+    each token, a layer stores `a * hidden + b * query + c * key + d * intermediate` values, where `hidden`, `query`,
+    `key` and `intermediate` are the layer's widths. In float32, (a, b, c, d) is (6, 5, 4, 4). In bfloat16, whose norms
+    compute in float32, it is (8, 6, 5, 4). These factors were counted tensor by tensor in Qwen3; models that do not
+    normalize queries and keys store less. The backward pass of one layer adds about half of what the layer stores. With
+    activation checkpointing (`recomputed`), all layers store only their inputs, and one layer at a time stores
+    everything.
     """
     norms, queries, keys = (6, 5, 4) if itemsize == 4 else (8, 6, 5)
     width = norms * model.hidden + queries * model.query_width + keys * model.key_width + 4 * model.intermediate

@@ -61,9 +61,9 @@ class CacheShape:
     """Total bytes of the state of all other layers, which does not depend on the sequence length."""
 
     def sequence_bytes(self, num_tokens: int, itemsize: int, gpus: int = 1) -> int:
-        """Return the bytes that a sequence of `num_tokens` tokens caches on each of an engine's GPUs.
+        """Return the number of cache bytes that a sequence of `num_tokens` tokens needs on each of an engine's GPUs.
 
-        Each GPU holds at least one head (Kwon et al. 2023, PagedAttention).
+        Each GPU holds at least one key-value head (Kwon et al. 2023, PagedAttention).
         """
         tokens = self.full_layers * num_tokens + self.window_layers * min(num_tokens, self.window)
         width = self.width // self.heads * max(1, self.heads // gpus)

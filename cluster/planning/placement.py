@@ -340,12 +340,12 @@ def estimate_node_sizes(
     largest = model.largest_parameter * placement.bytes_per_weight if model is not None else 0
     bucket = min(version, max(MAX_BUCKET_BYTES, largest))
     return tuple(
-        _sizes_of_node(node, version, bucket, count, i == source, placement.engine_gpus > 1)
+        _estimate_sizes_of_node(node, version, bucket, count, i == source, placement.engine_gpus > 1)
         for i, (node, count) in enumerate(zip(nodes, engines, strict=True))
     )
 
 
-def _sizes_of_node(
+def _estimate_sizes_of_node(
     node: Node, version: int, bucket: int, engines: int, is_source: bool, many_gpus: bool
 ) -> RequiredNodeSizes:
     on_their_way = 0 if is_source else engines * BUCKETS_ON_THEIR_WAY * bucket

@@ -90,7 +90,7 @@ def read_nodes(path: Path) -> list[Node]:
 
 
 def expand_nodes(groups: Iterable[NodeGroup]) -> list[Node]:
-    """Return a `Node` for each node of the groups; a group describes `count` equal nodes."""
+    """Return a `Node` for each node of the groups; a group describes `count` identical nodes."""
     return [
         Node(
             name=name,

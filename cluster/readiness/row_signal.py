@@ -28,8 +28,9 @@ SHOWN_CHARS = 200
 class RowSignal:
     """Statistics of one row that has at least one graded rollout, so that no value is NaN.
 
-    `mean`, `deviation`, `best` and `worst` describe the rewards. `no_signal` is the kind of zero variance that the
-    row's rollouts have as one group; None if their rewards differ.
+    `mean`, `deviation`, `best` and `worst` describe the rewards. If the rewards are nearly equal, `no_signal`
+    says whether all rollouts are right, all are wrong, or all are otherwise equal. It is None if the rewards differ
+    enough for training.
     """
 
     row_id: str

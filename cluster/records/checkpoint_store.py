@@ -29,7 +29,6 @@ from agent_rft.cluster.records.blobs import open_location
 from agent_rft.cluster.records.checkpoint_claims import (
     MANIFEST,
     NO_OWNER,
-    STEP,
     CheckpointClaims,
     last_part,
     refuse_newer_format,
@@ -288,14 +287,10 @@ class CheckpointStore:
         return manifest
 
     def _damaged_error(self, path: str, what: str) -> UserError:
-        """Return the error for a damaged file. An older checkpoint is used only if somebody removes the damaged one."""
-        shown = self._public_path(path)
-        run, *folders = shown.split("/")
-        to_step = 1 + next(index for index, name in enumerate(folders) if STEP.fullmatch(name))
-        step = "/".join([run, *folders[:to_step]])
+        """Return the error for a damaged file. Earlier checkpoints are models that have no training state."""
         return UserError(
-            f"{shown} in the checkpoint store {what}; restore this file, or remove {step} from the store to "
-            f"resume from the previous checkpoint",
+            f"{self._public_path(path)} in the checkpoint store {what}; restore this file, or start a new run with "
+            f"`model` set to an earlier checkpoint",
             public_message="a checkpoint in the operator's checkpoint store is damaged",
         )
 

@@ -189,7 +189,10 @@ def _has_valid_calls(rollout: Rollout) -> bool:
 
 
 def to_supervised_row(task: Task, rollout: Rollout, read: ReadTurn) -> dict[str, Any]:
-    """Convert a rollout to a row of a supervised job, with the messages that the engine would read in a next turn."""
+    """Convert a rollout to a row of a supervised job.
+
+    The row has the messages that the engine would read if the rollout had another turn.
+    """
     trajectory = Trajectory([], list(task.messages), [])
     for turn in rollout.turns:
         sampled = rollout.segments[turn.segment].token_ids[turn.start : turn.stop].tolist()

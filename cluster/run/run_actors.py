@@ -264,7 +264,7 @@ class RunActors:
 
 
 def stage_deadlines_s(reinforcement: Reinforcement, operator: OperatorConfig) -> dict[str, float]:
-    """Return a deadline in seconds for each stage of a rollout; after it, the stage's calls must have ended.
+    """Return, for each stage of a rollout, the seconds after which its calls should have ended; a longer call is stuck.
 
     Sampling has no deadline. The calls of one turn run concurrently, and so do the graders of one rollout, so the
     largest timeout determines the deadline.

@@ -63,7 +63,7 @@ class RunOutputs:
         self._copies = None if store is None else CheckpointUploader(store, folder.path, self.stream.emit)
 
     def begin(self, prepared: CheckedJob) -> None:
-        """Record the job, and emit the choices, changed settings and warnings from the job check."""
+        """Record the job, and emit events for its check: values chosen for `auto`, changed settings, and warnings."""
         self.folder.write_job(prepared.job, prepared.plan, prepared.values_to_record())
         self.stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=self.view)
         self._emit_choices(prepared, skip=self.view)  # printed with the plan

@@ -87,9 +87,9 @@ def _format_number(pattern: str, value: float) -> str:
 
 
 def paired_changes(before: Sequence[Group], after: Sequence[Group]) -> dict[str, Interval]:
-    """Return the mean change per row of the grade and of the held-out grade.
+    """Return the mean change over the rows, with its interval, of "grade" and of "held_out" (the held-out grade).
 
-    Rows that have a grade in only one of the evaluations are left out.
+    Rows that have a grade in only one of the evaluations are left out. If no row remains, the change is missing.
     """
     found: dict[str, Interval] = {}
     for name, mean in (("grade", mean_grade), ("held_out", _mean_held_out)):

@@ -80,7 +80,7 @@ async def test_a_host_entry_does_not_open_its_address_or_its_other_ports() -> No
         port, other = URL(server.url).port, URL(database.url).port
         with pytest.raises(UserError, match=r"its URL points to 127\.0\.0\.1, a loopback address"):
             await post(server.url, f"localhost:{port}", f"tools.internal:{port}")
-        with pytest.raises(EndpointRefused, match=rf"add 127.0.0.1:{other} to .*, or tools.internal:{other} if"):
+        with pytest.raises(EndpointRefused, match=rf"add 127.0.0.1:{other} to .*, or add tools.internal:{other}"):
             await post(f"http://tools.internal:{other}/x", f"tools.internal:{port}", names=Names(["127.0.0.1"]))
         with pytest.raises(UserError, match="loopback address, which is allowed only on other ports"):
             await post(database.url, f"127.0.0.0/8:{port}")
@@ -119,7 +119,7 @@ async def test_a_name_that_is_rebound_between_check_and_connection_gets_nowhere(
 async def test_an_allowed_host_is_rebound_to_an_address_that_no_tool_has(address: str) -> None:
     with pytest.raises(EndpointRefused) as refused:
         await post(f"http://tools.internal:{PORT}/x", "tools.internal", names=Names([address]))
-    assert "or tools.internal" not in refused.value.fix, "the fix is not an entry that does not help"
+    assert "or add tools.internal" not in refused.value.fix, "the fix is not an entry that does not help"
 
 
 async def test_a_redirect_to_an_allowed_host_is_not_followed() -> None:

@@ -197,7 +197,7 @@ def test_a_text_is_never_put_together_beyond_the_limit() -> None:
 
 async def test_the_messages_to_a_judge_have_the_limit_together() -> None:
     messages = [{"role": "user", "content": "{{ item.x }}"}] * 1_000
-    client: Any = SimpleNamespace(by_logprobs=False)  # which is not asked
+    client: Any = SimpleNamespace(uses_logprobs=False)  # which is not asked
     judge = Judge(ScoreModelGrader(type="score_model", model="m", input=messages), "j", client)
     with budget(mib=20), pytest.raises(GraderFailed, match=r"input\[11\]\.content: .* more than 1,000,000"):
         await judge.grade({}, {"x": "x" * 90_000}, "t")

@@ -23,7 +23,7 @@ EXCEPTIONS = {
 PARTS = {
     "log": "outputs",
     "metrics": "data",
-    "now": "status",
+    "live_status": "status",
     "rollout_filters": "files",
     "row_rewards": "data",
     "settings": "job",

@@ -478,7 +478,7 @@ async def test_a_damaged_checkpoint_and_an_untrainable_model_are_rejected(
     await pair.build(replace(CONFIG, zero_stage=1))
     await save(pair, tmp_path)
     (tmp_path / "state" / "rank-00001.safetensors").unlink()
-    with pytest.raises(UserError, match=r"state lacks a part of .* delete this checkpoint"):
+    with pytest.raises(UserError, match=r"state lacks a part of .* restore this checkpoint"):
         await pair.load(tmp_path)
 
 

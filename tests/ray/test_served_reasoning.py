@@ -8,6 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from agent_rft.chat.families.hermes import HERMES
+from agent_rft.chat.families.mistral import MISTRAL
+from agent_rft.chat.model_family import ModelFamily
 from tests.support.paths import BASE
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -30,7 +32,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     tokenizer = AutoTokenizer.from_pretrained(BASE)
-    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.add_tokens([*HERMES.reasoning_delimiters, *MISTRAL.reasoning_delimiters])
     return tokenizer
 
 
@@ -44,19 +46,23 @@ def parser_class(tokenizer: Any) -> Any:
     return ParserManager.get_parser("hermes", parser, enable_auto_tools=True, tokenizer=tokenizer)
 
 
+@pytest.mark.parametrize("family", [HERMES, MISTRAL], ids=lambda family: family.name)
 @pytest.mark.parametrize("tool_parser", ["hermes", None])
-def test_reasoning_is_separated_with_and_without_a_tool_parser(tokenizer: Any, tool_parser: str | None) -> None:
+def test_reasoning_is_separated_with_and_without_a_tool_parser(
+    tokenizer: Any, tool_parser: str | None, family: ModelFamily
+) -> None:
     from vllm.parser import ParserManager
 
     from agent_rft.actors.engine.chat import reasoning_parser
 
-    name = reasoning_parser.register_parser(HERMES.reasoning_delimiters)
+    begin, end = family.reasoning_delimiters
+    name = reasoning_parser.register_parser((begin, end))
     enabled = tool_parser is not None
     parser_class: Any = ParserManager.get_parser(tool_parser, name, enable_auto_tools=enabled, tokenizer=tokenizer)
     asked = request(tools=None)
     parser = parser_class(tokenizer, None)
-    assert parser.adjust_request(asked).skip_special_tokens is False, "the marks may be special tokens"
-    for prompt, text in (("", f"<think>look</think>{CALL}"), ("<think>", f"look</think>{CALL}")):
+    assert parser.adjust_request(asked).skip_special_tokens is False, "the delimiters may be special tokens"
+    for prompt, text in (("", f"{begin}look{end}{CALL}"), (begin, f"look{end}{CALL}")):
         found = parser.parse(text, asked, enabled, tokenizer.encode(text, add_special_tokens=False))
         assert (found[0], (found[1] or "").strip()) == ("look", CALL)
         reasoning, content, _ = streamed(tokenizer, parser_class(tokenizer, None), asked, prompt, text)

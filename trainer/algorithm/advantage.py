@@ -76,9 +76,9 @@ def classify_group_variance(
 ) -> ZeroVarianceKind | None:
     """Return the kind of a zero-variance group, or None if the group's rewards differ enough for training.
 
-    If the grades are equal, the rewards must differ by at least MIN_DIFFERENCE, because of penalties. In "all_right"
-    groups every grade is at least `pass_threshold`. In "all_wrong" groups every grade is 0 or less. All other
-    zero-variance groups are "equal".
+    If the grades are equal, only penalties make the rewards differ, and the difference must be at least MIN_DIFFERENCE.
+    In "all_right" groups every grade is at least `pass_threshold`. In "all_wrong" groups every grade is 0 or less. All
+    other zero-variance groups are "equal".
     """
     if np.ptp(rewards) >= (EQUAL_WITHIN if np.ptp(grades) >= EQUAL_WITHIN else MIN_DIFFERENCE):
         return None

@@ -235,7 +235,8 @@ class _SavedState:
             for name, size in sizes.items():
                 if sum(piece.get_shape()[0] for _, piece in self._pieces[kind, name]) != size:
                     what = f"{self._folder} lacks a part of {name} ({kind}): it is damaged, or belongs to another model"
-                    raise UserError(f"{what}; delete this checkpoint to continue from the previous checkpoint")
+                    fix = "restore this checkpoint, or start a new run with `model` set to an earlier one"
+                    raise UserError(f"{what}; {fix}")
 
     def read(self, kind: str, fragment: Fragment, into: Tensor) -> None:
         """Fill `into` with a fragment, from all saved pieces that overlap this fragment."""

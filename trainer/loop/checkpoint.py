@@ -105,9 +105,9 @@ def latest_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
 
 
 def best_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
-    """Return the checkpoint with the highest validation reward, among the checkpoints that are offered as models.
+    """Return the checkpoint with the highest validation reward, among the servable checkpoints.
 
-    Among equal rewards, returns the earliest checkpoint. If no checkpoint has a reward, returns the last offered
+    Among equal rewards, returns the earliest checkpoint. If no checkpoint has a reward, returns the last servable
     checkpoint. Raises the same errors as `list_checkpoints`.
     """
     servable = [(path, state) for path, state in list_checkpoints(folder) if state.is_servable]

@@ -215,7 +215,7 @@ class _Slot:
         return await asyncio.shield(self._task)
 
     def replace(self) -> None:
-        """Kill the worker. If the grader starts workers starts_ahead, start another one."""
+        """Kill the worker. If the grader starts workers ahead of time, start another one."""
         self._discard_worker()
         if self._owner.starts_ahead:
             self.start()

@@ -120,7 +120,7 @@ def _read_paths(document: SourceDocument) -> Mapping[str, Any]:
         )
     paths = raw.get("paths")
     if not isinstance(paths, dict):
-        raise UserError(f"{document.where} has no key `paths`, which contains the operations")
+        raise UserError(f"{document.where} has no object `paths`, which must contain the operations")
     return paths
 
 

@@ -179,7 +179,10 @@ class SchemaValidator:
 
 
 def keep_top_level(schema: Any) -> dict[str, Any]:
-    """Return a schema with only the types and required keys from the top level of `schema`."""
+    """Return a schema that keeps only the type and required keys of `schema`, and the type of each of its properties.
+
+    Return {}, which accepts every value, if `schema` is not an object or the kept part is not a usable schema.
+    """
     if not isinstance(schema, dict):
         return {}
     properties = schema.get("properties")

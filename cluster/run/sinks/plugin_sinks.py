@@ -91,7 +91,7 @@ class PluginSink:
         self._ended_at = self._clock()
 
     def close(self) -> None:
-        """Wait until the sink has handled the queued events and has closed, at most some seconds after `end_events`."""
+        """Wait until the sink has handled all events and closed, but only until a few seconds after `end_events`."""
         if self._ended_at is None:
             self.end_events()
         if self.failure is not None:

@@ -46,7 +46,7 @@ class NamedEvaluation:
 
     @classmethod
     def parse(cls, text: str, name: str | None) -> NamedEvaluation:
-        """Parse `RUN:NAME`, or a path without a rollout name, for which `name` is used.
+        """Parse `RUN:NAME`, or a path alone; with a path alone, `name` is the rollout name.
 
         Raises:
             UserError: The folder does not exist.

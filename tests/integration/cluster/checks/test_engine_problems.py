@@ -12,7 +12,9 @@ from agent_rft.cluster.planning.model_folder import ModelFolder
 from agent_rft.errors import InvalidJob
 from agent_rft.spec.job_file import load_job
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
-from tests.unit.cluster.checks.test_check_job import BASE, EXACT, NODE, PLENTY, row
+from tests.support.builders import EXACT
+from tests.support.job_case import NODE, PLENTY, row
+from tests.support.paths import BASE
 
 
 def write_job(folder: Path, tool_parser: str) -> Path:

@@ -239,7 +239,7 @@ EXPLODING["paths"]["/0"]["get"]["parameters"] = [
     [
         ("swagger: '2.0'\npaths: {}", r"is Swagger 2.0: convert it"),
         ("- 1", r"is not an OpenAPI document: `openapi` must be 3.0 or 3.1"),
-        ("openapi: 3.1.0", r"has no key `paths`"),
+        ("openapi: 3.1.0", r"has no object `paths`"),
         ("openapi: 3.1.0\npaths: {/a: {description: b}}", r"has no operations below `paths`"),
         ("openapi: 3.1.0\npaths: [", r"api.yaml:3 is not valid YAML"),
         ('{"openapi": "3.1.0",\n"paths": }', r"api.yaml:2 is not valid JSON"),

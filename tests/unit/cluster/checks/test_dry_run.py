@@ -24,7 +24,7 @@ from tests.support.fakes_http import (
     in_movable_time,
     until,
 )
-from tests.unit.cluster.checks.test_check_job import Case
+from tests.support.job_case import Case
 
 BUILD: ToolSchema = {"type": "function", "function": {"name": "build", "parameters": {"type": "object"}}}
 METHOD = "method.reinforcement"

@@ -18,8 +18,8 @@ from agent_rft.spec.job_file import load_job
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.builders import EXACT
 from tests.support.families import OTHER, TINY
+from tests.support.job_case import NODE, PLENTY, row, tool
 from tests.support.paths import BASE
-from tests.unit.cluster.checks.test_check_job import NODE, PLENTY, row, tool
 
 CARD = ModelCard(
     family="other",

@@ -205,7 +205,7 @@ async def test_a_damaged_file_is_named_and_the_checkpoint_before_is_not_used(
     [model] = (tmp_path / "store" / "run" / "owner-000001" / "step-000002").rglob("model.safetensors")
     damage(model)
     lost = tmp_path / "there" / "run"
-    with pytest.raises(UserError, match=f"{message}.*remove run/owner-000001/step-000002 from the store"):
+    with pytest.raises(UserError, match=f"{message}.*restore this file, or start a new run"):
         store.fetch(lost)
     assert latest_checkpoint(lost / "checkpoints") is None
     assert not (lost / "job.resolved.json").exists()

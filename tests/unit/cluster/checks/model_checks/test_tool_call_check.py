@@ -21,8 +21,8 @@ from agent_rft.spec.job_file import load_job
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from tests.support.builders import EXACT
 from tests.support.families import TINY
+from tests.support.job_case import NODE, PLENTY
 from tests.support.tiny_model import SPECIAL, WITHOUT_TOOLS, write_tiny_model
-from tests.unit.cluster.checks.test_check_job import NODE, PLENTY
 
 QUESTION = {"role": "user", "content": "Where is order A 17?"}
 ANSWER = {"role": "assistant", "content": "It was sent."}
