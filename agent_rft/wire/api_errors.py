@@ -21,7 +21,7 @@ class ErrorDetail(BaseModel):
     type: str
     """Category of the error, such as invalid_request_error or rate_limit_error."""
     param: str | None
-    """Path of the invalid field in the request, such as `method.reinforcement.grader.url`; null if there is none."""
+    """Path of the invalid field in the request, such as `method.reinforcement.grader.url`, or null."""
     code: str | None
     """Machine-readable code of the error; the manual lists the codes of problems with jobs."""
 

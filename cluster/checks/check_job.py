@@ -113,8 +113,8 @@ class CheckedJob:
     def lay_out_again(self, nodes: Sequence[Node], operator: OperatorConfig) -> CheckedJob | None:
         """Return the job with a new layout on the GPUs that are currently free on the live `nodes`.
 
-        The `choices` of the returned job are only those of the new layout. If LoRA was chosen before, the new layout
-        uses LoRA too, because the disk space for full checkpoints was not checked.
+        The `choices` of the returned job contain only the choices of the new layout. If LoRA was chosen before, the new
+        layout uses LoRA too, because the disk space for full checkpoints was not checked.
 
         Returns:
             The job; None if the layout may not change or would be the same, if the job does not fit on the free GPUs,

@@ -37,7 +37,7 @@ def make_example_call(tool: ToolSchema) -> ToolCall:
 def make_example(schema: Any) -> Any:
     """Return a small value that fits a JSON schema.
 
-    The value is the schema's default, constant or first choice; if it has none of these, only the required parts.
+    The value is the schema's default, constant or first choice; otherwise it has only the required parts.
     Patterns and formats are ignored, so a tool may reject the value. If the schema requires more than MAX_VALUES values
     or MAX_CHARS characters, the example is incomplete.
     """

@@ -244,7 +244,8 @@ async def test_a_learner_rank_that_stands_still_ends_the_job_and_is_named(actors
     dog = Watchdog(actors.learner.watch_targets, None, events.append, give_up_s=SILENT_S)
     watching = asyncio.create_task(dog.run())
     frozen = freeze("ray::RankProcess")
-    with pytest.raises(LearnerFailed, match=r"learner rank \d of 2 failed in step: the process has not answered"):
+    reason = f"the process has not answered for {SILENT_S:.0f} s"
+    with pytest.raises(LearnerFailed, match=rf"learner rank \d of 2 failed in step: {reason}"):
         async with asyncio.timeout(60):
             await actors.learn(groups, version=6)
     assert isinstance(events[0], ActorSilent)

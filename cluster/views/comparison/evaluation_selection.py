@@ -148,7 +148,7 @@ def _settings_match(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bo
 
 
 def find_recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, samples: int) -> Path | None:
-    """Return the newest run folder in `runs` with an evaluation of this model by this job; None if there is none.
+    """Return the newest run folder in `runs` that has an evaluation of this model by this job, or None.
 
     The model and the data file are compared by content.
     """

@@ -89,7 +89,7 @@ class TrackerSink:
 
 
 def extract_point(event: RunEvent) -> MetricsPoint | None:
-    """Return the metrics in an event, such as `train_mean_reward` or `validation/grade`; None if the event has none."""
+    """Return the metrics in an event, such as `train_mean_reward` or `validation/grade`, or None."""
     match event.event:
         case StepDone(metrics=metrics):
             found: Mapping[str, Any] = metrics

@@ -23,4 +23,5 @@ def test_an_actor_that_cannot_start_is_distinguished_from_one_that_died() -> Non
 def test_a_node_without_the_package_is_given_as_the_reason() -> None:
     error = find_start_error(RayActorError(error_msg=IMPORT, actor_init_failed=True), "engine-0")
     assert error is not None
-    assert error.message.startswith("engine-0 cannot start: ModuleNotFoundError: No module named 'actors'; on each")
+    reason = "engine-0 cannot start: ModuleNotFoundError: No module named 'actors'"
+    assert error.message.startswith(f"{reason}; on each node, install")
