@@ -8,7 +8,7 @@ the requests.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +120,9 @@ class ChatModel:
             EngineFailed: The engine died.
         """
         answer = await self._create_completion(body, lora)
-        return answer if isinstance(answer, Refusal) else _clean_completion(answer.model_dump())
+        if isinstance(answer, Refusal):
+            return answer
+        return _clean_completion(answer.model_dump(), self._renderer.stop_tokens)
 
     async def stream(self, body: Mapping[str, Any], lora: Any | None) -> AsyncGenerator[dict[str, Any] | Refusal]:
         """Yield the chunks of a response. If the request is refused, the last item is a Refusal.
@@ -204,6 +206,8 @@ class ChatModel:
             request["thinking_token_budget"] = budget
         if request.get("stream"):
             request["stream_options"] = {"include_usage": True}
+        else:
+            request["return_token_ids"] = True  # for `_is_cut_off`
         if request.get("tools"):  # only for vLLM's parsers: prompt and grammar use the original tools
             request["tools"] = [resolve_references(tool) for tool in request["tools"]]
         return chat_request_class()(
@@ -294,24 +298,34 @@ def _refuse_long_prompt(length: int, limit: int) -> Refusal:
     return Refusal(400, message, "messages", "context_length_exceeded")
 
 
-def _clean_completion(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's response without its extra fields."""
+def _clean_completion(answer: dict[str, Any], stop_tokens: Collection[int]) -> dict[str, Any]:
+    """Return vLLM's response without its extra fields, and without the calls of turns that were cut off."""
     return {
         "id": answer["id"],
         "object": "chat.completion",
         "created": answer["created"],
         "model": answer["model"],
-        "choices": [_clean_choice(choice) for choice in answer["choices"]],
+        "choices": [_clean_choice(choice, _is_cut_off(choice, stop_tokens)) for choice in answer["choices"]],
         "usage": _clean_usage(answer["usage"]),
         "system_fingerprint": answer.get("system_fingerprint"),
         "service_tier": "default",
     }
 
 
-def _clean_choice(choice: dict[str, Any]) -> dict[str, Any]:
+def _is_cut_off(choice: Mapping[str, Any], stop_tokens: Collection[int]) -> bool:
+    """Return whether a turn reached the token limit. vLLM reports `tool_calls` for such a turn if it starts a call."""
+    if choice["finish_reason"] != "tool_calls":
+        return bool(choice["finish_reason"] == "length")
+    tokens = choice["token_ids"]
+    return choice["stop_reason"] is None and not (tokens and tokens[-1] in stop_tokens)
+
+
+def _clean_choice(choice: dict[str, Any], is_cut_off: bool) -> dict[str, Any]:
+    # The last call of a turn that was cut off is incomplete, and parsers may return it with the arguments {}. In a
+    # rollout, such a turn makes no calls either.
     calls = [
         {"id": _openai_call_id(call["id"]), "type": "function", "function": _function_fields(call["function"])}
-        for call in choice["message"].get("tool_calls") or ()
+        for call in (() if is_cut_off else choice["message"].get("tool_calls") or ())
     ]
     content = choice["message"].get("content")
     message: dict[str, Any] = {
@@ -328,7 +342,7 @@ def _clean_choice(choice: dict[str, Any]) -> dict[str, Any]:
         "index": choice["index"],
         "message": message,
         "logprobs": choice.get("logprobs"),
-        "finish_reason": choice["finish_reason"],
+        "finish_reason": "length" if is_cut_off else choice["finish_reason"],
     }
 
 
