@@ -14,6 +14,12 @@ from tests.kubernetes.cluster import JOB, NAMESPACE, Cluster, Object, RayJob, ev
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def free_cores(applied: Cluster) -> None:
+    """Wait until the workers of earlier jobs have ended, for which Ray's autoscaler takes five minutes."""
+    applied.until("the workers are gone", lambda: not applied.pods(node_type="worker"), 600)
+
+
 def test_a_secret_that_is_missing_is_named(applied: Cluster) -> None:
     job = variant(applied, "no-secret")
     head(job)["containers"][0]["envFrom"] = [{"secretRef": {"name": "forgotten"}}]
