@@ -13,9 +13,7 @@ import sys
 def remove_working_directory() -> None:
     """Remove the working directory from `sys.path` and PYTHONPATH, unless it contains this package.
 
-    `python -m` puts the working directory first on `sys.path`, and `ray job submit --working-dir` does the same in each
-    worker. Entries of `sys.path` after the standard library are installed packages, so they are not removed. Child
-    processes inherit the shortened PYTHONPATH.
+    `python -m` and `ray job submit --working-dir` add it. Child processes inherit the changed PYTHONPATH.
     """
     here = os.path.realpath(os.curdir)
     if here == os.path.dirname(os.path.dirname(os.path.realpath(__file__))):

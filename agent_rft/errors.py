@@ -26,7 +26,7 @@ class RftError(Exception):
 
     @property
     def public_message(self) -> str:
-        """Message for the clients of a server: the detail `public_message`, by default `message`.
+        """Message for a server's clients: the value of `public_message` in `details` or, if it is missing, `message`.
 
         An error has this detail if its `message` names a path or quotes another program's error. Such a `message` is
         only for the server's log.
@@ -105,7 +105,7 @@ class OutdatedFormat(UserError):
 
 
 class EndpointRefused(UserError):
-    """An endpoint rejects the key of its requests: it answers 401, or most of its answers are 403.
+    """An endpoint rejects the job's key with status 401, or most requests with status 403.
 
     A retry cannot fix this configuration error.
     """
@@ -119,7 +119,7 @@ class UnsealFailed(UserError):
 
 
 class ActorStartFailed(UserError):
-    """A process of the job fails whenever it is started, because its node lacks a requirement."""
+    """A process of the job cannot start, because its node does not meet a requirement."""
 
 
 class DiscardError(RftError):
@@ -134,20 +134,19 @@ class DiscardError(RftError):
 class ToolFailed(DiscardError):
     """A tool call failed after all retries or at its deadline.
 
-    The cause may be the tool, or a row that is too large for a call. Because the model is not the cause, the rollout is
-    not graded. A response with status 400 to 499 is not such a failure, because the model sees the response as an
-    error. Exceptions are statuses about sizes (413, 414, 431) and missing credit, which are failures. Check the
-    endpoint's errors by kind, and search your server's log for the trace id.
+    The cause may be the tool, an account without credit, or a row that is too large for a call. The rollout is not
+    graded. Most other responses with status 400 to 499 do not end the rollout, because the model sees them as errors.
+    Check the metrics of the endpoint's errors, and search your server's log for the trace id.
     """
 
     reason = "tool_failed"
 
 
 class GraderFailed(DiscardError):
-    """The grader did not return a finite number after all retries or before its deadline.
+    """A grader call failed after all retries or at its deadline.
 
     The failure is never treated as a grade of 0. If the grader fails only for some samples, these samples are missing
-    in training. Grade them again with `agent-rft grade RUN`, which lists the errors.
+    from training. Grade them again with `agent-rft grade RUN`, which lists the errors.
     """
 
     reason = "grader_failed"

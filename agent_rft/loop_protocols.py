@@ -18,7 +18,7 @@ Emit = Callable[[Event], None]
 
 
 class RolloutService(Protocol):
-    """Interface to the engines and graders, which sample and grade rollouts and receive new weights."""
+    """Interface to the graders and to the engines, which sample rollouts and receive new weights."""
 
     async def sample(self, request: GroupRequest) -> Group:
         """Run and grade `request.size` rollouts of a task.
@@ -26,7 +26,7 @@ class RolloutService(Protocol):
         The rollouts that failed are in `Group.discarded`.
 
         Raises:
-            UserError: An endpoint rejects the key of its requests, so no rollout can be graded.
+            UserError: An endpoint rejects the key that the job sends, so no rollout can be graded.
         """
 
     async def get_counts(self) -> dict[str, float]:
@@ -44,7 +44,7 @@ class RolloutService(Protocol):
 
 
 class Checkpointable(Protocol):
-    """Holder of the model's weights and training state, which saves them to checkpoints and restores them."""
+    """Object whose model weights and training state can be saved to checkpoints and restored."""
 
     async def snapshot(self) -> None:
         """Copy the weights and the training state to host memory, replacing the previous snapshot.
@@ -74,7 +74,7 @@ class Checkpointable(Protocol):
 
 
 class Learner(Checkpointable, Protocol):
-    """Part of a run that computes updates of the weights."""
+    """Interface to the learner ranks, which compute the updates of the weights."""
 
     async def step(self, sequences: Sequence[TrainSegment], version: int) -> StepReport:
         """Train the weights of policy version `version` on one batch.

@@ -72,7 +72,7 @@ def load_run_event(
 
 
 def parse_evaluation(data: Mapping[str, Any]) -> Evaluation:
-    """Return the evaluation whose `as_dict` is `data`.
+    """Return the evaluation that `Evaluation.as_dict` converted to `data`.
 
     Numbers that are not finite are stored as null (None in `data`), and become NaN.
 
@@ -86,7 +86,7 @@ def parse_evaluation(data: Mapping[str, Any]) -> Evaluation:
 
 
 def decode_event(kind: str, version: int, data: dict[str, Any], step: int) -> Event | None:
-    """Return the event whose `to_event_data` is `data`.
+    """Return the event that `to_event_data` converted to `data`.
 
     Return None if `data` is damaged, or if its kind or version is unknown.
     """

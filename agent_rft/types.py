@@ -1,4 +1,4 @@
-"""Data types that all packages share: frozen dataclasses with slots, whose properties only derive values.
+"""Data types that all packages share: frozen dataclasses with slots.
 
 All token-level arrays of a segment have shape [T], where T is the number of tokens from the first prompt token to the
 last sampled token.
@@ -32,7 +32,7 @@ class Task:
 
     @property
     def line(self) -> int:
-        """Line number of the row in its file, with which `row_id` begins; 0 if the id has no line number.
+        """Line number of the row in its file, taken from the beginning of `row_id`; 0 if the id contains none.
 
         See `agent_rft.rows.dataset_rows`.
         """
@@ -98,7 +98,7 @@ class Grade:
         scores: The scores of a multi grader's parts, or the scores in an endpoint's answer. If the job has guards,
             `scores["ungated"]` is the grade without guards.
         guard: Name of the guard that was triggered, or None.
-        reason: Reason for which the guard was triggered; without a guard, the explanation of the judge or endpoint, if
+        reason: Reason why the guard was triggered; without a guard, the explanation of the judge or endpoint, if
             any.
         held_out: Grade of the held-out grader; None if there is no such grader or it failed.
         held_out_error: Error of the held-out grader; empty if it did not fail.
@@ -188,7 +188,7 @@ class Rollout:
         return [call for turn in self.turns for call in turn.calls]
 
     def drop_experts(self) -> Rollout:
-        """Return a copy whose segments have no experts, because only training needs experts."""
+        """Return a copy without the segments' `experts`, which only training needs."""
         return replace(self, segments=tuple(replace(segment, experts=None) for segment in self.segments))
 
     @property
@@ -299,7 +299,7 @@ class TrainSegment:
 
 @dataclass(frozen=True, slots=True)
 class LearnerLayout:
-    """Distribution of the learner's state over its ranks."""
+    """Distribution of the learner's state across its ranks."""
 
     ranks: int
     zero_stage: int
@@ -350,7 +350,7 @@ class SyncReport:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Result of grading the rows of a file. `discarded` counts rollouts without a grade; means exclude them.
+    """Result of grading the rows of a file. `discarded` counts rollouts without a grade, which the means exclude.
 
     Attributes:
         ci95: Half the width of the 95 % confidence interval of `grade`.

@@ -1,14 +1,14 @@
-"""Function `run_untrusted`, which runs model-written code in a new sandbox, and the format of its messages.
+"""Execution of model-written code in a new sandbox (`run_untrusted`), and the message format of sandboxes.
 
 Graders and users' servers import this module. A `python` grader already runs in a sandbox, so `run_untrusted` asks a
 runner outside that sandbox to run the code. In any other process, `run_untrusted` starts the sandbox itself. See
 docs/graders.md, "Model-written code".
 
-Of this package, a grader's sandbox contains only this file, `__init__` and the files of the sandbox worker. Therefore
-this file imports no other module of the package at module level.
+In a grader's sandbox, this package consists only of this file, `__init__` and the files of the sandbox worker.
+Therefore this file imports no other module of the package at module level.
 
-A message consists of four bytes with the length of its JSON, and the JSON, which the receiver validates. Requests to
-run code and their answers also have binary parts after the JSON; the JSON lists the sizes of these parts.
+A message begins with the length of its JSON in four bytes, followed by the JSON, which the receiver validates.
+Requests to run code and their answers end with binary parts, whose sizes are in the JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _channel: socket.socket | None = None
 _grade_id = b""
 _request_number = 0
 sandbox_failure: str | None = None
-"""Reason why code could not run during the current grade, so that the grade fails; None if code could run."""
+"""Error message if no sandbox could run the untrusted code; None: no error."""
 
 
 class UntrustedRun(NamedTuple):
@@ -135,7 +135,7 @@ def _unpack_outcome(message: bytes) -> UntrustedRun:
 
 
 def connect_grader(channel: socket.socket | None, grade_id: bytes) -> None:
-    """Let `run_untrusted` send its requests over `channel`, because this process belongs to a grader.
+    """Make `run_untrusted` send its requests over `channel`. Called in processes that run a grader.
 
     Args:
         channel: Socket to the runner, or None if the grader cannot run code.
@@ -156,10 +156,7 @@ def _record_failure(why: str) -> NoSandbox:
 
 
 def _receive(channel: socket.socket, head: bytes) -> bytes:
-    """Return the answer to the request whose packets begin with `head`.
-
-    Answers to earlier requests, which were interrupted, are ignored.
-    """
+    """Return the message whose packets begin with `head`, and ignore other packets."""
     message = b""
     while packet := channel.recv(HEAD_BYTES + 1 + CHUNK_BYTES):
         if packet.startswith(head):
@@ -172,16 +169,13 @@ def _receive(channel: socket.socket, head: bytes) -> bytes:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 MAX_MESSAGE_BYTES = 1 << 16
-"""Maximum size of a message without binary parts.
-
-A worker never sends more: its longest error details have 4,000 characters with up to twelve bytes each.
-"""
+"""Maximum size of a message without binary parts."""
 MAX_ERROR_CHARS = 4_000
 GRADE_ID_BYTES = 16
 """Length of the random id of a grade. Each request to run code begins with the id of its grade."""
 CHUNK_BYTES = 60_000
 HEAD_BYTES = GRADE_ID_BYTES + 4
-"""Length of the head of a packet: the id of the grade, and the number of the request.
+"""Length of a packet's head: the id of the grade and the number of the request.
 
 The byte after the head is 1 in the last packet of a message, otherwise 0.
 """
@@ -203,7 +197,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def parse_length(header: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the length of a message's JSON, which `header` (four bytes) contains.
+    """Return the length of a message's JSON from `header`, the first four bytes of the message.
 
     Raises:
         ValueError: The length exceeds `max_bytes`.
@@ -215,7 +209,7 @@ def parse_length(header: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> int:
 
 
 def clean_error(value: object) -> str | None:
-    """Return the end of a string, at most MAX_ERROR_CHARS characters; None if `value` is not a string.
+    """Return the last MAX_ERROR_CHARS characters of an error text; None if `value` is not a string.
 
     Lone surrogates and null characters are replaced.
     """
@@ -225,7 +219,7 @@ def clean_error(value: object) -> str | None:
 
 
 def receive(channel: socket.socket, deadline: float) -> dict[str, Any]:
-    """Receive one message before `deadline`, a time of `time.monotonic()`.
+    """Receive one message before `deadline`, a value of `time.monotonic()`.
 
     Raises:
         TimeoutError: The message was not complete at the deadline.
@@ -245,7 +239,7 @@ def send(channel: socket.socket, body: bytes) -> None:
 
 
 def pack(header: dict[str, Any], parts: Sequence[bytes] = ()) -> bytes:
-    """Return a message with a small JSON object, `header`, and binary parts, which may be large."""
+    """Return a message with the JSON object `header`, which must be small, and binary `parts` of any size."""
     head = json.dumps({**header, "sizes": [len(part) for part in parts]}).encode()
     return b"".join([len(head).to_bytes(4, "big"), head, *parts])
 
@@ -262,7 +256,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], list[bytes]]:
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("the message lacks the sizes of its parts")
     if at + sum(sizes) != len(message):
-        raise ValueError("the size of the message differs from the sizes of its parts")
+        raise ValueError("the size of the message does not match the sizes of its parts")
     parts = []
     for size in sizes:
         parts.append(message[at : at + size])

@@ -1,4 +1,4 @@
-"""The pinned packages: their lists with the hashes of their files, and the tools that write and describe these lists.
+"""Pinned packages: lists with versions and file hashes, and tools that write and describe these lists.
 
-Imports nothing of ours and is in no wheel.
+This package imports no code of agent-rft, and it is not part of a wheel.
 """

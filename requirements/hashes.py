@@ -1,8 +1,8 @@
-"""Writes the hashes of pins that have none into the lists: `make hashes`, after a pin was added or changed.
+"""Adds the missing hashes to the lists: run `make hashes` after you add or change a pin.
 
-uv asks the configured index (its default: the public one) which files a version has. A version with a label, such as
-`2.13.0+cpu`, is PyTorch's own build, which only PyTorch's own index has. Hashes that are there stay: no index changes
-them unseen. What the packages require is not asked, so a list may leave something out (`lists.LEFT_OUT`).
+uv reads the files of a version from the configured package index, by default PyPI. Versions with a label, such as
+`2.13.0+cpu`, are read from PyTorch's index. Existing hashes are never changed, so no index can replace them unnoticed.
+Dependencies are not resolved, so a list may omit a required package (`lists.LEFT_OUT`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PYTHONS = (11, 12, 13)
 MACHINES = ("x86_64", "aarch64")
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 COMPILE = "pip compile - --quiet --no-deps --universal --python-version 3.11.5 --no-python-downloads --output-file"
-"""For all systems, and from the oldest Python on that the pins support."""
+"""Command that resolves the pins for all platforms, and for Python versions from the oldest supported one."""
 
 _ABIS = {
     (tag.interpreter, tag.abi)
@@ -38,14 +38,14 @@ _ABIS = {
 
 
 class File(NamedTuple):
-    """A file of a package, as an index lists it."""
+    """File of a package in an index."""
 
     name: str
     sha256: str
 
 
 def may_be_installed(file_name: str) -> bool:
-    """Whether it is an sdist, or a wheel for Linux (glibc) on a Python and a machine that we support."""
+    """Return whether a file is an sdist, or a wheel for glibc Linux with a supported Python and CPU architecture."""
     if not file_name.endswith(".whl"):
         return True
     return any(
@@ -59,7 +59,7 @@ def _is_ours(platform: str) -> bool:
 
 
 def listed_files(pins: Iterable[Pin], *options: str) -> dict[str, list[File]]:
-    """The files of each pin in uv's index, by the package's name.
+    """Return the files of each pin in uv's index, by package name. `options` are options of uv.
 
     Raises:
         SystemExit: The index cannot be reached or does not have a pin.
@@ -82,10 +82,10 @@ def listed_files(pins: Iterable[Pin], *options: str) -> dict[str, list[File]]:
 
 
 def with_hashes(pins: Iterable[Pin], files: dict[str, list[File]]) -> Iterator[Pin]:
-    """The pins; those without hashes get those of their files, sorted.
+    """Yield all pins. Pins without hashes get the sorted hashes of their installable files.
 
     Raises:
-        SystemExit: No file of a pin may be installed.
+        SystemExit: A pin has no installable file.
     """
     for pin in pins:
         hashes = pin.hashes or sorted({file.sha256 for file in files[pin.name] if may_be_installed(file.name)})
@@ -95,7 +95,7 @@ def with_hashes(pins: Iterable[Pin], files: dict[str, list[File]]) -> Iterator[P
 
 
 def main() -> None:
-    """Completes all lists."""
+    """Add the missing hashes to all lists."""
     for kind in LISTS:
         pins = read(kind)
         new = [pin for pin in pins if not pin.hashes]

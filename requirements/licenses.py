@@ -1,4 +1,4 @@
-"""The tables of docs/licenses.md."""
+"""Parser of the tables in docs/licenses.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = FOLDER.parent / "docs/licenses.md"
 
 
 def table(*titles: str) -> Iterator[tuple[str, ...]]:
-    """Rows of the page's table with these titles."""
+    """Yield the rows of the page's table that has these column titles."""
     _, found, rest = PAGE.read_text().partition(f"| {' | '.join(titles)} |\n")
     assert found, titles
     for line in rest.splitlines()[1:]:
@@ -20,5 +20,5 @@ def table(*titles: str) -> Iterator[tuple[str, ...]]:
 
 
 def licenses() -> list[tuple[str, str]]:
-    """Each package with its license, as often as the page lists it."""
+    """Return package names with their licenses, including duplicates on the page."""
     return [(name, license) for license, names in table("license", "packages") for name in names.split(", ")]

@@ -1,6 +1,6 @@
-"""A list of pinned packages: one version of each, and the hashes of all files that may be installed for it.
+"""Lists of pinned packages: one version of each package, and the hashes of its installable files.
 
-A list names no index, so any mirror that serves the same files will do. pip reads it with `--require-hashes`.
+A list names no package index, so every mirror with the same files works. pip reads a list with `--require-hashes`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LEFT_OUT = {
     "pandas": ("trl",),
     "pyarrow": ("trl",),
 }
-"""Packages that an environment for CPUs lacks, and what requires them.
+"""Packages that CPU environments omit although other packages require them, with the packages that require them.
 
-pip resolves nothing, and `make hashes` only adds hashes. A test compares them with `pip check`.
+Neither pip nor `make hashes` adds them, since both skip dependency resolution. A test compares them with `pip check`.
 """
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A package, its version, and the SHA-256 of each of its files, in hexadecimal."""
+    """Package with its version and the SHA-256 hashes of its files, in hexadecimal."""
 
     name: str
     version: str
@@ -43,17 +43,17 @@ class Pin:
 
 
 def read(kind: str) -> list[Pin]:
-    """The pins of a list, in its order."""
+    """Read the pins of the list `kind`, such as `cpu`, in the order of the file."""
     return [_pin(line) for line in _path(kind).read_text().replace("\\\n", "").splitlines()]
 
 
 def write(kind: str, pins: Iterable[Pin]) -> None:
-    """Replaces a list."""
+    """Write the list `kind`, and replace its previous pins."""
     _path(kind).write_text(text_of(pins))
 
 
 def text_of(pins: Iterable[Pin]) -> str:
-    """Return a list as pip reads it."""
+    """Return pins as the text of a requirements file for pip."""
     entries = (" \\\n    ".join([str(pin), *(f"--hash=sha256:{digest}" for digest in pin.hashes)]) for pin in pins)
     return "".join(f"{entry}\n" for entry in entries)
 

@@ -1,6 +1,7 @@
-"""Writes what a list installs as an SBOM (CycloneDX 1.6): names, versions, licenses and hashes: `make sbom`.
+"""Writes an SBOM (CycloneDX 1.6) for each list of packages: `make sbom`.
 
-A component has the hashes of all its files, since which of them is installed depends on Python and the machine.
+An SBOM contains names, versions, licenses and hashes. A component has the hashes of all its files, since the file that
+is installed depends on the Python version and the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OUTPUT = FOLDER.parent / "build"
 
 
 def sbom(kind: str) -> str:
-    """The document of a list, as JSON."""
+    """Return the SBOM of the list `kind` as JSON."""
     project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
     bom = Bom()
     root = Component(
@@ -53,7 +54,7 @@ def _terms(license: str) -> License:
 
 
 def main(output: Path = OUTPUT) -> None:
-    """Writes a file for each list."""
+    """Write one SBOM file for each list to the folder `output`."""
     output.mkdir(exist_ok=True)
     for kind in LISTS:
         path = output / f"sbom-{kind}.json"

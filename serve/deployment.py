@@ -1,7 +1,7 @@
 """The API as a Ray Serve application: `agent_rft.serve.deployment:build`.
 
-`agent-rft serve` runs this application. A Ray Serve configuration can run it as well: its `import_path` is the path
-above, and its `args` are the fields of `ApiSettings`.
+`agent-rft serve` runs this application. To run it from a Ray Serve configuration, set `import_path` to the path above
+and `args` to the fields of `ApiSettings`.
 
 Ray's dashboard shows the arguments, so they contain no secrets. The database URL and the key that encrypts secrets come
 from environment variables of Ray's processes (AGENT_RFT_DATABASE, AGENT_RFT_FILES, AGENT_RFT_SECRET_KEY), or else from
@@ -51,7 +51,7 @@ from agent_rft.spec.operator.operator_file import load_operator
 
 APP, DEPLOYMENT = "agent-rft", "api"
 MAX_REQUESTS = 1_000
-"""Concurrent requests per replica; more requests wait in the proxy."""
+"""Maximum number of concurrent requests per replica. Further requests wait in the proxy."""
 
 Background = Callable[[], Coroutine[Any, Any, None]]
 
@@ -139,7 +139,7 @@ def make_app(
     behind_proxy: bool = False,
     deadlines: Deadlines = DEADLINES,
 ) -> FastAPI:
-    """Return the API app, which calls `services`, and closes `state` when it stops."""
+    """Return the API app for `services`. It closes `state` when it stops."""
     max_connections = min(operator.limits.max_connections, MAX_REQUESTS if behind_proxy else sys.maxsize)
     app = create_app(
         services.routers,

@@ -55,7 +55,7 @@ def run_server(
         port: Port to listen on; 0 chooses a free port.
         address: Address of the Ray cluster to join; None starts a local cluster.
         notify: Prints a line for the user.
-        config: The operator's configuration file, which the API and the drivers read again.
+        config: Path of the operator's configuration file, for the API and the drivers.
 
     Raises:
         FolderOwned: Another server uses the folder.
@@ -67,7 +67,7 @@ def run_server(
 
 
 def _claim_folder(locations: StateLocations, notify: Callable[[str], None]) -> AbstractContextManager[object]:
-    """Return a context manager that owns the server's folder; with PostgreSQL, several servers may share the folder."""
+    """Return a context manager that claims the server's folder, unless PostgreSQL lets several servers share it."""
     if locations.database is not None:
         return nullcontext()
     fix = "; stop it, or give another --folder"
@@ -132,7 +132,7 @@ def _serve(
 def start_serve(proxies: ProxyLocation, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
     """Start Ray Serve, and return the host and port of its proxy.
 
-    If Ray Serve is already running, its proxy keeps its host and port, whatever the arguments are.
+    If Ray Serve is already running, its proxy keeps its host and port, and the arguments have no effect.
 
     Raises:
         RftError: Ray Serve did not start.

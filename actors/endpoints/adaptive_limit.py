@@ -16,17 +16,18 @@ import math
 START = 16
 """The initial limit: high enough not to slow down a job, low enough not to overload a small server."""
 ROUND = 4
-"""Minimum number of outcomes per decision, so that a single rejected call has little effect."""
+"""Minimum number of requests before the limit may shrink, so that one rejected call has little effect."""
 LATENCY_SAMPLES = 50
-"""Latencies are roughly log-normal, with a standard deviation of 1 in the logarithm (median 0.2 s, p99 2 s). The mean
-logarithm of 50 samples has a standard error of 0.14, so a doubling by chance happens once in a million."""
+"""Number of latencies that are averaged for each comparison with the usual latency."""
 SLOWER = 2.0
-"""Ratio to the usual latency above which the limit shrinks."""
+"""Ratio of current to usual latency above which the limit shrinks."""
 SLACK_S = 0.05
-"""Smaller increases are ignored: with fast endpoints, our own process may cause them."""
+"""Seconds added to SLOWER times the usual latency. The limit shrinks if the latency exceeds this sum."""
 USUAL_FAST, USUAL_SLOW = 0.2, 0.005
-"""Smoothing factors of the usual latency. The fast one applies if latency falls, or stays high although the limit has
-shrunk to a quarter. Otherwise the slow one applies, since a growing number of our requests may cause the increase."""
+"""Weights of the latest latency in the usual latency, which is a moving average.
+
+USUAL_FAST applies if latency falls, or stays high after the limit has shrunk to a quarter. USUAL_SLOW applies to small
+increases."""
 
 
 class AdaptiveLimit:
@@ -89,7 +90,7 @@ class AdaptiveLimit:
         self._begin_round()
 
     def _compare_latencies(self, now: float) -> None:
-        """Compare the mean logarithm of the latest latencies with the usual one; shrink the limit if the mean rose."""
+        """Compare the latest latencies with the usual latency; shrink the limit if they are much higher."""
         latest = self._sum / self._samples
         self._begin_samples()
         if self._usual is None:
@@ -120,8 +121,8 @@ class AdaptiveLimit:
 class RequestRateLimit:
     """Rate limit of `rate_per_s` requests per second. Requests are evenly spaced, except for bursts.
 
-    A burst has at most as many requests as BURST_S seconds allow. The limit is a token bucket that stores only the time
-    at which the bucket will be full (generic cell rate algorithm).
+    A burst contains at most the requests that are allowed in BURST_S seconds. The limit is a token bucket that stores
+    only the time at which the bucket will be full (generic cell rate algorithm).
     """
 
     BURST_S = 0.1

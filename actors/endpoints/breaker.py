@@ -1,7 +1,7 @@
 """Circuit breaker: while all requests to an endpoint fail, no requests are sent except occasional probes.
 
-The breaker opens after MAX_FAILURES failures in a row. An endpoint that randomly fails half of its calls has so many
-failures in a row about once in two million calls. Any answer that shows that the endpoint is up closes the breaker:
+The breaker opens after MAX_FAILURES failures in a row. An endpoint that randomly fails half of its calls reaches
+this number about once in two million calls. Any answer that shows that the endpoint is up closes the breaker:
 
              MAX_FAILURES in a row         the wait is over: send a probe
     closed ------------------------> open --------------------------------> half_open
@@ -21,7 +21,7 @@ from agent_rft.actors.runtime.timing import Timing
 
 MAX_FAILURES = 20
 NO_CONNECTION_WEIGHT = 4
-"""Weight of an attempt that could not connect: nothing is listening, so five such failures open the breaker."""
+"""Number of failures that one failed connection counts as."""
 FIRST_WAIT_S = 1.0
 MAX_PROBE_WAIT_S = 30.0
 
@@ -44,7 +44,7 @@ class Breaker:
         self.is_open = False
         self.times_opened = 0
         self.last_failure = ""
-        """Reason of the latest failure."""
+        """Reason for the latest failure."""
 
     @property
     def state(self) -> State:

@@ -26,10 +26,10 @@ FAILURE_FIXES = {
 
 
 class CallErrors:
-    """Factory of the errors of calls to one endpoint.
+    """Error factory for calls to one endpoint.
 
-    `what` names the endpoint in messages ("tool 'search' (POST http://tools/search)"), `url` is the endpoint's URL
-    without secrets, and `keys` names the setting with the endpoint's keys. `failure` is the error class for failed
+    `what` names the endpoint in messages ("tool 'search' (POST http://tools/search)"), and `url` is the endpoint's URL
+    without secrets. `keys` names the setting that contains the endpoint's keys. `failure` is the error class for failed
     calls.
     """
 
@@ -45,13 +45,13 @@ class CallErrors:
         return scrub(text, self._secrets)
 
     def excerpt(self, text: str) -> str:
-        """Return the start of `text`, which the endpoint sent, as one line without secrets and escape sequences."""
+        """Return the start of `text`, which the endpoint sent, as one line without secrets or escape sequences."""
         return truncate(self.scrub(to_one_line(text)), EXCERPT_CHARS)
 
     def describe(self, answer: HttpResponse, asked: str = "") -> str:
-        """Return a description of an answer for messages: the status, `asked` and the endpoint's reason.
+        """Return an answer's status and reason for use in an error message.
 
-        `asked` describes the wait that the answer asks for (" with Retry-After: 5 s"), or is empty.
+        `asked` is inserted after the status, for example " with Retry-After: 5 s".
         """
         what = format_status(answer.status) + (f": {NO_CREDIT}" if answer.has_no_credit else asked)
         reason = self.excerpt(answer.reason)
@@ -75,7 +75,7 @@ class CallErrors:
     ) -> DiscardError:
         """Return the error of a call that failed after `attempts` attempts.
 
-        `failures` counts the attempts that failed for other reasons than backpressure; only these count as retries.
+        `failures` counts the attempts that failed for reasons other than backpressure; only these count as retries.
         """
         fix = self._credit_fix if kind == "no_credit" else FAILURE_FIXES[kind]
         return self._discard(
@@ -109,7 +109,7 @@ class CallErrors:
 
     @property
     def _credit_fix(self) -> str:
-        return f"add credit to the account, or set the key of another account in {self._keys}"
+        return f"add credit to the account, or set another account's key in {self._keys}"
 
     def _discard(self, problem: str, fix: str, **details: Any) -> DiscardError:
         message = f"{problem}; {fix}" if fix else problem

@@ -47,7 +47,7 @@ FIRST_WAIT_S = 0.5
 QUICK_WAIT_S = 0.1
 MAX_RETRY_WAIT_S = 8.0
 LATE_S = 0.005
-"""Tolerance between the event loop's clock and ours: a request cancelled this close to its deadline was late."""
+"""Tolerance in seconds when checking whether a request was cancelled at its deadline."""
 
 CLIENTS: WeakSet[EndpointClient] = WeakSet()
 """All clients of this process, for `collect_process_stats`."""
@@ -55,7 +55,7 @@ CLIENTS: WeakSet[EndpointClient] = WeakSet()
 
 @dataclass(slots=True)
 class _Call:
-    """The state of one call."""
+    """State of one call of `EndpointClient.post`, across its attempts."""
 
     payload: bytes
     headers: Mapping[str, str]
@@ -110,9 +110,9 @@ class EndpointClient:
 
         `what` names the endpoint in messages ("tool 'search'"). `failure` is the class of the error that is raised
         when a call fails after all retries. The clients of one process share `sockets`. Set `hedge_after_s` only if a
-        request may be sent twice. `signer` signs each request. `keys_setting` names the setting with the endpoint's
-        keys. `has_answered` is whether the endpoint has already answered in this run. Never set `proxy` for URLs from
-        jobs, because a proxy can reach any address.
+        request may be sent twice. `signer` signs each request. `keys_setting` names the setting that contains
+        the endpoint's keys. `has_answered` is whether the endpoint has already answered in this run. Never set `proxy`
+        for URLs from jobs, because a proxy can reach any address.
 
         Raises:
             UserError: The URL or a header is invalid.
@@ -147,7 +147,7 @@ class EndpointClient:
         )
 
     async def post(self, body: Mapping[str, Any] | bytes, idempotency_key: str, trace_id: str = "") -> HttpResponse:
-        """Send `body` (bytes must be JSON) until the endpoint answers or the deadline passes.
+        """Send `body`, which is an object or encoded JSON, until the endpoint answers or the deadline passes.
 
         The waiting calls of each `trace_id` form a queue, and the queues are served round-robin.
 
@@ -181,7 +181,7 @@ class EndpointClient:
         return answer
 
     def stats(self) -> dict[str, Any]:
-        """Return as plain values: the EndpointStats, the current limit, queue and breaker state, and outage counts."""
+        """Return the EndpointStats, limit, queue length, breaker state and outage counts, all as plain values."""
         gate = self._gate
         now = {"limit": gate.limit.current, "in_flight": gate.in_flight, "queued": gate.queued}
         outages = {"outages": gate.breaker.times_opened, "delayed": gate.delayed}
@@ -201,11 +201,11 @@ class EndpointClient:
         return self._errors.excerpt(text)
 
     def describe(self, answer: HttpResponse) -> str:
-        """Return a description of an answer for messages; see CallErrors.describe."""
+        """Return an answer's status and reason, as part of a message; see CallErrors.describe."""
         return self._errors.describe(answer)
 
     def make_bad_answer_error(self, answer: HttpResponse, why: str, fix: str = "") -> DiscardError:
-        """Return the error for an answer that the caller cannot use, and count it; see CallErrors.make_bad_answer."""
+        """Return the error for an answer that the caller cannot use, and count it. See CallErrors."""
         error = self._errors.make_bad_answer_error(answer, why, fix)
         self.counts.errors[error.details["kind"]] += 1
         return error
@@ -246,10 +246,8 @@ class EndpointClient:
     def _wait_s(self, call: _Call, kind: str, after_s: float | None) -> float:
         """Return the seconds until the next attempt.
 
-        This is the wait that the endpoint asked for, else 0.5, 1, 2, ... minus a random part of up to half.
-
-        The first failure is retried after at most QUICK_WAIT_S, since most failures affect a single request. A wait is
-        at most an eighth of the timeout, so that little time is lost if the next wait exceeds the deadline.
+        The result is the wait that the endpoint requested, if any. Otherwise, the wait doubles with each attempt and
+        is reduced at random by up to half. The first failure is retried after at most QUICK_WAIT_S.
         """
         jitter = self._timing.jitter()
         if after_s is not None:
@@ -272,7 +270,7 @@ class EndpointClient:
         return await self._send(call, permit)
 
     async def _attempt_with_hedges(self, call: _Call, after_s: float) -> HttpResponse:
-        """Make one attempt with hedges. A hedge is sent only if a permit is free; its failure does not count."""
+        """Make one attempt. While it is slow, send hedges if permits are free. Errors of hedges are ignored."""
 
         async def send_hedge() -> HttpResponse | None:
             permit = self._gate.try_enter()
@@ -333,7 +331,7 @@ class EndpointClient:
         return self._check_access(call, answer)
 
     def _check_access(self, call: _Call, answer: HttpResponse) -> HttpResponse:
-        """Return `answer`, unless it is a redirect or a refused key.
+        """Return `answer`, or raise an error if it is a redirect or refuses the key.
 
         Raises:
             EndpointRefused: The endpoint refuses the key.
@@ -390,7 +388,7 @@ def _classify_reply(reply: Reply) -> RequestOutcome:
 
 WINDOW = 64
 MIN_ANSWERS = 16
-"""Minimum number of answers to compute a share from; with fewer, a 403 may be a coincidence."""
+"""Minimum number of answers before a high share of 403s counts as a rejected key."""
 MAX_SHARE = 0.5
 
 
@@ -400,7 +398,7 @@ class AccessHistory:
     def __init__(self, has_answered: bool) -> None:
         """Start an empty history.
 
-        `has_answered` is whether the endpoint has already answered another client of this run, such as the job's check.
+        `has_answered` is whether the endpoint has already answered in this run, for example during the job's check.
         """
         self._has_answered = has_answered
         self._forbidden: deque[bool] = deque(maxlen=WINDOW)
@@ -421,7 +419,7 @@ class AccessHistory:
 
     @property
     def refuses_key(self) -> bool:
-        """Whether a 403 rejects the key instead of a single call."""
+        """Whether a 403 means that the key is wrong, not just that one call is forbidden."""
         if not self._has_answered:
             return True
         return self.num_answers >= MIN_ANSWERS and self.num_forbidden > MAX_SHARE * self.num_answers

@@ -26,9 +26,9 @@ class EndpointStats:
     - answers: tool_error (a 4xx), too_large, bad_answer, request_too_large (413, 414, 431), no_credit
 
     `retries` counts the attempts after a failure, and `backpressure_retries` counts the attempts after an answer that
-    asks to wait. `hedges` counts duplicate requests, and `hedges_won` counts the duplicates that were answered first.
-    Latencies are those of answered attempts. Histograms have one bucket per bound in SECONDS, and a last bucket for
-    larger values.
+    asks the client to wait. `hedges` counts duplicate requests, and `hedges_won` counts the duplicates that were
+    answered first. Latencies are recorded for each attempt that got a response. Histograms have one bucket per bound in
+    SECONDS, and a last bucket for larger values.
     """
 
     calls: int = 0
@@ -90,7 +90,7 @@ COPIED_STATS = (
 
 
 def to_endpoint_metrics(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Convert EndpointClient.stats of each endpoint to metrics of `agent_rft.metrics`.
+    """Convert EndpointClient.stats of each endpoint to metrics, with the names in `agent_rft.metrics`.
 
     The metric `breaker` is 0 if the breaker is closed, 1 if it is half open, and 2 if it is open.
     """

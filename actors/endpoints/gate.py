@@ -19,11 +19,11 @@ from agent_rft.actors.endpoints.breaker import NO_CONNECTION_WEIGHT, Breaker
 from agent_rft.actors.runtime.timing import Timing
 
 MAX_ON_WIRE = 8_192
-"""Maximum concurrent requests of one process: the capacity of one core, and a third of the ports of one address."""
+"""Maximum number of concurrent requests of one process."""
 OTHER_FILES = 256
-"""Number of open files reserved for other uses than endpoint sockets."""
+"""Number of open files reserved for everything except endpoint sockets."""
 INSTANT_S = 1e-6
-"""Waits below this are rounding errors and are ignored."""
+"""Waits shorter than this are rounding errors and are ignored."""
 MAX_PAUSE_S = 30.0
 """Maximum time for which one Retry-After delays the endpoint's other calls."""
 
@@ -72,7 +72,7 @@ class SocketLimit:
 
     @classmethod
     def from_process_limits(cls) -> SocketLimit:
-        """Return a limit of as many sockets as the process may open, but at most MAX_ON_WIRE.
+        """Return a limit based on the number of files that the process may open, but at most MAX_ON_WIRE.
 
         If necessary, first increases the process's soft limit on open files.
         """
@@ -123,10 +123,10 @@ class Gate:
         self._alarm_at = math.inf
 
     async def enter(self, lane: str, failures: int = 0, call: object = None) -> Permit:
-        """Wait for a permit to send a request. While the breaker is open, calls with the fewest `failures` are first.
+        """Wait for a permit to send a request. While the breaker is open, calls with the fewest `failures` go first.
 
-        `lane` names the queue in which the call waits. `call` identifies the call in all its attempts. It is stored
-        until an outage ends, so that the call counts as delayed only once.
+        `lane` names the queue in which the call waits. All attempts of a call pass the same `call`, so that the call
+        counts as delayed only once per outage.
         """
         now = self._timing.clock()
         if not self._lanes and self._wait_s(now) == 0 and self._sockets.acquire(self):
@@ -157,7 +157,7 @@ class Gate:
     def leave(self, permit: Permit, outcome: RequestOutcome, why: str = "") -> None:
         """Release the permit of a request that has ended with `outcome`, and admit waiting calls.
 
-        `why` is the reason of a failure.
+        `why` is the reason for a failure.
         """
         now = self._timing.clock()
         if outcome is RequestOutcome.ANSWERED:
@@ -233,7 +233,7 @@ class Gate:
         return Permit(now, self.breaker.record_request(now), now - since)
 
     def _pop_next(self) -> _Waiter:
-        """Remove and return the first call of the next lane; for a probe, the waiting call with the fewest failures."""
+        """Remove and return the first call of the next lane; if a probe is due, the call with the fewest failures."""
         if self.breaker.is_open:
             lane, waiter = min(
                 ((lane, waiter) for lane, waiters in self._lanes.items() for waiter in waiters),

@@ -15,10 +15,10 @@ async def send_with_hedges(
     wait: Callable[[], Awaitable[None]],
     max_hedges: int,
 ) -> tuple[T, bool]:
-    """Send a request and hedges of it. Return the first good answer, and whether a hedge returned it.
+    """Send a request, and repeat it while it is slow. Return the first good answer, and whether a hedge returned it.
 
-    `send_first` sends the request, and sets its event once the request is sent. Each time `wait` completes without a
-    good answer, `send_hedge` sends the request again, at most `max_hedges` times. It returns None if it did not send.
+    `send_first` sends the request, and then sets the event that is passed to it. If there is no good answer when `wait`
+    completes, `send_hedge` sends the request again, at most `max_hedges` times; it returns None if it cannot.
 
     Raises:
         Exception: The error of `send_first`, if no hedge returned a good answer either.

@@ -80,7 +80,7 @@ class HttpResponse(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Error message in the body, or the full body without such a message. May contain secrets and control codes."""
+        """Error message in the body; the full body if it has no message. May contain secrets and control codes."""
         error = self.error
         if not error.message:
             return self.text

@@ -27,14 +27,14 @@ from agent_rft.spec.operator.operator_config import AnswerFormat, ModelEndpoint
 CHAT = "/chat/completions"
 EMBEDDINGS = "/embeddings"
 EVERYWHERE = (parse_allowed("0.0.0.0/0"), parse_allowed("::/0"))
-"""These endpoints may have any address, since the operator configures them, not a job."""
+"""All IP networks. Model endpoints may have any address, because they are set by the operator, not by a job."""
 MODEL_SERVER_ERROR = "model_grader_server_error"
 FALLBACK: AnswerFormat = "json_object"
 LOG = logging.getLogger(__name__)
 
 
 class SchemasUnsupported(NamedTuple):
-    """Notice that the endpoint of `model`, a name in the operator's configuration, does not support JSON schemas."""
+    """Warning about a model endpoint that does not support JSON schemas."""
 
     model: str
 
@@ -103,8 +103,8 @@ class ModelClient:
     async def ask(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send `body` with the model's name, and return the JSON object in the endpoint's answer.
 
-        With `schema`, the request asks for a chat completion whose text is JSON of this schema. The endpoint may not
-        guarantee this, so the text must be checked.
+        With `schema`, the request asks for a chat completion whose text is JSON that matches the schema. The caller
+        must check the text, because not every endpoint enforces the schema.
 
         Raises:
             GraderFailed: The endpoint gave no usable answer; the code is model_grader_server_error.
@@ -116,7 +116,8 @@ class ModelClient:
                 fix = ""
                 if schema is not None and _refuses_format(answer):
                     fix = f"set response_format: none in models.{self.name} of the operator's configuration"
-                raise self._client.make_bad_answer_error(answer, "a model's endpoint must answer 200", fix)
+                why = "a model's endpoint must respond with status 200"
+                raise self._client.make_bad_answer_error(answer, why, fix)
             if (found := answer.json_object) is None:
                 raise self._client.make_bad_answer_error(answer, "the body is not a JSON object")
         except DiscardError as error:
@@ -124,7 +125,7 @@ class ModelClient:
         return found
 
     async def _ask_with_fallback(self, body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> HttpResponse:
-        """Return the answer, after one fallback if the endpoint does not support JSON schemas."""
+        """Return the answer. If the endpoint does not support JSON schemas, retry with the response format FALLBACK."""
         if schema is None:
             return await self._post(body)
         tried = self._format
@@ -169,7 +170,7 @@ class ModelClients:
         self._clients: dict[tuple[str, str], ModelClient] = {}
 
     def get_model_client(self, name: str, path: str) -> ModelClient:
-        """Return the client of a configured model. A name with an additional date suffix gets the same client."""
+        """Return the client of a configured model; `name` may have an additional date suffix."""
         entry = match_model_name(name, self._models) or name
         if (entry, path) not in self._clients:
             self._clients[entry, path] = ModelClient(
@@ -185,9 +186,9 @@ def join_model_url(endpoint: ModelEndpoint, path: str) -> str:
 def make_json_request_body(
     body: Mapping[str, Any], schema: Mapping[str, Any], answer_format: AnswerFormat
 ) -> dict[str, Any]:
-    """Return the chat completion request `body`, extended to ask for JSON of `schema` in `answer_format`.
+    """Return a copy of `body` that asks for JSON matching `schema`, with the response format `answer_format`.
 
-    For other formats than json_schema, the schema is written into the system message. The message includes the word
+    For formats other than json_schema, the schema is added to the system message. The message includes the word
     JSON, because some endpoints otherwise reject the format json_object.
     """
     if answer_format == "json_schema":
@@ -204,7 +205,7 @@ def make_json_request_body(
 
 
 def _refuses_format(answer: HttpResponse) -> bool:
-    """Whether the endpoint rejects the response format, with a 400 or 422 that names the field."""
+    """Return whether the endpoint rejects the response format, with a 400 or 422 that names the field."""
     if answer.status not in (400, 422):
         return False
     named = answer.error.param or answer.text

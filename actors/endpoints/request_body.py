@@ -14,7 +14,6 @@ MAX_ROW_BYTES = MAX_REQUEST_BYTES // 2
 def encode_json(value: Any) -> bytes:
     """Encode `value` as JSON in UTF-8.
 
-    A character takes at most 4 bytes in UTF-8, but up to 12 as JSON escapes. Only unpaired surrogates become JSON
-    escapes, because UTF-8 cannot encode them.
+    Only unpaired surrogates become JSON escapes, because UTF-8 cannot encode them. Other escapes would waste space.
     """
     return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace")

@@ -39,8 +39,8 @@ class AdapterHost(Protocol):
 class Adapter:
     """A LoRA adapter that an engine has loaded.
 
-    `request` is vLLM's LoRARequest for the adapter. Loading took `load_s` seconds, in which the engine did not sample.
-    `num_requests` is the number of running requests that use the adapter.
+    `request` is vLLM's LoRARequest for the adapter. Loading took `load_s` seconds, during which the engine did not
+    sample. `num_requests` is the number of running requests that use the adapter.
     """
 
     name: str
@@ -73,12 +73,12 @@ class Adapters:
     async def load(self, name: str, folder: Path) -> Adapter:
         """Return the adapter `name`; load it from `folder` if it is not loaded yet.
 
-        The folder is not needed after this call. Enter `use` before you await anything else: until then, another
-        adapter could replace this one.
+        The folder is not needed after this call. Enter `use` before the next `await`; otherwise, another adapter may
+        replace this one.
 
         Raises:
-            Exception: The adapter is damaged or does not fit the model, or the engine died. Its class depends on the
-                host of the adapters.
+            Exception: The adapter is damaged or does not fit the model, or the engine died. The class of the exception
+                depends on the AdapterHost.
         """
         async with self._load_lock:
             if name not in self._current:
@@ -89,7 +89,7 @@ class Adapters:
     async def load_version(self, name: str, folder: Path) -> Adapter:
         """Load the next version of a job's adapter. The version stays loaded until `release_version`.
 
-        Waits while versions of all jobs fill all slots. An engine therefore needs one slot more than it has jobs.
+        Waits for a free slot. The engine needs one slot for each job, and one more slot for the new version.
         """
         async with self._load_lock:
             await self._free_slot()
@@ -105,7 +105,7 @@ class Adapters:
 
     @contextmanager
     def use(self, adapter: Adapter) -> Iterator[Any]:
-        """Context manager that keeps an adapter loaded, and returns the adapter's LoRARequest."""
+        """Context manager that keeps an adapter loaded, and yields the adapter's LoRARequest."""
         if self._current.get(adapter.name) is adapter:
             self._current[adapter.name] = self._current.pop(adapter.name)
         adapter.num_requests += 1
@@ -167,7 +167,7 @@ class EngineTenant:
 
     @property
     def cache_salt(self) -> str:
-        """Cache salt of the job's requests: vLLM reuses cache blocks only for requests with the same salt."""
+        """Cache salt of the job's new requests: vLLM reuses cache blocks only for requests with the same salt."""
         return f"{self.job}:{self.version}"
 
     def stage(self, shm: Path, data: NDArray[np.uint8], layout: BucketLayout) -> None:

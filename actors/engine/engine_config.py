@@ -34,10 +34,10 @@ def choose_executor(gpus: int) -> str:
 
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens of a cache block, the smallest size that vLLM's attention supports on CPUs.
+"""Tokens per cache block: the minimum that vLLM's attention supports on CPUs.
 
-Only full blocks are reused. With vLLM's default of 128 on CPUs, most prompts of small models were computed again in
-each turn."""
+Only full blocks are reused. With vLLM's default of 128 on CPUs, most prompts of small models would be computed again
+in each turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class EngineConfig:
     """The configuration of one engine.
 
     Attributes:
-        model: Model name or folder. The folder of an adapter makes the adapter version 0 on its base model.
-        gpus: Number of GPUs, over which tensor parallelism splits the model; 0: CPUs.
+        model: Model name or folder. If it is an adapter's folder, policy version 0 is this adapter.
+        gpus: Number of GPUs for tensor parallelism. If it is 0, the engine runs on CPUs.
         reasoning_delimiters: Tokens that open and close reasoning, if the model has reasoning. `max_reasoning_tokens`
             requires them.
         log_stats: Whether vLLM's metrics are enabled.
-        lora: Shape of adapters with the maximum rank. If it is set, an update loads an adapter instead of all weights.
+        lora: Shape of the adapters, with the maximum rank. If it is set, an update loads an adapter, not all weights.
         adapter_slots: Maximum number of adapters in the engine.
         gpu_share: Share of each GPU's memory that the engine takes.
-        can_offload: Whether the engine can offload its weights for a while.
-        reports_experts: Whether completions contain the experts that each layer of a mixture of experts chose.
+        can_offload: Whether the engine can offload its weights temporarily.
+        reports_experts: Whether completions contain the experts that each mixture-of-experts layer chose.
     """
 
     model: str
@@ -88,8 +88,8 @@ def build_engine_args(
 ) -> Any:
     """Return vLLM's AsyncEngineArgs for the model `base`.
 
-    The adapter slots fit the initial `adapter`, if there is one, and later adapters of the shape `lora`. Without
-    `lora`, the engine has no adapter slots.
+    The adapter slots are large enough for the initial `adapter`, if any, and for later adapters of the shape `lora`.
+    Without `lora`, the engine has no adapter slots.
     """
     from vllm.config import ReasoningConfig, WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -129,7 +129,7 @@ def build_engine_args(
 def _adapter_slot_args(
     config: EngineConfig, lora: AdapterConfig | None, adapter: AdapterFolder | None
 ) -> dict[str, Any]:
-    """Return the vLLM arguments for slots that fit this adapter and later ones."""
+    """Return vLLM's arguments for adapter slots that fit `adapter` and later adapters of the shape `lora`."""
     if lora is None:
         return {}
     rank = lora.rank if adapter is None else max(lora.rank, adapter.config.rank)

@@ -7,10 +7,7 @@ GPU_MEMORY_SHARE = 0.85
 MIN_BATCHED_TOKENS = 8192
 """Minimum token budget of one engine step; a longer context raises it."""
 SLOTS_PER_WAITING_REQUEST = 4
-"""Slots per extra request that waits inside vLLM to take over a free slot.
-
-With turns of ten tokens, a tenth of the slots becomes free in each step, and an agent's next request takes a step or
-two to arrive."""
+"""Ratio of an engine's slots to the requests that may wait inside vLLM."""
 
 
 def kv_bytes(layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
@@ -21,8 +18,8 @@ def kv_bytes(layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
 def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) -> int:
     """Return the size in bytes of the key-value cache of an engine on CPUs.
 
-    The cache has room for all running and waiting requests at full length, but at most MAX_CPU_CACHE_BYTES. The reason
-    for the maximum is that vLLM writes to the entire cache at the start, which takes seconds per GiB.
+    The cache fits all running and waiting requests at full length, up to MAX_CPU_CACHE_BYTES. The maximum is necessary
+    because vLLM writes to the entire cache at the start, which takes seconds per GiB.
     """
     return min(
         MAX_CPU_CACHE_BYTES, (max_num_seqs + max_num_seqs // SLOTS_PER_WAITING_REQUEST) * context_length * token_bytes
@@ -30,7 +27,7 @@ def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) ->
 
 
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks for which vLLM makes slots; an adapter of another rank is padded with zeros."""
+"""Ranks that vLLM supports for adapter slots; an adapter of another rank is padded with zeros."""
 TRAINED_ADAPTERS = 4
 """Adapter slots of an engine whose adapter is trained: for the newest version, and for older versions still in use.
 
@@ -41,5 +38,5 @@ SHARED_ADAPTERS = 8
 
 
 def adapter_slot_rank(rank: int) -> int:
-    """Return the rank of adapter slots that fit adapters of `rank`, which is at most 512."""
+    """Return the smallest rank of adapter slots that fits adapters of `rank`; `rank` is at most 512."""
     return next(size for size in ADAPTER_RANKS if size >= rank)

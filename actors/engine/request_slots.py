@@ -69,7 +69,7 @@ class RequestSlots:
 
     @property
     def busy_s(self) -> float:
-        """Total seconds for which at least one request was running."""
+        """Total seconds during which at least one request was running."""
         return self._busy_s + (self._clock() - self._busy_since if self.num_used else 0.0)
 
     @property

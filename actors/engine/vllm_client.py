@@ -35,7 +35,7 @@ class VllmClient:
         await self.run_while_alive(self.llm.sleep(level=KEEP_WEIGHTS if self._on_gpu else ONLY_PAUSE))
 
     async def reload(self) -> None:
-        """Move the weights back to the GPUs, where the key-value cache is then empty; on CPUs, only resume."""
+        """Move the weights back to the GPUs and resume; on CPUs, only resume."""
         await self.run_while_alive(self.llm.wake_up(None if self._on_gpu else ["scheduling"]))
 
     async def add_lora(self, request: Any) -> bool:

@@ -34,8 +34,7 @@ from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadRes
 
 WARM_UP_TOKENS = 8
 LOGS_PER_SLOT = 4
-"""Number of requests per slot whose experts stay recorded. The engine reads the experts of a request as soon as the
-request has ended."""
+"""Number of requests that `ExpertLog` keeps for each engine slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,9 @@ class Completion:
         logprobs: [T], the log-probability of each sampled token.
         versions: [T], the policy version of each sampled token.
         stopped: Whether the completion ended with a stop token, which is then the last of `token_ids`.
-        model_s: Seconds in the engine, without pauses and without waiting for a slot.
-        experts: [P + T - 1, L, k], the k experts that each of L layers chose for each of the P prompt and T sampled
-            tokens except the last; 0 in layers without experts. None if the engine does not report experts.
+        model_s: Seconds in the engine, not counting pauses and the wait for a slot.
+        experts: [P + T - 1, L, k], the k chosen experts per token and layer, or 0 in layers without experts. The
+            tokens are P prompt tokens and the first T - 1 sampled tokens. None if experts are not reported.
     """
 
     token_ids: list[int]
@@ -134,8 +133,8 @@ class Engine:
         """Sample one completion of `prompt`, a list of token ids.
 
         Temperature 0 samples greedily and is meant only for comparisons. `structure` is a structural tag of
-        `agent_rft.actors.engine.grammar.structural_tags`. If it is given, `max_reasoning_tokens` is ignored, because
-        the tag limits reasoning itself. While the engine is full, requests of a job start in ascending `order`.
+        `agent_rft.actors.engine.grammar.structural_tags`. If it is given, `max_reasoning_tokens` is ignored.
+        While the engine is full, requests of a job start in ascending `order`.
 
         Raises:
             EngineFailed: The engine died, or ended the request without a result.
@@ -230,7 +229,7 @@ class Engine:
     async def init_transport(self, info: dict[str, Any]) -> None:
         """Connect the engine to the learner's weight transport.
 
-        `info` contains the fields of the transport's init info. For shared memory, `info` is empty.
+        `info` contains `address`, `rank` and `size`, or is empty for shared memory.
         """
         await self._updates.init_transport(info)
 
@@ -262,7 +261,7 @@ class Engine:
             await self._client.offload()
 
     async def reload(self) -> None:
-        """Move the weights back to the GPUs, where the key-value cache is then empty; on CPUs, only resume."""
+        """Move the weights back to the GPUs and resume; on CPUs, only resume."""
         with as_engine_failed("reload its weights"):
             await self._client.reload()
         self._not_updating.set()
@@ -300,7 +299,7 @@ class Engine:
 
     @property
     def busy_s(self) -> float:
-        """Total seconds since the start for which at least one request was running."""
+        """Total seconds since the start during which at least one request was running."""
         return self._slots.busy_s
 
     def live_metrics(self, job: str = "") -> dict[str, float]:

@@ -11,16 +11,16 @@ from pathlib import Path
 from agent_rft.errors import EngineFailed
 
 LOGS = (Path("/proc/self/fd/1"), Path("/proc/self/fd/2"))
-"""Ray's log files of the worker, to which vLLM's processes log their errors, including Python errors at the start."""
+"""Log files that Ray keeps for this process. vLLM's processes also write their errors to these files."""
 LOG_TAIL_BYTES = 1 << 16
 ERROR_LINE = re.compile(
     r"^(?:\(\w+ pid=\d+\) ERROR .*?\] )?(?:[\w.]+\.)?(?!EngineDeadError)(\w+(?:Error|Exception): .+)$", re.M
 )
-"""Matches the log line with the cause of the failure. An EngineDeadError itself does not contain the cause."""
+"""Pattern of a log line with an error. An EngineDeadError does not match, because it does not contain the cause."""
 
 
 class EngineDied(Exception):
-    """Error: a process of the engine has ended. The cause is in the log of the process."""
+    """A process of the engine has ended. The cause is in the log of the process."""
 
 
 @contextmanager

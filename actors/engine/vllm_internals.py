@@ -23,7 +23,7 @@ CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 polling this process takes half a CPU core. On CPUs vLLM rejects the short name "uni". The number of threads is
 OMP_NUM_THREADS, which Ray sets.
 
-Unnecessary once: vLLM accepts "uni" on CPUs.
+Remove when: vLLM accepts "uni" on CPUs.
 """
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def register_transport(name: str, module: str, class_name: str) -> None:
 
     Uses: `WeightTransferEngineFactory._registry`.
     Why: register_engine raises for a registered name, and vLLM may load a plugin twice in a process.
-    Unnecessary once: the factory lists its registered names, or register_engine accepts the same class twice.
+    Remove when: the factory lists its registered names, or register_engine accepts the same class twice.
     """
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -49,7 +49,7 @@ def allow_matrix_tiles() -> None:
     Why: Linux lets a process use the tiles only after the process has requested them. vLLM's attention in bfloat16 uses
     the tiles without a request. The process then ends with an illegal instruction, unless another library has requested
     the tiles.
-    Unnecessary once: vLLM requests the tiles before it uses them.
+    Remove when: vLLM requests the tiles before it uses them.
     """
     import torch
 
@@ -65,7 +65,7 @@ def create_client(config: Any, log_stats: bool) -> Any:
     Uses: the frames of AsyncLLM.__init__ and MPClient.__init__ in the traceback of an error, and `MPClient.resources`.
     Why: MPClient creates a ZeroMQ context and never closes it. After an error, no caller has a reference to the
     context. The garbage collector closes the context later, and emits a warning in unrelated code.
-    Unnecessary once: MPClient closes its context in BackgroundResources.__call__.
+    Remove when: MPClient closes its context in BackgroundResources.__call__.
     """
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -77,7 +77,7 @@ def create_client(config: Any, log_stats: bool) -> Any:
 
 
 def _close_after(error: BaseException) -> None:
-    """Close the resources that the constructor that raised `error` left open."""
+    """Close the resources that a failed constructor left open, using the frames in the traceback of `error`."""
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core_client import MPClient
 
@@ -97,7 +97,7 @@ def shut_down(client: Any, timeout_s: float) -> None:
 
     Uses: `AsyncLLM.engine_core` and `MPClient.resources`.
     Why: AsyncLLM.shutdown closes the sockets, but not their ZeroMQ context.
-    Unnecessary once: MPClient closes its context in BackgroundResources.__call__.
+    Remove when: MPClient closes its context in BackgroundResources.__call__.
     """
     client.shutdown(timeout=timeout_s)
     _close_connections(client.engine_core.resources)
@@ -124,7 +124,7 @@ def make_tokens_request(token_ids: list[int], cache_salt: str) -> Any:
 
     Uses: `vllm.inputs.engine.tokens_input`.
     Why: the documented TokensPrompt would pass through AsyncLLM's renderer, which is not needed for token ids.
-    Unnecessary once: AsyncLLM accepts a TokensPrompt without rendering it.
+    Remove when: AsyncLLM accepts a TokensPrompt without rendering it.
     """
     from vllm.inputs.engine import tokens_input
 
@@ -136,20 +136,19 @@ async def pause(client: Any) -> None:
 
     Uses: `AsyncLLM.engine_core.pause_scheduler_async`.
     Why: AsyncLLM.pause_generation also sleeps for 20 ms to order its outputs.
-    Unnecessary once: AsyncLLM.pause_generation does not sleep.
+    Remove when: AsyncLLM.pause_generation does not sleep.
     """
     await client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
 
 def supports_adapters(architecture: str) -> bool:
-    """Whether vLLM supports LoRA adapters on models of the class `architecture`, a class name of transformers.
+    """Return whether vLLM supports LoRA adapters on models of the transformers class named `architecture`.
 
-    The result is True if the answer is unknown: vLLM does not have the class, or lacks a package that vision models
-    need.
+    Returns True if vLLM does not have the class, or if a package that vision models need is missing.
 
     Uses: the registered models of `ModelRegistry`, and `supports_lora` of `vllm.model_executor.models.interfaces`.
-    Why: an engine rejects adapters only after its start, and the job check must not start an engine.
-    Unnecessary once: ModelRegistry reports LoRA support for the name of a class.
+    Why: an engine rejects adapters only once it is running, and the job check must not start an engine.
+    Remove when: ModelRegistry reports LoRA support for the name of a class.
     """
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.interfaces import supports_lora
@@ -176,7 +175,7 @@ def create_chat_serving(client: Any, common: dict[str, Any], parsers: dict[str, 
 
     Uses: `OpenAIServingChat`, `OpenAIServingModels`, `BaseModelPath` and `OnlineRenderer`.
     Why: vLLM documents its HTTP server only, and our engines receive chats through Ray.
-    Unnecessary once: vLLM documents chat completions of an AsyncLLM without an HTTP server.
+    Remove when: vLLM documents chat completions of an AsyncLLM without an HTTP server.
     """
     from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
     from vllm.entrypoints.openai.models.protocol import BaseModelPath
@@ -203,7 +202,7 @@ def serve_adapter(serving: Any, lora: Any) -> None:
 
     Uses: `OpenAIServingModels.lora_requests`.
     Why: load_lora_adapter would load the adapter again under another id.
-    Unnecessary once: OpenAIServingModels accepts a loaded LoRARequest.
+    Remove when: OpenAIServingModels accepts a loaded LoRARequest.
     """
     serving.models.lora_requests[lora.lora_name] = lora
 
@@ -214,7 +213,7 @@ def chat_request_class() -> type[Any]:
     Uses: `vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest`.
     Why: the documentation of parser plugins names the class but not the module. The class has been moved to another
     module before.
-    Unnecessary once: the class can be imported from a documented module.
+    Remove when: the class can be imported from a documented module.
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
@@ -227,7 +226,7 @@ def to_error_fields(raised: Exception) -> dict[str, Any]:
 
     Uses: `vllm.entrypoints.serve.create_error_response`.
     Why: the serving layer raises many exception classes, and only vLLM's HTTP server converts them to error responses.
-    Unnecessary once: the serving layer returns an error response instead of raising an exception.
+    Remove when: the serving layer returns an error response instead of raising an exception.
     """
     from vllm.entrypoints.serve import create_error_response
 
@@ -239,8 +238,8 @@ def find_error(answer: Any) -> dict[str, Any] | None:
     """Return the fields of an error response, like `to_error_fields`; None if `answer` is not an error.
 
     Uses: `vllm.entrypoints.serve.engine.protocol.ErrorResponse`.
-    Why: the serving layer returns refused requests as an object of this class.
-    Unnecessary once: the serving layer raises an exception for refused requests.
+    Why: the serving layer returns an ErrorResponse if it refuses a request.
+    Remove when: the serving layer raises an exception for refused requests.
     """
     from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
@@ -248,11 +247,11 @@ def find_error(answer: Any) -> dict[str, Any] | None:
 
 
 def reasoning_parser_base() -> type[Any]:
-    """Return the base class of vLLM's reasoning parsers for reasoning between a start token and an end token.
+    """Return vLLM's base class of parsers for reasoning between a start token and an end token.
 
     Uses: `vllm.reasoning.basic_parsers.BaseThinkingReasoningParser`.
     Why: the documented base class, ReasoningParser, does not parse streams.
-    Unnecessary once: `vllm.reasoning` exports the class.
+    Remove when: `vllm.reasoning` exports the class.
     """
     from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 
@@ -267,9 +266,9 @@ def begin_reload(model: nn.Module) -> None:
     """Prepare a worker's model for new weights, which `load_weights` then loads layer by layer.
 
     Uses: `initialize_layerwise_reload`, and `moe_kernel` of the layers' `quant_method`.
-    Why: CPU workers repack weights, so a plain `load_weights` into a running model fails with a shape error. While an
-    expert layer has a `moe_kernel`, vLLM would not pack its new weights for the CPU.
-    Unnecessary once: start_weight_update in vLLM's base class of transports performs both steps.
+    Why: CPU workers repack weights, so a plain `load_weights` fails with a shape error. An expert layer's new
+    weights are not packed while the layer has a `moe_kernel`.
+    Remove when: start_weight_update of vLLM's transport base class starts the reload and clears `moe_kernel`.
     """
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
     from vllm.platforms import current_platform
@@ -287,7 +286,7 @@ def finish_reload(model: nn.Module, config: Any) -> None:
     Uses: `finalize_layerwise_reload`, and the `quant_method` of `ParallelLMHead`.
     Why: a tied head shares the tensor of the embedding, but on CPUs the head computes with a packed copy of this
     tensor. The reload does not update the copy, because there are no separate weights for the head to load.
-    Unnecessary once: finish_weight_update in vLLM's base class of transports performs both steps.
+    Remove when: finish_weight_update of vLLM's transport base class updates the copy.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -303,11 +302,11 @@ def finish_reload(model: nn.Module, config: Any) -> None:
 def load_when_complete(target: Any, module: nn.Module, name: str, value: Tensor) -> Any:
     """Load `value` into `target` as soon as all values of the layer have arrived.
 
-    `target` is the parameter or buffer `name` of the layer `module`, and has no memory during a reload.
+    `target` is the parameter or buffer `name` of the layer `module`.
 
     Uses: `make_online_process_loader` and `default_weight_loader`.
-    Why: some models copy weights straight into their parameters, which have no memory during a reload.
-    Unnecessary once: every vLLM model loads its weights with a `weight_loader`.
+    Why: some models copy weights directly into parameters, but these have no storage until the layer is complete.
+    Remove when: every vLLM model loads its weights with a `weight_loader`.
     """
     from vllm.model_executor.model_loader.reload.layerwise import make_online_process_loader
     from vllm.model_executor.model_loader.weight_utils import default_weight_loader
@@ -325,7 +324,7 @@ def rotary_kernel() -> Callable[..., Any]:
 
     Uses: `RotaryEmbedding.forward_cpu`.
     Why: the method supports only one shape of queries and keys, so it needs a wrapper; see `replace_rotary_kernel`.
-    Unnecessary once: the method supports all shapes that vLLM's models pass.
+    Remove when: the method supports all shapes that vLLM's models pass.
     """
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
@@ -334,11 +333,11 @@ def rotary_kernel() -> Callable[..., Any]:
 
 
 def replace_rotary_kernel(kernel: Callable[..., Any]) -> None:
-    """Make models that this process loads later use `kernel` for rotary position embeddings on CPUs.
+    """Replace vLLM's CPU kernel for rotary position embeddings. Loaded models keep the old kernel.
 
     Uses: `RotaryEmbedding.forward_cpu`.
     Why: vLLM's method supports only one shape of queries and keys.
-    Unnecessary once: vLLM's method supports all shapes that vLLM's models pass.
+    Remove when: vLLM's method supports all shapes that vLLM's models pass.
     """
     from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 
@@ -351,7 +350,7 @@ def cpu_lora_operations() -> type[Any]:
     Uses: `vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU`.
     Why: the operations of this class copy the adapter's matrices for each token. They also apply the last slot's
     adapter to rows without an adapter.
-    Unnecessary once: vLLM's operations on CPUs group the rows by adapter.
+    Remove when: vLLM's operations on CPUs group the rows by adapter.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
@@ -364,7 +363,7 @@ def replace_lora_operations(runner: Any, create: Callable[[], Any]) -> None:
 
     Uses: `lora_manager._adapter_manager`, its `punica_wrapper_mapping`, `modules` and `_get_punica_wrapper`.
     Why: vLLM chooses the operations by platform and has no setting for them.
-    Unnecessary once: `cpu_lora_operations` is unnecessary.
+    Remove when: `cpu_lora_operations` is unnecessary.
     """
     manager = runner.lora_manager._adapter_manager
     for prefix in manager.punica_wrapper_mapping:
@@ -378,7 +377,7 @@ def missing_modules(runner: Any, lora_id: int) -> list[str]:
 
     Uses: `lora_manager._adapter_manager`, its `modules` and `get_adapter`.
     Why: vLLM ignores such modules without an error.
-    Unnecessary once: AsyncLLM.add_lora rejects an adapter that does not fit the model.
+    Remove when: AsyncLLM.add_lora rejects an adapter that does not fit the model.
     """
     manager = runner.lora_manager._adapter_manager
     return sorted(manager.get_adapter(lora_id).loras.keys() - manager.modules.keys())
@@ -388,11 +387,11 @@ def missing_modules(runner: Any, lora_id: int) -> list[str]:
 
 
 def watch_routers(model: nn.Module, watcher: Any) -> None:
-    """Make a model's routers call `watcher.capture(layer, experts)` whenever they choose experts.
+    """Make the routers of a mixture of experts call `watcher.capture(layer, experts)` when they choose experts.
 
     Uses: `bind_routed_experts_capturer`.
     Why: vLLM reports the experts on GPUs only.
-    Unnecessary once: `enable_return_routed_experts` works on CPUs.
+    Remove when: `enable_return_routed_experts` works on CPUs.
 
     Raises:
         ValueError: The model has no router that vLLM can watch.
@@ -403,13 +402,14 @@ def watch_routers(model: nn.Module, watcher: Any) -> None:
 
 
 def find_complete_cache(runner: Any) -> tuple[int, int, int] | None:
-    """Return (number, block size in tokens, number of blocks) of a cache that holds all tokens of each request.
+    """Return (index, block size in tokens, number of blocks) of a cache that holds all tokens of each request.
 
-    Returns None if the model has no layer that attends to all tokens, because then every cache drops old tokens.
+    Returns None if every cache drops old tokens.
 
     Uses: the `kv_cache_config` of the model runner, and `FullAttentionSpec`.
-    Why: vLLM reports the experts on GPUs only, and `ExpertLog` stores them by cache slot.
-    Unnecessary once: `enable_return_routed_experts` works on CPUs.
+    Why: vLLM returns the chosen experts only on GPUs. `ExpertLog` works on CPUs and needs this cache, because it stores
+    the experts by cache slot.
+    Remove when: `enable_return_routed_experts` works on CPUs.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -426,11 +426,11 @@ def iter_running_requests(runner: Any, scheduled: Any, cache: int) -> Iterator[t
     """Yield the requests that run in a step, in the order of their tokens in the step.
 
     Yields (request id, number of tokens in this step, number of tokens before this step, blocks of the request in the
-    cache with the number `cache`).
+    cache with the index `cache`).
 
     Uses: the `input_batch` of the model runner, and `SchedulerOutput.num_scheduled_tokens`.
-    Why: vLLM reports the experts on GPUs only, and `ExpertLog` stores them by cache slot.
-    Unnecessary once: `enable_return_routed_experts` works on CPUs.
+    Why: vLLM returns the chosen experts only on GPUs. `ExpertLog` works on CPUs too, and stores them by cache slot.
+    Remove when: `enable_return_routed_experts` works on CPUs.
     """
     batch = runner.input_batch
     blocks = batch.block_table[cache].get_numpy_array()

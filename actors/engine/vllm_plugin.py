@@ -20,7 +20,7 @@ TRANSPORT = "agent_rft_shm"
 WORKER_EXTENSION = "agent_rft.actors.engine.worker.worker_extension.WorkerExtension"
 PARENT_POLL_S = 1.0
 PR_SET_PDEATHSIG = 1
-"""Linux's prctl option that sets the signal which a process gets when the parent thread ends."""
+"""Linux's prctl option for the signal that a process gets when its parent thread ends."""
 
 
 def register() -> None:
@@ -41,7 +41,7 @@ def register() -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Exit when the parent is gone: a killed engine actor cannot stop its children, which would keep their memory."""
+    """Exit when the parent has ended. An engine actor that is killed cannot stop its child processes."""
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
     os._exit(1)

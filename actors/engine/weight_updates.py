@@ -22,8 +22,8 @@ class WeightUpdates:
     """Loads new weights into the engine of `client`.
 
     `slots` records the engine's requests. `tenants` are the engine's tenants by job; an update changes the version and
-    the adapter of a tenant. New adapters are written to the folder `shm` to load them. The event `not_updating` is
-    cleared while no request may start.
+    the adapter of a tenant. vLLM loads new adapters from files in the folder `shm`. Requests may start only while
+    the event `not_updating` is set.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class WeightUpdates:
         shm: Path,
     ) -> None:
         self.paused_s = 0.0
-        """Seconds since the start for which updates paused the engine."""
+        """Total seconds since the start during which updates paused the engine."""
         self._client = client
         self._adapters = adapters
         self._slots = slots
@@ -47,7 +47,7 @@ class WeightUpdates:
     async def init_transport(self, info: dict[str, Any]) -> None:
         """Connect the engine to the learner's weight transport.
 
-        `info` contains the fields of the transport's init info. For shared memory, `info` is empty.
+        `info` contains `address`, `rank` and `size`, or is empty for shared memory.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
@@ -74,7 +74,7 @@ class WeightUpdates:
     async def load_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> WeightLoadResult:
         """Pause sampling, load all `updates` as policy version `version`, and resume sampling.
 
-        Returns what the workers loaded.
+        Each update contains the fields of ShmUpdateInfo. Returns what the workers loaded.
         """
         started = time.monotonic()
         self._not_updating.clear()
@@ -107,7 +107,7 @@ class WeightUpdates:
     async def _switch_adapter(
         self, tenant: EngineTenant, version: int, lora: AdapterConfig, base: str
     ) -> WeightLoadResult:
-        """Load the staged tensors as an adapter, which all later requests use."""
+        """Load the staged tensors as an adapter, which all later requests of the tenant use."""
         from agent_rft.actors.weights.weight_bucket import map_bytes, split_tensors
 
         tensors = {

@@ -1,4 +1,4 @@
-"""Grader protocol and helpers for grades. A grade is a finite number; anything else is a failure, never 0."""
+"""Grader protocol and helpers for grades. A grader that fails raises an error instead of returning 0."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ERROR_NAMES = (
     "model_grader_refusal_error",
     "model_grader_parse_error",
 )
-"""Names of the boolean fields of `metadata.errors` in the wire contract. The `details["code"]` of a GraderFailed is one
-of these names, unless an endpoint failed."""
+"""Names of the boolean fields of `metadata.errors` in the wire contract. If a GraderFailed has `details["code"]`, it is
+one of these names."""
 MAX_REASON_CHARS = 1_000
-"""Maximum length of a recorded reason; every rollout records its reason."""
+"""Maximum length of the reason for a grade, which is recorded with each rollout."""
 UNGATED = "ungated"
 """Key in `scores` for the grade before guards are applied. No part of a grader may have this name."""
 MAX_INLINE_CHARS = 4_000
-"""Up to this length, string work takes a few milliseconds, so a thread does not pay off."""
+"""Maximum length of strings that are processed on the event loop instead of in a thread."""
 
 
 class Grader(Protocol):
@@ -89,7 +89,7 @@ def check_finite_number(value: object, where: str) -> float:
 
 
 def truncate_reason(text: str) -> str:
-    """Return a grader's reason as rollouts record it: on one line, and truncated."""
+    """Return a grader's reason on one line, truncated to MAX_REASON_CHARS."""
     return truncate(to_one_line(text), MAX_REASON_CHARS)
 
 
@@ -125,7 +125,7 @@ def error_name(error: RftError) -> str:
 
 
 def sum_judge_tokens(grades: Iterable[Grade]) -> dict[str, int]:
-    """Return the judge tokens of several grades, summed by model."""
+    """Return the number of tokens that judges used for several grades, by model."""
     total: Counter[str] = Counter()
     for grade in grades:
         total.update(grade.judge_tokens)

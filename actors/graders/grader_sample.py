@@ -10,7 +10,7 @@ from typing import Any
 from agent_rft.types import ToolCall, ToolResult, Turn
 
 FINISH_REASONS = {"answer": "stop", "max_steps": "tool_calls", "max_tokens": "length", "context": "length"}
-"""Our Finish -> the chat API's finish_reason. At `max_steps` the model still requested tool calls."""
+"""The chat API's `finish_reason` for each value of Finish."""
 
 
 def make_sample(answer: str, turns: Sequence[Turn], finish: str, wants_json: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ SAMPLE_KEYS = ("choices", "output_text", "output_json", "output_tools")
 INVALID_VARIABLE = "invalid_variable_error"
 TOO_LONG = "text_too_long"
 MAX_CHARS = 1_000_000
-"""Maximum length of a rendered template, and of all messages to a judge together; models cannot read more."""
+"""Maximum length of a rendered template, and maximum total length of a judge's messages; models cannot read more."""
 MAX_PLACEHOLDERS = 1_000
 """Maximum number of placeholders in a template. A grader that needs more should be a python grader."""
 MAX_PATH_CHARS = 2_000
@@ -31,7 +31,7 @@ _STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]")
 
 
 def template_problems(template: str) -> list[str]:
-    """Return the problems of a template that can be found without a row: wrong syntax, names or keys of `sample`."""
+    """Return a template's problems that do not depend on the row: syntax errors, and unknown names or `sample` keys."""
     return list(islice(_find_problems(template), MAX_PROBLEMS))
 
 
@@ -51,7 +51,7 @@ def _find_problems(template: str) -> Iterator[str]:
 
 
 def reads_sample(template: str) -> bool:
-    """Whether a template inserts values of the sample, so that its text depends on the model's output."""
+    """Return whether a template inserts values of the sample, so that its text depends on the model's output."""
     return any(match[1].strip().startswith("sample") for match in _placeholders(template))
 
 
@@ -86,7 +86,7 @@ def render(
         nonlocal num_chars
         num_chars += len(text)
         if num_chars > max_chars:
-            problem = f"{where}: the rendered template has more than {MAX_CHARS:,} characters"
+            problem = f"{where}: the rendered template has more than {max_chars:,} characters"
             raise GraderFailed(problem, kind=TOO_LONG)
         parts.append(text)
 

@@ -1,4 +1,4 @@
-"""Factory of a job's graders, the deadlines of their grades, and the checks of their specs."""
+"""Factory of a job's graders, which also checks their specs and computes the deadlines of grades."""
 
 from __future__ import annotations
 
@@ -47,22 +47,20 @@ from agent_rft.spec.operator.model_names import find_similar_name, match_model_n
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
 
 MAX_GRADERS, MAX_HEAVY = 64, 16
-"""Maximum parts of a multi grader, and maximum heavy parts (`is_heavy`). The limits for all graders of a job together
-are twice as high."""
+"""Maximum number of parts, and of heavy parts (`is_heavy`), in a multi grader. A job may have twice as many."""
 LOCAL_DEADLINE_S = 120.0
-"""Deadline of graders that run locally, as in the wire contract."""
+"""Deadline, in seconds, of a grade by a local grader."""
 QUEUE_S = 480.0
 """Seconds that a python grader may wait for a worker, because bursts of hundreds of grades share one worker per core.
 The grader's `timeout_s` limits the run itself."""
 GRACE_S = 5.0
-"""Added to an endpoint's timeout, so that the endpoint's own deadline expires first: its error is more specific. All
-attempts of a judge share one deadline."""
+"""Seconds by which the deadline of a grade exceeds the deadline of its endpoint call."""
 REINFORCEMENT = "method.reinforcement"
 FIELD = "method.reinforcement.grader"
 GUARDS = "method.reinforcement.guards"
 HELD_OUT = "method.reinforcement.held_out_grader"
 PythonGraderFactory = Callable[..., Grader]
-"""Takes a PythonGrader, its label, and optionally PythonRunner's arguments `num_workers` and `start_ahead`."""
+"""Function that makes a grader from a PythonGrader and a label. Optional arguments: `num_workers`, `start_ahead`."""
 MODEL_FIX = "add the model to `models` in the operator's configuration, or use a model that is listed there"
 
 
@@ -77,10 +75,11 @@ def make_grader(
     *,
     has_answered: bool = False,
 ) -> Grader:
-    """Create the grader that `spec` describes. Graders that share `models` share the limits of the models' endpoints.
+    """Create the grader that `spec` describes.
 
-    `python` creates graders of kind `python`; by default they run in workers of this process. `has_answered`: see
-    EndpointClient. `slot` is set only for trials: each grade of a heavy grader (`is_heavy`) then waits for a slot.
+    Graders with the same `models` share the limits of the model endpoints. `python` creates python graders, which by
+    default run in workers of this process. `slot` is set only for trials, in which each grade of a heavy grader
+    (`is_heavy`) waits for a slot. `has_answered`: see EndpointClient.
 
     Raises:
         InvalidJob: The spec has problems (`grader_problems`).
@@ -184,7 +183,7 @@ def all_grader_problems(reinforcement: Reinforcement, operator: OperatorConfig) 
 
 
 def grader_problems(spec: GraderSpec, operator: OperatorConfig = DEFAULT_CONFIG, field: str = FIELD) -> list[Problem]:
-    """Return the problems of templates, expressions, names, models, URLs and headers. Does not call an endpoint."""
+    """Return problems in a grader's templates, formulas, names, models, URLs and headers. Does not call endpoints."""
     problems = list(_find_own_problems(spec, operator))
     problems += [
         Problem("invalid_template", template_field, problem, "write paths as {{ item.x }} or {{ sample.x }}")
@@ -213,8 +212,8 @@ def iterate_graders(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderS
 def size_problems(graders: Sequence[tuple[str, GraderSpec]]) -> list[Problem]:
     """Return the problems with the number and size of a job's graders.
 
-    `graders` are the (field, grader) of `iterate_graders`. `grader_problems` does not return these problems, so that
-    `make_grader` still accepts the larger graders of a job that is already running.
+    `graders` contains the pairs from `iterate_graders`. `grader_problems` does not return these problems, so that
+    `make_grader` still accepts graders of running jobs that exceed the limits.
     """
     problems: list[Problem] = []
     for field, spec in graders:
@@ -247,7 +246,7 @@ def _make_size_problem(field: str, what: str) -> Problem:
 
 
 def is_heavy(spec: GraderSpec) -> bool:
-    """Whether each grade starts a process, or calls a model or an endpoint."""
+    """Return whether each grade starts a process, or calls a model or an endpoint."""
     match spec:
         case PythonGrader() | EndpointGrader() | ScoreModelGrader() | LabelModelGrader():
             return True
@@ -259,14 +258,14 @@ def is_heavy(spec: GraderSpec) -> bool:
 
 
 def iterate_templates(spec: GraderSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field, template) of a grader, but not of a multi grader's parts. Fields are relative to the grader."""
+    """Yield each template of a grader as (relative field, template). Skips the parts of a multi grader."""
     yield from ((field, getattr(spec, field)) for field in spec.TEMPLATE_FIELDS)
     if isinstance(spec, ScoreModelGrader | LabelModelGrader):
         yield from message_templates(spec.input)
 
 
 def _find_own_problems(spec: GraderSpec, operator: OperatorConfig) -> Iterator[Problem]:
-    """Yield the problems of one grader, without its templates and parts. Fields are relative to the grader."""
+    """Yield one grader's problems, except those in its templates or parts. Fields are relative to the grader."""
     match spec:
         case EndpointGrader():
             if problem := find_endpoint_problem(spec.url, spec.headers):
@@ -302,7 +301,7 @@ def _find_model_problems(name: str, path: str, operator: OperatorConfig) -> Iter
         message = f"the operator's configuration has no model {name!r}; it has {known}"
         near = find_similar_name(name, operator.models)
         yield Problem(
-            "unknown_model", "model", message, f"did you mean {near!r}? Or {MODEL_FIX}" if near else MODEL_FIX
+            "unknown_model", "model", message, f"did you mean {near!r}? Otherwise, {MODEL_FIX}" if near else MODEL_FIX
         )
         return
     endpoint = operator.models[entry]
@@ -331,7 +330,7 @@ def _uses_logprobs(spec: GraderSpec, operator: OperatorConfig) -> bool:
 
 
 def _find_threshold_problem(spec: SingleGrader, operator: OperatorConfig, field: str) -> Iterator[Problem]:
-    """Yield a problem if a guard's threshold is unreachable, because no label ever has a probability of 1."""
+    """Yield a problem if a guard's judge uses log-probabilities and can never reach the guard's threshold."""
     best = spec.range[1] if isinstance(spec, ScoreModelGrader) else 1.0
     if _uses_logprobs(spec, operator) and spec.pass_threshold >= best:
         message = f"is {spec.pass_threshold:g}, which a judge with `scoring: logprobs` never reaches"

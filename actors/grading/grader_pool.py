@@ -1,4 +1,4 @@
-"""Grader pool: returns each grade, or an error, by the deadline of the grade. A failure never becomes a grade of 0.
+"""Grader pool: returns a grade or an error by the grade's deadline. A failure never becomes a grade of 0.
 
 The `max_concurrency` of an endpoint limits the concurrent calls to it; the pool itself has no limit. A sample that a
 guard rejects gets the guard's reward.
@@ -63,7 +63,7 @@ class GraderPool:
         """Create the graders.
 
         `grader` replaces the grader of `spec`, and `deadline_s` replaces the time limit of its grades. `slot` is set
-        only for trials: heavy graders (`is_heavy`) then first wait for a slot, which extends the time limit.
+        only for trials: heavy graders (`is_heavy`) wait for a slot, and the time limit is WAIT_S longer.
         `on_no_schemas`: see ModelClient. `has_answered`: see EndpointClient.
 
         Raises:
@@ -205,13 +205,13 @@ class GraderPoolActor(ChannelActor):
 def watch_grader_pool(actor: Any) -> WatchedActor:
     """Return the pool's actor as a target of the watchdog.
 
-    If the watchdog gives the pool up, grades in progress are lost, and their rollouts are retried.
+    If the watchdog restarts the actor, grades in progress are lost, and their rollouts are retried.
     """
     return watch_restartable_actor(POOL_NAME, actor, GraderFailed, lambda doing: doing.stage == "grading")
 
 
 class GraderPoolClient:
-    """Client of a GraderPoolActor, which the engines use like a GraderPool."""
+    """Client of a GraderPoolActor, with the interface of a GraderPool."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -286,7 +286,7 @@ class GuardedGrader:
 async def _grade_or_error(
     grader: Grader, sample: dict[str, Any], item: dict[str, Any], trace_id: str
 ) -> Grade | RftError:
-    """Return the grade, or the error as a value: a failure of the held-out grader does not discard the rollout."""
+    """Return the grade, or the error if grading fails."""
     try:
         return await grader.grade(sample, item, trace_id)
     except RftError as error:

@@ -1,8 +1,8 @@
 """Python graders that run in an actor on dedicated nodes.
 
-Each GraderPool has one such actor. The actor gets the sources and the samples to grade, but no secrets: its environment
-variables, arguments and calls contain no headers of the job, keys of judges or secrets of the server. Like every
-process of the cluster, the actor has Ray's token.
+Each GraderPool has one such actor. The actor gets the sources and the samples to grade, but no secrets. Its environment
+variables, arguments and calls contain no job headers, judge keys or server secrets. Like every process in the cluster,
+it has Ray's token.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from agent_rft.types import Grade
 
 ACTOR_NAME = "the python grader process"
 CLOSE_S = 30.0
-"""Maximum time to close a grader. After that its process is gone, or is killed when the pool closes."""
+"""Maximum seconds to wait for a grader to close. A grader that takes longer ends when the pool kills the actor."""
 KEPT_PREFIXES = ("PYTHONPATH", "RAY_")
-"""Prefixes of the job's environment variables that Ray needs in the actor; all others are blanked."""
+"""Prefixes of the environment variables that the actor keeps. The job's other variables are set to empty strings."""
 
 
 @ray.remote(num_cpus=0, resources={PYTHON_GRADER: 1}, max_concurrency=10_000, max_restarts=-1)
 class PythonGraderActor(ChannelActor):
-    """Actor that runs python graders after clients have added them. A restart removes all graders."""
+    """Actor that runs the python graders that clients add to it. After a restart, clients must add them again."""
 
     def __init__(self, unsandboxed: bool) -> None:
         self._operator = OperatorConfig(unsandboxed_python=unsandboxed)
@@ -82,7 +82,7 @@ class PythonNodes:
 
     @classmethod
     def from_operator(cls, operator: OperatorConfig) -> PythonNodes | None:
-        """Create a client; return None if python graders run in this process, or if it is not connected to Ray."""
+        """Create a client; return None if python graders run in this process, or if Ray is not initialized."""
         return cls(operator) if operator.python_grader_nodes and ray.is_initialized() else None
 
     def __init__(self, operator: OperatorConfig, restart_s: float = RESTART_S) -> None:
@@ -118,7 +118,7 @@ class PythonNodes:
 
 
 class _RemotePythonGrader:
-    """A python grader in the actor of `nodes`, which stores it under the number `key`."""
+    """Client of one python grader in the actor of `nodes`. The actor stores the grader under `key`."""
 
     def __init__(self, nodes: PythonNodes, key: int, settings: tuple[Any, ...]) -> None:
         self._nodes = nodes

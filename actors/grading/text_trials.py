@@ -1,8 +1,7 @@
-"""Trials of text graders, which only process strings.
+"""Trials of text graders, which only process strings. A trial is an API request that tests a grader.
 
 Small inputs are graded in this process, larger inputs in a separate process with limits. All text parts of a grader
-share the separate process, which takes one slot. A request therefore costs the server's process little more than the
-request's size.
+share one separate process, which takes one slot.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from agent_rft.types import Grade
 INLINE_CHARS = 100_000
 """Maximum characters that this process handles per request: the rendered templates of all parts, for all samples."""
 CPU_S = 100
-"""CPU time limit of the process. Each of 64 parts may take a second: the slowest metric with the longest strings."""
+"""Maximum CPU seconds of the process. A grader has at most 64 parts, and the slowest metric takes about a second."""
 MEMORY_BYTES = 2 << 30
 LOGGED_BYTES = 4_000
 
@@ -70,10 +69,9 @@ class TextTrials:
 
 
 class TextTrialGrader:
-    """Grades with one text grader of a grader that is being tried out.
+    """Grader for the trial of one text part of a grader.
 
-    `grader` grades small inputs in this process. Larger inputs are graded in the separate process that `parts` starts
-    for all text graders.
+    `grader` grades small inputs in this process. `parts` grades larger inputs in a separate process.
     """
 
     def __init__(self, name: str, grader: Grader, parts: TextTrials) -> None:

@@ -1,8 +1,7 @@
-"""Slots that limit the concurrent trials of heavy graders, which start a process or call a model or an endpoint.
+"""Slots that limit concurrent trials of heavy graders. Heavy graders start a process or call a model or an endpoint.
 
 All API routes for trials share the slots, and each heavy part of a grader takes one slot. A grader with many parts, or
-a request with many samples, can therefore not exceed the limit. The length of the queue and the time in it are also
-limited.
+a request with many samples, can therefore not exceed the limit. The queue's length and the wait are limited, too.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ WAIT_S = 120.0
 """Maximum time that a part of a trial waits for a slot."""
 MAX_WAITING = 1_000
 SHARE = 0.75
-"""Maximum share of the slots, and of the queue, for one key. The rest stays free for other keys."""
+"""Maximum share of the slots, and of the queue, for one API key. The rest stays free for other keys."""
 
 Slot = Callable[[], AbstractAsyncContextManager[None]]
-"""Returns a context manager that waits for a slot and holds it."""
+"""Function that returns a context manager that waits for a slot and then holds it."""
 
 
 class TrialSlots(FairSlots):
-    """Slots for trials. Each `key` in FairSlots is the id of an API key."""
+    """Slots for trials, shared fairly between API keys. `key` is the id of an API key."""
 
     def __init__(self, limit: int, *, max_waiting: int = MAX_WAITING, wait_s: float = WAIT_S) -> None:
         super().__init__(limit, max_share_per_key=SHARE, max_waiting=max_waiting, wait_s=wait_s)

@@ -40,7 +40,7 @@ from agent_rft.trainer.model.micro_batches import (
 from agent_rft.types import LayoutConversion, StepReport
 
 SCHEDULE_TIMEOUT_S = 900.0
-"""Timeout until all ranks are scheduled and have imported their modules."""
+"""Timeout for scheduling all ranks and importing their modules."""
 
 
 class LearnerGroup:
@@ -66,7 +66,7 @@ class LearnerGroup:
         self._gpu_lease: GpuLease | None = None
         self._step_limit = StepLimit(config.collective_timeout_s, config.assumed_token_s)
         self._busy_until = 0.0
-        """End of the time limit of a step in progress, on the clock of `time.monotonic`."""
+        """Deadline of the step in progress, in seconds of `time.monotonic`. 0 if no step is running."""
         self.incarnation = 0
 
     @classmethod
@@ -76,15 +76,15 @@ class LearnerGroup:
         actor_options: Sequence[Mapping[str, Any]],
         metrics: MetricsAddress | None = None,
     ) -> LearnerGroup:
-        """Start one rank per entry of `actor_options`, the Ray options of its actor (num_cpus, num_gpus, ...)."""
+        """Start one rank for each entry of `actor_options`, which are Ray options such as num_gpus."""
         group = cls(config, actor_options, metrics)
         await group.restart()
         return group
 
     async def restart(self) -> None:
-        """Replace the processes of all ranks by new ones, which load the initial model.
+        """Replace the processes of all ranks with new processes, which load the initial model.
 
-        Afterwards the weights must be published again: engines that start later could not load them otherwise.
+        The caller must then publish the weights again, so that new engines can load them.
         """
         await self.shutdown()
         if self._gpu_lease is not None:
@@ -127,20 +127,20 @@ class LearnerGroup:
             await self._gpu_lease.give_to_learner()
 
     async def release_devices(self) -> None:
-        """Reload the engines that share the learner's devices. The next method that computes offloads them again."""
+        """Give the shared devices back to the engines, which reload. The next computation offloads them again."""
         if self._gpu_lease is not None:
             await self._gpu_lease.give_to_engines()
 
     async def offload(self) -> None:
-        """Offload all ranks, see `LearnerRank.offload`. Only `GpuLease` calls this."""
+        """Offload all ranks; see `LearnerRank.offload`. Only `GpuLease` calls this."""
         await self._call_all("offload", self._repeat_arguments())
 
     async def reload(self) -> None:
-        """Reload all ranks, see `LearnerRank.reload`. Only `GpuLease` calls this."""
+        """Reload all ranks; see `LearnerRank.reload`. Only `GpuLease` calls this."""
         await self._call_all("reload", self._repeat_arguments())
 
     async def step(self, sequences: Sequence[AnySequence], version: int) -> StepReport:
-        """Train on `sequences` in `updates_per_batch` updates; supervised methods need WeightedSequences."""
+        """Train on `sequences` in `updates_per_batch` updates. Supervised training requires WeightedSequences."""
         updates = [self._pack(part) for part in split_updates(sequences, self._config.algorithm.updates_per_batch)]
         rank_arguments = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
         num_tokens = _num_tokens(sequences)
@@ -178,7 +178,7 @@ class LearnerGroup:
         return plan
 
     async def publish_bucket(self, index: int) -> tuple[Any, int]:
-        """Put a bucket into rank 0's object store; return a reference to its bytes (uint8) and their checksum."""
+        """Store a bucket in Ray's object store; return a reference to the bucket's bytes (uint8) and their checksum."""
         await self.acquire_devices()
         refs = [actor.put_bucket.remote(index) for actor in self._live_actors()]
         reference, checksum = (await self._wait_for_results("gather_bucket", refs, self._call_limit_s))[0]
@@ -261,7 +261,7 @@ class LearnerGroup:
         return pack_sequences(sequences, num_ranks=self.num_ranks, budget=self._config.micro_batch_tokens)
 
     def _live_actors(self) -> list[Any]:
-        """Return the ranks' actors; raise the recorded error if a concurrent call found that a rank was lost."""
+        """Return the ranks' actors; raise the recorded error if the group was shut down."""
         if not self._actors:
             raise self._failure
         return self._actors
@@ -289,7 +289,7 @@ class LearnerGroup:
 
     @property
     def _call_limit_s(self) -> float:
-        """The time limit of calls other than steps: they wait in the ranks for a step in progress."""
+        """Time limit, in seconds, of calls other than steps. Includes the time left for a step in progress."""
         return self._config.collective_timeout_s + max(0.0, self._busy_until - time.monotonic())
 
     async def _wait_for_results(self, what: str, refs: Sequence[Any], timeout_s: float) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Functions that wait for a call to all learner ranks and combine the results or errors; time limits of steps."""
+"""Calls to all learner ranks: waiting for results, combining errors, and time limits of training steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agent_rft.actors.runtime.actor_calls import find_start_error
 from agent_rft.errors import LearnerFailed, RftError
 
 GRACE_S = 10.0
-"""Seconds to wait for other ranks' errors after the first error, which may only report that another rank is gone."""
+"""Seconds to wait for the errors of other ranks after a first error."""
 STEP_LIMIT_FACTOR = 5.0
-"""Time limit per token as a multiple of the measured time: longer sequences need more attention, nodes may be busy."""
+"""Time limit per token, as a multiple of the measured mean time."""
 FIRST_STEP_LIMIT_FACTOR = 20.0
-"""Time limit per token as a multiple of the assumed time, before a step was measured."""
+"""Time limit per token, as a multiple of the assumed time, until a first step has been measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ async def _result_or_raise(ref: Any) -> Any:
 def _combine_errors(
     what: str, failed: Mapping[int, BaseException], num_ranks: int, kill_reasons: Mapping[int, str]
 ) -> RftError:
-    """Combine the errors of several ranks into one; lost processes come first, because they cause the other errors."""
+    """Return one error for all failed ranks."""
     for rank, error in failed.items():
         expected_error = error if isinstance(error, RftError) else find_start_error(error, f"learner rank {rank}")
         if expected_error is not None:
@@ -90,7 +90,7 @@ def _quote_error(error: BaseException) -> str:
 
 
 class StepLimit:
-    """Time limits of steps, from the mean time per token so far, or from an assumed time before the first step.
+    """Time limit of a training step, from the mean time per token so far. The first step uses an assumed time.
 
     Args:
         min_s: Minimum time limit of a step, in seconds.

@@ -21,9 +21,9 @@ from agent_rft.trainer.learner.process_group import find_free_port
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 
 HEARTBEAT = "heartbeat"
-"""Concurrency group, with a separate thread, in which a rank reports its work while it computes."""
+"""Ray concurrency group for heartbeats, with a separate thread."""
 WRITE = "write"
-"""Concurrency group in which a rank writes a snapshot while it computes."""
+"""Ray concurrency group for writing snapshots, with a separate thread."""
 
 
 class RankProcess:
@@ -77,7 +77,7 @@ class RankProcess:
 
     @ray.method(concurrency_group=HEARTBEAT)  # type: ignore[untyped-decorator]
     def heartbeat(self) -> list[WorkInProgress]:
-        """Return the methods that this rank is running; runs in a separate thread while the rank computes."""
+        """Return the methods that this rank is running, and their durations so far. Called in a separate thread."""
         now = time.monotonic()
         return [WorkInProgress("", method, now - since) for method, since in self._started_at.copy().items()]
 

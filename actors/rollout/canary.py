@@ -14,20 +14,20 @@ from agent_rft.errors import EngineFailed
 from agent_rft.types import Rollout
 
 CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean absolute difference of log-probabilities, in nats, above which an engine is fenced.
+"""Mean absolute difference of log-probabilities, in nats, at which an engine is fenced. Keyed by dtype.
 
-Equal weights give about 1e-6 in float32 and 0.02 in bfloat16. One stale tensor after one small update gave 3e-3, which
-in bfloat16 only the checksums detect."""
+Equal weights give about 1e-6 in float32 and 0.02 in bfloat16. One stale tensor after one small update gave 3e-3; in
+bfloat16, only the checksums detect such a difference."""
 CANARY_TOKENS = 512
 CANARY_TIMEOUT_S = 120.0
-"""Timeout of the canary request: a busy engine queues the prompt, and computing it takes seconds."""
+"""Timeout of the canary request. A busy engine queues the prompt, and computing it takes seconds."""
 
 ComputeLogprobs = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
-"""Returns the learner's log-probabilities of a token sequence at temperature 1: [T] -> [T-1]."""
+"""Function that returns the learner's log-probabilities [T-1] of a token sequence [T] at temperature 1."""
 
 
 class Canary:
-    """Comparison of engines with the learner by their log-probabilities of the canary sequence.
+    """Check that engines and learner compute similar log-probabilities for the canary sequence.
 
     An engine is accepted if its mean absolute difference from the learner is below `limit`, in nats.
     """
@@ -67,5 +67,5 @@ class Canary:
         return float(np.abs(np.asarray(found) - expected).mean())
 
     def accepts(self, gap: float) -> bool:
-        """Whether an engine with this gap, from `measure_gap`, may sample. A NaN gap is not accepted."""
+        """Return whether an engine with this gap, from `measure_gap`, may sample. A NaN gap is not accepted."""
         return gap < self._limit

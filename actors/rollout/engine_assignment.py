@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from agent_rft.actors.rollout.episode import RolloutRequest
 
 MAX_EXTRA_ROLLOUTS = 2
-"""Maximum number of rollouts that an engine may have in flight beyond the least loaded engine and still be preferred
-for a group."""
+"""Maximum difference in rollouts in flight between the engine preferred for a group and the least loaded engine."""
 
 GroupKey = tuple[int, str]
 """Epoch and row id of a group. Retries and a second sampling of the group have the same key."""
@@ -35,7 +34,7 @@ class EngineLoad:
         return self._by_group.total()
 
     def has_group(self, group: GroupKey) -> bool:
-        """Whether a rollout of this group is in flight on the engine."""
+        """Return whether a rollout of this group is in flight on the engine."""
         return group in self._by_group
 
     def add(self, group: GroupKey) -> None:
@@ -49,7 +48,7 @@ class EngineLoad:
 
 
 AssignEngine = Callable[[Sequence[EngineLoad], GroupKey], int]
-"""Returns the index of the engine for a rollout of a group. There is at least one engine."""
+"""Function that takes the loads of all engines and a rollout's group, and returns the index of an engine."""
 
 
 def find_idlest(loads: Sequence[EngineLoad], group: GroupKey) -> int:
@@ -58,7 +57,7 @@ def find_idlest(loads: Sequence[EngineLoad], group: GroupKey) -> int:
 
 
 class GroupAffinity:
-    """Assigns a rollout to an engine that is already running the rollout's group, if that engine's load allows it.
+    """Assigns a rollout to an engine that already runs rollouts of the same group, if the engine's load allows it.
 
     That engine must have a free slot, and at most MAX_EXTRA_ROLLOUTS more rollouts in flight than the least loaded
     engine. Otherwise the least loaded engine is chosen. Each engine has `max_num_seqs` slots.

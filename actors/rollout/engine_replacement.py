@@ -24,16 +24,16 @@ from agent_rft.events import EngineJoined, EngineReplaced, EngineRestarted, Engi
 from agent_rft.loop_protocols import Emit
 
 PLACEMENT_TIMEOUT_S = 900.0
-"""Timeout of the wait for cluster resources for an engine while no other engine works."""
+"""Maximum time that an engine waits for cluster resources while no other engine is ready."""
 OFFLOAD_TIMEOUT_S = 300.0
-"""Timeout for moving the weights of an engine between GPU and host, which takes seconds."""
+"""Timeout for moving an engine's weights between GPU and host."""
 REPLACEMENTS_PER_ENGINE = 3
 UNSTABLE_AFTER = 3
-"""An engine is reported as unstable after each multiple of this many consecutive replacements."""
+"""Number of consecutive replacements after which an engine is reported as unstable."""
 
 
 class ReplacementBudget:
-    """Limited counter of the engine replacements in one fleet. It also counts engines that are lost while they start.
+    """Counter of a fleet's engine replacements, with a limit. Engines that are lost while they start count, too.
 
     `total` is the number of replacements since the start of the job. The limit applies to the replacements since the
     last weight update.
@@ -49,10 +49,7 @@ class ReplacementBudget:
         self._updated_engines: set[str] = set()  # engines that loaded the last update and have not been replaced since
 
     def count(self, engine: str, reason: str) -> None:
-        """Count a replacement of `engine`.
-
-        Emits EngineUnstable after each UNSTABLE_AFTER consecutive replacements of the engine.
-        """
+        """Count a replacement of `engine`. Emits EngineUnstable after every UNSTABLE_AFTER consecutive replacements."""
         self.total += 1
         self._since_update += 1
         self._updated_engines.discard(engine)
@@ -61,11 +58,9 @@ class ReplacementBudget:
             self._emit(EngineUnstable(engine=engine, times=self._num_consecutive[engine], reason=reason))
 
     def reset(self, version: int, engines: Collection[str]) -> None:
-        """Reset the number of replacements since the last weight update, after `engines` have loaded `version`.
+        """Reset the number of replacements since the last weight update, because `engines` have loaded `version`.
 
-        Does nothing if `engines` is empty, or if this version was published before: repeated crashes with the same
-        weights must not reset the limit. Engines that have loaded two updates without a replacement are no longer
-        unstable.
+        Does nothing if `engines` is empty, or if `version` is not newer than at the last reset.
         """
         if not engines or version <= self._version:
             return
@@ -76,7 +71,7 @@ class ReplacementBudget:
         self._updated_engines = set(engines)
 
     def check(self, engine: str, reason: str) -> None:
-        """Check whether `engine` may be started again; `reason` is the reason of its last replacement.
+        """Check that `engine` may be replaced again; `reason` explains the last replacement.
 
         Raises:
             TrainingHalted: There were too many replacements since the last weight update.
@@ -91,7 +86,7 @@ class ReplacementBudget:
 
 @dataclass(slots=True, eq=False)
 class FleetSlot:
-    """One slot of a fleet, with the worker that currently fills the slot.
+    """Slot for one engine in a fleet, with the worker that currently runs the engine.
 
     `is_loading` is True while the worker's engine starts or loads weights.
     """
@@ -143,13 +138,12 @@ class FleetSlots:
         self._failure: Exception | None = None
 
     async def start(self, at_start: Container[int] | None = None) -> None:
-        """Start the engines of the slots with the indexes `at_start` concurrently; None means all slots.
+        """Start the engines whose slot indexes are in `at_start`, or all engines if it is None.
 
-        The engines of the other slots start as soon as the cluster has resources for them. They then load the weights
-        that are published at that time.
+        The remaining engines start later, when the cluster has resources for them.
 
         Raises:
-            EngineFailed: An engine of `at_start` did not start.
+            EngineFailed: An engine with a slot index in `at_start` did not start.
         """
         for slot in self.slots:
             if at_start is not None and slot.index not in at_start:
@@ -231,7 +225,7 @@ class FleetSlots:
         self.slots.clear()
 
     async def _start_when_reloaded(self, slot: FleetSlot) -> None:
-        """Wait until the engines are reloaded, then call `_start_engine`. `offload` waits until the start has ended."""
+        """Wait until the fleet is not offloaded, then start the slot's engine."""
         async with self._state_changed:
             await self._state_changed.wait_for(lambda: not self.is_offloaded)
             slot.is_loading = True
@@ -276,7 +270,7 @@ class FleetSlots:
                     return
 
     async def _wait_for_republish(self, sync: WeightSync, slot: FleetSlot) -> None:
-        """Wait until lost weights are published again; the engine may be offloaded for the learner during the wait."""
+        """Wait until lost weights have been published again. The engine may be offloaded during the wait."""
         slot.is_loading = False
         self._state_changed.notify_all()
         await self._state_changed.wait_for(lambda: not sync.is_lost and not self.is_offloaded)
@@ -329,7 +323,7 @@ class FleetSlots:
                 self._state_changed.notify_all()
 
     async def _wait_for_resources(self, slot: FleetSlot) -> None:
-        """Wait for cluster resources: without limit while other engines work, else for PLACEMENT_TIMEOUT_S."""
+        """Wait for cluster resources. If no other engine is ready, raise EngineFailed after PLACEMENT_TIMEOUT_S."""
         placed = asyncio.ensure_future(self._resources_free(slot.index))
         try:
             while not (await asyncio.wait({placed}, timeout=PLACEMENT_TIMEOUT_S))[0]:

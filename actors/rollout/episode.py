@@ -41,7 +41,7 @@ from agent_rft.trainer.algorithm.reward import compute_reward
 from agent_rft.types import DiscardedRollout, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
 
 MAX_CHECKERS = 256
-"""Maximum number of compiled schemas in the cache: each row may have different tools."""
+"""Maximum number of compiled tool schemas in the cache. Each row may have different tools, so there can be many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class Generate(Protocol):
 
 
 CallTools = Callable[[str, dict[str, Any], Sequence[ToolCall]], Awaitable[list[ToolResult]]]
-"""Takes trace_id, item and calls; returns the results in the order of the calls."""
+"""Function that takes trace_id, item and calls, and returns the results in the order of the calls."""
 GradeSample = Callable[[dict[str, Any], dict[str, Any], str], Awaitable[Grade]]
-"""Takes sample, item and trace_id; returns the grade."""
+"""Function that takes sample, item and trace_id, and returns the grade."""
 
 
 class Sessions(Protocol):
@@ -110,7 +110,7 @@ class Sessions(Protocol):
 
 
 def derive_turn_seed(job: str, request: RolloutRequest, turn: int) -> int:
-    """Return the seed of one turn: unique per turn, and equal for equal requests, so that results can be repeated."""
+    """Return the seed of one turn. Each turn has a different seed, and a repeated request has the same seeds."""
     parts = (job, request.epoch, request.task.row_id, request.sample, request.attempt, turn)
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
 
@@ -149,8 +149,8 @@ class EpisodeRunner:
         """Run one rollout to its end.
 
         Returns:
-            The graded rollout, or a DiscardedRollout after an infrastructure failure. A `CancelledError` also counts as
-            an infrastructure failure if a library raises it although nobody cancelled this task.
+            The graded rollout, or a DiscardedRollout after an infrastructure failure. A `CancelledError` counts as an
+            infrastructure failure unless this task was cancelled.
 
         Raises:
             UserError: The job cannot continue, for example because an endpoint refuses its key.
@@ -354,7 +354,7 @@ class EpisodeRunner:
     async def _get_results(
         self, task: Task, trace_id: str, num_before: int, calls: Sequence[ToolCall], budget: TimeBudget
     ) -> list[ToolResult]:
-        """Return the results in call order; answer invalid calls here, and send all valid calls in one message."""
+        """Return the results in call order. Valid calls are sent together; invalid calls get errors as results."""
         rejections = [self._reject_call(task, call, num_before + i) for i, call in enumerate(calls)]
         valid = [call for call, rejection in zip(calls, rejections, strict=True) if rejection is None]
         self.in_flight.enter(trace_id, "tool calls")

@@ -41,10 +41,9 @@ from agent_rft.spec.job import RolloutLimits
 from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout, SyncReport
 
 BUSY_TIMEOUT_S = 5.0
-"""Time limit for an engine to report its busy seconds; the step continues without them afterwards."""
+"""Time limit for an engine to report its busy seconds. The step continues without late reports."""
 ROLLOUT_GRACE_S = 60.0
-"""Time that is added to the time limits of a rollout for the call of its engine. The rollout's own deadline, whose
-error is more specific, then expires first."""
+"""Seconds that a call to an engine may take beyond the time limits of the rollout."""
 
 
 EndpointSource = Callable[[], Awaitable[dict[str, dict[str, Any]]]]
@@ -68,20 +67,20 @@ class EngineState:
 
 
 class Fleet:
-    """Implementation of `agent_rft.loop_protocols.RolloutService` with rollout workers.
+    """All engines of a run; implements `agent_rft.loop_protocols.RolloutService` with rollout workers.
 
     Args:
         spawn: Creates the actor of the fleet slot with this index, without starting the engine.
         size: Number of engines.
         assign: Chooses the engine of each rollout.
-        canary_limit: Bound of the accepted difference from the learner's log-probabilities, in nats.
+        canary_limit: Mean difference from the learner's log-probabilities, in nats, at which an engine is fenced.
         limits: Limits of each rollout.
         emit: Receives the events of engines and of throttled rollouts.
         on_lost: Called with the name of each engine that is lost. Its rollouts are lost, too.
         endpoints: Functions that return the statistics of endpoints, by endpoint name.
         wait_for_resources: Returns when the cluster has resources for the slot with this index.
         kill: Kills the process of an actor.
-        start_timeout_s: Time limit for the start of an engine that has its resources.
+        start_timeout_s: Time limit for starting an engine, not counting the wait for resources.
     """
 
     def __init__(
@@ -110,13 +109,12 @@ class Fleet:
         self._busy_share = BusyShare()
 
     async def start(self, at_start: Container[int] | None = None) -> None:
-        """Start the engines of the slots with the indexes `at_start` concurrently; None means all slots.
+        """Start the engines whose slot indexes are in `at_start`, or all engines if it is None.
 
-        The engines of the other slots start as soon as the cluster has resources for them. They then load the weights
-        that are published at that time.
+        The remaining engines start later, when the cluster has resources for them.
 
         Raises:
-            EngineFailed: An engine of `at_start` did not start.
+            EngineFailed: An engine with a slot index in `at_start` did not start.
         """
         await self._engines.start(at_start)
 
@@ -130,10 +128,9 @@ class Fleet:
         self._canary.set_learner_logprobs(learner_logprobs)
 
     def set_gpu_lease(self, gpu_lease: GpuLease) -> None:
-        """Share the GPUs with the learner by time-sharing.
+        """Set the lease with which the engines and the learner time-share the GPUs.
 
-        From then on, `publish` offloads the engines while the weights are collected, and reloads the engines
-        afterwards.
+        From then on, `publish` offloads the engines while it collects the weights.
         """
         self._gpu_lease = gpu_lease
 
@@ -156,7 +153,7 @@ class Fleet:
         return metrics if share is None else metrics | {"engine_busy_share": share}
 
     async def _read_busy_s(self) -> dict[Any, float]:
-        """Return the busy seconds of each engine, by its actor; skip shared engines, which other jobs use too."""
+        """Return the busy seconds of engines by actor; skip shared engines, because other jobs use them, too."""
         slots = self._engines.ready_slots
         refs = [(slot.worker, slot.worker.engine_stats.remote(), slot.name) for slot in slots]
 
@@ -246,7 +243,7 @@ class Fleet:
         ]
 
     def watch_targets(self) -> list[WatchedActor]:
-        """Return the engines that take rollouts as actors for the watchdog, which replaces an engine that hangs."""
+        """Return the ready engines as targets of the watchdog, which replaces engines that hang."""
         replace = self._engines.replace
         return [
             WatchedActor(
@@ -294,7 +291,7 @@ class Fleet:
     async def _canary_gaps(
         self, slots: Sequence[FleetSlot], expected: NDArray[np.float32] | None
     ) -> list[tuple[FleetSlot, float]]:
-        """Return each engine's gap to the learner's log-probabilities; empty if `expected` is None."""
+        """Return each slot with its engine's gap, from `Canary.measure_gap`; empty if `expected` is None."""
         if expected is None:
             return []
         gaps = await asyncio.gather(*(self._canary.measure_gap(slot.worker, slot.name, expected) for slot in slots))

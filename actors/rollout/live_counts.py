@@ -14,10 +14,7 @@ GroupId = tuple[Purpose, int]
 
 
 class RolloutProgress:
-    """Live progress of the rollouts of a `GroupRunner`, which keeps this object up to date.
-
-    Reading it is cheap. `clock` returns seconds.
-    """
+    """Live progress of the rollouts of a `GroupRunner`, which keeps it up to date. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,7 +27,7 @@ class RolloutProgress:
 
     @contextmanager
     def track_group(self, request: GroupRequest) -> Iterator[None]:
-        """Context manager that counts a group as open."""
+        """Context manager that counts a group as open while its rollouts are sampled."""
         self._ended_by_group[request.purpose, request.index] = 0
         try:
             yield
@@ -48,7 +45,7 @@ class RolloutProgress:
             del self._attempts[key]
 
     def record_end(self, request: GroupRequest, rollout: Rollout | None) -> None:
-        """Count a rollout of an open group as ended; `rollout` is None if it was given up without a grade."""
+        """Count a rollout of an open group as ended; `rollout` is None if all its attempts failed."""
         key = request.purpose, request.index
         self._ended_by_group[key] = min(
             request.size, self._ended_by_group[key] + 1
@@ -72,7 +69,7 @@ class RolloutProgress:
 
     @property
     def purpose(self) -> Purpose:
-        """The purpose of the current work: an evaluation if one is open, else training."""
+        """Purpose of the open groups. An evaluation takes precedence over training."""
         return next((purpose for purpose, _ in self._ended_by_group if purpose != "train"), "train")
 
     @property
@@ -81,7 +78,7 @@ class RolloutProgress:
 
     @property
     def slowest_attempt(self) -> tuple[str, float] | None:
-        """Row id of the attempt that has been in flight longest, and its seconds in flight; None without an attempt."""
+        """Row id of the attempt that has been in flight longest, and its duration in seconds; None if there is none."""
         row, since = next(iter(self._attempts.values()), ("", 0.0))
         return (row, self._clock() - since) if self._attempts else None
 
@@ -90,10 +87,7 @@ class RolloutProgress:
 
 
 class BusyShare:
-    """Share of the time between two readings in which the engines were busy, as a mean over the engines.
-
-    `clock` returns seconds.
-    """
+    """Share of time in which the engines were busy, averaged over the engines. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

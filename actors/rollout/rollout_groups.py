@@ -28,9 +28,9 @@ STRAGGLER_QUORUM = 0.75
 
 A group of eight may lose its two slowest rollouts, and the other six are enough to compare their rewards."""
 OnDiscard = Callable[[DiscardedRollout], None]
-"""Called with each attempt that ended without a grade."""
+"""Function that is called with each attempt that ended without a grade."""
 RunRollout = Callable[[RolloutRequest], Awaitable[Rollout | DiscardedRollout]]
-"""Runs one rollout to its end, on any engine. Raises only errors that must end the job."""
+"""Function that runs one rollout to its end, on any engine. It raises only errors that must end the job."""
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class GroupRunner:
     ) -> set[asyncio.Task[Rollout | None]]:
         """Wait for the rollouts of a group, and return the tasks of its stragglers.
 
-        Only training groups have stragglers. Validation waits for all rollouts, because slow rows count in it, too.
+        Only training groups have stragglers. Evaluations wait for all rollouts, so that they include slow rows.
         """
         wait_s = self._limits.straggler_wait_s if request.purpose == "train" else None
         quorum = max(2, math.ceil(STRAGGLER_QUORUM * len(tasks)))
@@ -159,7 +159,10 @@ class GroupRunner:
     async def _run_with_retries(
         self, request: RolloutRequest, discard: OnDiscard, late_samples: set[int]
     ) -> Rollout | None:
-        """Run attempts at one sample until one is graded or no retries are left; pass failures to `discard`."""
+        """Run attempts at one sample until an attempt is graded; return None if no retries are left.
+
+        Failed attempts are passed to `discard`. `late_samples` contains the indexes of cancelled stragglers.
+        """
         retries_left, engines_left = self._limits.max_rollout_retries, 1
         while True:
             is_probe = await self._throttle.wait_for_start()

@@ -40,9 +40,9 @@ from agent_rft.types import DiscardedRollout, Rollout
 class WorkerConfig:
     """Configuration of a worker. A worker that replaces another has the same configuration, except for `owner`.
 
-    `owner` is unique to each worker process. Sessions of the worker's rollouts are opened under this name (None: the
-    job has no sessions). `name` is the engine's name in the fleet. With `shared`, the worker uses that shared engine,
-    and `engine` describes the dedicated engine that is replaced by the shared engine.
+    `owner` identifies the worker process as the owner of tool sessions, or is None if the job has no sessions. `name`
+    is the engine's name in the fleet. If `shared` is set, the worker uses a shared engine instead of the dedicated
+    engine that `engine` describes.
     """
 
     engine: EngineConfig

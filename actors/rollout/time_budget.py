@@ -1,9 +1,6 @@
 """Time limits of one rollout: one limit for model and tool time, another for waiting.
 
-How much of a stage is model or tool time is known only when the completion or the tool results of the turn arrive.
-While a stage runs, it may therefore use the remaining time of both limits together. Afterwards, the time of the stage
-is divided between the two limits. In addition, each stage has a shorter deadline: the `timeout_s` of the tool or
-grader, or the watchdog of the engine.
+The waiting time of a stage is known only at its end. While a stage runs, only the sum of both limits applies.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from agent_rft.types import Message, Segment, ToolSchema, Turn
 def parse_turn(
     renderer: Renderer, parse: TurnParser, token_ids: Sequence[int], tools: Sequence[ToolSchema]
 ) -> tuple[ParsedTurn, int]:
-    """Parse the sampled tokens of a turn; also return the number of leading tokens that are delimited reasoning."""
+    """Parse the sampled tokens of a turn; return the turn and the number of its reasoning tokens."""
     length = renderer.count_reasoning(token_ids)
     parsed = parse(renderer.decode_turn(token_ids[length:]), tools)
     return (replace(parsed, reasoning=renderer.decode_reasoning(token_ids[:length])) if length else parsed), length
@@ -49,7 +49,7 @@ class Trajectory:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens that the engine has seen, or sees in its next request."""
+        """Tokens of the newest segment, which the engine has seen or will see in its next request."""
         return self._segments[-1].token_ids
 
     def segments(self) -> tuple[Segment, ...]:
@@ -64,7 +64,7 @@ class Trajectory:
         return sum(len(turn.calls) for turn in self.turns)
 
     def add_completion(self, completion: Completion) -> tuple[int, int, int]:
-        """Add the tokens that the engine sampled; return the index of their segment, and their start and stop in it."""
+        """Add sampled tokens; return the index of the segment, and the start and stop of the tokens in the segment."""
         start = len(self.token_ids)
         self._segments[-1].add_sampled(completion)
         self.num_sampled += len(completion.token_ids)
@@ -99,9 +99,9 @@ class Trajectory:
         self._segments[-1].add_environment(token_ids)
 
     def continue_with(self, prompt: list[int]) -> None:
-        """Add `prompt`, the rendering of all messages from which the next turn continues.
+        """Continue the rollout from `prompt`, the rendered messages before the next turn.
 
-        If `prompt` starts with the tokens of the current segment, its other tokens are added to this segment.
+        If `prompt` starts with the tokens of the current segment, the rest of `prompt` is added to this segment.
         Otherwise, a new segment begins with `prompt`.
         """
         num_seen = len(self.token_ids)

@@ -1,4 +1,4 @@
-"""Calls of Ray actor methods, which return expected errors (RftError) as values instead of raising them.
+"""Calls to Ray actors. Their methods return expected errors (RftError) as values instead of raising them.
 
 Ray wraps a raised error in a class created at runtime, with the remote traceback as its message and different `args`. A
 returned error arrives unchanged.
@@ -20,11 +20,11 @@ from agent_rft.errors import ActorStartFailed, DiscardError, RftError
 T = TypeVar("T")
 
 DEADLINE_S = 3600.0
-"""Timeout of calls that have shorter deadlines inside the actor, so only a hung process reaches it."""
+"""Timeout of calls that have shorter deadlines inside the actor. It expires only if the process hangs."""
 READ_TIMEOUT_S = 10.0
 """Timeout of calls that only read values."""
 RESTART_S = 60.0
-"""Timeout of an actor's restart, which takes about 3 s."""
+"""Timeout for restarting an actor. A restart takes about 3 s."""
 IMPORT_FAILED = "failed to import on the worker"
 """Part of Ray's message when the actor's class cannot be imported."""
 LOST, UNREACHABLE = "lost", "unreachable"

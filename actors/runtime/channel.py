@@ -50,9 +50,9 @@ LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
 """Timeout for connecting, and for receiving the secret."""
 CONNECT_TRIES = 2
-"""Number of connection attempts: the actor may die after it returned its address, and restart on another port."""
+"""Number of connection attempts. The actor may have restarted on another port after it returned its address."""
 WELCOME = b"."
-"""Reply of the server to the correct secret. If another program uses the port by now, it does not send this reply."""
+"""Reply of the server to the correct secret. Another program on the same port would not send it."""
 LENGTH_BYTES = 4
 ChannelMethod = Callable[..., Awaitable[Any]]
 """A method that takes and returns JSON values, and raises an RftError for expected failures."""
@@ -68,7 +68,7 @@ class ChannelAddress:
 
 
 def ray_encrypts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether Ray uses TLS. Channels must not be used then, because they do not encrypt."""
+    """Return whether Ray uses TLS. If so, channels must not be used, because they are not encrypted."""
     return environment.get("RAY_USE_TLS") == "1"
 
 
@@ -159,9 +159,9 @@ class ChannelServer:
 class ChannelClient:
     """Client that calls one actor from one event loop, and connects at the first call.
 
-    `actor_name` is used in messages. `lost_error` is the class of the error that is raised if the actor dies, or if a
-    call takes longer than `deadline_s` (None: no limit, for calls whose method has a deadline). If Ray restarts a dead
-    actor, the error is raised after the actor answers again, or after `restart_s`.
+    `actor_name` is used in messages. A call raises `lost_error` if the actor dies, or if the call takes longer than
+    `deadline_s`. Set `deadline_s` to None if the methods have their own deadlines. If Ray restarts the actor, the call
+    waits up to `restart_s` for the restart before it raises the error.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ async def _open_connection(address: ChannelAddress) -> tuple[asyncio.StreamReade
 
     Raises:
         OSError: The connection failed.
-        EOFError: The program that listens on the port did not reply to the secret, so it is another program.
+        EOFError: The secret got no reply, so another program listens on the port.
     """
     reader, writer = await asyncio.open_connection(address.host, address.port)
     set_keep_alive(writer.get_extra_info("socket"))
@@ -264,7 +264,7 @@ def _retrieve_exception(task: asyncio.Task[None]) -> None:
 
 
 class _ConnectionBroken(Exception):
-    """The connection broke, so its pending calls get no results; `kind` is LOST or UNREACHABLE."""
+    """The connection broke, so its pending calls get no results. `kind` is LOST or UNREACHABLE."""
 
     def __init__(self, why: str, kind: str) -> None:
         super().__init__(why)

@@ -21,11 +21,10 @@ class NoFreeSlot(Exception):
 class FairSlots:
     """Semaphore with `limit` slots that are shared fairly between keys.
 
-    A free slot goes to the waiting key that holds the fewest slots. Among keys with equally many slots, the slots are
-    given round-robin. Among the waiters of one key, the lowest `order` is first; waiters with equal order are served in
-    the order of arrival. A key gets at most the fraction `max_share_per_key` of the slots, and of the places in the
-    queue. `max_waiting` is the maximum length of the queue, and `wait_s` the maximum time of a wait; None means no
-    limit.
+    - A free slot goes to the waiting key that holds the fewest slots; ties are resolved round-robin.
+    - Waiters of one key are served by `order`, lowest first, and then by arrival.
+    - A key gets at most the fraction `max_share_per_key` of the slots, and of the queue.
+    - `max_waiting` is the maximum length of the queue, and `wait_s` the maximum wait; None means no limit.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class FairSlots:
         self._held: Counter[str] = Counter()
         self._arrivals = count()
         self._waiting: dict[str, list[Waiter]] = {}
-        """A heap of waiters per key; a key that gets a slot moves to the end."""
+        """Heap of waiters by key. A key that gets a slot moves to the end of the dictionary."""
 
     @property
     def num_held(self) -> int:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Offloadable(Protocol):
-    """Protocol of engines or learner ranks that can be offloaded. They are loaded when they start."""
+    """Protocol of engines and learners that can be offloaded. They start in the loaded state."""
 
     async def offload(self) -> None:
         """Offload to host memory; return when the device memory is free."""

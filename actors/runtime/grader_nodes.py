@@ -1,8 +1,7 @@
 """Ray resource and label of the nodes that run only python graders (the operator's `python_grader_nodes`).
 
-These nodes have the Ray resource PYTHON_GRADER and no CPUs. Ray may place an actor that needs no CPUs on any node. Such
-actors must therefore use the label selector AVOID_PYTHON_GRADERS: their arguments contain secrets, which must not reach
-these nodes.
+These nodes have no CPUs and must not receive secrets. Actors with secrets that need no CPUs must use the label
+selector AVOID_PYTHON_GRADERS, so that Ray does not place them on these nodes.
 """
 
 PYTHON_GRADER = "python_grader"

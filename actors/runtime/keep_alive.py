@@ -10,8 +10,7 @@ from __future__ import annotations
 import socket
 
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 6}
-"""Linux socket options: idle seconds before the first probe, seconds between probes, unanswered probes until the
-connection fails."""
+"""Linux socket options: idle seconds before the first probe, seconds between probes, maximum unanswered probes."""
 
 
 def set_keep_alive(connection: socket.socket) -> None:

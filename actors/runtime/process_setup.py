@@ -24,10 +24,9 @@ NICE_INCREMENT = 10
 
 @contextmanager
 def fast_imports() -> Iterator[None]:
-    """Context manager that disables garbage collection, which wastes a fifth of the time of slow imports.
+    """Context manager that speeds up imports by disabling garbage collection.
 
-    At the end, all objects are frozen (`gc.freeze`), so that later full collections skip them. Full collections pause
-    the process.
+    At the end, all objects are frozen (`gc.freeze`), so that later collections skip them.
     """
     gc.disable()
     try:
@@ -40,7 +39,7 @@ def fast_imports() -> Iterator[None]:
 def lower_priority() -> None:
     """Lower this process's CPU priority below that of engines and learners; child processes inherit it.
 
-    Call this in processes that constantly do a little work, and would otherwise interrupt engines and learners.
+    Call this in processes that do a little work all the time, so that they do not interrupt engines and learners.
     """
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):  # it has just ended
@@ -76,10 +75,10 @@ def end_process(code: int) -> NoReturn:
 
 
 def open_standard_files() -> None:
-    """Open /dev/null for each of standard input, output and error that was closed when this process started.
+    """Open /dev/null in place of standard streams that were closed when this process started.
 
-    Otherwise, a closed stream's file descriptor is given to the next file that is opened, such as a socket or a
-    checkpoint. Libraries and child processes would then print into that file.
+    Otherwise, the next file that is opened, such as a socket or a checkpoint, gets the descriptor of a closed stream.
+    Libraries and child processes would then print into that file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -87,9 +86,9 @@ def open_standard_files() -> None:
 
 
 def drop_lost_output(name: Literal["stdout", "stderr"]) -> None:
-    """Replace a standard stream of this process by a stream whose writes never fail.
+    """Replace a standard stream of this process with a stream that drops output it cannot write.
 
-    Output is dropped if the reader or the terminal was closed, or if the disk is full.
+    Writing fails if the reader or the terminal was closed, or if the disk is full.
     """
     stream, number = getattr(sys, name), {"stdout": 1, "stderr": 2}[name]
     if stream is not getattr(sys, f"__{name}__"):

@@ -1,4 +1,4 @@
-"""Current stage of each rollout in a process, and the time in this stage, to explain stalls."""
+"""Current stage of each rollout in a process and the time spent in it, for reports of stalls."""
 
 from __future__ import annotations
 

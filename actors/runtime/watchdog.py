@@ -1,13 +1,10 @@
 """Watchdog that detects hung actors of a job. Every few seconds, it asks each actor for the work in progress.
 
 - An actor that does not answer for half a minute is reported, with the rollouts that wait for it.
-- An actor that does not answer for three minutes is given up: an engine is replaced, a dispatcher or grader pool is
-  restarted, and a learner rank is killed, so that the learner restarts.
-- An actor that answers but makes no progress for minutes is only reported, because its work has deadlines.
-- Calls of tools and graders may have deadlines of hours. They are not reported before their deadline.
-
-Silence is measured as a number of checks, not by a clock. A pause of the driver itself therefore does not count as
-silence of the actors.
+- An engine, dispatcher or grader pool that does not answer for three minutes is replaced or restarted.
+- A learner rank that does not answer for three minutes is killed, so that the learner restarts.
+- An actor that answers but makes no progress for minutes is only reported.
+- Calls to tools and graders are not reported before their deadlines, which may be hours.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ from agent_rft.loop_protocols import Emit
 
 CHECK_INTERVAL_S = 5.0
 SILENT_S = 30.0
-"""Silence in seconds before a report. Busy nodes, garbage collections and first compilations take seconds."""
+"""Seconds of silence after which an actor is reported. A busy node or a compilation may cause shorter silences."""
 GIVE_UP_S = 180.0
 STALLED_S = 300.0
-"""Duration in seconds before slow work is first reported; the next report follows at twice the duration."""
+"""Duration, in seconds, at which slow work is first reported. It is reported again each time the duration doubles."""
 TRACES_NAMED = 5
 SESSION_START: Stage = "session start"
-"""Stage in which a rollout may wait until another rollout ends a long call and frees its session."""
+"""Stage in which a rollout may wait for a session that another rollout occupies during a long call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +39,9 @@ class WatchedActor:
     """An actor that the watchdog checks.
 
     `heartbeat` asks the actor for its work in progress. `give_up` replaces or restarts the actor, and receives the
-    reason. `incarnation` is a different object for each new process of the actor. `waits_here` returns whether work on
-    an engine waits for this actor. This waiting work is reported when the actor is silent; if `waits_here` is None, the
-    actor's own work is reported instead.
+    reason. `incarnation` is a different object for each new process of the actor. `waits_here` returns whether a
+    rollout waits for this actor. A report of a silent actor lists these rollouts. If `waits_here` is None, the report
+    lists the actor's own work.
     """
 
     name: str
@@ -145,10 +142,10 @@ class Watchdog:
             health.pending.cancel()
 
     def _answered(self, name: str, health: _ActorHealth) -> bool:
-        """Whether the actor has answered.
+        """Return whether the actor has answered.
 
-        The death of an actor counts as an answer, since the callers whose calls failed handle it. An unreachable actor
-        may be hanging, so it counts as silent.
+        The death of an actor counts as an answer, because callers of the actor handle it. An unreachable actor may be
+        hanging, so it counts as silent.
         """
         if health.pending is None:
             return True
@@ -179,7 +176,7 @@ class Watchdog:
             await entry.give_up(f"the process has not answered for {silent_s:.0f} s")
 
     def _affected_work(self, entry: WatchedActor, health: _ActorHealth) -> tuple[str, ...]:
-        """Return the work that waits for a silent actor, or the work that the actor was doing."""
+        """Return the work that waits for a silent actor or, if `waits_here` is None, the actor's own work."""
         if entry.waits_here is None:
             return _select_longest(health.work)
         everywhere = [work for other in self._health.values() for work in other.work]
@@ -206,7 +203,7 @@ class Watchdog:
             self._emit(RolloutsStalled(idle_s=idle_s, num_in_flight=in_flight, longest_rollouts=shown))
 
     def _only_waits_for_long_calls(self, rollouts: Sequence[WorkInProgress]) -> bool:
-        """Whether a call that may take longer than STALLED_S is in progress, and no other rollout is stuck."""
+        """Return whether a call with a deadline over STALLED_S is in progress, and no rollout is stuck."""
         is_long_call = False
         for doing in rollouts:
             deadline_s = self._stage_deadlines_s.get(doing.stage, 0.0)
@@ -240,7 +237,7 @@ def watch_restartable_actor(
 ) -> WatchedActor:
     """Return the watchdog's entry for a stateless actor that Ray restarts.
 
-    To give up the actor, the watchdog kills the actor's process.
+    If the actor hangs, the watchdog kills the actor's process.
     """
 
     async def restart(why: str) -> None:

@@ -1,8 +1,9 @@
-"""cgroup v2 limits of one sandbox, which count all memory, if the system has delegated a cgroup to this user.
+"""cgroup v2 limits of one sandbox. They are set only if the system has delegated a cgroup to this user.
 
-A cgroup with processes cannot have limited child cgroups, so the sandbox's cgroup must be a sibling of the owner's. A
-systemd service needs `Delegate=memory pids` and `DelegateSubgroup=`. Without a cgroup, only the launcher's own
-measurement limits memory.
+The memory limit includes every kind of memory. Without a cgroup, only the launcher limits memory.
+
+A cgroup with processes cannot have limited child cgroups, so the sandbox's cgroup must be a sibling of its owner's
+cgroup. A systemd service needs `Delegate=memory pids` and `DelegateSubgroup=`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ CONTROLLERS = {"memory", "pids"}
 
 
 class SandboxCgroup(NamedTuple):
-    """The cgroup of one sandbox. `procs_fd` is its open `cgroup.procs`, so that a process of another user can join."""
+    """Cgroup of one sandbox. `procs_fd` is a descriptor of the file `cgroup.procs` in `folder`."""
 
     folder: Path
     procs_fd: int
@@ -28,14 +29,14 @@ class SandboxCgroup(NamedTuple):
             os.write(self.procs_fd, b"0")
 
     def has_run_out_of_memory(self) -> bool:
-        """Whether the kernel killed a process because the cgroup exceeded its memory limit."""
+        """Return whether the kernel killed a process because the cgroup exceeded its memory limit."""
         with suppress(OSError):
             events = dict(line.split() for line in (self.folder / "memory.events").read_text().splitlines())
             return int(events.get("oom_kill", 0)) > 0
         return False
 
     def kill(self) -> None:
-        """Kill all processes in the cgroup (Linux 5.14)."""
+        """Kill all processes in the cgroup. Does nothing before Linux 5.14."""
         with suppress(OSError):
             (self.folder / "cgroup.kill").write_text("1")
 
@@ -47,7 +48,7 @@ class SandboxCgroup(NamedTuple):
 
 
 def create_cgroup(memory_bytes: int, num_processes: int, parents: list[Path] | None = None) -> SandboxCgroup | None:
-    """Create a cgroup in the first of `parents` that permits it, and return it; None: no parent permits it.
+    """Create and return a cgroup in the first of `parents` that permits this; return None if no parent permits it.
 
     `parents` defaults to `find_delegated_cgroups()`.
     """
@@ -70,10 +71,9 @@ def create_cgroup(memory_bytes: int, num_processes: int, parents: list[Path] | N
 
 
 def find_delegated_cgroups() -> list[Path]:
-    """Return the cgroups that may be delegated to this user: the cgroup of this process, and its parent.
+    """Return candidates for a delegated cgroup: the cgroup of this process and its parent.
 
-    root may write to all cgroups. For root, they must therefore have systemd's delegation mark, or be the top of a
-    cgroup namespace.
+    For root, a candidate must have systemd's delegation mark, or be the top of a cgroup namespace.
     """
     try:
         path = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))

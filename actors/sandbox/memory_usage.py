@@ -1,8 +1,7 @@
-"""Memory usage of the processes of one sandbox, as the launcher measures it from outside.
+"""Memory usage of the processes of one sandbox, measured from outside.
 
 The sum includes private memory, swapped memory, the files of the scratch folder (mapped or not) and the capacity of
-socket buffers. The seccomp filter (`agent_rft.actors.sandbox.seccomp`) denies all other memory that outlives its
-mapping.
+socket buffers. The seccomp filter (`agent_rft.actors.sandbox.seccomp`) denies calls that hold other memory.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ USUAL_BUFFER_BYTES = 212_992
 class SandboxMemory(NamedTuple):
     """Memory measurement of the sandbox whose first process is `pid`.
 
-    `socket_bytes` is the capacity of one socket; 0: sockets are not counted. `scratch` is the scratch folder; None: its
-    files are not counted.
+    `socket_bytes` is the capacity of one socket, or 0 to ignore sockets. `scratch` is the scratch folder, or None to
+    ignore its files.
     """
 
     pid: int
@@ -27,13 +26,13 @@ class SandboxMemory(NamedTuple):
     socket_bytes: int
 
     def exceeds(self, limit_bytes: int) -> bool:
-        """Whether the sandbox exceeds `limit_bytes`. Computes the slow exact sum only if a fast upper bound does."""
+        """Return whether the sandbox exceeds `limit_bytes`. Tries a fast upper bound before the exact value."""
         pids = list_process_tree(self.pid)
         shared = self._socket_bytes() + self._scratch_bytes()
         return shared + resident_bytes(pids) > limit_bytes and shared + memory_bytes(pids, self.scratch) > limit_bytes
 
     def _socket_bytes(self) -> int:
-        """Return an upper bound of the data in sockets. No process may own them while they are sent or closed."""
+        """Return an upper bound of the bytes in all sockets, including sockets in transit, which no process owns."""
         if not self.socket_bytes:
             return 0
         with suppress(OSError), open(f"/proc/{self.pid}/net/sockstat") as file:
@@ -62,7 +61,7 @@ def read_socket_capacity() -> int:
 
 
 def list_process_tree(pid: int) -> list[int]:
-    """Return `pid` and its descendants: all processes of its namespace, whose first process adopts orphans."""
+    """Return the ids of process `pid` and all its descendants."""
     pids = [pid]
     for parent in pids:
         try:
@@ -75,7 +74,7 @@ def list_process_tree(pid: int) -> list[int]:
 
 
 def memory_bytes(pids: list[int], scratch: str | None = None) -> int:
-    """Return the memory of these processes, counting shared pages once (Pss); an upper bound if Pss is unreadable.
+    """Return the memory of these processes, counting shared pages once (Pss). If Pss is unreadable, use an upper bound.
 
     With `scratch`, shared memory is excluded, because the files of the scratch folder are counted separately.
     """
@@ -93,7 +92,7 @@ def memory_bytes(pids: list[int], scratch: str | None = None) -> int:
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """Return a cheap upper bound of `memory_bytes`, which counts shared pages once per process."""
+    """Return a cheap upper bound of `memory_bytes`. Shared pages are counted once for each process."""
     total = 0
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/status") as file:  # may have just ended

@@ -1,7 +1,6 @@
 """Functions of a sandbox's first process: drop its privileges, exchange messages with its owner, kill other processes.
 
-Sandboxes contain this file next to its callers (`agent_rft.actors.sandbox.sandbox_worker`,
-`agent_rft.actors.sandbox.untrusted_process`), so it imports only the standard library and `agent_rft.untrusted`.
+This file runs inside sandboxes, so it imports only the standard library and `agent_rft.untrusted`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from agent_rft import untrusted
 
 CPU_S = 600
-"""CPU time limit of the first process, far more than it needs. Stops threads that a grader's module leaves running."""
+"""Maximum CPU seconds of the first process. The limit stops threads that a grader's module has left running."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 CAPABILITY_VERSION_3 = 0x20080522
 LIBRARY = os.path.dirname(os.__file__)
@@ -102,7 +101,7 @@ def succeeds(action: Callable[[], object]) -> bool:
 
 
 def has_process_limit() -> bool:
-    """Whether the process limit applies to this user. It does not if the user is root outside the namespace."""
+    """Return whether the process limit applies. It does not if this user is root outside the namespace."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
     try:
@@ -133,7 +132,7 @@ def has_no_capabilities() -> bool:
 
 
 def confine(channel: socket.socket, config: Pid1Config) -> None:
-    """Drop all privileges, replace the standard descriptors by /dev/null, and report the effective protections."""
+    """Drop all privileges, replace the standard descriptors with /dev/null, and report the effective protections."""
     null = os.open("/dev/null", os.O_RDWR)
     protections = drop_privileges(config)
     for descriptor in (0, 1, 2):

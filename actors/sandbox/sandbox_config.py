@@ -29,12 +29,12 @@ PROTECTIONS = (
     "memory",
     "readable_python",
 )
-"""The last entry is a prerequisite: graders cannot run if other users cannot read Python's folders."""
+"""Protections that are checked before a grader runs. `readable_python`: Python's folders are readable."""
 SCRATCH = "/tmp"
 NOBODY = 65534
 CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
 MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
-"""Ranges of unused user ids: very high ids, or, in a container with only 65,536 ids, ids below `nobody`."""
+"""Ranges of unused user ids. FEW_IDS is for containers that have only 65,536 ids."""
 PACKAGE = Path(agent_rft.__path__[0])
 HERE = PACKAGE / "actors" / "sandbox"
 FIRST_PROCESS_FILES = ("pid1.py",)
@@ -59,8 +59,7 @@ class SandboxLimits:
 
 
 RUN_LIMITS = SandboxLimits(scratch_bytes=64 << 20, num_processes=32)
-"""Limits of a run of untrusted code, in addition to the grader's own limits. Each request sets its memory limit, up to
-the grader's."""
+"""Scratch and process limits for a run of untrusted code. All other limits are the same as for the grader."""
 
 
 def python_path() -> str:
@@ -75,7 +74,7 @@ def _packages() -> list[str]:
 
 
 def _path_inside(path: str, method: SandboxMethod) -> str:
-    """Return a path as seen inside the sandbox. Paths below the scratch folder move, because it would hide them."""
+    """Return the path inside the sandbox for a path outside. Paths below SCRATCH get a prefix."""
     return f"/.outside{path}" if method != "none" and path.startswith(f"{SCRATCH}/") else path
 
 
@@ -123,7 +122,7 @@ def launch_config(method: SandboxMethod, limits: SandboxLimits, script: str) -> 
 
 
 def runs_config(method: SandboxMethod, limits: SandboxLimits) -> dict[str, Any] | None:
-    """Return the runner's configuration; None without a sandbox, where untrusted code cannot run."""
+    """Return the configuration for running untrusted code, or None if `method` creates no sandbox."""
     if method == "none":
         return None
     run_limits = replace(limits, scratch_bytes=RUN_LIMITS.scratch_bytes, num_processes=RUN_LIMITS.num_processes)
@@ -198,7 +197,7 @@ def worker_config(method: SandboxMethod, limits: SandboxLimits) -> dict[str, Any
 
 
 def _becomes_other_user() -> bool:
-    """Whether the sandbox runs under an unused user id. This requires root, and ids that some containers lack.
+    """Return whether the sandbox runs under an unused user id. Requires root with CAP_SYS_ADMIN and enough user ids.
 
     Otherwise the sandbox runs in a user namespace, in which this user has no capabilities.
     """
@@ -206,7 +205,7 @@ def _becomes_other_user() -> bool:
 
 
 def _leaves_root_first() -> bool:
-    """Whether root cannot create namespaces, as in most containers, and first becomes an ordinary user, who may."""
+    """Return whether the launcher must switch to another user, because root cannot create namespaces here."""
     rights = _has_capability(CAP_SETUID) and _has_capability(CAP_SETGID)
     return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and rights and not _becomes_other_user()
 

@@ -8,8 +8,8 @@ No process of the sandbox outlives the launcher. The launcher kills all of them 
 
 Before it creates the namespaces, the launcher forks the runner (`agent_rft.actors.sandbox.untrusted_runner`), which
 holds the sandboxes of untrusted code. The launcher runs none of the grader's code. It is run by path with an empty
-environment, as `python -I -S sandbox_launcher.py CONFIG`; `agent_rft.actors.sandbox.sandbox_config` builds CONFIG. It
-therefore imports only the standard library, `agent_rft.untrusted` and files of this package that do the same.
+environment, as `python -I -S sandbox_launcher.py CONFIG`, so it and its imports use only the standard library.
+`agent_rft.actors.sandbox.sandbox_config` builds CONFIG.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def unshare(config: SandboxConfig) -> None:
 
 
 def build_root(config: SandboxConfig) -> None:
-    """Replace the root by a tmpfs with the binds, devices and the scratch folder, and unmount the old root.
+    """Replace the root with a tmpfs that has the binds, the devices and the scratch folder; unmount the old root.
 
     Only the scratch folder is writable.
     """
@@ -231,7 +231,7 @@ def kill_all_processes(pidfd: int, has_pid_namespace: bool, group: cgroup.Sandbo
 
 
 def hold_sandbox(config: SandboxConfig) -> bool:
-    """Hold one sandbox until its first process ends or descriptor 0 closes; return whether it exceeded its memory."""
+    """Run one sandbox to its end, and return whether it used too much memory."""
     buffer_bytes = read_socket_capacity()  # read now, because not every network namespace has the file
     group = cgroup.create_cgroup(config["memory_bytes"], config["num_processes"] + OWN_PROCESSES)
     if config["launcher_uid"] is not None:

@@ -1,8 +1,8 @@
-"""Startup of sandboxes: with our own namespaces, or with bubblewrap if they do not work and it is installed.
+"""Startup of sandboxes with our own namespaces or, if they do not work, with bubblewrap.
 
 bubblewrap is for ordinary users on systems that allow user namespaces only to listed programs (AppArmor on Ubuntu 24.04
 and later). A missing protection is an error, never a weaker sandbox. After the worker has dropped its privileges, it
-checks which protections are effective. It receives the grader's source only if all of PROTECTIONS are. Without a
+checks which protections are effective. It receives the grader's source only if all PROTECTIONS are effective. Without a
 sandbox (`unsandboxed_python`), only the deadline and the limits of each process apply. docs/security.md has a table of
 the protections of each method.
 """
@@ -38,12 +38,12 @@ from agent_rft.errors import RftError, UserError
 START_S = 60.0
 """Timeout for creating a sandbox and running the grader's module."""
 NEEDED_LINUX = (5, 14)
-"""First version that counts processes per user namespace (mount_setattr requires 5.12)."""
+"""First Linux version that counts processes per user namespace."""
 MAX_STDERR_CHARS = 500
 SANDBOX_FIX = (
     "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1; in a container, a "
-    "seccomp profile that allows unshare and mount), or, where AppArmor allows them only to listed programs (Ubuntu "
-    "24.04 and later), install bubblewrap (apt-get install bubblewrap), or set unsandboxed_python: true in the "
+    "seccomp profile that allows unshare and mount); install bubblewrap (apt-get install bubblewrap) if AppArmor "
+    "restricts user namespaces to listed programs (Ubuntu 24.04 and later); or set unsandboxed_python: true in the "
     "operator's configuration, which lets graders read and send everything that this user can"
 )
 TRY_AGAIN = "the machine seems overloaded; try again when it has free CPUs"
@@ -54,10 +54,10 @@ class SandboxReport:
     """Report on how sandboxes can be created on this machine.
 
     Attributes:
-        method: The method that works; None: this machine cannot create sandboxes.
+        method: The method that works, or None if this machine cannot create sandboxes.
         protections: Whether each protection is effective.
         failures: Error of each method that does not work.
-        is_late: Whether a sandbox was not ready in time, so that the next try may succeed.
+        is_late: Whether a sandbox was not ready in time. Another attempt may succeed.
     """
 
     method: SandboxMethod | None
@@ -67,7 +67,7 @@ class SandboxReport:
 
 
 class SandboxFailed(RftError):
-    """A sandbox did not start, or lacks a protection. `is_late`: it was not ready in time."""
+    """A sandbox did not start, or lacks a protection. `is_late` is True if it was not ready in time."""
 
     def __init__(self, message: str, is_late: bool = False) -> None:
         super().__init__(message, is_late=is_late)
@@ -76,7 +76,7 @@ class SandboxFailed(RftError):
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A sandbox whose worker waits for requests on `channel`; closing the channel kills it."""
+    """A sandbox whose worker waits for requests on `channel`; closing the channel kills the sandbox."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
@@ -92,7 +92,7 @@ def choose_sandbox_method(report: SandboxReport, unsandboxed: bool) -> SandboxMe
     """Choose how graders are sandboxed; "none" only if no sandbox can be created and the operator allows that.
 
     Raises:
-        SandboxFailed: A sandbox was not ready in time, so another try may succeed.
+        SandboxFailed: A sandbox was not ready in time. Another attempt may succeed.
         UserError: No sandbox can be created; the message names the reasons and the fix.
     """
     if report.method is not None:
@@ -110,7 +110,7 @@ def choose_sandbox_method(report: SandboxReport, unsandboxed: bool) -> SandboxMe
 
 
 class SandboxReportCache:
-    """Cache of this machine's report. A report without a method is not cached, since the failure may be temporary."""
+    """Cache of this machine's report. A report of failure is not cached, since the failure may be temporary."""
 
     def __init__(self, make: Callable[[], SandboxReport]) -> None:
         self._make = make
@@ -126,12 +126,12 @@ class SandboxReportCache:
 
 
 def sandbox_report() -> SandboxReport:
-    """Return the cached report of this machine; calls `probe_sandbox_methods` until a method works."""
+    """Return the report of `probe_sandbox_methods` for this machine. It is cached once a method works."""
     return _REPORTS.get()
 
 
 def probe_sandbox_methods(start: Callable[..., Sandbox]) -> SandboxReport:
-    """Try the methods in order by starting a sandbox; takes a fraction of a second."""
+    """Start a sandbox with each method until a method works, and return the report. Takes a fraction of a second."""
     failures: dict[str, str] = {}
     is_late = False
     methods: tuple[SandboxMethod, ...] = ("namespaces", "bubblewrap")
@@ -150,7 +150,7 @@ def probe_sandbox_methods(start: Callable[..., Sandbox]) -> SandboxReport:
 def start_sandbox(
     source: str, method: SandboxMethod, limits: SandboxLimits, *, timeout_s: float, cpu_s: int
 ) -> Sandbox:
-    """Start a sandbox and run the module `source` in it; blocks. `cpu_s` limits each process of a grade.
+    """Start a sandbox and run the module `source` in it; blocks. `cpu_s` limits the CPU seconds of each process.
 
     Raises:
         SandboxFailed: The sandbox was not ready within `timeout_s`, or it lacks a protection.

@@ -1,16 +1,17 @@
 """Inner process of one sandbox: drops its privileges, runs the grader's module once, and forks for each grade.
 
-Each grade runs in a separate fork, with the module as its body left it. The fork and all its descendants are killed
-before the next grade starts. The fork writes its answer to a separate pipe, after a nonce that no other grade receives.
+Each grade runs in a separate fork, which starts with the freshly imported module. The fork and all its descendants are
+killed before the next grade starts. The fork writes its answer to a separate pipe, after a nonce that no other grade
+receives.
 
 The worker is the first process of its namespace, so no process inside can kill or stop it. It is run by path, as
-`python -I -S sandbox_worker.py`, next to the few of our files that the sandbox contains. It exchanges messages over the
-socket on descriptor 0. A message is its length (four bytes) and JSON. The first message is the configuration
-(`worker_config` in `agent_rft.actors.sandbox.sandbox_config`), and the worker answers with the effective protections.
-Only then does the owner send the grader's source, so no untrusted code runs if a protection is missing.
+`python -I -S sandbox_worker.py`. It exchanges messages over the socket on descriptor 0. Each message starts with its
+length in four bytes. The first message is the configuration (`worker_config` in
+`agent_rft.actors.sandbox.sandbox_config`), and the worker answers with the effective protections. Only then does the
+owner send the grader's source, so no untrusted code runs if a protection is missing.
 
 If there is a runner (`agent_rft.actors.sandbox.untrusted_runner`), the arguments are the descriptors of two more
-sockets. Grades request runs on the first one. On the second one, the worker sends the id of each grade that begins.
+sockets. The first socket carries the grades' requests to run code. The second socket carries the id of each new grade.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def load_grader(source: str, packages: list[str]) -> tuple[Any, str | None]:
 
 
 def import_ahead(source: str) -> None:
-    """Import the modules that functions import, so that each grade does not import them again."""
+    """Import every module that `source` imports, even inside functions, so that grades do not import it again."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
@@ -78,7 +79,7 @@ def import_ahead(source: str) -> None:
 
 
 def format_error(error: BaseException) -> str:
-    """Return the error's traceback from the grader's code on. A long traceback is truncated at its start."""
+    """Return the error's traceback, starting at the grader's code. A long traceback is truncated at its start."""
     try:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
@@ -90,7 +91,7 @@ def format_error(error: BaseException) -> str:
 
 
 def make_value_message(value: Any) -> WorkerMessage:
-    """Return the message for the value that a grader returned."""
+    """Return the message for a grader's value, or an error message if the value is not a finite number."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.floating, numpy.integer)):
         value = float(value)
@@ -131,13 +132,13 @@ class RunnerSockets:
         self._grade_id = b""
 
     def begin_grade(self) -> None:
-        """Let the runner kill the last grade's runs, and serve only the next grade."""
+        """Begin a new grade. The runner ends all runs of the previous grade."""
         self._grade_id = os.urandom(untrusted.GRADE_ID_BYTES)
         for grade_ids in self._sockets[1:]:
             grade_ids.send(self._grade_id)
 
     def connect(self) -> None:
-        """Let this process, which runs a grade, request runs. Closes the other socket, which only the worker uses."""
+        """Connect this fork to the runner of untrusted code, and close the socket for grade ids."""
         for grade_ids in self._sockets[1:]:
             grade_ids.close()
         untrusted.connect_grader(self._sockets[0] if self._sockets else None, self._grade_id)

@@ -1,4 +1,4 @@
-"""Cleanup of a worker's scratch folder after each grade, whatever the grade has put into it or in its place."""
+"""Cleanup of a worker's scratch folder after each grade. The grade may have replaced the folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def empty_folder(folder: str, expected_identity: tuple[int, int]) -> None:
     """Empty the scratch folder, to any depth, without following links and without leaving its file system.
 
     Raises:
-        OSError: The folder cannot be emptied, or it is not the folder with this device and inode.
+        OSError: The folder cannot be emptied, or its device and inode differ from `expected_identity`.
     """
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -39,7 +39,7 @@ def flatten_folder(top: int, name: str) -> None:
 
 
 def remove_files(folder: int) -> list[str]:
-    """Remove everything except subfolders; return the names of the subfolders."""
+    """Remove everything except subfolders from an open folder; return the names of the subfolders."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in list(entries):
@@ -56,7 +56,7 @@ def read_identity(folder: int) -> tuple[int, int]:
 
 
 def scratch_folder() -> tuple[str, tuple[int, int]]:
-    """Return path and identity of the current folder. Called before untrusted code can change to another folder."""
+    """Return the path and (device, inode) of the current folder. Call this before any untrusted code runs."""
     folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         return os.getcwd(), read_identity(folder)

@@ -7,7 +7,7 @@ Denied calls include:
 - calls that hold uncounted memory (memfd, System V shared memory, messages with descriptors, splice)
 - calls that change the clock, or the limits or priority of another process
 
-Some calls are allowed only with certain arguments (`_checks`).
+Some calls are allowed only with certain arguments (`_argument_filters`).
 """
 
 from __future__ import annotations
@@ -85,34 +85,34 @@ CHECKED: dict[str, tuple[int, int]] = {
 }
 """Calls that are allowed only with certain arguments."""
 LAST_KNOWN = 469
-"""The highest number of Linux 6.17. Newer calls fail with ENOSYS, as on a kernel that does not have them, so that
-libraries fall back to older ones."""
+"""Highest system call number of Linux 6.17. Newer calls fail with ENOSYS, as on a kernel that does not have them.
+Libraries then fall back to older calls."""
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 NEW_NAMESPACES = 0x7E020080
-"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME."""
+"""Clone flags that create namespaces: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME."""
 AF_UNIX = 1
 MSG_OOB = 1
 SIGCHLD = 17
 MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x01, 0x20, 0x40000
 FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1032)
-"""F_DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, GETPIPE_SZ; not SETPIPE_SZ, which enlarges a
-buffer."""
+"""Allowed commands of fcntl: F_DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, GETPIPE_SZ.
+SETPIPE_SZ is denied, because it enlarges a buffer."""
 FCNTL_IGNORED = (6, 7, 37, 38)
-"""F_SETLK, SETLKW, OFD_SETLK, OFD_SETLKW succeed without locking anything: each lock would use uncounted memory, but
-SQLite needs these calls to succeed."""
+"""Commands of fcntl that succeed without locking anything: F_SETLK, SETLKW, OFD_SETLK, OFD_SETLKW.
+Each lock would use uncounted memory, but SQLite needs these calls to succeed."""
 IOCTL = (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS, TCGETS2, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+"""Allowed requests of ioctl: TCGETS, TCGETS2, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)
-"""PR_GET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, GET_NO_NEW_PRIVS, SET_VMA (a mapping's name)."""
+"""Allowed prctl options: PR_GET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, GET_NO_NEW_PRIVS, SET_VMA."""
 
 LOAD, AND, EQUAL, GREATER_OR_EQUAL, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 KILL, ERRNO, ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 DENY = ERRNO | errno.EPERM
 NUMBER, ARCH, ARGUMENTS = 0, 4, 16
-"""Offsets in struct seccomp_data."""
+"""Offsets of fields in struct seccomp_data."""
 Step = tuple[int, int, int, int]
-"""Code, steps to skip if true, steps to skip if false, value."""
+"""Instruction of the filter: code, steps to skip if true, steps to skip if false, value."""
 
 
 def is_architecture_supported() -> bool:
@@ -135,15 +135,15 @@ def checked_calls(machine: str) -> dict[str, int]:
 def build_filter(machine: str | None = None, *, keeps_sigchld: bool = False) -> bytes:
     """Return the filter as an array of struct sock_filter, for prctl(PR_SET_SECCOMP).
 
-    A denied call fails with EPERM. clone3 fails with ENOSYS, since a filter cannot read its flags behind a pointer, and
-    the C library then uses clone. A call with another architecture's numbers (32 bit, x32) kills the process.
-    With `keeps_sigchld`, the action of SIGCHLD cannot be changed, because CPU times of ignored children are lost.
+    A denied call fails with EPERM. clone3 fails with ENOSYS, because a filter cannot read its flags; the C library then
+    uses clone. A call with another architecture's numbers (32 bit, x32) kills the process. With `keeps_sigchld`, the
+    action of SIGCHLD cannot be changed, because the CPU time of ignored children would not be counted.
     """
     machine = machine or platform.machine()
     steps = [(LOAD, 0, 0, ARCH), (EQUAL, 1, 0, AUDIT_ARCH[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     if machine == "x86_64":
         steps += [(GREATER_OR_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
-    numbers, checks = checked_calls(machine), _checks(keeps_sigchld)
+    numbers, checks = checked_calls(machine), _argument_filters(keeps_sigchld)
     for name, number in numbers.items():
         steps += [(EQUAL, 0, len(checks[name]), number), *checks[name]]
     for first, last in _ranges(sorted(allowed_calls(machine).values())):
@@ -152,8 +152,8 @@ def build_filter(machine: str | None = None, *, keeps_sigchld: bool = False) -> 
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
-def _checks(keeps_sigchld: bool) -> dict[str, list[Step]]:
-    """Return the steps for each call in `CHECKED`. The kernel reads only the lower half of these arguments."""
+def _argument_filters(keeps_sigchld: bool) -> dict[str, list[Step]]:
+    """Return the filter steps for each system call in `CHECKED`."""
     shared = MAP_SHARED | MAP_ANONYMOUS  # like a huge page, this memory belongs to no process and no file
     mapping = [_load(3), (ANY_BIT, 2, 0, MAP_HUGETLB), (AND, 0, 0, shared), (EQUAL, 0, 1, shared), _DENY, _ALLOW]
     return {
@@ -200,7 +200,7 @@ def _unless_bits(argument: int, bits: int) -> list[Step]:
 
 
 def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """Return the (first, last) of each unbroken range of sorted numbers, which makes the filter shorter."""
+    """Return sorted numbers as ranges (first, last) of consecutive numbers, which make the filter shorter."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:

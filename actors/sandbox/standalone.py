@@ -1,4 +1,4 @@
-"""Runs of untrusted code for processes outside a sandbox, such as a user's server. Each run gets a new sandbox.
+"""Sandboxed execution of untrusted code for any process, such as a user's server. Each run gets a new sandbox.
 
 A run ends when this process closes the connection: the launcher then kills everything in the sandbox.
 """
@@ -24,7 +24,7 @@ from agent_rft.actors.sandbox.sandbox_start import (
 
 
 def run_standalone(request: bytes) -> bytes:
-    """Run a request of `agent_rft.untrusted`; return its outcome, or why it did not run. Blocks."""
+    """Run the code in `request` in a new sandbox, and return the packed outcome or error. Blocks."""
     try:
         limits = untrusted_runner.check_request(request, RUN_LIMITS.memory_bytes)
     except ValueError as error:

@@ -1,10 +1,9 @@
-"""First process of a sandbox for one run: drops its privileges, runs the code in a fork, and measures it.
+"""First process of a sandbox for one run: drops its privileges, runs the code in a fork, and measures its time.
 
-This process does not execute the code itself, and no process inside can signal, trace or stop it, as in
-`agent_rft.actors.sandbox.sandbox_worker`. Wall time is measured from the start of the code's process to its end, with
-the monotonic clock. CPU time is the kernel's sum for that process and all its descendants, which are killed when it
-ends and reaped here. The seccomp filter does not let the code ignore SIGCHLD, so every child is counted. Output is
-truncated while it is read.
+This process does not execute the code itself, and no process in the sandbox can signal, trace or stop it. Wall time is
+measured with the monotonic clock, from the start of the code's process to its end. CPU time is the kernel's sum for
+that process and all its descendants, which are killed and reaped when the process ends. The seccomp filter prevents the
+code from ignoring SIGCHLD, so every child is counted. Output is truncated while it is read.
 """
 
 from __future__ import annotations

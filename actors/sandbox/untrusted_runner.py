@@ -29,7 +29,7 @@ MAX_REQUEST_BYTES = 16 << 20
 MAX_FILES = 100
 MAX_NAME_BYTES = 200
 START_S, GRACE_S = 60.0, 30.0
-"""Time allowed for the sandbox to start before the run, and to report after it."""
+"""Maximum seconds for the sandbox to start, and to report the outcome after the run."""
 MAIN = "main.py"
 DEFAULTS: dict[str, float] = {"wall_s": 10.0, "cpu_s": 10.0, "memory_bytes": 512 << 20, "output_bytes": 64 << 10}
 MIN_LIMITS: dict[str, float] = {"wall_s": 0.1, "cpu_s": 0.1, "memory_bytes": 64 << 20, "output_bytes": 0}
@@ -40,7 +40,7 @@ Hold = Callable[[RunnerConfig], bool]
 
 
 class GradeEnded(Exception):
-    """The grade that requested the run has ended, or the worker has."""
+    """The grade or its worker has ended."""
 
 
 class NotStarted(Exception):
@@ -68,7 +68,7 @@ def fork_runner(config: RunnerConfig, hold: Hold) -> list[int]:
 
 
 class UntrustedRunner:
-    """Server of the grades of one worker. `hold` holds the sandbox of a run, in a separate process."""
+    """Server that runs untrusted code for one grading worker. `hold` keeps the sandbox of one run alive."""
 
     def __init__(self, config: RunnerConfig, hold: Hold, requests: socket.socket, grade_ids: socket.socket) -> None:
         self._config = config
@@ -107,7 +107,7 @@ class UntrustedRunner:
                 return head, bytes(request)
 
     def _run(self, request: bytes) -> bytes:
-        """Run a request; return its outcome, or why it did not run."""
+        """Run the code in `request` in a new sandbox, and return the packed outcome or error."""
         try:
             limits = check_request(request, self._config["launch"]["memory_bytes"])
         except ValueError as error:
@@ -199,7 +199,7 @@ def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socke
 
 
 def make_run_configs(config: RunnerConfig, limits: dict[str, float]) -> tuple[RunnerConfig, RunnerConfig]:
-    """Return the configurations of the process that holds the sandbox of one run, and of its first process."""
+    """Return the configurations for launching the sandbox of one run, and for the sandbox's first process."""
     launch = {**config["launch"], "memory_bytes": limits["memory_bytes"]}
     worker = {**config["worker"], "run": limits, "main": MAIN}
     worker["limits"] = {**worker["limits"], "AS": limits["memory_bytes"]}
@@ -221,7 +221,7 @@ def check_protections(config: RunnerConfig, report: dict[str, Any]) -> None:
 
 
 def unused_id(first: int, last: int) -> int:
-    """Return a random user id for one sandbox, since the kernel counts processes by user id."""
+    """Return a random user id for one sandbox. Sandboxes need different ids, since Linux counts processes by user."""
     return first + int.from_bytes(os.urandom(8), "big") % (last - first)
 
 
@@ -247,7 +247,7 @@ def check_request(request: bytes, max_memory_bytes: int) -> dict[str, float]:
     if len(names) > MAX_FILES:
         raise ValueError(f"files: there are more than {MAX_FILES}")
     for name in names:
-        check_name(name)
+        check_file_name(name)
     if unknown := sorted(set(limits) - set(DEFAULTS)):
         raise ValueError(f"limits: {unknown[0]!r:.100} is unknown; use {', '.join(DEFAULTS)}")
     limits = {**DEFAULTS, **limits}
@@ -258,7 +258,7 @@ def check_request(request: bytes, max_memory_bytes: int) -> dict[str, float]:
     return {name: value if name.endswith("_s") else int(value) for name, value in limits.items()}
 
 
-def check_name(name: object) -> None:
+def check_file_name(name: object) -> None:
     """Check that `name` is the path of a file below the scratch folder.
 
     Raises:
@@ -273,7 +273,7 @@ def check_name(name: object) -> None:
 
 
 def build_answer(message: bytes | None, over_memory: bool, limits: dict[str, float], usage: Any, began: float) -> bytes:
-    """Build the answer for a run from the report of its sandbox, or from outside measurements if the sandbox died."""
+    """Build the answer for a run from its sandbox's report or, if there is none, from times measured outside."""
     wall_s, cpu_s = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     outcome = {"exit": -9, "timed_out": wall_s >= limits["wall_s"], "wall_s": wall_s, "cpu_s": cpu_s}
     output: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Tool calls of conversation turns, and tool sessions at the user's server: dispatcher, sessions and their Ray actor.
+"""Tool calls and tool sessions: the dispatcher, the sessions, and the Ray actor that runs both.
 
 This package does not depend on engines, graders or the episode loop.
 """

@@ -156,7 +156,7 @@ def build_call_body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict
 
 
 def _has_tool(item: Mapping[str, Any], name: str) -> bool:
-    """Whether the row offers the model a tool with this name."""
+    """Return whether the row offers the model a tool with this name."""
     tools = item.get("tools")
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     return any(isinstance(function, dict) and function.get("name") == name for function in functions)
@@ -171,7 +171,7 @@ def _make_no_server_error(name: str) -> ToolFailed:
 def _make_row_error(what: str, item: dict[str, Any], num_bytes: int) -> ToolFailed:
     """Return the error for a call that is too large because of its row, which the model cannot change."""
     row = f"its row takes {len(encode_json(item)):,} bytes"
-    problem = f"{what} was not called: the call has {num_bytes:,} bytes, the limit is {MAX_REQUEST_BYTES:,}, and {row}"
+    problem = f"{what} was not called: the call has {num_bytes:,} bytes (limit {MAX_REQUEST_BYTES:,}), and {row}"
     fix = "shorten the row: keep large values in a file that the tool reads"
     return ToolFailed(f"{problem}; {fix}", problem=problem, fix=fix, kind="request_too_large")
 

@@ -130,9 +130,8 @@ def start_dispatchers(
 ) -> list[Any]:
     """Start dispatcher actors that split the limits of each endpoint.
 
-    Starts `count` actors, or fewer if a limit is below `count`, so that each actor can make a call. `get_options`
-    returns the Ray options of an actor from its name and index. With sessions, the actors always run on the caller's
-    node, because the folder `journals` is there.
+    Starts `count` actors, or fewer if the limit of an endpoint is lower than `count`. `get_options` takes an actor's
+    name and index, and returns its Ray options. With sessions, the actors run on the caller's node.
     """
     actor, on_this_node = cast(Any, DispatcherActor), {}
     limits = [tool.max_concurrency for tool in tools]

@@ -16,10 +16,7 @@ COMPACT_AFTER = 10_000
 
 
 class ToolSessionJournal:
-    """Append-only journal file of one process.
-
-    Invalid lines are ignored: the process was killed while it wrote such a line, so no request followed the line.
-    """
+    """Append-only journal file of one process. Incomplete lines are ignored."""
 
     def __init__(self, path: Path) -> None:
         """Open the journal, and read the sessions that an earlier process left open.

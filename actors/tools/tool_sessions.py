@@ -34,15 +34,15 @@ END_PAUSES_S = (5.0, 10.0, 20.0, 40.0, 60.0)
 """Pauses between attempts to end a session while the server does not answer; the last pause repeats forever."""
 CLOSE_S = 60.0
 CLOSE_TRIES = 3
-"""Attempts to end a session while the ToolSessions closes, each with all retries of the client."""
+"""Maximum attempts to end a session during `ToolSessions.close`; each attempt includes all retries of the client."""
 CLOSE_PAUSE_S = 0.5
-"""Pause between these attempts."""
+"""Pause, in seconds, between the CLOSE_TRIES attempts."""
 MIN_MESSAGE_INTERVAL_S = 60.0
 """Minimum time between two events about failed end requests."""
 RESTART_REASON = "job_restarted"
 LOG = logging.getLogger(__name__)
 MAX_ENDED_EARLY = 10_000
-"""Number of recent ends of unknown sessions to remember, since their `start` calls may arrive later."""
+"""Maximum number of sessions recorded as ended before their `start` call arrived."""
 
 
 @dataclass(slots=True)
@@ -67,8 +67,8 @@ class _Session:
     """State of one session.
 
     `opened` completes when the session can be used, or fails with the error. `end_reason` completes when the session
-    must end. `requested`: the start request may have reached the server. `refused`: the server certainly did not open
-    the session, so no end request is sent.
+    must end. `requested` is True once the start request may have reached the server. `refused` is True if the server
+    certainly did not open the session, so that no end request is sent.
     """
 
     trace_id: str
@@ -152,7 +152,7 @@ class ToolSessions:
         self._closed = False
         self._stats = ToolSessionStats()
         self.refused_end = ""
-        """The latest answer to an end request that was not a 2xx, for messages."""
+        """Description of the latest non-2xx answer to an end request."""
 
     async def start(self, trace_id: str, item: dict[str, Any], owner: str = "") -> None:
         """Open a rollout's session, and return when it can be used. Cancelling this call ends the session.
@@ -196,7 +196,7 @@ class ToolSessions:
             self.end(session.trace_id, reason)
 
     def is_open(self, trace_id: str) -> bool:
-        """Whether the rollout may use its session."""
+        """Return whether the rollout may use its session."""
         session = self._sessions.get(trace_id)
         if session is None or session.end_reason.done() or not session.opened.done():
             return False
@@ -297,7 +297,8 @@ class ToolSessions:
                 body = {"type": "session_start", "trace_id": session.trace_id, "item": session.item}
                 answer = await self._post(self._starts, body, "start")
             if self._starts is not None and answer is not None and not answer.ok:
-                raise self._starts.make_bad_answer_error(answer, "the server must answer 200 once the session is ready")
+                why = "the server must respond with status 200 once the session is ready"
+                raise self._starts.make_bad_answer_error(answer, why)
         except TimeoutError:
             self._record_start_failure(
                 session, ToolFailed("the session was not started: the run is ending all sessions", kind="session_over")
@@ -323,7 +324,7 @@ class ToolSessions:
         session.request_end("start_failed")
 
     async def _end(self, session: _Session, reason: str) -> bool:
-        """Send end requests until the server answers; return False if the ToolSessions closes before that."""
+        """Send end requests until the server answers. Return False if CLOSE_TRIES requests fail during `close`."""
         failures = last_failures = 0
         while not await self._send_end(session.trace_id, reason):
             last_failures += self._closed
@@ -362,7 +363,7 @@ class ToolSessions:
         return True
 
     async def _post(self, client: EndpointClient | None, body: dict[str, Any], what: str) -> HttpResponse | None:
-        """Send a request and return the answer; None if the job has no URL for it, so that nothing is sent."""
+        """Send a request and return the answer; do nothing and return None if `client` is None."""
         if client is None:
             return None
         trace_id = body["trace_id"]

@@ -15,10 +15,9 @@ PREFIX = "base_model.model."
 
 
 def find_adapter_problem(adapter: Path, base: Path) -> str | None:
-    """Return why the adapter in a folder does not fit the base model; None if the headers show no problem.
+    """Return a message if the adapter in a folder does not fit the base model; None if the headers show no problem.
 
-    Tensors of the base model are not compared if their names differ from the adapter's module names, as those of fused
-    experts do.
+    Base model tensors whose names differ from the adapter's module names, such as fused experts, are not compared.
     """
     try:
         adapted, shapes = _read_shapes([adapter / WEIGHTS_FILE]), _read_shapes(sorted(base.glob("*.safetensors")))

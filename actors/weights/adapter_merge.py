@@ -71,7 +71,7 @@ def merge_adapter(adapter: AdapterFolder, base: Path, out: Path) -> None:
 
 
 def _pair_matrices(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the matrices A and B by the name of the weight that they change."""
+    """Return the matrices A and B of each adapted weight, keyed by the weight's name."""
     ends = (".lora_A.weight", ".lora_B.weight")
     layers = {name.removesuffix(ends[0]) for name in tensors if name.endswith(ends[0])}
     return {

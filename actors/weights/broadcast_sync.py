@@ -1,11 +1,11 @@
 """Weight sync by broadcast: learner rank 0 sends each bucket to all engines in one transfer.
 
 As in WeightSync, each bucket is first gathered into host memory and stored in Ray's object store. Rank 0 then reads the
-bucket, copies it to its device and broadcasts it. The engines receive the bucket on their devices, without object store
-or shared memory. Generation pauses for the entire transfer, because buckets are not staged.
+bucket, copies it to its device and broadcasts it. The engines receive the bucket on their devices, not through the
+object store or shared memory. Generation pauses for the entire transfer, because buckets are not staged.
 
-Engines that join late load the weights from the object store. If no group can be formed, all engines do so. The group
-is formed again whenever the set of engines has changed, and after each failure.
+The learner and the engines form a process group. It is formed again whenever the set of engines has changed, and after
+each failure. Engines that join late, or all engines if no group can be formed, load the weights from the object store.
 
 **This has never been run between GPUs, over NCCL.** If a member of the group dies during a transfer, NCCL ends the
 processes of all other members after a timeout. This includes the learner, which then restarts. Between CPUs, with gloo,
@@ -34,10 +34,10 @@ class BroadcastSource(WeightSource, Protocol):
     """Methods of the learner group that BroadcastSync uses."""
 
     async def choose_address(self) -> str:
-        """Return a free address (host:port) on rank 0's node, at which a group can be formed."""
+        """Return a free address (host:port) on rank 0's node, at which a process group can be formed."""
 
     async def open_broadcast(self, address: str, size: int) -> None:
-        """Let rank 0 join a group of `size` processes; return when all members have joined."""
+        """Let rank 0 join a process group with `size` members; return when all members have joined."""
 
     async def broadcast_bucket(self, bucket: Any) -> None:
         """Let rank 0 broadcast `bucket`, a reference from `publish_bucket` to bytes in the object store.
@@ -107,7 +107,7 @@ async def _ask_engine(ref: Any, timeout_s: float = MIN_SYNC_TIMEOUT_S) -> Any:
 
 
 async def _catch_failure(work: Awaitable[Any]) -> Any:
-    """Return the result, or the EngineFailed that was raised."""
+    """Return the result of `work`, or the EngineFailed that `work` raised."""
     try:
         return await work
     except EngineFailed as error:

@@ -95,11 +95,10 @@ def remove_leftovers(folder: Path = SHM) -> None:
 
 
 def unlink_shared_memory() -> None:
-    """Unlink from /dev/shm the shared memory that `multiprocessing` created for this process and its children.
+    """Unlink the files in /dev/shm that `multiprocessing` created for this process and its children.
 
     Existing mappings stay valid until the last process ends, so call this once all processes have mapped the memory.
-    This frees the memory even if all processes are killed: they then cannot unlink it themselves, and Ray also kills
-    multiprocessing's resource tracker.
+    The memory is then freed even if Ray kills all processes, including multiprocessing's resource tracker.
     """
     for process in (me := psutil.Process(), *me.children(recursive=True)):
         with suppress(OSError):  # it has already ended

@@ -9,7 +9,7 @@ from agent_rft.trainer.learner.adapter import AdapterFolder
 START_TIMEOUT_S = 900.0
 """Timeout for everything but reading the weights: imports, compilation, warm-up."""
 READ_BYTES_PER_S = 50e6
-"""Assumed lowest rate of reading weights: a slow network disk that several nodes read concurrently."""
+"""Assumed minimum speed of reading weights, for a slow network disk that several nodes read concurrently."""
 
 
 def start_timeout_s(model: Path) -> float:

@@ -13,17 +13,17 @@ from agent_rft.trainer.learner.weight_buckets import num_bytes
 
 MASK = (1 << 64) - 1
 _WORDS_PER_ROW = 1 << 14
-"""Words of 8 bytes per row: a block of rows fits in the CPU cache."""
+"""Number of 8-byte words per row of the checksum. A row fits in the CPU cache."""
 _ROWS_PER_STEP = {"cpu": 1, "cuda": 1 << 11}
 _ROW_FACTOR = 0x9E3779B97F4A7C15
-"""Multiplies a row's number, so that equal rows in different places have different checksums."""
+"""Odd constant. Row i of the checksum is multiplied by (2 * i + 1) * _ROW_FACTOR."""
 
 
 def compute_checksum(data: Tensor) -> int:
     """Return a 64-bit checksum of bytes (uint8, on any device).
 
-    The checksum is the sum, modulo 2^64, of all 8-byte words, each multiplied by a pseudo-random odd number. As in
-    multilinear hashing, one changed word always changes the sum, and several changes cancel out only by chance.
+    The checksum adds all 8-byte words, each multiplied by a pseudo-random odd number, modulo 2^64. As in multilinear
+    hashing, one changed word always changes the sum, and several changes cancel out only by chance.
     """
     tail = data.numel() % (8 * _WORDS_PER_ROW)
     padded = torch.nn.functional.pad(data[data.numel() - tail :], (0, -tail % (8 * _WORDS_PER_ROW)))
@@ -49,10 +49,7 @@ def map_bytes(path: Path, num_bytes: int) -> Tensor:
 
 
 def split_tensors(data: Tensor, layout: Iterable[Sequence[Any]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for each tensor of a bucket. The tensors are views of the bucket's memory and keep it alive.
-
-    Layer-wise reloading in vLLM holds tensors until their layer is complete, when the bucket's file may be deleted.
-    """
+    """Yield the name and value of each tensor of a bucket. The tensors are views of `data`."""
     offset = 0
     for name, dtype, shape in layout:
         size = num_bytes([(name, dtype, shape)])

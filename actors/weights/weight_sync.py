@@ -1,7 +1,7 @@
 """Weight sync from learner to engines: publishes numbered versions, and pauses generation only while engines load.
 
-The buckets of the last version stay in the object store. An engine that replaces another can therefore load them at any
-time without the learner, whose own weights may already be newer.
+The buckets of the last version stay in the object store. A replacement engine can load them at any time, even if the
+learner's own weights are already newer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agent_rft.trainer.learner.weight_buckets import MAX_BUCKET_BYTES, BucketLay
 
 MIN_SYNC_TIMEOUT_S = 600.0
 MIN_SYNC_BYTES_PER_S = 50e6
-"""Slowest transfer to one engine that still counts as working; engines on the same network may wait for each other."""
+"""Minimum transfer rate of all engines together. A slower sync times out."""
 
 
 def sync_timeout_s(num_bytes: int, num_engines: int) -> float:
-    """Return the time limit in seconds for `num_engines` engines to load `num_bytes` of weights each, concurrently."""
+    """Return the timeout in seconds when `num_engines` engines concurrently load `num_bytes` of weights each."""
     return max(MIN_SYNC_TIMEOUT_S, num_bytes * num_engines / MIN_SYNC_BYTES_PER_S)
 
 
@@ -44,7 +44,7 @@ class WeightSource(Protocol):
         ...
 
     async def publish_bucket(self, index: int) -> tuple[Any, int]:
-        """Publish a bucket. Return a reference to its tensors, concatenated in a uint8 array, and their checksum."""
+        """Publish a bucket. Return a reference to the bucket as one uint8 array, and the checksum of its tensors."""
         ...
 
 
@@ -71,13 +71,13 @@ class WeightSync:
        still sample, and label new tokens with version 7.
     3. `load_staged(8)` pauses each engine, loads both buckets and resumes. Requests in flight continue, and their next
        tokens are labeled 8.
-    4. `deliver` returns each engine's pause in seconds, or its failure. An engine fails if it loaded other bytes than
-       the learner gathered, or if its model has no parameter for some tensors.
+    4. `deliver` returns each engine's pause in seconds, or its failure. An engine fails if the loaded bytes
+       differ from the learner's bytes, or if its model has no parameter for some tensors.
     5. An engine that starts later loads version 8 from the same buckets (`load_into`).
     """
 
     unloaded_tensors: tuple[str, ...] = ()
-    """Tensors that vLLM's model transforms or ignores in every engine; only the canary can check these."""
+    """Tensors that vLLM's model transforms or ignores in every engine; only the canary can check them."""
 
     def __init__(self, source: WeightSource, max_bucket_bytes: int = MAX_BUCKET_BYTES) -> None:
         self._has_loaded_all = False
@@ -90,7 +90,7 @@ class WeightSync:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the published weights were lost with the learner. New engines then wait until it publishes again."""
+        """Whether the published weights were lost with the learner. New engines then wait for the next version."""
         return self._has_collected and self.last_published is None
 
     def _on_learner_restart(self) -> None:
@@ -146,13 +146,12 @@ class WeightSync:
         return self.check_loaded_weights(published, loaded)
 
     def check_loaded_weights(self, published: PublishedWeights, loaded: WeightLoadResult) -> float | EngineFailed:
-        """Return the engine's pause in seconds if it loaded all of the learner's weights, else its failure.
+        """Return the engine's pause in seconds if it loaded the learner's weights, else its failure.
 
-        Missed tensors are a failure only once some engine has loaded all tensors. Until then, it is possible that
-        vLLM's model transforms or ignores these tensors in every engine.
+        Missing tensors are accepted until one of the engines has loaded all tensors.
         """
         if any(checksum != published.checksum for checksum in loaded.checksums):
-            return EngineFailed(f"its weights have another checksum than the learner's version {published.version}")
+            return EngineFailed(f"the checksum of its weights differs from the learner's version {published.version}")
         if not loaded.unmatched_tensors:
             self._has_loaded_all = True
         elif self._has_loaded_all:

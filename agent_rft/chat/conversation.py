@@ -30,11 +30,11 @@ def split_conversation(
 ) -> list[SupervisedSample]:
     """Convert a conversation to training samples.
 
-    There is one sample as long as the template only appends to the rendered text. Another sample starts wherever the
-    template renders earlier turns differently than before.
+    A conversation is one sample if the template only appends to the rendered text. Wherever the template renders
+    earlier turns differently than before, a new sample starts.
 
     The mask covers the text that the model would sample: everything after the generation prompt, up to and including
-    the stop token. An assistant's message with `weight` 0 is not covered. Messages after the last trained turn are
+    the stop token. Assistant messages with `weight` 0 are not covered. Messages after the last trained turn are
     omitted.
 
     Raises:
@@ -61,7 +61,7 @@ def split_conversation(
 def _split_prompt_and_turn(renderer: Renderer, before: str, after: str, message: Message) -> tuple[str, str]:
     """Return the prompt, which ends with the generation prompt, and the turn that follows it, up to its stop token.
 
-    If the generation prompt opens reasoning but the template renders the turn without reasoning, the turn closes it.
+    If the generation prompt opens reasoning but the rendered turn has none, the closing delimiter is added to the turn.
     """
     opened, marks = "", renderer.reasoning_delimiters
     if not after.startswith(before):
@@ -86,6 +86,6 @@ def _split_prompt_and_turn(renderer: Renderer, before: str, after: str, message:
 
 
 def _strip_second_stop(turn_text: str, ends: tuple[str, ...]) -> str:
-    """Return the turn without a second stop token, which some templates write at the end of each conversation."""
+    """Return the turn with only one stop token; some templates write a second one at the end of a conversation."""
     shorter = {turn_text.removesuffix(end).rstrip() for end in ends if turn_text.endswith(end)}
     return next((text for text in shorter if text.endswith(ends)), turn_text)

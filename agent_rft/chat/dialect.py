@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 DEFAULT_PARSER = "hermes"
-"""Tool parser of runs and models from versions of agent-rft that did not detect a parser."""
+"""Tool parser for runs and models that were created before agent-rft detected parsers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +46,4 @@ class Dialect:
 
 
 DEFAULT_DIALECT = Dialect("unknown", DEFAULT_PARSER)
-"""Default dialect, used if no dialect was detected."""
+"""Dialect that is used if none was detected."""

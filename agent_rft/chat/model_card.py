@@ -35,7 +35,7 @@ class ModelCard(BaseModel):
     tools_in_prompt: bool = True
     template_digest: str = Field(default="", max_length=64)
     lora: LoraSpec | None = None
-    """Settings of the adapter that was trained, selected by the job or by `auto`; None: all weights were trained."""
+    """Settings of the trained adapter, with the values chosen for `auto`; None: all weights were trained."""
 
     @classmethod
     def from_job(
@@ -76,10 +76,7 @@ class ModelCard(BaseModel):
 
 
 def hash_template(template: str) -> str:
-    """Return the digest of a chat template.
-
-    A card contains the digest of the template for which the card's parser was selected.
-    """
+    """Return the digest that identifies a chat template in a card."""
     return hashlib.blake2b(template.encode(), digest_size=8).hexdigest()
 
 

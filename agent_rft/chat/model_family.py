@@ -1,8 +1,8 @@
-"""Model families: the parts of a conversation format that a chat template does not show.
+"""Model families: details of conversation formats that chat templates do not show.
 
-Most of a model's format is detected by rendering test messages (`agent_rft.chat.template_format`). A family adds the
-rest, in a small file of `agent_rft.chat.families`. The family of a model is selected by a round trip, not by the
-model's name.
+Most of a model's format is detected by rendering test messages (`agent_rft.chat.template_format`). The rest is declared
+by the model's family, in a small file of `agent_rft.chat.families`. The model's name does not select the family. A
+family fits if its parser can read the calls that the template renders.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CallSyntax:
         after_calls: Text after the last call of a turn.
         head_pattern: Regular expression for the text between `begin` and the arguments, such as a number.
         tail_pattern: Regular expression for the text between the arguments and `end`.
-        other_begins: Other texts that models of the family write instead of `begin`.
+        other_begins: Other strings that models of the family write instead of `begin`.
     """
 
     begin: str
@@ -48,8 +48,8 @@ class MessageSyntax:
     """Syntax of a turn that consists of several messages, for constrained decoding.
 
     Attributes:
-        around_reasoning: Text before reasoning, and text between reasoning and the next message.
-        excluded_texts: Texts that reasoning never contains.
+        around_reasoning: (text before reasoning, text between reasoning and the next message).
+        excluded_texts: Strings that reasoning never contains.
         before_answer: Text before an answer.
     """
 
@@ -60,14 +60,13 @@ class MessageSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """Conversation format of a model family: the parts that the chat template does not show.
+    """Details of a model family's conversation format that chat templates do not show.
 
     Attributes:
         tool_parser: vLLM's tool parser that parses the calls; None: the models work only without tools.
         reasoning_parser: vLLM's reasoning parser, if reasoning is a separate message and not enclosed in delimiters.
-        call_syntaxes: Possible syntaxes of calls; a template uses one of them. If empty, no grammar can constrain turns
-        with
-            tools.
+        call_syntaxes: Possible syntaxes of calls; a template uses one of them. If empty, no grammar can constrain
+            turns with tools.
         message_syntax: Syntax of turns with several messages; None: turns have one message, or are not constrained.
         call_mark: Text that every turn with calls contains and no answer contains; None: no such text exists.
         reasoning_delimiters: Tokens that open and close reasoning.
@@ -75,9 +74,8 @@ class ModelFamily:
         stop_tokens: Tokens that end a turn, if the template does not end all turns with the same token. The token
             before tool results may differ from the token after an answer.
         renders_turns_exactly: Whether the template renders an earlier turn exactly as the model wrote it. If not, the
-        prompt of each
-            turn is rendered again, and a rollout has a segment for each turn.
-        call_id_format: Format of call ids in earlier turns, from the call's `name` and its `index` in the conversation.
+            prompt of each turn is rendered again, and a rollout has a segment for each turn.
+        call_id_format: Format string of call ids in earlier turns, with the fields `name` and `index`.
         write_calls: Function that writes calls as text, for templates that do not render calls.
     """
 

@@ -21,7 +21,7 @@ class ModelFiles:
     Attributes:
         card: Content of agent_rft.json.
         chat_template: Chat template that replaces the folder's template; None: the folder's template stays.
-        stop_token_ids: Stop tokens in addition to those in the folder.
+        stop_token_ids: Stop tokens to add to the folder's stop tokens.
     """
 
     card: ModelCard

@@ -1,8 +1,9 @@
 """Conversion of messages and tools to tokens. If the template allows it, sampled tokens are never rendered again.
 
 The chat template renders the messages of a row once. After each sampled turn, only tool results and *bridge* tokens are
-appended. Bridge tokens are the template's text between the end of a turn and the next generation prompt. If a template
-renders earlier turns differently than they were sampled, `render_history` renders the full history, as serving does.
+appended. Bridge tokens are the template's text from the end of a turn to the end of the next generation prompt. If the
+template changes earlier turns, `render_history` renders the full history instead.
+
 Tool results are tokenized without special tokens, so no tool can end a turn or start a message of another role.
 """
 
@@ -26,7 +27,7 @@ _SLOTS = re.compile("\ue000(\\d+)\ue001")
 
 
 class Tokenizer(Protocol):
-    """Part of a Hugging Face fast tokenizer that `Renderer` uses."""
+    """Methods and attributes of a Hugging Face fast tokenizer that `Renderer` uses."""
 
     eos_token: str
     eos_token_id: int
@@ -69,7 +70,7 @@ class Renderer:
 
     @cached_property
     def _untrusted_tokenizer(self) -> Any:
-        """Tokenizer for untrusted text, copied on first use, since the copy is slow and not always needed."""
+        """Copy of the tokenizer for untrusted text, created on first use because copying is slow."""
         plain = copy.deepcopy(self._markup_tokenizer)
         plain.encode_special_tokens = True
         return plain
@@ -88,7 +89,7 @@ class Renderer:
     def reasoning_mode(self) -> Literal["none", "optional", "opened"]:
         """Use of reasoning in a turn: `none`, `optional` or `opened`.
 
-        `opened`: the generation prompt opens reasoning. `none`: the generation prompt also closes reasoning, or the
+        `opened`: the generation prompt opens reasoning. `none`: the generation prompt closes reasoning, or the
         vocabulary lacks a delimiter.
         """
         question: list[Message] = [{"role": "user", "content": "question"}]
@@ -120,10 +121,9 @@ class Renderer:
     def render_history(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Return the prompt of a conversation with earlier turns, with the same tokens as in a rollout.
+        """Return the token ids of `messages`, followed by the generation prompt.
 
-        `results[i]` are the token ids of the content of the i-th tool message. Tool calls keep their sampled text if
-        the template accepts arguments as text.
+        `results[i]` are the token ids of the i-th tool message's content.
 
         Raises:
             ValueError: The chat template omits or repeats tool messages.
@@ -139,10 +139,10 @@ class Renderer:
         return self._fill_slots(text, results)
 
     def can_append(self, end: int, num_calls: int, *, has_text: bool, has_reasoning: bool) -> bool:
-        """Whether the next prompt is the current tokens followed by `bridge_tokens`; if not, use `render_history`.
+        """Return whether `bridge_tokens` can be appended to the current tokens; if not, use `render_history`.
 
         `end` is the token that ended the turn, and `num_calls` is the number of calls in the turn. `has_text` and
-        `has_reasoning` are whether the turn has text and reasoning in addition to the calls.
+        `has_reasoning` indicate whether the turn also has text and reasoning.
         """
         try:
             return (
@@ -169,7 +169,7 @@ class Renderer:
         return tokens
 
     def encode_result(self, text: str) -> list[int]:
-        """Return the token ids of a tool result, which is escaped if the template writes results as JSON strings."""
+        """Return the token ids of a tool result. The text is escaped if the template writes results as JSON strings."""
         return self.encode_untrusted(
             json.dumps(text, ensure_ascii=False)[1:-1] if self.template_format.escapes_results else text
         )
@@ -196,16 +196,16 @@ class Renderer:
         return list(self._untrusted_tokenizer.encode(self._break_up(text), add_special_tokens=False).ids)
 
     def _break_up(self, text: str, keep: Sequence[str] = ()) -> str:
-        """Return the text with a space inside each special token's text."""
+        """Return `text` with a space inserted into each special token's name, except the tokens in `keep`."""
         for content in self._special.values():
             if content not in keep:
                 text = text.replace(content, f"{content[0]} {content[1:]}")
         return text
 
     def _break_up_special_tokens(self, turn: Message) -> Message:
-        """Return a sampled turn, in which the texts of special tokens are broken up.
+        """Return a sampled turn with a space inserted into each special token's name.
 
-        Texts of special tokens may come from tool results. Reasoning delimiters are not changed.
+        The model may have copied the names from a tool result. Reasoning delimiters in the content are not changed.
         """
         turn = dict(turn)
         if isinstance(content := turn.get("content"), str):
@@ -231,16 +231,16 @@ class Renderer:
         return list(token_ids).index(end) + 1 if end is not None and end in token_ids else 0
 
     def decode_reasoning(self, token_ids: Sequence[int]) -> str:
-        """Return the text of reasoning, without delimiters, from reasoning tokens with delimiters."""
+        """Return the text of the reasoning tokens of a turn, without the delimiters."""
         text = self.tokenizer.decode(token_ids[:-1], skip_special_tokens=False)
         return text.lstrip().removeprefix(self.reasoning_delimiters[0]).removeprefix(self.family.reasoning_prefix)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of text that the template rendered. Special tokens in the text become special tokens."""
+        """Tokenize text that the template rendered, including its special tokens."""
         return list(self._markup_tokenizer.encode(text, add_special_tokens=False).ids)
 
     def has_token(self, text: str | None) -> bool:
-        """Whether the vocabulary has a token with exactly this text."""
+        """Return whether the vocabulary has a token with exactly this text."""
         return text is not None and self._markup_tokenizer.token_to_id(text) is not None
 
     def stop_token_after(self, message: Message) -> str:
@@ -254,7 +254,7 @@ class Renderer:
         return self._template.render(messages, tools, generate=generate, **self.dialect.template_arguments)
 
     def _fill_slots(self, text: str, results: Sequence[Sequence[int]]) -> list[int]:
-        """Return the token ids of a text with its slots replaced by the results."""
+        """Return the token ids of `text`, with each SLOT replaced by the token ids of a tool result."""
         head, *rest = _SLOTS.split(text)
         if sorted(map(int, rest[::2])) != list(range(len(results))):
             raise ValueError("the chat template omits or repeats tool messages")
@@ -265,7 +265,7 @@ class Renderer:
         return tokens
 
     def _bridge(self, names: tuple[str, ...]) -> tuple[int, list[list[int]]]:
-        """Return the stop token of a turn that called these tools, and the token ids between the results."""
+        """Return the stop token after calls of `names`, and the bridge tokens before and after each result."""
         if names not in self._bridges:
             end, text = self.template_format.stop_and_bridge(names)
             head, *rest = _SLOTS.split(text)

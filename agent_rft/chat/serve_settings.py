@@ -17,9 +17,9 @@ class ServeSettings:
 
     Attributes:
         dialect: Conversation format; None: the format in the model's folder.
-        context_length: Maximum length in tokens; None: the model's maximum, but at most the default of training.
-        max_completion_tokens: Maximum number of sampled tokens, for requests without this setting.
-        temperature: Sampling temperature, for requests without this setting.
+        context_length: Maximum length in tokens; None: the model's maximum, up to the default for training.
+        max_completion_tokens: Maximum number of sampled tokens, for requests that do not set it.
+        temperature: Sampling temperature, for requests that do not set it.
     """
 
     dialect: Dialect | None = None
@@ -31,7 +31,7 @@ class ServeSettings:
 
     @classmethod
     def from_job(cls, job: JobSpec, plan: StepPlan, context_length: int, dialect: Dialect) -> ServeSettings:
-        """Create the settings from a job, with the step plan, context length and dialect from the job check."""
+        """Create the settings from a job; the other arguments are results of the job check."""
         if job.method.type == "supervised":
             return cls(dialect, context_length)
         limits = job.reinforcement.limits

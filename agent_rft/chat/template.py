@@ -60,7 +60,7 @@ class TemplateLimits:
     text_bytes: int = 16 << 20
     template_bytes: int = MAX_TEMPLATE_BYTES
     answer_timeout_s: float = 60.0
-    """Maximum wait for a process that neither answers nor exits, for example because it was stopped."""
+    """Maximum seconds to wait until the process answers or exits."""
 
 
 _LIBRARIES = sorted({str(Path(str(library.__file__)).parents[1]) for library in (jinja2, markupsafe)})
@@ -132,7 +132,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], /, *, generate: bool, **arguments: Any
     ) -> str:
-        """Return the text of the messages and tools; with `generate`, up to the start of an assistant turn.
+        """Return the text of the messages and tools. `generate` adds the start of an assistant turn.
 
         `arguments` are additional variables of the template, such as a switch for reasoning. They override special
         tokens of the same name. All values must be JSON values.
@@ -216,7 +216,7 @@ class _Process:
 
     @property
     def alive(self) -> bool:
-        """Whether the process can be used: it was not ended, and the current process is the parent and not its fork."""
+        """Whether the process can be used: `end` was not called, and the caller is its parent process, not a fork."""
         return self.end.alive and self._owner == os.getpid()
 
     def ask(self, request: bytes) -> str:
@@ -271,7 +271,7 @@ def _end_process(owner: int, popen: subprocess.Popen[bytes], channel: socket.soc
 
 
 class TemplateSource(Protocol):
-    """Part of a Hugging Face tokenizer that holds its chat template."""
+    """Attributes of a Hugging Face tokenizer that `load_chat_template` uses."""
 
     @property
     def chat_template(self) -> str | dict[str, str] | None: ...
@@ -295,7 +295,7 @@ def load_chat_template(tokenizer: TemplateSource, text: str | None = None) -> Ch
     if isinstance(template, dict):
         template = template.get("tool_use", template.get("default"))
     if not template:
-        fix = "use an instruction-tuned model, or give a chat template"
+        fix = "use an instruction-tuned model, or set a chat template"
         problem = "the model's tokenizer has no chat template"
         raise UserError(f"{problem}: {fix}", code="no_chat_template", problem=problem, fix=fix)
     return _get_shared_template(template, tuple(sorted(tokenizer.special_tokens_map.items())), limits)

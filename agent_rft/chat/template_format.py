@@ -16,7 +16,7 @@ _TEXT, _REASONING = "\ue002said\ue003", "\ue002thought\ue003"
 _VALUE = "\ue002value{}\ue003"
 _QUESTION: Message = {"role": "user", "content": "question"}
 REASONING_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
-"""Fields in which a template may read a turn's reasoning: the content, between delimiters, or a separate field."""
+"""Fields that may contain a turn's reasoning. In `content`, the reasoning is between delimiters."""
 
 
 class RenderFunction(Protocol):
@@ -29,8 +29,8 @@ class TemplateFormat:
     Args:
         render: Renders messages to text.
         family: Family of the model.
-        ends: Texts of tokens that may end a turn, in addition to the token that the template writes after an answer.
-        special: Texts of all special tokens.
+        ends: Other stop tokens, as strings, in addition to the token that the template writes after an answer.
+        special: All special tokens, as strings.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TemplateFormat:
 
     @cached_property
     def stop_strings(self) -> tuple[str, ...]:
-        """Texts of the tokens that end a turn, without duplicates."""
+        """Tokens that end a turn, as strings without duplicates."""
         probed = () if self._family.stop_tokens else tuple(filter(None, (self.answer_stop_token,)))
         return tuple(dict.fromkeys((*self._family.stop_tokens, *probed, *self._ends)))
 
@@ -62,10 +62,7 @@ class TemplateFormat:
 
     @cached_property
     def call_syntax(self) -> CallSyntax | None:
-        """Syntax in which the template writes calls, out of the family's syntaxes.
-
-        If the template writes none of these, the family's first syntax. None: the family has no call syntax.
-        """
+        """Call syntax of the template, by default the family's first syntax. None if the family has no call syntax."""
         forms = self._family.call_syntaxes
         written = (form for form in forms if form.before_calls + form.begin.format(name="probe_tool") in self._one_call)
         return next(written, forms[0] if forms else None)
@@ -80,7 +77,7 @@ class TemplateFormat:
 
     @cached_property
     def takes_argument_objects(self) -> bool:
-        """Whether the template expects the arguments of calls as objects and not as the sampled JSON text."""
+        """Whether the template expects the arguments of calls as objects instead of the sampled JSON text."""
         call = [("probe_tool", _VALUE.format(0))]
         as_text = self._try_render([_QUESTION, _make_turn(call, objects=False)])
         as_object = self._try_render([_QUESTION, _make_turn(call, objects=True)])
@@ -104,7 +101,7 @@ class TemplateFormat:
 
     @cached_property
     def reasoning_field(self) -> str | None:
-        """Message field from which the template renders reasoning before calls; None: reasoning is not rendered."""
+        """Field from which the template renders the reasoning of a turn with calls; None: it renders no reasoning."""
         for field in REASONING_FIELDS:
             turn = _make_turn([("probe_tool", _VALUE.format(0))], self.takes_argument_objects)
             head, delimiters = [_QUESTION], self._family.reasoning_delimiters
@@ -124,9 +121,9 @@ class TemplateFormat:
         return None
 
     def _appends(self, num_calls: int, *, has_text: bool, has_reasoning: bool) -> bool:
-        """Whether the next prompt starts with the turn exactly as it was sampled, so that results can be appended.
+        """Return whether the template renders a sampled turn unchanged, so that results can be appended.
 
-        `has_text` and `has_reasoning`: whether the turn has text and reasoning in addition to its calls.
+        `has_text` and `has_reasoning` indicate whether the turn also has text and reasoning.
         """
         if not self._family.renders_turns_exactly or (num_calls > 1 and not self.takes_several_calls):
             return False
@@ -195,13 +192,12 @@ def set_reasoning(message: Message, reasoning: str, field: str, delimiters: tupl
 
 
 def _find_first(texts: Sequence[str], text: str) -> str | None:
-    """Return the string of `texts` that occurs first in `text`; the longest, if several start there."""
+    """Return the string of `texts` that occurs first in `text`; if several start at the same position, the longest."""
     found = [(text.index(one), -len(one), one) for one in texts if one and one in text]
     return min(found)[2] if found else None
 
 
 def _common_prefix_length(first: str, second: str) -> int:
-    """Return the length of the longest common prefix."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )

@@ -20,9 +20,9 @@ def to_template_messages(
 ) -> list[Message]:
     """Convert messages in OpenAI's format to messages for a template.
 
-    Contents become strings, and arguments become objects or strings. Reasoning moves to the field from which the
-    template reads it. If the model has no reasoning, reasoning is removed. Tool results are sorted in the order of
-    their calls. If the template accepts only one call per turn, a turn with several calls is split.
+    Contents become strings; arguments become objects or strings, as the template requires. Reasoning moves to the field
+    from which the template reads it, or is removed if the model does not reason. Tool results are sorted in the order
+    of their calls. If the template accepts only one call per turn, a turn with several calls is split.
     """
     plain = [_move_reasoning(_flatten_content(message), target_format, family, has_reasoning) for message in messages]
     return [
@@ -33,7 +33,7 @@ def to_template_messages(
 
 
 def _replace_call_ids(messages: Sequence[Message], family: ModelFamily) -> list[Message]:
-    """Return the messages with call ids that depend only on the conversation, since some models see the ids."""
+    """Replace the ids of calls and results with reproducible ids."""
     ids: dict[str, str] = {}
     changed: list[Message] = []
     count = 0
@@ -61,7 +61,7 @@ def _flatten_content(message: Message) -> Message:
 
 
 def _iter_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:
-    """Yield each message with the results that follow it, in the order of its calls."""
+    """Yield (message, tool results) for each turn; the results are sorted in the order of the message's calls."""
     names: dict[str, str] = {}
     number = 0
     while number < len(messages):
@@ -135,7 +135,7 @@ def format_arguments(arguments: Any) -> str:
 
 
 def _arguments_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments as an object; sampled text that is not a JSON object is wrapped unchanged."""
+    """Return a call's arguments as an object; text that is not a JSON object becomes `{"arguments": text}`."""
     arguments = format_arguments(call["function"].get("arguments"))
     value: Any = None
     with contextlib.suppress(ValueError, RecursionError):

@@ -1,11 +1,11 @@
 """Program that renders one chat template in a separate process; `agent_rft.chat.template` starts the process.
 
-The program is run by its path, without site packages and with an empty environment. It cannot open files after its
-start. It therefore imports only the standard library and Jinja, and all imports are at the start.
+The program runs without site packages and with an empty environment. It imports all modules before it receives
+the template, because it cannot open files later.
 
-Descriptor 0 is a socket. Each message is a length and JSON: the first one is the template, and each later one contains
-the variables of a render. The process exits when the socket is closed, by SIGPROF when a message takes too much CPU
-time, or with the status MEMORY_EXIT when it needs too much memory.
+Descriptor 0 is a socket. Each message is JSON text, preceded by its length. The first message is the template. Each
+later message contains the variables for one rendering. The process exits when the socket is closed, or when a message
+takes too much CPU time or memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ codecs.lookup("unicode_escape")  # loads the file that Jinja's lexer needs
 LENGTH_BYTES = 8
 MEMORY_EXIT = 77
 MAX_CHARS = 300
-"""Maximum length of an error text in an answer."""
+"""Maximum length of an error message in an answer."""
 
 
 class TemplateRaised(jinja2.TemplateError):
@@ -58,7 +58,7 @@ class GenerationTag(Extension):
 
 
 def create_environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    """Return transformers' Jinja environment (`utils/chat_template_utils.py`), in which the time is always `now`."""
+    """Return a copy of transformers' Jinja environment (`utils/chat_template_utils.py`) in which the time is `now`."""
 
     def raise_exception(message: object) -> None:
         raise TemplateRaised(str(message))
@@ -124,17 +124,14 @@ def describe_failure(error: Exception, kind: str) -> dict[str, Any]:
     elif isinstance(error, RenderedTextTooLarge):
         kind = "too_large"
     elif isinstance(error, RecursionError):
-        text = "too deep nesting, or infinite recursion"
+        text = "the nesting is too deep, or the recursion is infinite"
     else:
         text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else text[:MAX_CHARS]}"
     return {"kind": kind, "problem": " ".join(text[:MAX_CHARS].split()), "line": line}
 
 
 def find_template_line(error: Exception) -> int | None:
-    """Return the line of the template in which an error occurred; None: unknown.
-
-    Jinja has converted line numbers in the traceback to lines of the template.
-    """
+    """Return the line of the template in which an error occurred; None: unknown."""
     line, entry = None, error.__traceback__
     while entry is not None:
         if entry.tb_frame.f_code.co_filename == "<template>":
@@ -151,7 +148,7 @@ def set_limit(kind: int, value: int) -> None:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Answer messages until the socket is closed."""
+    """Answer messages until the socket is closed; `config` contains the template's current time and the limits."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     worker = TemplateWorker(datetime.fromisoformat(config["now"]), config["text_bytes"])
     set_limit(resource.RLIMIT_AS, config["memory_bytes"])

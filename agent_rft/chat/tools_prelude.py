@@ -1,4 +1,4 @@
-"""Prelude for chat templates that do not support tools: it writes tools, calls and results as text."""
+"""Prelude for chat templates that do not support tools. It renders tools, calls and results as text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SYSTEM, _QUESTION = "the system says", "the user asks"
 
 
 def add_tools_prelude(template: ChatTemplate) -> str:
-    """Return the text of the template with the prelude in front of it. The tool parser hermes can read the calls.
+    """Return the text of the prelude and the template. The prelude writes calls in hermes syntax.
 
     If the template rejects or omits system messages, the prelude moves their text to the first user message.
 
     Raises:
-        UserError: The template cannot render even a question and an answer.
+        UserError: The template cannot render a short conversation, or omits the user's messages.
     """
     role = "system" if _renders_system(template) else "user"
     text = f"{{%- set system_role = '{role}' -%}}\n{_PRELUDE.read_text(encoding='utf-8')}{template.text}"

@@ -17,7 +17,7 @@ from agent_rft.cli.job_files import (
     ConfigFile,
     JobFile,
     Runs,
-    add_job_lines,
+    add_line_numbers,
     read_job_file,
     read_operator,
 )
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent_rft.cluster.checks.prompt_preview import PromptPreview
 
 TRAINED_MARKS = ("⟦", "⟧")
-"""Characters before and after trained text. Terminals with colors show the text in green as well."""
+"""Characters before and after trained text. On color terminals, the text is also green."""
 
 
 def check_command(
@@ -46,14 +46,14 @@ def check_command(
 
     if show_prompt and (preview := preview_prompt(spec, model)) is not None:
         print_prompt(Console(highlight=False), preview)
-    with add_job_lines(job):
+    with add_line_numbers(job):
         asyncio.run(check(spec, model, runs, address, operator))
 
 
 def print_prompt(console: Console, preview: PromptPreview) -> None:
-    """Print a row as the model reads it, sample by sample, with special tokens and with marks around trained text.
+    """Print each training sample of a row as the model reads it, with marks around trained text.
 
-    Then print the number of tokens, the model family, the tool parser and the stop tokens.
+    The last line contains the number of tokens, model family, tool parser and stop tokens.
     """
     for number, pieces in enumerate(preview.samples, start=1):
         title = (

@@ -29,19 +29,17 @@ def compare_command(
     ],
     name: Annotated[
         str | None,
-        typer.Option(
-            help="rollout file to use for runs that are given without a file, such as test-after or validation-5"
-        ),
+        typer.Option(help="rollout file to use in each run folder, such as test-after or validation-5"),
     ] = None,
     job: Annotated[
         Path | None,
-        typer.Option(help="job file with which models are evaluated; evaluations recorded in --runs are reused"),
+        typer.Option(help="job file to evaluate the models with; evaluations already recorded in --runs are reused"),
     ] = None,
     file: Annotated[
         File | None,
         typer.Option(
-            help="file of rows to compare (default: the first of test, validation and training file that all "
-            "evaluations have)"
+            help="file of rows to compare (default: the test, validation or training file, whichever comes first "
+            "and is in all evaluations)"
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row when models are evaluated with --job")] = 1,
@@ -62,12 +60,11 @@ def compare_command(
         float | None,
         typer.Option(
             min=0.0,
-            help="target for the time in seconds that a rollout spends in model and tools; the share of slower "
-            "rollouts is shown",
+            help="target for the model and tool time of a rollout, in seconds; the share of slower rollouts is shown",
         ),
     ] = None,
     rows: Annotated[
-        int, typer.Option(min=0, help="number of rows to show that improved most, and of rows that worsened most")
+        int, typer.Option(min=0, help="number of rows to show in each list: most improved and most worsened")
     ] = 3,
     html: Annotated[Path | None, typer.Option(help="HTML file to write, with charts and traces")] = None,
     png: Annotated[
@@ -104,9 +101,9 @@ def compare_command(
 
 
 class _ModelEvaluator:
-    """Callable that returns the evaluation of a model.
+    """Callable that returns the run folder with the evaluation of a model.
 
-    If there is no recorded evaluation, `agent-rft eval` is run in a separate process.
+    If there is no recorded evaluation, it runs `agent-rft eval` in a separate process.
     """
 
     def __init__(

@@ -24,10 +24,10 @@ from agent_rft.cli.api_commands.api_client import iter_pages, load_profiles, mak
 from agent_rft.errors import RftError
 
 TIMEOUT_S = 1.0
-"""Timeout for a server's response in seconds; with a longer wait, typing the value would be faster."""
+"""Timeout for a server's response in seconds. It is short, because the user is waiting for the shell."""
 MAX_OFFERED = 100
 _SAFE = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
-"""Values without characters that are special to a shell, as in `shlex.quote`."""
+"""Pattern of values that need no quotes in a shell."""
 _UNSAFE_CHARACTERS = re.compile(r"[^\w @%+=:,./()-]+", re.ASCII)
 Completions = list[tuple[str, str]]
 """Values, each with a description that zsh and fish show next to it."""
@@ -47,9 +47,9 @@ def key_scopes() -> list[str]:
 
 
 def explainable_names(incomplete: str) -> Completions:
-    """Return (name, kind) of each name that `agent-rft explain` can explain.
+    """Return the names that `agent-rft explain` accepts, each with its kind.
 
-    If the user has typed something, the last part of each setting's path is returned as well.
+    Short names of settings are included only if `incomplete` is not empty.
     """
     from agent_rft.cli.reference.catalog import build_catalog  # imports pydantic, which other completions do not need
     from agent_rft.cli.reference.setting_list import list_settings
@@ -60,17 +60,14 @@ def explainable_names(incomplete: str) -> Completions:
 
 
 def run_folders(incomplete: str) -> list[str]:
-    """Return run folders whose path begins with the typed text, at the typed level and one level below.
-
-    The level below is searched so that the run folders in `runs` are offered before anything is typed.
-    """
+    """Return run folders whose path begins with the typed text. Two levels of folders are searched."""
     return _find_folders_with_file("events.jsonl", incomplete, "*", "*/*")
 
 
 def checkpoints(incomplete: str) -> list[str]:
-    """Return checkpoints whose path begins with the typed text, at the typed level and one level below.
+    """Return checkpoints whose path begins with the typed text. Two levels of folders are searched.
 
-    The checkpoints of the run folders at these levels are returned as well.
+    The checkpoints of run folders on these levels are also returned.
     """
     return _find_folders_with_file("loop.json", incomplete, "*", "*/*", "*/checkpoints/*", "*/*/checkpoints/*")
 

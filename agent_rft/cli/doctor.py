@@ -35,7 +35,7 @@ def doctor_command(
 ) -> None:
     """Report whether models can be trained, and how to fix problems.
 
-    The exit code is 1 if tool calls cannot be trained with one of the models.
+    The exit code is 1 if one of the models cannot be trained to call tools.
     """
     if not models:
         _print_families(as_json)
@@ -73,7 +73,7 @@ def doctor_command(
 def template_command(
     model: Annotated[str, typer.Argument(help="folder in Hugging Face format, or a name in the local cache")],
 ) -> None:
-    """Print a chat template with tools, calls and results as text, for a model whose own template lacks tools."""
+    """Print a chat template that adds tool support to a model: it renders tools, calls and results as text."""
     with fast_imports():
         from agent_rft.cluster.checks.model_examination import add_tools_to_template
     typer.echo(add_tools_to_template(model), nl=False)

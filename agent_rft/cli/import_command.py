@@ -1,4 +1,4 @@
-"""Command `agent-rft import`: converts jobs of other services into job files."""
+"""Command `agent-rft import`: converts jobs from other services into job files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from agent_rft.cluster.run.stop_signals import hangup_signals
 from agent_rft.errors import UserError
 from agent_rft.rows.ownership import strip_owner_folder
 
-app = typer.Typer(no_args_is_help=True, help="Convert a job of another service into a job file and rows.")
+app = typer.Typer(no_args_is_help=True, help="Convert a job from another service into a job file and rows.")
 
 
 @app.command("openai")
 def openai_command(
-    job: Annotated[str | None, typer.Option(help="id of a fine-tuning job of your account, ftjob-...")] = None,
+    job: Annotated[str | None, typer.Option(help="id of a fine-tuning job in your account, ftjob-...")] = None,
     export: Annotated[
         Path | None,
         typer.Option(

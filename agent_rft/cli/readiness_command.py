@@ -18,7 +18,7 @@ from agent_rft.cli.job_files import (
     ConfigFile,
     JobFile,
     Runs,
-    add_job_lines,
+    add_line_numbers,
     read_job_file,
     read_operator,
     to_cli_arguments,
@@ -33,11 +33,11 @@ def ready_command(
     job: JobFile,
     samples: Annotated[int, typer.Option(min=2, max=128, help="rollouts per row")] = 8,
     file: Annotated[
-        Literal["training_file", "validation_file", "test_file"], typer.Option(help="file of the job to sample")
+        Literal["training_file", "validation_file", "test_file"], typer.Option(help="job's file whose rows are sampled")
     ] = "training_file",
     target_latency: Annotated[
         float | None,
-        typer.Option(min=0.0, help="target for the time in seconds that a rollout spends in model and tools"),
+        typer.Option(min=0.0, help="target for the model and tool time of a rollout, in seconds"),
     ] = None,
     export_sft: Annotated[
         Path | None,
@@ -77,7 +77,7 @@ def ready_command(
         "--address": address,
         "--config": config,
     }
-    with add_job_lines(job), nullcontext() if resume is None else claim_run(resume, 0.0, console.print) as claimed:
+    with add_line_numbers(job), nullcontext() if resume is None else claim_run(resume, 0.0, console.print) as claimed:
         outcome, found = asyncio.run(
             check_readiness(
                 spec,

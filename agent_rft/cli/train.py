@@ -24,7 +24,7 @@ from agent_rft.cli.job_files import (
     ConfigFile,
     JobFile,
     Runs,
-    add_job_lines,
+    add_line_numbers,
     read_job_file,
     read_operator,
     to_cli_arguments,
@@ -63,9 +63,7 @@ def train_command(
     config: ConfigFile = None,
     retry_refused: Annotated[
         bool,
-        typer.Option(
-            help="in a Ray job: whether an invalid job ends as FAILED, so that KubeRay retries it, instead of STOPPED"
-        ),
+        typer.Option(help="let KubeRay retry an invalid job: its Ray job then ends as FAILED instead of STOPPED"),
     ] = True,
     open_browser: Annotated[
         bool,
@@ -108,7 +106,7 @@ def train_command(
                 spec, model, parent, claimed, address, operator, cli_args=arguments, must_resume=must_resume
             )
             opened = _open_console(folder, resumed=resumed) if open_browser and folder is not None else nullcontext()
-            with add_job_lines(job), opened:
+            with add_line_numbers(job), opened:
                 outcome = asyncio.run(training)
     raise typer.Exit(STOPPED_EXIT_CODE if outcome == "stopped" else 0)
 
@@ -147,7 +145,7 @@ def _has_checkpoint(run_folder: Path) -> bool:
 
 
 def _load_accepted(path: Path, folder: Path) -> JobSpec:
-    """Return the job in the file `path` for a run that is resumed in `folder`, and print warnings about changes."""
+    """Load the job file of the resumed run in `folder`, and print warnings about outdated settings."""
     from agent_rft.cluster.records.run_folder import RunFolder
     from agent_rft.spec.job_file import load_accepted_job
 

@@ -1,8 +1,8 @@
 """Events of a run: one frozen, versioned dataclass per kind.
 
 Programs must react to the type of an event, never to its message. Each event is emitted once and read by all sinks:
-live view, run folder, API, Prometheus, third-party sinks. `kind` and `VERSION` are stored with the event. A new field
-with a default does not change the version; any other change must raise it.
+live view, run folder, API, Prometheus, third-party sinks. `kind` and `VERSION` are stored with the event. Adding a
+field with a default does not change the version. Increase the version for any other change.
 
     stream.emit(EngineReplaced(engine="engine-0", reason="it did not answer"))
 

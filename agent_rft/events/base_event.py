@@ -20,8 +20,7 @@ Level = Literal["info", "warn", "error"]
 T = TypeVar("T")
 PRIVATE = "private"
 Private = Annotated[T, PRIVATE]
-"""Type of a field that is hidden from a server's clients. Their sentence of the event is made as if the field were
-empty."""
+"""Type of a field that is hidden from a server's clients."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -72,5 +71,5 @@ def event_kind(cls: type[Event]) -> str:
 
 
 def append_reason(message: str, reason: str) -> str:
-    """Return `message: reason`, or only `message` if `reason` is empty because it is private."""
+    """Return `message: reason`, or only `message` if `reason` is empty, as it is for a server's clients."""
     return f"{message}: {reason}" if reason else message

@@ -16,7 +16,7 @@ TRACKER_CAUSES: Mapping[TrackerCause, str] = {
 
 
 class EngineWaiting(Event, level="warn"):
-    """An engine is waiting for free resources of the cluster.
+    """An engine is waiting for free cluster resources.
 
     The run has started with the other engines. The waiting engine joins the run when it gets its resources.
     """
@@ -25,7 +25,7 @@ class EngineWaiting(Event, level="warn"):
     """The engine, such as `engine-1`."""
 
     def __str__(self) -> str:
-        return f"{self.engine} is waiting for free resources of the cluster; it will join the run once they are free"
+        return f"{self.engine} is waiting for free cluster resources; it will join the run once they are free"
 
 
 class EngineReplaced(Event, level="warn"):
@@ -67,14 +67,14 @@ class EngineUnstable(Event, level="warn"):
 class WeightsNotCompared(Event, level="warn"):
     """Some tensors of this model cannot be compared by checksum: the engines transform or ignore them on loading.
 
-    For these tensors, only the canary (`canary_gap`) shows whether an engine has the learner's weights. In bfloat16,
-    the canary does not detect a single outdated tensor. No action is needed unless `canary_gap` rises.
+    For these tensors, only the canary (`canary_gap`) shows whether an engine has the learner's weights. If only
+    one tensor is outdated, the canary cannot detect it in bfloat16. No action is needed unless `canary_gap` rises.
     """
 
     tensors: tuple[str, ...]
-    """Names of some of these tensors."""
+    """Names of some tensors that cannot be compared."""
     num_tensors: int
-    """Number of these tensors."""
+    """Total number of tensors that cannot be compared."""
 
     def __str__(self) -> str:
         tensors = f"{self.num_tensors} tensors on loading ({', '.join(self.tensors)})"
@@ -82,12 +82,12 @@ class WeightsNotCompared(Event, level="warn"):
 
 
 class EngineRestarted(Event, level="warn"):
-    """A replacement engine was lost during its start, and is being started again. If this repeats, check the node."""
+    """A replacement engine was lost while starting, and is being started again. If this repeats, check the node."""
 
     engine: str
     """The engine, such as `engine-1`."""
     reason: Private[str]
-    """Reason for the loss."""
+    """Reason why the engine was lost."""
 
     def __str__(self) -> str:
         return append_reason(f"{self.engine} is being restarted", self.reason)
@@ -116,7 +116,7 @@ class ActorSilent(Event, level="warn"):
     work: tuple[str, ...] = ()
     """The actor's last reported work or, if `is_waited_for`, the rollouts that wait for the actor."""
     is_waited_for: bool = False
-    """Whether `work` are rollouts that wait for the actor."""
+    """Whether `work` lists rollouts that wait for the actor."""
 
     def __str__(self) -> str:
         silence = f"{self.actor} has not answered for {self.silent_s:.0f} s"
@@ -158,8 +158,8 @@ class WorkStalled(Event, level="warn"):
 class EndpointOutageStarted(Event, level="warn"):
     """A tool, session server, grader or judge fails every call. Only occasional probes are sent; other calls wait.
 
-    Start the server, or fix its URL. The job resumes after the next successful probe, within a minute. Rollouts whose
-    calls reach their deadline before that are discarded, never graded 0.
+    Start the server, or fix its URL. The job resumes after the next successful probe, within a minute. If a call
+    reaches its deadline before then, its rollout is discarded, not graded 0.
     """
 
     endpoint: str
@@ -257,9 +257,9 @@ class TrackerFailed(Event, level="warn"):
 
 
 class Notice(Event, level="warn"):
-    """Advice from the checks before the start, about settings that are allowed but rarely intended.
+    """Advice at the start of a run about something that is allowed but rarely intended.
 
-    The text is for people only; programs should not parse it.
+    Programs should not parse the text.
     """
 
     text: str

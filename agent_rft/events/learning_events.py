@@ -28,7 +28,7 @@ class LearnerRestarted(Event, level="warn"):
     """
 
     cause: Private[str]
-    """Reason for the loss of the rank."""
+    """Reason why the rank was lost."""
     times: int
     """Consecutive restarts without a finished step, including this one."""
     error_type: str = ""
@@ -75,11 +75,11 @@ class ZeroVarianceBatch(Event, level="warn"):
     discarded: dict[str, float] = field(default_factory=dict)
     """Number of discarded rollouts by reason."""
     cause: Cause
-    """The most likely cause, inferred from a property of nearly all rollouts. The message describes the cause."""
+    """The most likely cause. The event's message describes the cause."""
     name: str = ""
     """The tool, guard, endpoint or discard reason that the cause concerns, if any."""
     error: Private[str] = ""
-    """The tool's most frequent error answer; at most 200 characters."""
+    """The tool's most frequent error message, up to 200 characters."""
 
     def __str__(self) -> str:
         why = Diagnosis(self.cause, self.name, self.error)
@@ -87,12 +87,12 @@ class ZeroVarianceBatch(Event, level="warn"):
 
 
 class NoToolCalls(Event, level="warn"):
-    """No rollout of a training step called a tool, although their rows offer tools.
+    """No rollout of a training step called a tool, although the rows offer tools.
 
     Reported once, and again only after a rollout has called a tool.
 
     Read the traces (`agent-rft traces RUN`). If the model writes calls that are not parsed, `tool_parser` does not
-    match its call syntax. Otherwise the chat template may not show the tools, or the model was never taught to call
+    match their syntax. Otherwise the chat template may not show the tools, or the model was never taught to call
     tools.
     """
 
@@ -106,8 +106,8 @@ class NoToolCalls(Event, level="warn"):
 class EngineLearnerGap(Event, level="warn"):
     """Engine and learner compute different log-probabilities for the same tokens, although they have the same weights.
 
-    The differences make importance ratios noisy. A larger gap ends the run. Check whether engine and learner use
-    different dtypes (`cluster.dtype`), and whether an engine was replaced shortly before.
+    The difference makes importance weights noisy. If it grows further, the run ends. Check whether engine and learner
+    use different dtypes (`cluster.dtype`), and whether an engine was replaced shortly before.
     """
 
     gap_nats: float
@@ -118,7 +118,7 @@ class EngineLearnerGap(Event, level="warn"):
 
 
 class AlarmRaised(Event, level="warn"):
-    """A metric shows a sign of reward hacking, which is not a proof.
+    """A metric shows a possible sign of reward hacking.
 
     Read the rollouts in `traces` with `agent-rft traces RUN --trace ID`.
     """
@@ -132,7 +132,7 @@ class AlarmRaised(Event, level="warn"):
     value: float
     """Value of the metric at this step."""
     grade_rise: float = 0.0
-    """Rise of the mean grade over the same time; only for the rule `diverged`."""
+    """Rise of the mean grade since the first steps of the run; only for the rule `diverged`."""
     traces: tuple[str, ...] = ()
     """Trace ids of rollouts to read."""
 

@@ -14,7 +14,7 @@ Phase = Literal["resources", "actors", "replay", "grading", "training", "validat
 Outcome = Literal["done", "stopped", "failed"]
 StoreAction = Literal["upload", "remove"]
 VALIDATION = "validation"
-"""The `name` of an Evaluated event of the validation file."""
+"""Value of `name` in the Evaluated events of the validation file."""
 PHASE_NAMES: Mapping[Phase, str] = {
     "resources": "waiting for resources",
     "actors": "starting",
@@ -43,8 +43,8 @@ class SettingChosen(Event):
     """The value that `auto` chose for a setting in a new run. Set the setting yourself if you have a better value."""
 
     setting: str
-    """Path of the setting: inside the method's section, such as `algorithm.learning_rate`, or else from the top of the
-    job, such as `cluster.micro_batch_tokens`."""
+    """Path of the setting in the method's section, such as `algorithm.learning_rate`, or in the job, such as
+    `cluster.micro_batch_tokens`."""
     value: float | str
     """The value, before `learning_rate_multiplier` is applied."""
     reason: str
@@ -56,11 +56,11 @@ class SettingChosen(Event):
 
 
 class SettingChanged(Event):
-    """A run continues with a value of a setting that differs from the value at its start.
+    """A setting now differs from its value at the start of the run.
 
-    Check that the change is intended. In a resumed run, the job file has another value for a setting that may change,
-    such as a URL, or the previous placement no longer fits. In a new run, the placement (`cluster`) changes if the GPUs
-    that are free at the reservation differ from the GPUs that were free at the check.
+    Check that the change is intended. In a resumed run, a setting such as a URL was changed in the job file, or the
+    previous placement no longer fits. In a new run, the placement (`cluster`) changes if the free GPUs
+    are no longer the same as during the check.
     """
 
     setting: str
@@ -75,7 +75,7 @@ class SettingChanged(Event):
 
 
 class JobResumed(Event):
-    """Training resumed from the checkpoint of `step`. Later updates are replayed from the journal, bit by bit."""
+    """Training resumed from the checkpoint of `step`. Later updates are replayed from the journal, bit-identically."""
 
     total_steps: int
     """Planned steps, including the steps before the checkpoint."""
@@ -85,7 +85,7 @@ class JobResumed(Event):
 
 
 class PhaseStarted(Event):
-    """A phase of the run started. The event explains why the run may wait afterwards.
+    """A phase of the run started.
 
     Nothing to do, unless the phase `resources` never ends.
     """
@@ -182,9 +182,9 @@ class CheckpointSaved(Event):
     num_bytes: int
     """Size on disk."""
     valid_reward: float | None = None
-    """Mean reward over the validation file at this step, by which checkpoints are ranked; None without a validation."""
+    """Mean validation reward at this step, used to rank checkpoints; None if there was no validation."""
     is_servable: bool = True
-    """Whether the checkpoint can be served as a model. If false, it only serves to resume a lost run."""
+    """Whether the checkpoint can be served as a model. If false, it can only be used to resume a lost run."""
     write_s: float = 0.0
     """Seconds to write the checkpoint, while training continued."""
 
@@ -193,15 +193,15 @@ class CheckpointSaved(Event):
 
 
 class CheckpointIntervalChanged(Event, level="warn"):
-    """The checkpoint interval changed: a write takes longer than `checkpoint_interval.minutes`, or no longer does.
+    """The interval between checkpoints was adapted to the time that writing a checkpoint takes.
 
-    With a shorter interval than the new one, training would wait for the disk. If the run is lost, up to `minutes` of
-    training are lost. To make a shorter interval possible, use a faster disk for the run folder, or train an adapter
-    (LoRA), whose checkpoints are smaller.
+    If writing is slow, the interval is longer than in the job, so that training does not wait for the disk. If the run
+    is lost, up to `minutes` of training are lost. To shorten the interval, use a faster disk for the run folder, or
+    train an adapter (LoRA), whose checkpoints are smaller.
     """
 
     minutes: float
-    """New interval in minutes: the interval in the job, or twice the duration of a write if that is longer."""
+    """New interval in minutes: `checkpoint_interval.minutes` or, if writing is slow, twice the write time."""
     previous_minutes: float
     """Previous interval in minutes."""
     write_s: float
@@ -215,10 +215,10 @@ class CheckpointIntervalChanged(Event, level="warn"):
 
 
 class TrainingWaitedForCheckpoint(Event, level="warn"):
-    """Training waited for a checkpoint, because writing it takes longer than the steps of `checkpoint_interval`.
+    """Training waited for a checkpoint, because writing it took longer than `checkpoint_interval.steps` steps.
 
     Reported once. An interval in steps is not adjusted automatically. Raise `cluster.checkpoint_interval.steps`, which
-    may differ in a resumed job, or use a faster disk.
+    you may change when you resume the run, or use a faster disk.
     """
 
     steps: int
@@ -292,18 +292,17 @@ class FewerCallsFound(Event):
     def __str__(self) -> str:
         calls = f"{self.tool_calls:.2f} instead of {self.best_tool_calls:.2f} calls per rollout"
         return (
-            f"step-{self.cheaper_step:06d} may be as good as the best checkpoint, step-{self.best_step:06d}, "
-            f"with {calls}: the change in reward, {self.reward_change:+.3f}, may be chance "
+            f"step-{self.cheaper_step:06d} uses {calls} and may be as good as the best checkpoint, "
+            f"step-{self.best_step:06d}: the change in reward ({self.reward_change:+.3f}) may be due to chance "
             f"(95 % interval over {self.num_rows} rows)"
         )
 
 
 class UtilizationMeasured(Event):
-    """Utilization of engines and learner ranks, and recommended numbers of both that would reduce waiting.
+    """Utilization of engines and learner ranks over the run, and recommended numbers of engines and ranks.
 
-    Emitted at the end of a run. The utilization is measured over all steps. The recommended numbers are computed from
-    the utilization and were not tried. Set `cluster.engines` and `cluster.learner_ranks` in the next job, and check
-    with `agent-rft plan` that the numbers fit.
+    Emitted at the end of a run. The recommended numbers were not tried. Set `cluster.engines` and
+    `cluster.learner_ranks` in the next job, and check with `agent-rft plan` that the numbers fit.
     """
 
     engines: int

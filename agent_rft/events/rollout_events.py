@@ -11,13 +11,13 @@ MAX_SHOWN_TOOLS = 6
 
 
 class RolloutDiscarded(Event, level="warn"):
-    """An attempt at a rollout ended without a grade. It is tried again, up to `max_rollout_retries` times.
+    """A rollout attempt ended without a grade. The rollout is retried up to `max_rollout_retries` times.
 
-    Single discarded rollouts are normal. If many have the same `reason` and `endpoint`, check that endpoint.
+    A few discarded rollouts are normal. If many have the same `reason` and `endpoint`, check that endpoint.
     """
 
     trace_id: str
-    """Id of this attempt, which each of its requests contains. Search your servers' logs for this id."""
+    """Id of this attempt, sent with each of its requests. Search your servers' logs for it."""
     row_id: str
     """Id of the row: its line number and a digest of its content."""
     sample: int
@@ -30,8 +30,8 @@ class RolloutDiscarded(Event, level="warn"):
     cause: str
     """Message of the error."""
     endpoint: str = ""
-    """The endpoint that failed. For `rollout_waited`, the endpoint or engine for which the rollout waited longest, such
-    as `engine-1` or `tool 'search'`."""
+    """The endpoint that failed. For `rollout_waited`, the endpoint or engine that the rollout waited for longest,
+    such as `engine-1` or `tool 'search'`."""
 
     @property
     def is_quiet(self) -> bool:
@@ -44,18 +44,18 @@ class RolloutDiscarded(Event, level="warn"):
 class RolloutsProgressed(Event):
     """Progress of the rollouts of the current step or evaluation, emitted every few seconds.
 
-    The event is only for live views and is not stored. The API has one such event every half minute. Nothing to do. If
-    progress is slow, check `slowest_row` and `errors`.
+    The event is for live views and is not stored in the run folder. The API lists at most one such event every
+    30 s. If progress is slow, check `slowest_row` and `errors`.
     """
 
     purpose: Purpose
     """`train`, `validation` or `test`."""
     ended: int
-    """Rollouts of the next batch, or of the evaluation, that were graded or given up after all retries."""
+    """Rollouts of the next batch, or of the evaluation, that were graded or failed after all retries."""
     total: int
     """Rollouts that the batch or evaluation needs."""
     in_flight: int
-    """Attempts at rollouts in progress, including attempts for later batches."""
+    """Rollout attempts in progress, including attempts for later batches."""
     calls: dict[str, float] = field(default_factory=dict)
     """Number of calls of each tool, in rollouts that ended since the last step or evaluation."""
     errors: dict[str, float] = field(default_factory=dict)
@@ -107,9 +107,9 @@ class RolloutsProgressed(Event):
         return f"{tool} {self.calls[tool]:.0f}" + (f" ({errors:.0f} error{'s' * (errors > 1)})" if errors else "")
 
     def describe_newest(self) -> str:
-        """Describe the rollout that was graded last: `row 12, grade 1.000: 4427, after cat {"path": "x"}`.
+        """Describe the rollout that was graded last; empty if there is none.
 
-        The text is empty if no rollout was graded yet.
+        Example: `row 12, grade 1.000: 4427, after cat {"path": "x"}`.
         """
         if not self.newest_trace:
             return ""
@@ -119,7 +119,7 @@ class RolloutsProgressed(Event):
 
 
 class RolloutsThrottled(Event, level="warn"):
-    """Most of the last rollouts were discarded. New rollouts are throttled: only single probe rollouts run.
+    """Most of the recent rollouts were discarded. New rollouts are throttled: only occasional probe rollouts run.
 
     The job waits and loses no data. Get the endpoint working again; rollouts then resume automatically
     (`rollouts_resumed`).
@@ -128,9 +128,9 @@ class RolloutsThrottled(Event, level="warn"):
     endpoint: str
     """The endpoint that failed most often or, if no endpoint failed, the most frequent discard reason."""
     num_by_endpoint: int
-    """Number of the last `num_rollouts` rollouts that were discarded because of the endpoint."""
+    """Number of recent rollouts that were discarded because of the endpoint."""
     num_failed: int
-    """Number of the last `num_rollouts` rollouts that were discarded for any reason."""
+    """Number of recent rollouts that were discarded for any reason."""
     num_rollouts: int
     """Number of recent rollouts that were considered."""
     cause: str
@@ -156,7 +156,7 @@ class RolloutsResumed(Event):
 class SessionProblem(Event, level="warn"):
     """Tool sessions could not be ended or may still be open, so your server may still hold resources for them.
 
-    Check the session server's log, and let the server end sessions that are idle for long.
+    Check the session server's log, and let the server end sessions that have been idle for a long time.
     """
 
     detail: str

@@ -16,7 +16,7 @@ from agent_rft.metrics.step_metrics import STEP_GROUPS, STEP_METRICS
 
 METRICS: dict[str, Metric] = STEP_METRICS | LIVE_METRICS
 METRIC_GROUPS: dict[str, dict[str, Metric]] = STEP_GROUPS | LIVE_GROUPS
-"""All metrics, by their heading in the reference."""
+"""All metrics, grouped by heading in the reference."""
 
 EVALUATION_METRICS: dict[str, Metric] = {
     "grade": Metric("grade", "", "mean grade", better_direction=1),
@@ -41,12 +41,12 @@ EVALUATION_METRICS: dict[str, Metric] = {
     "completion_tokens": Metric("sampled tokens per rollout", "tokens", "mean number", better_direction=-1),
     "rollout_tokens": Metric("all tokens per rollout", "tokens", "mean number", better_direction=-1),
     "busy_s": Metric(
-        "model and tool time per rollout", "s", "mean, without time for queueing and retries", better_direction=-1
+        "model and tool time per rollout", "s", "mean, excluding queueing and retries", better_direction=-1
     ),
     "num_rollouts": Metric("graded rollouts", "rollouts", "number"),
     "discarded": Metric("discarded rollouts", "rollouts", "number", better_direction=-1),
 }
-"""Metrics for the fields of an Evaluation that are compared before and after training, in the order of the table."""
+"""Metrics for the Evaluation fields that are compared before and after training, in the order of the comparison."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _FAMILIES = {
@@ -69,7 +69,7 @@ def find_metric(name: str) -> tuple[str, dict[str, str]] | None:
 
 
 def to_prometheus_name(entry: str) -> str:
-    """Return the Prometheus name of a registered metric; the names of a counter's samples also end in `_total`.
+    """Return the Prometheus name of a registered metric, without the suffix `_total` of counters.
 
     `tool/<tool>/latency_s_mean` -> `agent_rft_tool_latency_seconds_mean`.
     """

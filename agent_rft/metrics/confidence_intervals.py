@@ -1,8 +1,8 @@
 """95 % confidence intervals of a mean.
 
-The same values always give the same interval, and no interval has zero width. An interval estimates how far the mean of
-many more rows could be from the mean of these rows. Rows are assumed to be independent: pass one value per row (the
-mean of its samples), not one value per rollout. Values that are not finite are ignored.
+The same values always give the same interval, and no interval has zero width. An interval estimates where the mean of
+many more rows would lie. Rows are assumed to be independent: pass one value per row (the mean of its samples), not one
+value per rollout. Values that are not finite are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_VALUES = 30
-"""An interval of fewer values is shown together with the number of values, because one more row would change it."""
+"""Intervals of fewer values are shown together with the number of values."""
 GRADES = (0.0, 1.0)
 """Lower and upper bound of a grade."""
 
@@ -88,17 +88,13 @@ def bootstrap_interval(values: Iterable[float], bounds: tuple[float, float] | No
 
     If all values are grades of 0 or 1, the result is the Wilson interval.
 
-    `bounds` are the lowest and the highest possible value; observed values beyond them widen the bounds. None means
-    that the values are unbounded, such as seconds.
+    `bounds` are the lowest and the highest possible value. None means that the values are unbounded, such as seconds.
 
-    The bounds keep the intervals of few or equal values wide enough. Among all rows, a share of up to
-    `wilson_interval(0, n).high` may differ from the n observed rows, and may have values at a bound. With fewer than
-    MIN_VALUES values, or with equal values, the interval includes this possibility. Without bounds, the interval of a
-    single value or of equal values is NaN.
+    If `bounds` is set, the interval is widened for fewer than MIN_VALUES values and for equal values. If `bounds` is
+    None, the interval of equal values is NaN.
 
-    The percentile interval (Efron and Tibshirani 1993, chapter 13) is stretched for small n by sqrt(n / (n - 1)) and by
-    the ratio of Student's quantile to the normal quantile. See Hesterberg 2015, "What teachers should know about the
-    bootstrap", arXiv:1411.5279. The ratio is the first term of Abramowitz and Stegun 26.7.5.
+    The percentile interval (Efron and Tibshirani 1993, chapter 13) is stretched for small n. See Hesterberg 2015, "What
+    teachers should know about the bootstrap", arXiv:1411.5279, and Abramowitz and Stegun 26.7.5.
     """
     found = np.fromiter(values, np.float64)
     found = found[np.isfinite(found)]
@@ -128,9 +124,9 @@ def paired_interval(
 ) -> Interval:
     """Return the interval of the mean of the differences `after - before`, one difference per row.
 
-    Differences between rows therefore do not widen the interval. `before` and `after` have the same rows in the same
-    order; `bounds` are the lowest and the highest possible value of both. A row is ignored if one of its values is not
-    finite.
+    Differences between easy and hard rows therefore do not widen the interval. `before` and `after` contain the same
+    rows in the same order. `bounds` are the lowest and the highest possible value of a row. A row is ignored if one of
+    its values is not finite.
 
     Raises:
         ValueError: `before` and `after` differ in length.
@@ -141,7 +137,7 @@ def paired_interval(
 
 
 def _resample_means(values: Values) -> Values:
-    """Return the means of _RESAMPLES random samples of `values` with replacement: [_RESAMPLES]."""
+    """Return the means of _RESAMPLES random samples of `values` with replacement, as an array of length _RESAMPLES."""
     random, n = np.random.default_rng(_SEED), len(values)
     rows = max(1, _BLOCK // n)
     sizes = [min(rows, _RESAMPLES - start) for start in range(0, _RESAMPLES, rows)]

@@ -43,7 +43,7 @@ _ENDPOINTS: dict[str, Metric] = {
     "endpoint/<endpoint>/hedges": _live_metric(
         "hedges of slow requests",
         "requests",
-        "requests sent a second time because the first request took long",
+        "requests sent a second time because the first request was slow",
         "counter",
         series="hedges of slow requests",
     ),
@@ -69,10 +69,10 @@ _ENDPOINTS: dict[str, Metric] = {
         "concurrency limit", "requests", "current limit of requests in flight", series="limit"
     ),
     "endpoint/<endpoint>/in_flight": _live_metric(
-        "requests in flight", "requests", "requests that were sent and are not answered yet", series="in flight"
+        "requests in flight", "requests", "requests that were sent but have not been answered yet", series="in flight"
     ),
     "endpoint/<endpoint>/queued": _live_metric(
-        "requests queued", "requests", "requests that wait in the queue", series="queued"
+        "requests queued", "requests", "requests waiting in the queue", series="queued"
     ),
     "endpoint/<endpoint>/breaker": _live_metric(
         "circuit breaker", "", "0: closed, 1: half open, 2: open (the endpoint is down and only receives probes)"
@@ -82,16 +82,14 @@ _ENDPOINTS: dict[str, Metric] = {
 # Recorded when a rollout ends. Metrics by split (train, validation, test) are recorded when the rollout's step is done,
 # unless they are `live`.
 _ROLLOUTS: dict[str, Metric] = {
-    "rollouts_started": _live_metric("rollouts started", "rollouts", "attempts at rollouts", "counter"),
+    "rollouts_started": _live_metric("rollouts started", "rollouts", "rollout attempts", "counter"),
     "rollouts/<outcome>": _live_metric(
         "ended rollouts",
         "rollouts",
         "attempts that ended, by outcome: graded, cancelled or the discard reason",
         "counter",
     ),
-    "rollouts_in_flight": _live_metric(
-        "rollouts in flight", "rollouts", "attempts at rollouts in progress", series="all"
-    ),
+    "rollouts_in_flight": _live_metric("rollouts in flight", "rollouts", "rollout attempts in progress", series="all"),
     "reward/<split>": _histogram("reward", "", "rewards of graded rollouts", buckets=GRADES),
     "grade/<split>": _histogram(
         "grade", "", "grades of graded rollouts, before penalties are subtracted", buckets=GRADES
@@ -112,7 +110,7 @@ _ROLLOUTS: dict[str, Metric] = {
     "rollout_busy_s/<split>": _histogram(
         "busy time per rollout",
         "s",
-        "model and tool time of a rollout, without time for queueing, retries and pauses",
+        "model and tool time of a rollout, excluding queueing, retries and pauses",
         buckets=LONG_SECONDS,
         series="busy",
     ),
@@ -146,7 +144,7 @@ _ACTORS: dict[str, Metric] = {
         "used engine slots", "requests", "requests that the engine is running", series="used"
     ),
     "engine_waiting": _live_metric(
-        "requests waiting for a slot", "requests", "requests that wait for a slot of the engine", series="waiting"
+        "requests waiting for a slot", "requests", "requests waiting for a slot on the engine", series="waiting"
     ),
     "engine_sampled_tokens": _live_metric(
         "sampled tokens", "tokens", "tokens sampled by the engines", "counter", series="sampled"
@@ -155,7 +153,7 @@ _ACTORS: dict[str, Metric] = {
     "engine_pause_s": _live_metric(
         "pause of an engine",
         "s",
-        "time that the engine paused generation for a weight update",
+        "time for which the engine paused generation for a weight update",
         "histogram",
         SECONDS,
     ),
@@ -165,8 +163,8 @@ _ACTORS: dict[str, Metric] = {
     "rank_s/<call>": _live_metric(
         "learner rank time",
         "s",
-        "time that a learner rank spent in one call, such as step, snapshot or write; write runs concurrently with "
-        "others",
+        "time that a learner rank spent in one call, such as step, snapshot or write; a write runs concurrently "
+        "with other calls",
         "histogram",
         LONG_SECONDS,
     ),
@@ -191,8 +189,8 @@ _JOB_AND_SERVER: dict[str, Metric] = {
     "checkpoint_age_s": _live_metric(
         "checkpoint age",
         "s",
-        "training time that a kill would lose: since the last checkpoint or the start of training; only during "
-        "training",
+        "training time that would be lost if the run were killed now: time since the last checkpoint or the start of "
+        "training; only during training",
     ),
     "checkpoint_bytes": _live_metric("checkpoint size", "bytes", "size of the last checkpoint on disk"),
     "checkpoint_store_failures/<action>": _live_metric(
@@ -204,7 +202,7 @@ _JOB_AND_SERVER: dict[str, Metric] = {
     "tracker_failures/<tracker>": _live_metric(
         "failed trackers",
         "trackers",
-        "trackers of the job that failed and get no more metrics, by type, such as wandb",
+        "trackers of the job that failed and no longer receive metrics, by type, such as wandb",
         "counter",
     ),
     "events/<level>": _live_metric("events", "events", "events of the run by level: info, warn or error", "counter"),
@@ -229,5 +227,5 @@ LIVE_GROUPS: dict[str, dict[str, Metric]] = {
     "Engines and learner ranks": _ACTORS,
     "Job and server": _JOB_AND_SERVER,
 }
-"""Live metrics, by their heading in the reference."""
+"""Live metrics, grouped by heading in the reference."""
 LIVE_METRICS = {name: metric for group in LIVE_GROUPS.values() for name, metric in group.items()}

@@ -21,19 +21,18 @@ class Metric:
 
     Attributes:
         label: Name in tables, and title of a panel.
-        help: Noun phrase, shown by Prometheus and as the description of panels.
+        help: Meaning as a noun phrase; shown by Prometheus and as the description of panels.
         kind: Type in Prometheus: `gauge` is the last value, `counter` the sum of all recorded values, and `histogram`
             their distribution over `buckets`. A metric of the kind `file` is only in metrics.jsonl.
-        is_live: Whether a process exports the metric as soon as it is measured. If true, the value in the metrics of a
-            step is not exported again.
+        is_live: Whether a process exports the metric as soon as it is measured. If so, it is not exported again with
+            the step's metrics.
         short_label: Name in log lines; by default `label`.
         value_format: Format of a value; by default the format of the unit.
         chart: Key in CHARTS of the chart that shows the metric; empty if no chart shows it.
-        series: Name in a chart or panel that shows several metrics. Members of a family are named by the values of
-            their placeholders instead.
-        message: Name in the message of the API's metrics events; empty if it is not shown there.
+        series: Name in a chart or panel that shows several metrics.
+        message: Name in the message of the API's metrics events; empty if the message omits the metric.
         in_result_columns: Whether the metric is one of the first columns of the result file.
-        better: 1 if higher is better, -1 if lower is better, else 0.
+        better_direction: 1 if higher is better, -1 if lower is better, else 0.
     """
 
     label: str
@@ -53,7 +52,7 @@ class Metric:
 
     @property
     def pattern(self) -> str:
-        """Format of values for `str.format`."""
+        """Format string of values, for `str.format`."""
         return self.value_format or FORMS.get(self.unit, "{:.3f}")
 
     def format(self, value: float) -> str:

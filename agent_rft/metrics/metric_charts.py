@@ -1,4 +1,4 @@
-"""Charts of the report, with the unit of each chart's metrics and an explanation of the chart."""
+"""Charts of the report, each with its unit and an explanation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Literal
 class Chart:
     """A chart of one or more metrics. `section` is the report's section that contains the chart.
 
-    `explanation` explains how to read the chart. The report shows it after the change of the metric, such as "From 3 to
-    2: ".
+    The report shows `explanation` after the metric's change, as in "From 3 to 2: a lower number means ...".
     """
 
     title: str
@@ -64,7 +63,7 @@ CHARTS: dict[str, Chart] = {
     ),
     "finish": Chart(
         "Rollouts by finish reason",
-        "the model ended only the rollouts with an answer; the others reached a limit",
+        "rollouts that the model ended with an answer; all other rollouts reached a limit",
         "rollouts",
         "bars",
     ),
@@ -75,12 +74,12 @@ CHARTS: dict[str, Chart] = {
         "Groups", "only groups whose rollouts differ in reward contribute to learning", "groups", "bars"
     ),
     "staleness": _training_chart(
-        "Staleness", "age of the rollouts that are trained on, which `max_staleness` bounds", "versions"
+        "Staleness", "age of the rollouts used for training, limited by `max_staleness`", "versions"
     ),
     "sync": _training_chart("Weight sync", "the time until the engines have the new weights", "s"),
     "gap": _training_chart(
-        "Log-probability gap of engine and learner",
-        "difference of the log-probabilities with the same weights; it should be small and steady",
+        "Log-probability gap between engine and learner",
+        "difference between engine and learner with the same weights; it should be small and steady",
         "nats",
         scale="log",
     ),

@@ -151,7 +151,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "rollout_busy_s_mean": Metric(
         "busy time per rollout",
         "s",
-        "mean model and tool time per rollout, without time for queueing, retries and pauses",
+        "mean model and tool time per rollout, excluding queueing, retries and pauses",
         chart="rollout_time",
         series="busy",
         short_label="busy",
@@ -194,11 +194,11 @@ _BEHAVIOR: dict[str, Metric] = {
     "finish/<reason>": _counter(
         "rollouts by finish reason",
         "rollouts",
-        "rollouts that ended by answer, max_steps, max_tokens or context",
+        "rollouts by finish reason: answer, max_steps, max_tokens or context",
         chart="finish",
     ),
     "tool/<tool>/calls_mean": _file_metric(
-        "calls of a tool per rollout", "calls", "mean calls of one tool per rollout", chart="tool_calls"
+        "calls to a tool per rollout", "calls", "mean number of calls to one tool per rollout", chart="tool_calls"
     ),
     "tool/<tool>/latency_s_mean": Metric(
         "latency of a tool", "s", "mean latency of one tool's answers", chart="tool_latency"
@@ -206,19 +206,20 @@ _BEHAVIOR: dict[str, Metric] = {
     "tool/<tool>/output_tokens_mean": _file_metric(
         "tokens of a tool's output",
         "tokens",
-        "mean number of tokens of one tool's outputs; the tokens between two turns are divided among the calls by "
-        "output length; calls at the end of a segment are omitted",
+        "mean tokens per output of one tool, estimated from the outputs' lengths; calls at the end of a segment are "
+        "omitted",
     ),
     "tool/<tool>/output_chars_mean": Metric(
         "length of a tool's output", "characters", "mean length of one tool's outputs"
     ),
     "tool/<tool>/errors": _counter(
-        "tool errors", "calls", "calls of one tool that were answered with an error, which the model sees"
+        "tool errors", "calls", "calls to one tool that returned an error, which the model sees"
     ),
     "call_errors/<kind>": _counter(
         "invalid calls",
         "calls",
-        "calls with an error as result: malformed_call, unknown_tool, invalid_arguments, over_budget, tool_error",
+        "calls that returned an error to the model: malformed_call, unknown_tool, invalid_arguments, over_budget, "
+        "tool_error",
         chart="call_errors",
     ),
 }
@@ -256,10 +257,10 @@ _DISCARDS: dict[str, Metric] = {
     "rollout_attempts/<state>": _file_metric(
         "rollout attempts",
         "rollouts",
-        "attempts at rollouts since the start, by state: started = graded + discarded + cancelled + in_flight",
+        "rollout attempts since the start, by state: started = graded + discarded + cancelled + in_flight",
     ),
     "slow_rows_graded_ratio": Metric(
-        "graded share of slow rows",
+        "share of rollouts graded in slow groups, relative to all groups",
         "",
         "share of graded rollouts in the slowest quarter of groups, divided by the share of graded rollouts in all "
         "groups",
@@ -388,7 +389,7 @@ _LEARNER: dict[str, Metric] = {
         series="same version",
     ),
     "logprob_gap_tokens": Metric(
-        "tokens of the log-probability gap",
+        "tokens used to compute the log-probability gap",
         "tokens",
         "number of tokens over which logprob_gap and importance_ratio_same_version are averaged",
     ),
@@ -436,7 +437,7 @@ _TIMES: dict[str, Metric] = {
     "time_learn_s": _histogram(
         "learning",
         "s",
-        "time that the learner worked on the step's updates",
+        "time that the learner spent on the step's updates",
         buckets=LONG_SECONDS,
         chart="step_time",
         series="learning",
@@ -452,7 +453,7 @@ _TIMES: dict[str, Metric] = {
     "time_eval_s": _histogram(
         "validation",
         "s",
-        "time to evaluate the validation file, in steps with a validation",
+        "time to evaluate the validation file, in steps with validation",
         buckets=LONG_SECONDS,
         chart="step_time",
         series="validation",
@@ -460,7 +461,7 @@ _TIMES: dict[str, Metric] = {
     "time_checkpoint_s": _histogram(
         "checkpoint",
         "s",
-        "time for which saving a checkpoint blocked training: the snapshot, and the rest of the previous write; only "
+        "time for which saving a checkpoint blocked training: the snapshot, and the wait for the previous write; only "
         "in steps that save a checkpoint",
         buckets=LONG_SECONDS,
         series="checkpoint",
@@ -483,5 +484,5 @@ STEP_GROUPS: dict[str, dict[str, Metric]] = {
     "Learner": _LEARNER,
     "Step time": _TIMES,
 }
-"""Step metrics, by their heading in the reference."""
+"""Step metrics, grouped by heading in the reference."""
 STEP_METRICS = {name: metric for group in STEP_GROUPS.values() for name, metric in group.items()}

@@ -26,7 +26,7 @@ PROBLEM_CODE_GROUPS: dict[str, Mapping[str, ProblemCode]] = {
     **API_CODES,
     **IMPORT_CODES,
 }
-"""All codes, by their heading in the reference."""
+"""All codes, grouped by heading in the reference."""
 PROBLEM_CODES: dict[str, ProblemCode] = {
     name: code for group in PROBLEM_CODE_GROUPS.values() for name, code in group.items()
 }
@@ -43,9 +43,6 @@ def find_code(code: str) -> str | None:
 
 
 def stops_accepted_job(code: str) -> bool:
-    """Whether a problem with this code stops even a job that an earlier check accepted.
-
-    True for codes that do not specify this.
-    """
+    """Return whether a problem with this code stops a job that passed an earlier check. The default is True."""
     entry = PROBLEM_CODES.get(find_code(code) or "")
     return entry.stops_accepted_jobs if isinstance(entry, CheckCode) else True

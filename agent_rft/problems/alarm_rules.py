@@ -19,14 +19,13 @@ ALARM_RULES: dict[AlarmRule, ProblemCode] = {
         "Answers became four times longer or shorter than at the start, or tools are called four times more or less "
         "often. The grader may reward length, or answers that skip the work.",
         "Compare a rollout that the event lists with a rollout of the first step (`agent-rft traces RUN --step 1`). "
-        "If answers are too long or calls too many, set `reward.token_penalty` or `reward.tool_call_penalty`. If the "
-        "model skips the work, add a guard, which also sees the calls.",
+        "If answers are too long or there are too many calls, set `reward.token_penalty` or "
+        "`reward.tool_call_penalty`. If the model skips the work, add a guard, which also sees the calls.",
     ),
     "diverged": ProblemCode(
-        "A part of the grade, or the held-out grade, fell while the mean grade rose. For a part that counts errors, "
-        "the alarm is raised when the part rises; such a part is recognized because its score was high where the "
-        "grade was low in the first steps. The model may be learning a loophole of its grader instead of the intended "
-        "task.",
+        "A part of the grade, or the held-out grade, fell while the mean grade rose. If, in the first steps, a part "
+        "scored high on rollouts with low grades, it probably counts errors; for such a part, the alarm is raised when "
+        "its score rises instead. The model may be learning a loophole of its grader instead of the intended task.",
         "Read the rollouts that the event lists, which have the best rewards. If their answers are not what you want, "
         "fix the grader or add a guard, and resume from a checkpoint that was saved before the change.",
     ),

@@ -1,4 +1,4 @@
-"""Problem codes in error responses of the API. Problems of a job's settings have the codes of the job check."""
+"""Problem codes in error responses of the API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Log in again with a valid key.",
         ),
         "cross_origin": ProblemCode(
-            "A web page of another host sent a request with the console's cookie. Such requests may not change "
+            "A web page from another host sent a request with the console's cookie. Such requests may not change "
             "anything.",
             "Open the console at the server's URL. A proxy in front of the server must forward `Host` unchanged.",
         ),
@@ -38,7 +38,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         "rate_limit_exceeded": ProblemCode(
             "The key exceeded its limit of requests per minute. The server's default limit applies to keys that were "
             "created without a limit.",
-            "Wait for the seconds in `Retry-After`, as OpenAI's client does automatically, or ask for a higher limit.",
+            "Wait for the number of seconds in `Retry-After`, as OpenAI's client does automatically, or ask for a "
+            "higher limit.",
         ),
         "too_many_uploads": ProblemCode(
             "The operator's limit of concurrent uploads is reached (`limits.max_uploads`; one API key may use half of "
@@ -52,12 +53,12 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         ),
         "database_unavailable": ProblemCode(
             "The server cannot reach its database, or the database is busy.",
-            "Try again after the seconds in `Retry-After`. `/health/ready` shows whether the server can reach the "
-            "database again; the server's log has the reason.",
+            "Try again after the number of seconds in `Retry-After`. `/health/ready` shows whether the server can "
+            "reach the database again; the server's log has the reason.",
         ),
         "too_many_in_progress": ProblemCode(
-            "The key has too many requests in progress, or the bodies of these requests have too many bytes. One key "
-            "may use half of the server's limits, which are `limits.max_connections` requests and 128 bodies of "
+            "The key has too many requests in progress, or the bodies of these requests are too large in total. One "
+            "key may use half of the server's limits, which are `limits.max_connections` requests and 128 bodies of "
             "`limits.max_body_bytes`.",
             "Try again in a moment, as OpenAI's client does automatically; send fewer requests at the same time.",
         ),
@@ -103,17 +104,18 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         ),
         "unsupported_media_type": ProblemCode(
             "The body is compressed, or is not in the format that the route requires.",
-            "Send JSON with `Content-Type: application/json`, files as `multipart/form-data`, without "
+            "Send JSON with `Content-Type: application/json`, and files as `multipart/form-data`. Do not set "
             "`Content-Encoding`.",
         ),
         "invalid_json": ProblemCode(
             "The body is not valid JSON, has more than 25,000 values or too many nested levels, or contains a number "
             "or character that cannot be stored.",
-            "Send one JSON object. If it is too large, split it over several requests.",
+            "Send one JSON object. If it is too large, split it into several requests.",
         ),
         "invalid_multipart": ProblemCode(
             "The upload is not a complete multipart form, or contains a field twice.",
-            "Let an HTTP library create the form. If the form is truncated, often a proxy limits the size of bodies.",
+            "Let an HTTP library create the form. If the form is truncated, the usual cause is a proxy that limits the "
+            "size of bodies.",
         ),
         "too_large": ProblemCode(
             "The body exceeds the operator's limit (`limits.max_body_bytes`), or a hyperparameter is larger than any "
@@ -144,7 +146,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         "invalid_type": ProblemCode(
             "A value has the wrong type. Either the body is not an object, or a hyperparameter is a boolean, which "
             "Python would treat as 1 or 0.",
-            "Send a JSON object as body, and a number or `auto` as hyperparameter.",
+            "Send a JSON object as the body, and use a number or `auto` for each hyperparameter.",
         ),
         "unknown_key": ProblemCode(
             "In the older format of supervised jobs, the `hyperparameters` at the top level support only three keys.",
@@ -162,7 +164,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "List the objects to find the right id.",
         ),
         "file_not_found": ProblemCode(
-            "The job refers to a file that does not exist on this server. File ids of other servers are not valid "
+            "The job refers to a file that does not exist on this server. File ids from other servers are not valid "
             "here.",
             "Upload the file first, with the purpose `fine-tune`.",
         ),
@@ -185,7 +187,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         ),
         "not_ready": ProblemCode(
             "The server is still reading the job's rollouts, which takes longer for old or large runs.",
-            "Send the request again after the seconds in `Retry-After`.",
+            "Send the request again after the number of seconds in `Retry-After`.",
         ),
         "invalid_job_state": ProblemCode(
             "The job's state does not allow this action. For example, a running job cannot be resumed, and a job that "
@@ -198,7 +200,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Use a new key for a new job.",
         ),
         "model_not_found": ProblemCode(
-            "The server has no model with this name, neither to call nor to train.",
+            "The server has no model with this name that can be called or trained.",
             "Use an id from `agent-rft models list`. The operator adds base models under `aliases` in the "
             "configuration.",
         ),
@@ -218,7 +220,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         "model_unavailable": ProblemCode(
             "The model has no engine at the moment: the engine is starting, was stopped or failed, or the cluster has "
             "no free resources for it.",
-            "Try again after the seconds in `Retry-After`; the first call of a model starts its engine.",
+            "Try again after the number of seconds in `Retry-After`; the first call to a model starts its engine.",
         ),
         "context_length_exceeded": ProblemCode(
             "The messages and tools of the request exceed the model's context length.",

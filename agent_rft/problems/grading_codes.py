@@ -37,8 +37,8 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "unknown_model": CheckCode(
             "A grader calls a model (a judge or an embedding model) that is not listed under `models` in the "
-            "operator's configuration. Jobs cannot set hosts and keys of judges themselves, so that their authors do "
-            "not need the operator's keys.",
+            "operator's configuration. Only the operator sets the hosts and keys of judges, so job authors never need "
+            "the keys.",
             "Use a model that the message lists, or ask the operator to add the model.",
             stops_accepted_jobs=True,
         ),
@@ -54,17 +54,17 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "unknown_label": CheckCode(
-            "`passing_labels` contains a label that the judge cannot return, because the label is missing in "
-            "`labels`. No sample could ever pass with this label.",
+            "`passing_labels` contains a label that is not in `labels`, so the judge cannot return it. No sample could "
+            "ever pass with this label.",
             "Use only values of `labels`.",
             stops_accepted_jobs=False,
         ),
         "logprobs_unsupported": CheckCode(
             "The operator set `scoring: logprobs` for this judge in `models`, so grades are computed from the "
             "log-probabilities of its answer's first token: each label gets the probability of its first token. "
-            "Labels must therefore begin differently, and the range of a score must be digits. Because no label ever "
-            "has a probability of 1, the highest grade is never reached, so a guard's `pass_threshold` must be below "
-            "it.",
+            "Labels must therefore begin differently, and both ends of a score's range must be single digits. Because "
+            "no label ever has a probability of 1, the highest grade is never reached, so a guard's `pass_threshold` "
+            "must be below it.",
             "Change the labels, the range or the threshold as the message describes, or ask the operator to remove "
             "`scoring`.",
             stops_accepted_jobs=False,
@@ -89,8 +89,9 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
     },
     "Tools, graders and sessions": {
         "invalid_endpoint": CheckCode(
-            "A URL or a header of a tool, grader, session or judge is invalid. The URL is not `http` or `https`, or "
-            "has no host. Or the header contains characters that HTTP does not allow, often a line end after a token.",
+            "A URL or a header of a tool, grader, session or judge is invalid. A URL must begin with `http` or `https` "
+            "and have a host. A header must not contain characters that HTTP does not allow. Often a token was copied "
+            "with its line break.",
             "Fix the URL or the headers of this entry.",
             stops_accepted_jobs=False,
         ),
@@ -106,7 +107,7 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "at each connection, so changing the address of a name does not help. Commands that start their own Ray "
             "cluster may call the loopback and private addresses in the job file, unless `agent-rft.yaml` sets "
             "`allowed_networks`.",
-            "Ask the operator to add the entry in the message, or use a public address. For a tool at port 8000 of "
+            "Ask the operator to add the entry in the message, or use a public address. For a tool on port 8000 of "
             'your machine, set `allowed_networks: ["127.0.0.1:8000"]` in `agent-rft.yaml`.',
             stops_accepted_jobs=True,
         ),
@@ -165,7 +166,7 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=True,
         ),
         "session_failed": CheckCode(
-            "The session server did not start or did not end a session in the check. Rollouts need a session before "
+            "In the check, the session server failed to start or to end a session. Rollouts need a session before "
             "their first tool call. A session that does not end keeps resources of your server occupied.",
             "Make both URLs answer with any JSON and status 200.",
             stops_accepted_jobs=True,
@@ -184,8 +185,8 @@ GRADE_CODES: dict[str, dict[str, ProblemCode]] = {
         "invalid_variable_error": ProblemCode(
             "A path in a template has no value. If the path begins with `item`, the row is wrong. If the path begins "
             "with `sample`, the model's output differs from what the grader expects; for example, it is not JSON.",
-            "Fix the row or the path. If the model's output may have any form, set `invalid_grade` of a multi grader: "
-            "such samples then get this grade and are not discarded.",
+            "Fix the row or the path. If such output is normal, set `invalid_grade` of a multi grader: these samples "
+            "then get this grade and are not discarded.",
         ),
         "python_grader_runtime_error": ProblemCode(
             "The program of a python grader raised an error, did not return a number, or used too much memory. The "

@@ -18,8 +18,8 @@ IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
             "`--training-file` or `--validation-file`.",
         ),
         "file_deleted": ProblemCode(
-            "The job refers to a file that no longer exists at its service: files can be deleted or expire while the "
-            "job stays. In an export, the file is missing from the folder.",
+            "The job refers to a file that no longer exists at the service where the job ran. A file can be deleted "
+            "or can expire while the job still exists. In an export, the file is missing from the folder.",
             "Pass your own copy with `--training-file` or `--validation-file`; its name may differ.",
         ),
     },
@@ -28,13 +28,13 @@ IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
             "The function cannot become a tool. A model calls a tool with named arguments in JSON, and `agent-rft "
             "init` generates the tool's JSON schema from the function's type hints with pydantic. Each argument "
             "therefore needs a name and a type hint that JSON can represent.",
-            "Fix the function's signature, or leave the function out by naming the others, each with `--tool`.",
+            "Fix the function's signature, or select only the other functions, each with `--tool`.",
         ),
         "unsupported_operation": ProblemCode(
-            "The operation of an OpenAPI document cannot become a tool. The tool has the operation's `operationId` as "
-            "name, and its parameters and JSON body as arguments. References are resolved only within the document, "
-            "and a schema that refers to itself cannot be resolved.",
-            "Fix a copy of the document, or leave the operation out by naming the others, each with `--tool`.",
+            "An operation in an OpenAPI document cannot become a tool. The tool's name is the operation's "
+            "`operationId`; the tool's arguments are the operation's parameters and JSON body. References are resolved "
+            "only within the document, and a schema that refers to itself cannot be resolved.",
+            "Fix a copy of the document, or select only the other operations, each with `--tool`.",
         ),
         "invalid_example": ProblemCode(
             "A CSV file of examples is invalid. The first line must name the columns, including a question and an "

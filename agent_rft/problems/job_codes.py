@@ -9,7 +9,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "unreadable_<file>": CheckCode(
             "A file cannot be read: it is missing, this user may not read it, or it is not UTF-8 text. The code ends "
             "with the kind of file: the job, its chat template, the operator's configuration (`config`), the list of "
-            "nodes or the grader's file. A template may have at most 64 kB.",
+            "nodes or the grader's file. Templates are limited to 64 kB.",
             "Check the path in the message. The configuration is the file given by `--config`, otherwise by "
             "`AGENT_RFT_CONFIG`, otherwise `agent-rft.yaml` in the current folder.",
             stops_accepted_jobs=True,
@@ -17,13 +17,13 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "<file>_syntax": CheckCode(
             "The file is not valid YAML, or not valid JSON if its name ends in `.json`. The rest of the file is not "
             "checked. The line is not quoted, because it may contain a secret.",
-            "Check the line and the line before it. Usually the cause is a wrong indentation, a tab, an open quote, "
-            "or a colon in a string without quotes.",
+            "Check the line and the line before it. The usual cause is incorrect indentation, a tab, an unclosed "
+            "quote, or a colon in an unquoted string.",
             stops_accepted_jobs=True,
         ),
         "job_shape": CheckCode(
             "The job's file is a list or a single string, not a mapping of keys to values.",
-            "Write `key: value` lines at the top level: `model`, `training_file` and `method` at least.",
+            "Write `key: value` lines at the top level, at least for `model`, `training_file` and `method`.",
             stops_accepted_jobs=True,
         ),
         "config_shape": CheckCode(
@@ -34,8 +34,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "grader_shape": CheckCode(
             "The grader file of `agent-rft grade` is a list or a single string, not a mapping.",
-            "Write the grader as in the job, with its `type`, or a mapping with `grader` and `guards` as below "
-            "`method.reinforcement`.",
+            "Write the grader as in the job, with its `type`; or write a mapping with `grader` and `guards`, "
+            "as in `method.reinforcement`.",
             stops_accepted_jobs=True,
         ),
         "duplicate_key": CheckCode(
@@ -62,8 +62,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=True,
         ),
         "invalid_union_tag_not_found": CheckCode(
-            "The mapping can have several types, such as the types of graders, but its `type` is missing. Without a "
-            "`type`, the rest of the mapping cannot be checked.",
+            "This mapping needs a `type`, as each grader does. Without a `type`, its other keys cannot be checked.",
             "Add `type: ...`.",
             stops_accepted_jobs=True,
         ),
@@ -105,7 +104,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
     },
     "Rows": {
         "tools_not_in_prompt": CheckCode(
-            "The chat template does not put the tools of a row into the prompt, as is usual for models that do not "
+            "The chat template leaves the tools of a row out of the prompt, which is common for models that do not "
             "support tools. The model would not see which tools it may call, and would be trained without a single "
             "call.",
             "Set a template that shows the tools in `model_options.chat_template`. If the model needs no tool "
@@ -131,7 +130,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "early_stop_without_validation": CheckCode(
             "A job stops early once the mean reward over its validation file stops rising, but this job has no "
             "validation file. The reward of training rows cannot replace the validation reward, because each step has "
-            "other rows, and the model memorizes them.",
+            "different rows, and the model memorizes them.",
             "Set `validation_file` to rows that are not in the training file, or remove `early_stop`.",
             stops_accepted_jobs=False,
         ),
@@ -168,8 +167,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "invalid_n_examples": CheckCode(
-            "A file has fewer or more rows than the operator allows (such as `jobs.min_training_rows`). The model "
-            "memorizes few rows; too many are usually an error.",
+            "A file has fewer or more rows than the operator allows (such as `jobs.min_training_rows`). If there are "
+            "too few rows, the model memorizes them; too many are usually an error.",
             "Add or remove rows, or ask the operator to change the limit.",
             stops_accepted_jobs=False,
         ),
@@ -181,10 +180,10 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "schema_too_large": CheckCode(
-            "A JSON schema exceeds a limit on its size in bytes, its depth, its number of subschemas (after following "
-            "references), enum values or patterns, or a minimum or maximum such as `minLength` or `maxItems`. Schemas "
-            "written by hand are far below these limits. "
-            "A schema of a few hundred bytes that exceeds them can cost hours of CPU time or all memory.",
+            "A JSON schema exceeds a limit. There are limits on the schema's size in bytes, its depth, its subschemas "
+            "(after following references), enum values and patterns, and on bounds such as `minLength` and `maxItems`. "
+            "Schemas written by hand are far below these limits. A schema that exceeds them can cost hours of CPU "
+            "time or all memory, even if it has only a few hundred bytes.",
             "Reduce or remove the part in the message. Documentation of a tool belongs in its `description`.",
             stops_accepted_jobs=False,
         ),
@@ -197,7 +196,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "tool_without_server": CheckCode(
-            "A row offers the model a tool, but `method.reinforcement.tools` has no URL for it. Every call of the "
+            "A row offers the model a tool, but `method.reinforcement.tools` has no URL for it. Every call to the "
             "tool would fail.",
             "Add an entry with the tool's name and its `server_url`, or remove the tool from the rows.",
             stops_accepted_jobs=False,
@@ -313,7 +312,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "calls_not_parsed": CheckCode(
             "The job has tools, or a row has tools, calls or results in its messages, but no parser reads the model's "
-            "calls. The check rendered one call, two calls and a call with reasoning with the model's template, and "
+            "calls. The check used the model's template to render one call, two calls, and a call with reasoning, and "
             "no tool parser returned the same calls. Every valid call would count as malformed or as an answer. Jobs "
             "without tools get the warning `tools_unsupported` instead.",
             "Set a template whose call syntax a parser supports, or name the parser in `model_options.tool_parser`. "
@@ -332,9 +331,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "no_call_grammar": CheckCode(
-            "The job has a `response_format`, and rows with tools, so each turn of the model may be calls or an "
-            "answer in that format. Constrained decoding has no grammar for the calls of this model's family, or for "
-            "any of its turns.",
+            "The job has a `response_format`, which requires constrained decoding. No grammar exists for the turns of "
+            "this model's family or, if the rows have tools, for its tool calls.",
             "Omit `response_format` and describe the format in the prompt, or use a model of a family whose calls "
             "have a grammar.",
             stops_accepted_jobs=True,
@@ -355,8 +353,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "template_too_costly": CheckCode(
             "The chat template is too large, or rendering it exceeded a limit of time, memory or output. It renders "
             "in a separate process, so that an endless loop stops one render and not a run. The limits are 2 s of CPU "
-            "time, 1 GiB of memory and 16 MiB of text. A template may have 64 kB in a job, and 1 MiB in a model's "
-            "folder.",
+            "time, 1 GiB of memory and 16 MiB of text. Templates are limited to 64 kB in a job, and to 1 MiB in a "
+            "model's folder.",
             "Remove nested loops, recursion and repeated strings. A typical template renders in a millisecond.",
             stops_accepted_jobs=False,
         ),
@@ -386,7 +384,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "GPU nodes join the cluster on demand (`wait_for_nodes_s`), but none has joined yet, and the operator's "
             "configuration does not list them. Therefore `auto` cannot choose a placement on GPUs, and must not fall "
             "back to CPUs.",
-            "Ask the operator to list the nodes in `nodes` of the configuration, as for `agent-rft plan --cluster`. "
+            "Ask the operator to list the cluster's nodes under `nodes` in the configuration. "
             "Or set `cluster.engine_gpus` in the job: 0 trains on CPUs.",
             stops_accepted_jobs=True,
         ),
@@ -461,8 +459,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "no_sandbox": CheckCode(
             "A python grader runs a program of the job's author, so it needs a sandbox: kernel namespaces, created by "
             "agent-rft or by bubblewrap. Neither works on this node, usually because it is a container that may not "
-            "create namespaces. The code is also the type of a failed grade (`python_grader_server_error_type`) if "
-            "the grader calls `run_untrusted` without such a sandbox.",
+            "create namespaces. A failed grade also has this code as its `python_grader_server_error_type` if the "
+            "grader calls `run_untrusted` without such a sandbox.",
             "Allow namespaces or install bubblewrap, as the message describes. On Kubernetes, give python graders "
             "separate pods (`python_grader_nodes`). If everybody who may create jobs is trusted, the operator can set "
             "`unsandboxed_python` instead; `run_untrusted` then fails.",
@@ -503,7 +501,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "small_shared_memory": CheckCode(
             "The learner sends weights to the engines of a node through `/dev/shm`, which is too small on this node. "
             "Containers get 64 MiB by default.",
-            "Enlarge `/dev/shm`, with `--shm-size` for a container or a memory-backed volume on Kubernetes.",
+            "Enlarge `/dev/shm`. For a container, use `--shm-size`. On Kubernetes, mount a volume in memory.",
             stops_accepted_jobs=True,
         ),
     },

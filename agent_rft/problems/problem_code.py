@@ -1,4 +1,4 @@
-"""Entry types of the registry of problem codes."""
+"""Types of the entries in the registry of problem codes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ProblemCode:
 class CheckCode(ProblemCode):
     """Explanation of a problem code of the job check.
 
-    `stops_accepted_jobs` is whether the problem stops even a job that an earlier check accepted, such as a resumed run.
+    `stops_accepted_jobs` applies to a job that an earlier check accepted, such as a resumed run.
 
-    - True: the job cannot continue, because something is missing, forbidden or impossible.
-    - False: the problem only concerns values in the job. The job only gets a warning, because a check that was added
-      after the job started must not end the job.
+    - True: the problem stops the job, because something is missing, forbidden or impossible.
+    - False: the job only gets a warning. The problem only concerns values in the job, and a check that was added after
+      the job started must not end it.
     """
 
     stops_accepted_jobs: bool

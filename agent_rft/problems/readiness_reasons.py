@@ -16,7 +16,7 @@ Verdict = Literal["train", "fix_first", "sft_warm_up"]
 
 
 class Reason(StrEnum):
-    """Reasons for a verdict. Their values are used in JSON and in the API."""
+    """Reason for a verdict. The values are used in JSON and in the API."""
 
     ENOUGH_SIGNAL = "enough_signal"
     ROLLOUTS_DISCARDED = "rollouts_discarded"
@@ -53,7 +53,7 @@ class ReasonEntry:
 REASONS: dict[Reason, ReasonEntry] = {
     Reason.ENOUGH_SIGNAL: ReasonEntry(
         "train",
-        "The rollouts of enough rows differ in reward, and no problem was found that would spoil the training.",
+        "Enough rows have rollouts with different rewards, and the check found no problem that prevents learning.",
         "Train with the recommended settings.",
     ),
     Reason.ROLLOUTS_DISCARDED: ReasonEntry(
@@ -70,8 +70,8 @@ REASONS: dict[Reason, ReasonEntry] = {
     ),
     Reason.CALLS_INVALID: ReasonEntry(
         "fix_first",
-        "Many calls cannot be parsed, name a tool that does not exist, or have invalid arguments. Often the cause is "
-        "the chat template, the parser or the tool's schema, and training would work around it.",
+        "Many calls cannot be parsed, name a tool that does not exist, or have invalid arguments. The cause is often "
+        "the chat template, the parser or the tool's schema. Without a fix, the model learns to avoid such calls.",
         "Read the prompt with `agent-rft check JOB --show-prompt` and the calls with `agent-rft traces RUN`. See "
         "`model_options.tool_parser` and `model_options.tools_in_prompt`.",
     ),
@@ -88,8 +88,8 @@ REASONS: dict[Reason, ReasonEntry] = {
     ),
     Reason.CONTRADICTORY_ROWS: ReasonEntry(
         "fix_first",
-        "Rows ask the same question but have different references. So the same answer is graded differently, and no "
-        "answer is right for all of these rows.",
+        "Rows ask the same question but have different references. The same answer is therefore graded differently, "
+        "and no answer is right for all of these rows.",
         "Correct or remove the listed rows.",
     ),
     Reason.GRADER_NOISY: ReasonEntry(
@@ -101,9 +101,9 @@ REASONS: dict[Reason, ReasonEntry] = {
     ),
     Reason.GRADER_DISAGREES: ReasonEntry(
         "fix_first",
-        "Among the rollouts of a row, the held-out grader does not confirm the ranking of the grader. Training would "
+        "Among the rollouts of a row, the held-out grader does not confirm the grader's ranking. Training would "
         "raise the grade, but perhaps not the quality.",
-        "Compare both grades in some traces, and close the loophole in the grader or with a guard.",
+        "Compare both grades in some traces. Then close the loophole in the grader, or add a guard.",
     ),
     Reason.TOO_EASY: ReasonEntry(
         "fix_first",
@@ -112,8 +112,8 @@ REASONS: dict[Reason, ReasonEntry] = {
     ),
     Reason.NO_DIFFERENCES: ReasonEntry(
         "fix_first",
-        "For most rows, all rollouts get the same reward, which is neither the reward of a right answer nor of a "
-        "wrong answer. Either the grader does not detect differences, or the answers do not differ.",
+        "For most rows, all rollouts get the same reward, but they are neither all right nor all wrong. "
+        "Either the grader does not detect differences, or the answers do not differ.",
         "Use a grader with finer grades, or raise `algorithm.temperature`.",
     ),
     Reason.TOO_HARD: ReasonEntry(

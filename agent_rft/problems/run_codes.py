@@ -17,8 +17,8 @@ STARTING_CODES: dict[str, dict[str, CheckCode]] = {
             "the run's value. A checkpoint's counters, row order and optimizer state belong to the job that wrote it, "
             "so a run with other settings would mix two experiments. URLs, headers, timeouts, resources and "
             "validation settings may differ.",
-            "Set the run's value, or omit the setting, which then keeps the run's value (`job.resolved.json` in the "
-            "run folder lists all values). Or start a new run with `model` set to the checkpoint.",
+            "Set the value that the run started with, or omit the setting to keep that value (`job.resolved.json` in "
+            "the run folder lists all values). Or start a new run with `model` set to the checkpoint.",
             stops_accepted_jobs=True,
         ),
     },
@@ -60,8 +60,8 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
             "`model` to this checkpoint.",
         ),
         "driver_lost": ProblemCode(
-            "The process that runs the job was lost several times, for example with its node or for lack of memory. "
-            "Each time a new process resumed from the last checkpoint; the server has now given up.",
+            "The process that runs the job was lost several times, for example because its node failed or memory ran "
+            "out. Each time, a new process resumed from the last checkpoint. The server has now given up.",
             "Read the last reason in the message. An admin can read the drivers' output with `agent-rft jobs log`. "
             "SIGKILL usually means that a node has too little memory.",
         ),

@@ -22,7 +22,7 @@ Cause = Literal[
     "constant_rows",
     "too_hard",
 ]
-"""Most likely reason why a batch has no signal, as far as the rollouts of the batch show it."""
+"""Most likely reason why a batch has no signal, derived from the batch's rollouts."""
 KIND_NAMES = {"all_right": "all right", "all_wrong": "all wrong", "equal": "with equal grades"}
 ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     "discarded": (

@@ -1,4 +1,4 @@
-"""Bounded reads of files that the user names."""
+"""Functions that read user files up to a maximum size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent_rft.errors import UserError
 def read_bounded(path: Path, max_bytes: int, fix: str) -> bytes:
     """Return the content of a file of at most `max_bytes` bytes.
 
-    `fix` is the last part of the message for a larger file.
+    If the file is larger, the error message ends with `fix`.
 
     Raises:
         UserError: The file cannot be read, or is too large.
@@ -28,7 +28,7 @@ def read_bounded(path: Path, max_bytes: int, fix: str) -> bytes:
 def decode_utf8(content: bytes, where: str, fix: str) -> str:
     """Decode UTF-8 text, and remove its byte order mark.
 
-    `where` names the source of the text in the message, and `fix` is the last part of the message.
+    The error message begins with `where`, the name of the source, and ends with `fix`.
 
     Raises:
         UserError: The content is not UTF-8; the message names the line.

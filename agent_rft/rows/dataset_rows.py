@@ -24,8 +24,8 @@ ROLES = ("developer", "system", "user", "assistant", "tool")
 def read_tasks(path: Path, field: str, *, is_supervised: bool = False) -> tuple[list[Task], list[Problem]]:
     """Return the rows of a dataset in OpenAI's chat format as tasks, and a problem for each invalid line.
 
-    A row of a reinforcement job must end with a user message. If `is_supervised` is true, for supervised jobs, each row
-    must end with an assistant message. `field` is the setting that names the file; problems refer to it.
+    Each row must end with a user message or, if the job is supervised, with an assistant message. `field` is the
+    setting that names the file; problems refer to it.
     """
 
     def create_problem(code: str, line: int | None, message: str, fix: str) -> Problem:

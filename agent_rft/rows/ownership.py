@@ -1,18 +1,17 @@
 """Exclusive ownership of a run or server folder that processes on several machines can access.
 
-    owner-000002/            files of the owner; the number counts the owners so far
+    owner-000002/            files of the owner, here the folder's second owner
         heartbeat            changed by the owner every BEAT_S; removed when the owner ends cleanly
     current -> owner-000002
     events.jsonl -> current/events.jsonl    and so on, for readers
 
 A process takes over a folder by renaming owner-N to owner-(N+1), which succeeds for only one process. Afterwards, the
 paths of the previous owner do not exist. If the previous owner was suspended and resumes, however late, it can
-therefore only write to files that it still has open. The new owner replaces these files by copies, so such writes have
-no effect.
+therefore only write to files that it still has open. The new owner replaces these files with copies, so such writes
+have no effect.
 
-The heartbeat is a counter, so the clocks, process ids and locks of different machines need not be compared. SILENCE_S
-must be longer on a file system that may show a renamed folder under its old name for a while, such as NFS with cached
-names.
+The heartbeat is a counter, so the clocks, process ids and locks of different machines need not be compared. Increase
+SILENCE_S on a file system that caches file names, such as NFS: a renamed folder may keep its old name for a while.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from agent_rft.errors import RftError, UserError
 from agent_rft.rows.durable_write import sync_to_disk
 
 SILENCE_S = 15.0
-"""Seconds without a change of the heartbeat after which the owner counts as dead."""
+"""Seconds without a new heartbeat after which the owner counts as dead."""
 SILENCE_VARIABLE = "AGENT_RFT_SILENCE_S"
-"""Environment variable that sets SILENCE_S."""
+"""Environment variable that overrides SILENCE_S."""
 BEAT_S = 2.0
 POLL_S = 0.5
 MAX_BEAT_DELAY = 1.5
-"""Multiple of BEAT_S after which a live owner has surely changed its heartbeat."""
+"""Maximum time between two changes of a live owner's heartbeat, as a multiple of BEAT_S."""
 REPORT_INTERVAL_S = 60.0
 HEARTBEAT = "heartbeat"
 CURRENT = "current"
@@ -56,7 +55,7 @@ Notify = Callable[[str], object]
 
 
 class FolderOwned(RftError):
-    """Another live process owns the folder. A later try may succeed."""
+    """Another live process owns the folder. Claiming the folder later may succeed."""
 
 
 class FolderLost(RftError):
@@ -65,7 +64,7 @@ class FolderLost(RftError):
 
 @dataclass(frozen=True, slots=True)
 class FolderOperations:
-    """Folder operations that a file system may not support, or may answer from a cache; tests replace them."""
+    """File system operations; tests replace them to simulate unsupported operations and outdated caches."""
 
     listdir: Callable[[Path], list[str]] = os.listdir
     rename: Callable[[Path, Path], object] = os.rename
@@ -187,16 +186,15 @@ def claim_folder(
 
     - A previous owner that has ended is replaced immediately.
     - A previous owner whose heartbeat does not change for `silence_s` is replaced.
-    - For a previous owner that is alive, this function waits up to `wait_s` until the owner ends.
+    - If the previous owner is alive, this function waits up to `wait_s` for it to end.
 
-    For each of `names`, the folder gets a symbolic link of this name to a file in the owner's subfolder. While this
-    function waits, it passes sentences about the wait to `notify`. `fix` is the last part of the message of
-    FolderOwned.
+    For each of `names`, the folder gets a symbolic link to the file with this name in the owner's subfolder. `notify`
+    is called with messages about the wait. The message of FolderOwned ends with `fix`.
 
     Raises:
         FolderOwned: The previous owner is alive, and has not ended within `wait_s`.
-        UserError: The folder contains a file with one of the `names` that is not a link. Or the folder cannot be
-            written, or its file system cannot rename folders or create links.
+        UserError: One of the `names` exists in the folder and is not a link, the folder is not writable, or its file
+            system cannot rename folders or create links.
     """
     names = tuple(names)
     for public in (path / name for name in names):
@@ -227,20 +225,20 @@ def claim_folder(
                         return _become_owner(path, state.number + 1, names, silence_s, disk, clean=False)
                 elif silent > MAX_BEAT_DELAY * BEAT_S and not is_silence_reported:
                     is_silence_reported = True
-                    notify(f"{path}: waiting {silence_s:g} s for a heartbeat of {owner}, whose end is not recorded")
+                    notify(f"{path}: waiting {silence_s:g} s for a heartbeat of {owner}, which may have crashed")
                 elif is_alive and waited >= wait_s:
                     within = f", and has not ended within {wait_s:g} s" if wait_s else ""
                     raise FolderOwned(f"{path} is used by {owner}{within}{fix}")
                 elif is_alive and waited >= alive_reported_at + REPORT_INTERVAL_S:
                     alive_reported_at = waited
                     left = f"{wait_s - waited:.0f} s at most"
-                    notify(f"{path} is used by {owner}; waiting for its end, {left}")
+                    notify(f"{path} is used by {owner}; waiting for it to end, {left}")
             pause(min(POLL_S, silence_s / 10))
 
 
 @contextmanager
 def _convert_os_errors(path: Path) -> Iterator[None]:
-    """Context manager that converts an OSError of the file system that contains `path` to a UserError."""
+    """Context manager that converts an OSError to a UserError about `path`."""
     try:
         yield
     except OSError as error:
@@ -410,7 +408,6 @@ def _update_heartbeat(owner_folder: Path, count: int) -> None:
 
 
 def _describe_owner(beat: bytes) -> str:
-    """Return a description of the owner, for a message."""
     try:
         owner = json.loads(beat[_COUNTER:])
         return f"process {owner['pid']} on {owner['host']} (since {owner['since']})"

@@ -22,13 +22,13 @@ from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 
 ROLLOUTS_SUFFIX = ".jsonl.zst"
 FORMAT = 2
-"""Format of a group's lines, unchanged since 0.2.0. Raise it for changes that older programs cannot read."""
+"""Version of the format of a group's lines. Raise this number for changes that older programs cannot read."""
 FRAME_BYTES = 1 << 20
 """Uncompressed size at which a frame ends. Such a frame is decompressed in a few milliseconds, and compresses nearly as
 well as if the file had only one frame."""
 CHUNK_BYTES = 1 << 16
 UNREADABLE = (zstandard.ZstdError, EOFError, ValueError, KeyError, TypeError, IndexError)
-"""Exceptions that occur while a damaged file is read."""
+"""Exceptions that reading a damaged file may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def read_groups(path: Path) -> list[Group]:
     """Return exactly the groups that `write_groups` wrote.
 
     Raises:
-        DamagedFile: The file is truncated, or has lines of another kind.
+        DamagedFile: The file is truncated, or is not a rollout file.
         UserError: The file was written by a newer version, or by a version before 0.2.0.
     """
     entries: list[tuple[GroupRequest, float, list[Rollout], list[DiscardedRollout]]] = []
@@ -167,7 +167,7 @@ def _create_damaged_error(path: Path) -> DamagedFile:
 
 
 def _public_name(path: Path) -> str:
-    """Return the name of a file for a server's clients."""
+    """Return the file's name for messages to a server's clients, which must not contain the path."""
     return f"the rollouts {path.name.removesuffix(ROLLOUTS_SUFFIX)}"
 
 
@@ -194,7 +194,7 @@ def _read_texts(path: Path) -> Iterator[tuple[LinePosition, bytes]]:
 
 
 class LineReader:
-    """Reader of single lines by position. Lines of a frame that are read in order are decompressed only once."""
+    """Reader of single lines of rollout files. It is fast if the lines are read in file order."""
 
     def __init__(self) -> None:
         self._open = ExitStack()

@@ -23,8 +23,8 @@ def outcome_to_json(outcome: Rollout | DiscardedRollout, *, with_experts: bool =
     - token_ids: a list.
     - loss_mask, versions: run lengths [[value, length], ...].
     - logprobs: base64 of little-endian float32, which is exact and a third of the size of decimals.
-    - experts: see `experts_to_json`; only if `with_experts`, for training. Files omit experts, because they are
-      much larger than all other values.
+    - experts: as in `experts_to_json`; omitted unless `with_experts` is true, because they are much larger than all
+      other values.
     """
     if isinstance(outcome, DiscardedRollout):
         return {"kind": "discarded"} | _shallow_dict(outcome)
@@ -40,7 +40,7 @@ def outcome_to_json(outcome: Rollout | DiscardedRollout, *, with_experts: bool =
 
 
 def outcome_from_json(values: dict[str, Any]) -> Rollout | DiscardedRollout:
-    """Return the rollout whose `outcome_to_json` is `values`."""
+    """Return the rollout that `outcome_to_json` converted to `values`."""
     values = dict(values)
     if values.pop("kind") == "discarded":
         return DiscardedRollout(**values)
@@ -59,7 +59,7 @@ def task_to_json(task: Task) -> dict[str, Any]:
 
 
 def task_from_json(values: dict[str, Any]) -> Task:
-    """Return the task whose `task_to_json` is `values`."""
+    """Return the task that `task_to_json` converted to `values`."""
     return Task(**values | {"messages": tuple(values["messages"]), "tools": tuple(values["tools"])})
 
 
@@ -84,7 +84,7 @@ def _segment_from_json(values: dict[str, Any]) -> Segment:
 
 
 def experts_to_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] | None:
-    """Return the experts of tokens as JSON values: shape, bytes per number, and base64 of little-endian integers."""
+    """Return each token's expert indices as JSON values: shape, bytes per index, base64 of little-endian integers."""
     if experts is None:
         return None
     data = base64.b64encode(experts.astype(experts.dtype.newbyteorder("<")).tobytes()).decode()
@@ -92,7 +92,7 @@ def experts_to_json(experts: NDArray[np.integer[Any]] | None) -> dict[str, Any] 
 
 
 def experts_from_json(values: dict[str, Any] | None) -> NDArray[np.integer[Any]] | None:
-    """Return the array whose `experts_to_json` is `values`."""
+    """Return the array that `experts_to_json` converted to `values`."""
     if values is None:
         return None
     return np.frombuffer(base64.b64decode(values["data"]), f"<u{values['bytes']}").reshape(values["shape"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-KEY_FIX = "copy the key again, without quotes and line breaks"
+KEY_FIX = "copy the key again, without quotes or line breaks"
 
 
 def read_variable(environment: Mapping[str, str], name: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Reader of YAML and JSON files into pydantic models, which reports every error with its field and line.
+"""Conversion of YAML and JSON files to pydantic models. Every error is reported with its field and line.
 
-Values from the environment (`${NAME}`) are secrets, which no message contains. A problem is printed as
+Values from the environment (`${NAME}`) are secrets and never appear in messages. A problem is printed as
 
     method.reinforcement.limits.max_tool_cals (job.yaml:12): unknown key [invalid_extra_forbidden]
         -> did you mean 'max_tool_calls'?
@@ -31,16 +31,16 @@ KnownProblem = Callable[[KeyPath], tuple[str, str, str] | None]
 pydantic's message."""
 
 MAX_PROBLEMS = 200
-"""Maximum number of reported errors, and of unknown keys that are compared with a missing key."""
+"""Maximum number of reported errors."""
 WITH_NULLS = ("response_format", "template_arguments")
-"""Keys of JSON schemas and arguments, in which null is a value."""
+"""Keys whose values are JSON schemas or arguments, in which null is a valid value."""
 MAX_SHOWN_CHARS = 1_000
 """Maximum length of a value that is included in a message."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ANY = "*"
 """Placeholder for any index of a list."""
 _MIN_SIMILARITY = 0.75
-"""difflib ratio from which an unknown key counts as a misspelling of a known one."""
+"""Minimum difflib ratio between a misspelled key and the known key."""
 _SECRETS = {"headers", "api_key", "signing_secret", "token", "tracking_uri"}
 _KEY_CODES = {"invalid_extra_forbidden", "truncated_sampling"}
 """Codes of errors that are caused by a key itself and not by its value."""
@@ -123,7 +123,7 @@ def substitute_variables(source: ParsedFile, environment: Mapping[str, str]) -> 
 def validate(
     model: type[M], raw: Any, source: ParsedFile, variables: Variables, known_problem: KnownProblem = lambda path: None
 ) -> tuple[M | None, list[tuple[KeyPath, Problem]]]:
-    """Return an instance of `model`, or the path and problem of each invalid value in `raw`.
+    """Return `raw` as an instance of `model`. If `raw` is invalid, return None and the path and problem of each error.
 
     `known_problem` may replace pydantic's message for an error at a path.
     """
@@ -157,7 +157,7 @@ def _known_keys(model: type[BaseModel]) -> KnownKeys:
 def drop_nulls(value: Any, *, key: str = "") -> Any:
     """Remove keys whose value is null, because clients send null for omitted fields.
 
-    Nulls in the values of the keys WITH_NULLS are kept.
+    Nulls below the keys in WITH_NULLS are kept.
     """
     if key in WITH_NULLS:
         return value
@@ -176,7 +176,7 @@ def _convert_errors(
     known_problem: KnownProblem,
     keys: KnownKeys,
 ) -> Problem:
-    """Return the problem with one value. `errors` has an error for each type that the value could have."""
+    """Return the problem with the value at `path`. For a union, `errors` has one pydantic error per type."""
     found = known_problem(path)
     if found is not None:
         code, message, fix = found
@@ -205,7 +205,7 @@ def _convert_errors(
 
 
 def _describe_requirement(error: Any) -> str:
-    """Return the requirement on a value that one of pydantic's errors describes."""
+    """Convert a pydantic error to a phrase such as `must be true or false`."""
     message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] in _EXPECTED:
         return f"must be {_EXPECTED[error['type']]}"
@@ -217,8 +217,8 @@ def _describe_requirement(error: Any) -> str:
 def to_key_path(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath:
     """Convert the location in a pydantic error to a path in the file `raw`.
 
-    Pydantic's location may contain names of union members, which are not keys of the file. With `missing`, the last key
-    of the location is not in the file.
+    Pydantic's location may contain names of union members, which are not keys of the file. If `missing` is
+    true, the last key of the location is not in the file.
     """
     path: list[str | int] = []
     for part in loc:
@@ -250,7 +250,7 @@ class KnownKeys:
         return "remove it or check its spelling"
 
     def suggest_for_missing(self, path: KeyPath, mapping: Any) -> str:
-        """Return the fix for the key at the end of `path`, which is missing in `mapping`."""
+        """Return the fix for the key at the end of `path`, which is missing from `mapping`."""
         if isinstance(path[-1], int):
             return "add the item"
         known = self._known.get(_generalize_indices(path[:-1]), set())
@@ -348,7 +348,7 @@ class LineNumbers:
 
 
 def _iter_children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yaml.Node]]:
-    """Yield (key or index, line, value) of each child."""
+    """Yield (key or index, line, value) for each item of a mapping or list; nothing for other nodes."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield str(key.value), key.start_mark.line + 1, value
@@ -361,9 +361,8 @@ def _iter_children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yam
 
 
 REMOVED_SETTINGS: Mapping[str, str] = {
-    "context_weight": "only the assistant's tokens are trained",
-    "dispatchers": "the number of dispatchers follows from the engines' sequences and the tools' max_concurrency",
+    "context_weight": "the model is trained only on the assistant's tokens",
+    "dispatchers": "the number of dispatchers is derived from the engines' sequences and the tools' max_concurrency",
     "straggler_quorum": "the quorum is always 0.75",
 }
-"""Current behavior in place of each removed setting, by the name of the setting. No current setting of a job has one of
-these names."""
+"""Explanation of each removed setting, for error messages."""

@@ -1,7 +1,8 @@
 """Settings of a job's HTTP endpoints: tools, sessions, and the limits that all endpoints share.
 
-The models are frozen and reject unknown keys, except `ToolSpec`, which keeps extra fields. Names of settings include
-their units. The docstring below a setting is its description in the manual, in JSON schemas and on the OpenAPI page.
+The pydantic models are frozen and reject unknown keys, except `ToolSpec`, which keeps extra fields. Names of settings
+include their units. The docstring below a setting is its description in the manual, in JSON schemas and on the OpenAPI
+page.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ def _strip_url(url: str) -> str:
 
 
 BaseUrl = Annotated[str, AfterValidator(_strip_url)]
-"""URL in the operator's configuration."""
+"""URL in the operator's configuration, without surrounding white space."""
 SecretText = Annotated[SecretStr, AfterValidator(_strip)]
 """Secret without surrounding white space, such as the trailing line break of the file that it was read from."""
 Key = Annotated[SecretText, AfterValidator(_check_key)]
 """API key that is sent in a header."""
 Headers = dict[str, SecretText]
 MAX_COUNT = 1_000_000_000
-"""Upper bound of counts without a narrower bound: larger than any realistic value, small enough for arithmetic."""
+"""Default maximum of settings that are counts, above any realistic value."""
 PositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 ProcessCount = Annotated[int, Field(ge=1, le=4_096)]
 """Number of processes, cores or GPUs; limited because a placement lists each of them."""
@@ -47,7 +48,7 @@ Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_OUTPUT_BYTES = 1_000_000
 """Largest tool output that OpenAI's API accepts."""
 MAX_TRIAL_CALL_S = 600.0
-"""Longest tool call at OpenAI, in seconds. Calls of imported jobs and trial calls keep this limit."""
+"""Maximum timeout, in seconds, of trial calls and of tools in imported jobs. It is OpenAI's limit."""
 MAX_TIMEOUT_S = 6 * 3600
 """Largest timeout of a call, in seconds: long enough for builds and test suites."""
 
@@ -102,7 +103,7 @@ class Endpoint(StrictModel):
 class ToolSpec(Endpoint):
     """Endpoint of a tool. Extra fields are kept.
 
-    The tool's JSON schema is in each dataset row, where the tool is found by its `name`.
+    Dataset rows contain the tool's JSON schema, under the same `name`.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -140,10 +141,10 @@ class SessionSpec(Endpoint):
 
     start_url: str | None = None
     """URL that receives POST {type, trace_id, item} before a rollout's first token, for example to boot a VM for it;
-    null: no request. If it fails, the rollout is discarded and may be retried."""
+    null: no request. If the request fails, the rollout is discarded and may be retried."""
     end_url: str | None = None
-    """URL that receives POST {type, trace_id, reason} after the rollout; null: no request. It is repeated until the
-    server answers, even after a crash of the job."""
+    """URL that receives POST {type, trace_id, reason} after the rollout; null: no request. The request is repeated
+    until the server answers, even after a crash of the job."""
     max_open: PositiveInt | None = None
     """Maximum number of open sessions; null: no limit. Further rollouts wait before they start, for at most six times
     `limits.rollout_timeout_s`."""

@@ -43,7 +43,7 @@ class GraderBase(StrictModel):
     """Names of the fields that are templates."""
 
     name: str | None = None
-    """Name in messages; null: the type. In a `multi` grader, the keys of `graders` are the names."""
+    """Name of the grader in messages; null: its type. In a `multi` grader, the keys of `graders` are the names."""
     pass_threshold: float = 1.0
     """Minimum grade that counts as passed. For the job's grader it affects only pass rates in metrics, never rewards;
     for a guard's grader it decides whether the guard applies."""
@@ -96,10 +96,10 @@ class PythonGrader(GraderBase):
     image_tag: str | None = None
     """Accepted for compatibility with OpenAI's API, and ignored: there is only one environment."""
     timeout_s: Annotated[float, Field(gt=0, le=120)] = 120.0
-    """Maximum seconds per grade, without the wait for a free worker. A grade that takes longer is killed and fails, so
-    the rollout is discarded."""
+    """Maximum seconds per grade, not counting the wait for a free worker. If grading takes longer, it is stopped
+    and the rollout is discarded."""
     range: Range | None = None
-    """Lowest and highest grade; null: any finite number. A grade outside fails, so the rollout is discarded."""
+    """Lowest and highest allowed grade; null: any finite number. With any other grade, the rollout is discarded."""
 
     @field_validator("source")
     @classmethod
@@ -129,7 +129,7 @@ class ScoreModelGrader(JudgeGrader):
     type: Literal["score_model"]
     """A judge model gives a score."""
     range: Range = (0.0, 1.0)
-    """Lowest and highest score; a score outside is clipped to the range."""
+    """Lowest and highest score; scores outside this range are clipped."""
 
 
 class LabelModelGrader(JudgeGrader):
@@ -159,7 +159,7 @@ class EndpointGrader(GraderBase, Endpoint):
     )
     """Maximum number of requests per second; null: no limit. OpenAI's name `rate_limit` is also accepted."""
     range: Range | None = None
-    """Lowest and highest score; null: any finite number. A score outside fails, so the rollout is discarded."""
+    """Lowest and highest allowed score; null: any finite number. With any other score, the rollout is discarded."""
 
 
 class CodeCheckGrader(GraderBase):
@@ -195,7 +195,7 @@ class LengthGrader(GraderBase):
     input: str = "{{ sample.output_text }}"
     """Template of the string to measure; by default the model's answer."""
     max_chars: PositiveInt
-    """Maximum number of characters that gives 1; a longer string gives 0."""
+    """Maximum length of the string in characters; a longer string gives 0."""
 
 
 SingleGrader = Annotated[
@@ -219,7 +219,7 @@ class MultiGrader(GraderBase):
     graders: Annotated[dict[str, SingleGrader], Field(min_length=1)]
     """Graders by name, which run concurrently. A `multi` grader is not allowed here."""
     calculate_output: str
-    """Expression over the names of `graders`, such as `0.8 * correct + 0.2 * style`. Allowed are + - * / ^,
+    """Expression over the names of `graders`, such as `0.8 * correct + 0.2 * style`. It may use + - * / ^,
     parentheses, min, max, abs, floor, ceil, exp, sqrt and log."""
     invalid_grade: float | None = None
     """Grade of a sample if a path in a grader's template, such as `sample.output_json.total`, does not exist; null: the
@@ -246,13 +246,13 @@ def limit_trial_grader(spec: GraderSpec) -> GraderSpec:
 
 
 class GuardSpec(StrictModel):
-    """Guard against reward hacking. If its check applies, it sets the reward, whatever the grade is."""
+    """Guard against reward hacking. If the guard applies, it sets the reward, regardless of the grade."""
 
     name: str
     """Name of the guard, unique in the job; it is recorded with the rollout and in the metric `guard/<name>`."""
     grader: SingleGrader
-    """Check of the guard, which applies if this grade is below the grader's `pass_threshold`. If the grader fails, the
-    rollout is discarded."""
+    """Grader of the guard. The guard applies if this grader's grade is below its `pass_threshold`. If the grader fails,
+    the rollout is discarded."""
     reward: float = 0.0
     """Reward of a rollout to which the guard applies, in place of the grade and without penalties. 0 makes the hack
     worthless; a negative number discourages it."""

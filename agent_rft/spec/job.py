@@ -1,7 +1,7 @@
 """Settings of a job, in the format of OpenAI's fine-tuning API.
 
-The models are frozen and reject unknown keys; names of settings include their units. Defaults work on two CPU cores
-(one engine and one learner rank, one core each) and on GPUs.
+The pydantic models are frozen and reject unknown keys; names of settings include their units. Defaults work on two CPU
+cores (one engine and one learner rank, one core each) and on GPUs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from agent_rft.spec.trackers import Integrations
 
 
 class EarlyStop(StrictModel):
-    """Early stopping once the mean reward of validations no longer rises."""
+    """Early stopping once the mean validation reward stops rising."""
 
     patience: Annotated[int, Field(ge=1, le=1_000)] = 3
-    """Consecutive validations without a gain after which the job ends. The validation before the first step sets the
-    initial best reward. Raise this if the reward of validations is noisy, or lower `eval_interval` to validate more
-    often."""
+    """Number of consecutive validations without a gain after which the job ends. The validation before the first step
+    sets the initial best reward. Raise this if the validation reward is noisy, or lower `eval_interval` to validate
+    more often."""
     min_gain: Annotated[float, Field(ge=0, le=MAX_COUNT)] = 0.0
     """Amount by which a validation's mean reward must exceed the previous best to count as a gain. Raise it if small
     gains are not worth the time of further steps."""
@@ -41,7 +41,7 @@ FILES = ("training_file", "validation_file", "test_file")
 
 
 class CommonHyperparameters(StrictModel):
-    """Hyperparameters of both methods."""
+    """Hyperparameters that reinforcement and supervised jobs have in common."""
 
     batch_size: PositiveInt | Auto = "auto"
     """Rows of the training file per step; auto: 16, or all rows of a smaller file. More rows make each update less
@@ -50,7 +50,7 @@ class CommonHyperparameters(StrictModel):
     """Passes over the training file; auto: as many as needed for about 320 rows in total, at least 1. Lower it if
     validation stops improving."""
     learning_rate_multiplier: Annotated[float, Field(gt=0)] | Auto = "auto"
-    """Factor of `algorithm.learning_rate`; auto: 1. Lower it if the reward or the entropy collapses; raise it if
+    """Multiplier of `algorithm.learning_rate`; auto: 1. Lower it if the reward or the entropy collapses; raise it if
     nothing changes over many steps."""
     eval_interval: PositiveInt | Auto = "auto"
     """Steps between validations, each of which also saves a checkpoint; auto: a quarter of all steps."""
@@ -72,9 +72,9 @@ class OptimizerSpec(StrictModel):
     the first steps of a job with a learning rate above auto, try 5 to 10 steps, or a lower rate."""
     lora: LoraSpec | Auto | Literal["off"] | None = "auto"
     """LoRA adapter to train instead of the model's weights, which stay frozen. `{}` uses good defaults; off or null:
-    train all weights. An adapter has a size of megabytes, needs a fraction of the memory, and learns as much from
-    reinforcement. auto: train all weights if they fit on the cluster's GPUs without `cluster.offload`; otherwise an
-    adapter of rank 32 if that fits."""
+    train all weights. With reinforcement, an adapter learns as much as the full model. It needs a fraction of the
+    memory, and its checkpoints are small. auto: train all weights if they fit on the cluster's GPUs without
+    `cluster.offload`; otherwise an adapter of rank 32 if that fits."""
 
     @field_validator("lora", mode="before")
     @classmethod
@@ -92,12 +92,12 @@ class OptimizerSpec(StrictModel):
 
 
 class Hyperparameters(CommonHyperparameters):
-    """Hyperparameters of reinforcement, with OpenAI's names."""
+    """Hyperparameters of a reinforcement job, with OpenAI's names."""
 
     compute_multiplier: Annotated[float, Field(gt=0, le=MAX_COUNT)] | Auto = "auto"
-    """Factor of the rollouts per row, which are max(2, round(8 x compute_multiplier)); auto: 1, and up to 2 for files
-    of fewer than 16 rows. The model learns from differences between the rollouts of a row. Raise this if most rows have
-    only right or only wrong rollouts; the cost grows in proportion."""
+    """Multiplier of the rollouts per row: max(2, round(8 x compute_multiplier)) rollouts are sampled. auto: 1, and up
+    to 2 for files of fewer than 16 rows. The model learns from differences between the rollouts of a row. Raise this if
+    most rows have only right or only wrong rollouts; the cost grows in proportion."""
     eval_samples: PositiveInt | Auto = "auto"
     """Rollouts per row of the validation and test file, whose grades are averaged; auto: 1. Raise it for small files,
     whose mean is noisy."""
@@ -107,8 +107,8 @@ class Hyperparameters(CommonHyperparameters):
 
 
 WAIT_FACTOR = 6
-"""Maximum wait of a rollout as a multiple of `rollout_timeout_s`. By default that is an hour, since a burst at an
-endpoint usually passes within minutes."""
+"""Maximum time that a rollout waits for endpoints, as a multiple of `rollout_timeout_s`: an hour by default. An
+endpoint usually recovers from a burst of calls within minutes."""
 
 
 class RolloutLimits(StrictModel):
@@ -125,23 +125,23 @@ class RolloutLimits(StrictModel):
     """Maximum number of tokens that the model samples in one rollout, over all turns. At the limit, the rollout ends
     and the partial answer is graded."""
     max_tool_output_tokens: PositiveInt = 2048
-    """Maximum number of tokens that the model gets of one tool result. A longer result is truncated and marked as
-    truncated."""
+    """Maximum number of tokens per tool result. A longer result is truncated and marked as truncated."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Maximum seconds of model and tool time per rollout. A rollout that takes longer is discarded, not graded 0: raise
-    this if your tools are slow. Waits for an engine slot, a session, rate limits, retries and the grade do not count. A
-    rollout that waits for more than six times as long is also discarded; its event names the cause."""
+    this if your tools are slow. The time spent waiting for engines, sessions, rate limits, retries and grades does not
+    count. A rollout that waits longer than six times this limit is discarded too."""
     max_rollout_retries: Annotated[int, Field(ge=0, le=10)] = 1
     """Maximum retries of a discarded rollout, each under a new trace id; a rollout lost with its engine gets one more
     retry. After the last retry, the group continues without the rollout if at least two rollouts and half of the group
     are graded. Otherwise a training group is sampled once more."""
     straggler_wait_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds that the remaining rollouts of a training group have once three quarters of the group have ended; null:
+    """Seconds that a training group waits for its remaining rollouts once three quarters of the group have ended; null:
     no limit. Rollouts that are still running after that are discarded. Set it if a few slow rollouts delay the steps.
     Validation always waits."""
     max_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Maximum share of discarded rollouts among the latest 16 to 64. Above it, the job starts only probes until one is
-    graded, so an endpoint that is down costs time but no data. Rollouts lost with their engine do not count."""
+    """Maximum share of discarded rollouts among the latest 64 rollouts, from the 16th rollout on. Above it, rollouts
+    start one at a time until one is graded, so an endpoint that is down costs time but no data. Rollouts lost with
+    their engine do not count."""
 
     @property
     def wait_timeout_s(self) -> float:
@@ -195,11 +195,12 @@ class AlgorithmSpec(OptimizerSpec):
     second copy of the model; with `lora`, the frozen weights serve as this copy."""
     router_replay: bool = False
     """Train each token of a mixture of experts with the experts that the engine chose. Otherwise the learner chooses
-    other experts for some tokens, because its rounding differs. Set it to true if `logprob_gap` is large. On GPUs it
-    requires vLLM's second model runner and has not been tested."""
+    different experts for some tokens, because its rounding differs. Set it to true if `logprob_gap` is large. On GPUs
+    it requires vLLM's second model runner and has not been tested."""
     max_staleness: Annotated[int, Field(ge=0, le=1_000)] = 1
-    """Maximum age of a trained token in weight updates. 0: engines wait while the learner works (strictly on-policy);
-    1: engines and learner work concurrently. Higher values hide longer rollouts and make training less stable."""
+    """Maximum number of weight updates between sampling a token and training on it. 0: engines wait while the learner
+    works (strictly on-policy); 1: engines and learner work concurrently. Higher values avoid waits for long rollouts
+    but are less stable."""
     updates_per_batch: Annotated[int, Field(ge=1, le=100_000)] = 2
     """Optimizer steps per batch, each on a part of the batch. More steps learn faster from the same rollouts but are
     less stable."""
@@ -227,16 +228,16 @@ class Reinforcement(StrictModel):
     requests."""
     signing_secret: SecretStr | Annotated[tuple[SecretStr, ...], Field(min_length=1, max_length=8)] | None = None
     """Secret that signs requests to tools, sessions and endpoint graders as in Standard Webhooks, so that your
-    server can verify the sender; null: requests are not signed. Write it as `${NAME}`; its value is `whsec_` and the
-    base64 of 24 to 64 random bytes. With a list, every secret signs, so that you can replace one while the server
-    accepts both."""
+    server can verify the sender; null: requests are not signed. Write it as `${NAME}`; its value is `whsec_`
+    followed by the base64 of 24 to 64 random bytes. With a list, each request is signed with every secret, so that you
+    can replace a secret while the server accepts both."""
     grader: GraderSpec
     """Grader that gives each rollout its grade, a finite number; higher is better. Training maximizes it."""
     guards: tuple[GuardSpec, ...] = ()
     """Checks for behavior that must not be rewarded. A guard that applies replaces the reward."""
     held_out_grader: GraderSpec | None = None
-    """Second grader, which is logged as `held_out_grade_mean` and never trained on; null: no second grade. If its grade
-    falls while the grade rises, the model is hacking the grader."""
+    """Second grader, whose grade is logged as `held_out_grade_mean` and never trained on; null: no second grade. If
+    this grade falls while the training grade rises, the model is hacking the grader."""
     max_episode_steps: PositiveInt = 64
     """Maximum number of steps per rollout; each turn of the model and each tool call is a step. At the limit, the
     rollout ends and is graded."""
@@ -318,7 +319,7 @@ class Method(StrictModel):
 
 
 class CheckpointInterval(StrictModel):
-    """Interval of the checkpoints that are saved in addition to validation checkpoints.
+    """Interval between the checkpoints for resuming a failed run.
 
     A checkpoint is due once either limit has passed.
     """
@@ -332,7 +333,7 @@ class CheckpointInterval(StrictModel):
     writing a checkpoint takes longer than these steps."""
 
     def is_due(self, seconds: float, steps: int) -> bool:
-        """Whether a checkpoint is due `seconds` and `steps` after the last checkpoint."""
+        """Return whether a checkpoint is due `seconds` and `steps` after the last checkpoint."""
         return (self.minutes is not None and seconds >= 60 * self.minutes) or (
             self.steps is not None and steps >= self.steps
         )
@@ -372,17 +373,19 @@ class ClusterSpec(StrictModel):
     """CPU cores, and threads, of each learner rank. auto: the cores of a node divided by its GPUs, at most 16; 1 on
     CPUs."""
     colocated: bool | Auto = "auto"
-    """Whether engines and learner ranks share the same GPUs or cores, which needs fewer of them and takes longer. auto:
-    true if the cluster has one GPU. They use a GPU's memory together if both fit; otherwise, and always on CPUs, they
-    use time-sharing. With time-sharing nothing is stale, whatever `max_staleness` allows."""
+    """Whether engines and learner ranks share the same GPUs or cores, so that the job needs fewer of them but takes
+    longer. auto: true if the cluster has one GPU. If engine and learner fit into a GPU's memory together, both stay
+    there. Otherwise, and always on CPUs, they use time-sharing, and trained tokens are never stale, even if
+    `max_staleness` allows stale tokens."""
     share_engines: bool = False
-    """Share engines with other jobs that train adapters (`algorithm.lora`) of the same model, each with its own
-    versions. The first such job starts the engines; they stop a minute after the last job. The jobs must have the same
-    `engine_cores`, `engine_gpus`, `dtype`, `context_length`, `max_num_seqs` and rank, rounded up to a power of two."""
+    """Share engines with other jobs that train adapters (`algorithm.lora`) of the same model. Each job has its
+    own policy versions. The first such job starts the engines; they stop a minute after the last job. All jobs need
+    the same `engine_cores`, `engine_gpus`, `dtype`, `context_length` and `max_num_seqs`, and the same LoRA rank after
+    rounding up to a power of two."""
     engine_gpus: Annotated[int, Field(ge=0, le=1_024)] | Auto = "auto"
-    """GPUs per engine; auto: the fewest with which an engine holds four sequences of `context_length`, else one; 0 if
-    the cluster has no GPUs. More than 1 splits a model that is too large for one GPU. If engines have GPUs, each
-    learner rank has one."""
+    """GPUs per engine; auto: the smallest number with enough memory for four sequences of `context_length` (for one
+    sequence if four never fit), or 0 if the cluster has no GPUs. More than 1 splits a model that is too large for one
+    GPU. If engines have GPUs, each learner rank has one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the weights; auto: bfloat16 on GPUs, float32 on CPUs. bfloat16 is rejected on CPUs."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] | Auto = "auto"
@@ -391,29 +394,28 @@ class ClusterSpec(StrictModel):
     stage that fits; 0 on CPUs."""
     offload: Offload | Auto = "auto"
     """State that learner ranks on GPUs offload to their node's memory; it has no effect on CPUs. optimizer: the
-    optimizer state, which is most of what full training needs; `rank_cores` then compute the update.
-    optimizer_and_activations: also the activations, for long contexts. Both make a step slower. auto: none if that
-    fits, possibly with LoRA if `algorithm.lora` is auto."""
+    optimizer state, which takes most of the memory of full training; `rank_cores` then compute the update.
+    optimizer_and_activations: also the activations, for long contexts. Both make a step slower. auto: no
+    offloading if GPU memory is sufficient. If `algorithm.lora` is auto, LoRA is tried before offloading."""
     context_length: Annotated[int, Field(ge=1, le=100_000_000)] | Auto = "auto"
     """Maximum conversation length in tokens, with prompt and tool results; auto: the model's maximum, but at most
     16,384. A rollout that reaches it ends and is graded. A shorter context needs less memory."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
-    """Maximum number of sequences that an engine decodes concurrently; further ones wait. Higher values use a GPU
-    better, as long as its cache holds the sequences. auto: at most 256, limited so that the cache holds a quarter of
-    them at full length; 64 on CPUs and for shared engines."""
+    """Maximum number of sequences that an engine decodes concurrently; further ones wait. Higher values increase
+    throughput if all sequences fit in the cache. auto: 256, or fewer if 256 sequences of a quarter of
+    the context length do not fit; 64 on CPUs and for shared engines."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | Auto = "auto"
-    """Tokens that a learner rank computes at a time; auto: 8,192 or `context_length`, whichever is larger. If that does
-    not fit in memory, auto is the largest smaller multiple of 1,024 that fits and holds `context_length`, or
-    `context_length` itself. A sequence longer than a given number is computed alone. Lower it if a rank runs out of
-    memory; the result is the same up to rounding."""
+    """Tokens that a learner rank computes at a time; auto: 8,192 or, if that does not fit in memory, the largest
+    multiple of 1,024 that fits, but at least `context_length`. A sequence that exceeds this number is computed alone.
+    Lower it if a rank runs out of memory; the result is the same up to rounding."""
     weight_transport: Literal["object_store", "broadcast"] = "object_store"
     """Transfer of new weights to engines. The learner first gathers the weights in Ray's object store. object_store:
     each engine copies the weights while it samples, and pauses only to load them. broadcast: all engines pause while
     learner rank 0 sends the weights to them; not tested between GPUs. An adapter (`algorithm.lora`) always uses
     object_store."""
     checkpoint_interval: CheckpointInterval = CheckpointInterval()
-    """Interval of the checkpoints from which a failed run resumes, in addition to validation checkpoints. Like all
-    settings of `cluster`, it may be changed on resume."""
+    """Interval between the checkpoints for resuming a failed run. Validation checkpoints are saved separately. Like
+    all settings of `cluster`, the interval may be changed on resume."""
 
 
 class JobSpec(StrictModel):
@@ -427,8 +429,8 @@ class JobSpec(StrictModel):
     API: the id of an uploaded file."""
     validation_file: str | None = None
     """JSONL file that is graded before the first step and every `eval_interval` steps (in a supervised job, its loss is
-    computed); null: no validation. The three checkpoints with the best mean reward on it are kept, as is the last
-    checkpoint."""
+    computed); null: no validation. The three checkpoints with the best mean reward on this file are kept, as is the
+    last checkpoint."""
     test_file: str | None = None
     """JSONL file that is graded before and after training; null: no test. No decision depends on it."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -457,7 +459,7 @@ class JobSpec(StrictModel):
         return (self.method.reinforcement or self.supervised).algorithm
 
     def with_adapter(self, lora: LoraSpec | None) -> JobSpec:
-        """Return a copy of the job that trains this adapter; None: all weights."""
+        """Return a copy of the job that trains the adapter `lora`; None: all weights are trained."""
         method, section = self.method, self.method.reinforcement or self.supervised
         algorithm = section.algorithm.model_copy(update={"lora": lora})
         changed = method.model_copy(update={method.type: section.model_copy(update={"algorithm": algorithm})})

@@ -69,10 +69,10 @@ def read_job(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[J
 def load_accepted_job(
     path: Path, recorded: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> tuple[JobSpec, list[str]]:
-    """Read the job file of a resumed run like `load_job`, and return the job and warnings.
+    """Read the job file of a resumed run like `load_job`, but allow outdated settings; return (job, warnings).
 
-    `recorded` is the job in the run folder. Values outside the current bounds are kept with a warning. Settings that no
-    longer exist are removed with a warning if `recorded` has them.
+    Values outside the current bounds are kept with a warning. Settings that no longer exist are removed with a warning
+    if `recorded`, the job in the run folder, has them.
 
     Raises:
         InvalidJob: The file has other errors.
@@ -124,7 +124,7 @@ def _parse(source: ParsedFile, base: Path, environment: Mapping[str, str]) -> tu
 def _fill_in_source(
     source: ParsedFile, base: Path, environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], Variables, list[Problem]]:
-    """Return the file's content with variables, absolute paths and the template filled in, and the problems found."""
+    """Fill in variables, absolute paths and the chat template; return (job data, variables of the file, problems)."""
     raw, variables, problems = substitute_variables(source, environment)
     for name in FILES:
         if isinstance(raw.get(name), str):

@@ -29,7 +29,7 @@ UNKNOWN, UNKNOWN_TYPE = "extra_forbidden", "union_tag_invalid"
 
 
 def load_legacy_job(raw: Mapping[str, Any], owner: str) -> tuple[JobSpec, list[str]]:
-    """Return the job in `raw`, with a warning for each value outside the current bounds and each removed setting.
+    """Return the job in `raw`, and a warning for each value outside the current bounds and each removed setting.
 
     `owner` is the subject of the warnings, such as "the run".
 
@@ -93,7 +93,7 @@ def removed_setting_warning(field: str, owner: str) -> str:
 
 
 def has_value(raw: Any, path: KeyPath) -> bool:
-    """Whether `raw` has a value at `path`."""
+    """Return whether `raw` has a value at `path`."""
     for part in path:
         if not (part in raw if isinstance(raw, Mapping) else isinstance(raw, list) and part in range(len(raw))):
             return False
@@ -108,7 +108,7 @@ def _pop_value(raw: Any, path: KeyPath) -> Any:
 
 
 def _convert_number(value: Any) -> Any:
-    """Return a numeric string, such as a variable's value, or 2.0 as a number; return other values unchanged."""
+    """Return a number or numeric string as an int if it is whole, else as a float; return other values unchanged."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -117,7 +117,7 @@ def _convert_number(value: Any) -> Any:
 
 
 def _replace_value(part: Any, path: KeyPath, value: Any) -> Any:
-    """Return a copy of `part` with another value at `path`, which pydantic does not check."""
+    """Return a copy of `part` with `value` at `path`, without validation by pydantic."""
     if not path:
         return value
     key, rest = path[0], path[1:]

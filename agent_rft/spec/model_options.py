@@ -1,4 +1,4 @@
-"""Settings of a job's model: the conversation format if detection fails, and LoRA adapters."""
+"""Settings of a job's model: its conversation format and its LoRA adapter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator
 from agent_rft.spec.endpoints import StrictModel
 
 MAX_TEMPLATE_BYTES = 64_000
-"""Maximum size of a chat template; the longest templates of public models have about 20 kB."""
+"""Maximum size of a chat template; the longest templates of public models are about 20 kB."""
 MAX_VALUE_CHARS = 4_000
 RENDERER_VARIABLES = frozenset(
     {
@@ -21,7 +21,7 @@ RENDERER_VARIABLES = frozenset(
         *("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"),
     }
 )
-"""Variables that the renderer sets for a template, and names of the renderer's own arguments."""
+"""Names that `template_arguments` must not contain, because the renderer sets or uses them itself."""
 _JINJA = re.compile(r"\{[{%]")
 
 Text = Annotated[str, Field(max_length=MAX_VALUE_CHARS)]
@@ -50,9 +50,9 @@ class ModelOptions(StrictModel):
     """
 
     chat_template: str | None = None
-    """Chat template that replaces the model's own: the path of a Jinja file of at most 64 kB, relative to the job file;
-    null: the model's own. In the API: the template itself, never a path. Set it if the model's own template omits tools
-    or rejects them."""
+    """Chat template that replaces the model's own; null: the model's own. In a job file: the path of a Jinja file of at
+    most 64 kB, relative to the job file. In the API: the template itself, never a path. Set it if the model's own
+    template omits or rejects tools."""
     template_arguments: TemplateArguments = Field(default={})
     """Arguments of the template, such as `enable_thinking: false`; at most 32 strings, numbers or booleans."""
     stop_tokens: StopTokens = ()
@@ -69,14 +69,14 @@ class ModelOptions(StrictModel):
     @classmethod
     def _check_template(cls, text: str | None) -> str | None:
         if text is not None and len(text.encode()) > MAX_TEMPLATE_BYTES:
-            raise ValueError(f"must have at most {MAX_TEMPLATE_BYTES:,} bytes")
+            raise ValueError(f"must be at most {MAX_TEMPLATE_BYTES:,} bytes long")
         if text is not None and not is_template(text):
             raise ValueError("must be the text of a Jinja template, which contains {{ ... }} or {% ... %}")
         return text
 
 
 def is_template(text: str) -> bool:
-    """Whether `text` is the text of a Jinja template and not, for example, a path."""
+    """Return whether `text` is a Jinja template and not, for example, a path."""
     return _JINJA.search(text) is not None
 
 
@@ -90,7 +90,7 @@ def read_template(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_TEMPLATE_BYTES + 1)
         if len(content) > MAX_TEMPLATE_BYTES:
-            raise ValueError(f"{path} has more than {MAX_TEMPLATE_BYTES:,} bytes")
+            raise ValueError(f"{path} is larger than {MAX_TEMPLATE_BYTES:,} bytes")
         return content.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
@@ -111,16 +111,16 @@ class LoraSpec(StrictModel):
     """
 
     rank: Annotated[int, Field(ge=1, le=512)] = 32
-    """Rows of A, which determine how much an adapter can learn and, in proportion, its size. Reinforcement needs few, 8
-    to 32; raise it for supervised training on many rows."""
+    """Number of rows of A. An adapter with a higher rank can learn more, but is larger. Reinforcement needs only 8 to
+    32; raise the rank for supervised training on many rows."""
     alpha: Annotated[float, Field(gt=0, le=65_536)] = 32.0
-    """Scale of the adapter's update. At the default, the best learning rate is almost independent of the rank, so leave
-    it."""
+    """Scale of the adapter's update. At the default, the best learning rate is almost independent of the rank, so keep
+    the default."""
     targets: Literal["all-linear"] | Annotated[tuple[ModuleName, ...], Field(min_length=1, max_length=64)] = (
         "all-linear"
     )
     """Weights to adapt: all-linear (every linear layer except the output head) or a list of layer names, such as
-    `q_proj` or `layers.0.mlp.up_proj`. Adapting attention only learns less (Schulman et al. 2025)."""
+    `q_proj` or `layers.0.mlp.up_proj`. Adapting only the attention layers learns less (Schulman et al. 2025)."""
 
     def __str__(self) -> str:
         return f"rank {self.rank}, alpha {self.alpha:g}, targets {', '.join(self.names)}"

@@ -18,7 +18,7 @@ class NodeGroup(StrictModel):
     """A group of identical nodes."""
 
     name: str
-    """Name of the node in the plan; in a group of several, nodes are numbered: `gpu-0`, `gpu-1`."""
+    """Name of the node in the plan; if the group has several nodes, they are numbered: `gpu-0`, `gpu-1`."""
     count: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
     """Number of nodes in the group."""
     cores: Annotated[float, Field(ge=0)]
@@ -32,9 +32,9 @@ class NodeGroup(StrictModel):
     object_store_gib: GibiBytes | None = None
     """Size of Ray's object store on each node in GiB (`--object-store-memory`); null: unknown, and not checked."""
     shm_gib: GibiBytes | None = None
-    """Size of `/dev/shm` of each node in GiB; null: unknown, and not checked."""
+    """Size of `/dev/shm` on each node in GiB; null: unknown, and not checked."""
     tmp_gib: GibiBytes | None = None
-    """Size of `/tmp` of each node in GiB, such as the limit of a pod's `emptyDir`; null: unknown, and not checked."""
+    """Size of `/tmp` on each node in GiB, such as the limit of a pod's `emptyDir`; null: unknown, and not checked."""
 
     @property
     def node_names(self) -> list[str]:

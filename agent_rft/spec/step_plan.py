@@ -21,10 +21,10 @@ GROUP_SIZE = 8
 REASONING_TOKENS = {"default": None, "low": 512, "medium": 2048, "high": 8192}
 REFERENCE_PARAMETERS = 8e9
 REFERENCE_RATES: Mapping[MethodType, float] = {"reinforcement": 1e-6, "supervised": 1e-5}
-"""Learning rates of full fine-tuning at REFERENCE_PARAMETERS."""
+"""Default learning rates for training all weights of a model with REFERENCE_PARAMETERS parameters."""
 LORA_FACTOR = 10
 """Ratio of LoRA's best learning rate to the best rate of full fine-tuning, for any rank and both methods (Schulman et
-al. 2025, "LoRA Without Regret", Thinking Machines; with their alpha, 32)."""
+al. 2025, "LoRA Without Regret", Thinking Machines; with alpha = 32)."""
 
 
 class StepPlan(StrictModel):

@@ -18,7 +18,7 @@ class TrackerSpec(StrictModel):
 
 
 class WandbSettings(TrackerSpec):
-    """Project, owner, name and tags of a run at Weights & Biases. The settings have OpenAI's names."""
+    """Project, owner, name and tags of a run in Weights & Biases. The settings have OpenAI's names."""
 
     project: Name
     """Project of the run; created if it does not exist."""
@@ -34,7 +34,7 @@ class WandbTrackerSpec(TrackerSpec):
     """Weights & Biases as an experiment tracker of a job."""
 
     type: Literal["wandb"]
-    """Records the run at Weights & Biases; needs the extra `wandb` and the operator's `trackers.wandb`."""
+    """Records the run in Weights & Biases; needs the extra `wandb` and the operator's `trackers.wandb`."""
     wandb: WandbSettings
     """Project, names and tags of the run."""
 

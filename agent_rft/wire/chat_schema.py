@@ -44,7 +44,7 @@ class RequestPart(BaseModel):
 
 
 class ContentPart(RequestPart):
-    """Part of a message's content that is sent as a list. Only text is supported."""
+    """One part of a message's content. Only text is supported."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
@@ -64,7 +64,7 @@ def _join_parts(value: str | list[ContentPart] | None) -> str | None:
 
 
 def content_kind(value: Any) -> str:
-    """Return whether a list or a text was sent, so that pydantic reports errors only for the type that was sent."""
+    """Return "list" or "text", the type of the content, so that pydantic reports errors only for this type."""
     return "list" if isinstance(value, list) else "text"
 
 
@@ -110,7 +110,7 @@ class ToolCallPart(RequestPart):
 class AssistantMessage(RequestPart):
     role: Literal["assistant"]
     content: Parts | None = None
-    """May be omitted if there are `tool_calls`."""
+    """Text of the message; may be omitted if there are `tool_calls`."""
     refusal: str | None = None
     reasoning: str | None = None
     """Reasoning of an earlier answer, sent back by the client."""
@@ -161,7 +161,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 class FunctionDefinition(RequestPart):
-    """Function of a tool as the model sees it. Extra fields are kept, because they are also kept in training."""
+    """Function of a tool as the model sees it. Extra fields are preserved, as in training."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -230,16 +230,15 @@ class SamplingRequest(RequestPart):
     model: Annotated[str, Field(min_length=1)]
     """Id of a base model, a tuned model or a checkpoint; see GET /models."""
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    """Sampling temperature; by default the temperature of the model's training."""
+    """Sampling temperature; by default the temperature that was used in training."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample only from the most likely tokens whose probabilities add up to this value; by default from all tokens."""
     top_k: Annotated[int, Field(ge=0)] | None = None
     """Number of most likely tokens from which to sample; 0: sample from all tokens. An extension of OpenAI's API."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Sample only from tokens with at least this share of the most likely token's probability. An extension of OpenAI's
-    API."""
+    """Minimum probability of a token, relative to the most likely token. An extension of OpenAI's API."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    """Makes sampling reproducible, as far as the engine can."""
+    """Seed that makes sampling reproducible, as far as the engine supports it."""
     parallel_tool_calls: bool | None = None
     """Whether one message may contain several calls."""
     stream: bool = False
@@ -247,22 +246,22 @@ class SamplingRequest(RequestPart):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     """Number of answers."""
     grader: dict[str, Any] | None = None
-    """Grader as in `method.reinforcement.grader`, which selects the best of `n` answers. An extension of OpenAI's
-    API."""
+    """Grader that selects the best of `n` answers. Same format as `method.reinforcement.grader`. Extends
+    OpenAI's API."""
     item: dict[str, Any] | None = None
     """Value of `item` in the grader's templates."""
     user: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
     service_tier: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
     safety_identifier: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
     prompt_cache_key: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
     prompt_cache_retention: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
     prompt_cache_options: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
 
     @model_validator(mode="before")
     @classmethod
@@ -277,7 +276,7 @@ class ChatRequest(SamplingRequest):
     """Request for a chat completion."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    """Complete conversation. The result of each call must directly follow the turn of the call."""
+    """Complete conversation. Tool results must directly follow the message that contains their calls."""
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = (
         None
     )
@@ -289,29 +288,28 @@ class ChatRequest(SamplingRequest):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Older name of `max_completion_tokens`."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of tokens of the answer, including reasoning; by default the limit of the model's training."""
+    """Maximum number of tokens of the answer, including reasoning; by default the limit that was used in training."""
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
     """Up to four strings at which generation ends."""
     logprobs: bool | None = None
-    """Return each token's log-probability in the sampling distribution: after temperature, `top_p` and the response
-    format."""
+    """Return each token's log-probability after temperature, `top_p` and the response format are applied."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Number of most likely tokens at each position whose log-probabilities are returned in addition."""
+    """Number of most likely tokens at each position whose log-probabilities are also returned."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Numbers to add to the logits of tokens, by token id."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     reasoning_effort: Effort | None = None
-    """Limit of reasoning tokens: low 512, medium 2048, high 8192; by default the limit of the model's training."""
+    """Maximum number of reasoning tokens: low 512, medium 2048, high 8192; by default the limit used in training."""
     stream_options: StreamOptions | None = None
     store: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
     metadata: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
     verbosity: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
     modalities: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ChatRequest:
@@ -328,7 +326,7 @@ class ChatRequest(SamplingRequest):
         return self
 
     def to_chat_body(self) -> dict[str, Any]:
-        """Return the request in the format of a ModelServer, without keys that only the API itself uses."""
+        """Return the request body for a ModelServer, without the keys that the API itself handles."""
         body = self.model_dump(exclude_none=True, exclude=SERVER_KEYS, by_alias=True)
         if self.max_tokens is not None:
             body.setdefault("max_completion_tokens", self.max_tokens)
@@ -373,9 +371,9 @@ def check_tool_choice(choice: str | NamedTool | None, tools: list[ToolDefinition
 
 
 def check_grammars(choice: str | NamedTool | None, tools: list[ToolDefinition] | None, *, wants_json: bool) -> None:
-    """Check the schemas of the tools if decoding is constrained to these schemas.
+    """Check the tools' schemas if the request needs a grammar.
 
-    Decoding is constrained if `choice` requires a call, or if the answer must be JSON (`wants_json`).
+    A grammar is needed if `choice` requires a call, or if the answer must be JSON (`wants_json`).
 
     Raises:
         ValueError: A schema cannot be expressed as a grammar, or there are too many patterns.

@@ -82,7 +82,7 @@ def _build_messages(request: ResponsesRequest, sealer: ReasoningSealer) -> list[
 
 
 class _MessageBuilder:
-    """Builder of messages from items. Consecutive reasoning, preamble and calls become one assistant message."""
+    """Builder of chat messages from items. Consecutive reasoning, preamble and calls become one assistant message."""
 
     def __init__(self, sealer: ReasoningSealer) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -273,5 +273,5 @@ def finish_response(
 
 
 def _fill_in_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Add default values for the keys that the types of client libraries require."""
+    """Add default values for keys that client libraries require."""
     return {**tool, "parameters": tool.get("parameters") or {}, "strict": bool(tool.get("strict"))}

@@ -1,4 +1,4 @@
-"""Schema of requests to /responses, whose input is messages, output items of earlier responses, and tool outputs.
+"""Schema of requests to /responses.
 
 The server keeps no state. OpenAI's keys that have no effect on this server are accepted but ignored. Keys that would
 change the answer, such as `conversation` or `background`, are rejected. A key with the value `null` is treated like an
@@ -63,7 +63,7 @@ class CallOutputItem(RequestPart):
 class ReasoningItem(RequestPart):
     type: Literal["reasoning"]
     encrypted_content: str | None = None
-    """Encrypted reasoning of an earlier response of this server, sent back by the client."""
+    """Encrypted reasoning from an earlier response, sent back by the client."""
 
 
 def _item_kind(item: Any) -> Any:
@@ -99,7 +99,7 @@ class FlatNamedTool(RequestPart):
 
 class ReasoningOptions(RequestPart):
     effort: Effort | None = None
-    """Limit of reasoning tokens: low 512, medium 2048, high 8192; by default the limit of the model's training."""
+    """Maximum number of reasoning tokens: low 512, medium 2048, high 8192; by default the limit used in training."""
     summary: Any = None
     """Accepted but ignored: responses contain no summaries."""
 
@@ -140,9 +140,9 @@ class ResponsesRequest(SamplingRequest):
     text: TextOptions | None = None
     """Format of the answer."""
     include: list[str] = Field(default_factory=list)
-    """`reasoning.encrypted_content`: return the encrypted reasoning, for the next turn."""
+    """Additional output: `reasoning.encrypted_content` returns the encrypted reasoning, for use in the next turn."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of tokens of the answer, including reasoning; by default the limit of the model's training."""
+    """Maximum number of tokens of the answer, including reasoning; by default the limit that was used in training."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Up to 16 key-value pairs, which the response repeats."""
     store: bool | None = None
@@ -150,7 +150,7 @@ class ResponsesRequest(SamplingRequest):
     truncation: Literal["auto", "disabled"] | None = None
     """Ignored: a conversation that is too long is rejected."""
     stream_options: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
     previous_response_id: Any = None
     """Rejected: the server keeps no state. Send the complete conversation as input."""
     conversation: Any = None
@@ -160,7 +160,7 @@ class ResponsesRequest(SamplingRequest):
     prompt: Any = None
     """Rejected: the server keeps no state. Send the complete conversation as input."""
     max_tool_calls: Any = None
-    """Accepted as in OpenAI's API, and ignored."""
+    """Accepted for compatibility with OpenAI's API, but ignored."""
 
     @field_validator(*STATEFUL_KEYS)
     @classmethod

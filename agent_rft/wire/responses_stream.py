@@ -62,7 +62,7 @@ class ResponseStream:
         self._usage: Mapping[str, Any] = NO_USAGE
 
     async def events(self, chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[StreamEvent]:
-        """Yield the events of the response for the chunks of a chat completion.
+        """Convert the chunks of a chat completion to events, and yield them.
 
         Raises:
             ApiError: The model failed during the stream.

@@ -8,15 +8,15 @@ from typing import Any
 
 
 def format_sse_event(event: Mapping[str, Any], named: bool = False) -> str:
-    """Return an event in the format of server-sent events; if `named` is true, `type` is also the name of the event."""
+    """Format an event as a server-sent event; if `named` is true, its `type` is also sent as the event's name."""
     name = f"event: {event['type']}\n" if named and "type" in event else ""
     return f"{name}data: {json.dumps(event, separators=(',', ':'), ensure_ascii=False)}\n\n"
 
 
 def format_resumable_event(event: Mapping[str, Any]) -> str:
-    """Return an event in the format of server-sent events, with the `id` with which a client can resume the stream.
+    """Format an event as a server-sent event with an `id`, from which a client can resume the stream.
 
-    An empty event becomes a comment.
+    An empty event becomes a comment, which clients ignore.
     """
     if not event:
         return ": nothing new\n\n"

@@ -63,7 +63,7 @@ class CheckedJob:
         setting_changes: Settings of a resumed run whose values differ from those at its first start.
         layout_changes: Layout settings of a resumed run that changed, because the recorded values no longer fit.
         warnings: Warnings to print.
-        stop_time: Time that stopping the run takes, at the measured disk speed; None without a learner or measurement.
+        stop_time: Time needed to stop the run, estimated from the disk speed; None if it cannot be estimated.
         request: Planning request from which the layout was chosen; None if the layout must not change.
     """
 
@@ -106,7 +106,7 @@ class CheckedJob:
 
     @property
     def can_change_layout(self) -> bool:
-        """Whether another layout may replace this layout until the GPUs of this layout are reserved."""
+        """Whether the layout may still change before GPUs are reserved."""
         on_gpus = self.placement.engine_gpus > 0 or self.placement.rank_gpus > 0
         return self.request is not None and on_gpus and not self.placement.has_shared_engines
 
@@ -158,12 +158,12 @@ async def check_job(
         nodes: Live nodes of the cluster.
         runs: Folder of the run folders.
         operator: The operator's configuration.
-        dry_run: Whether to call each tool and grader once. They are not called if `method` has problems.
-        trains: True if the run trains, False if it only grades.
+        dry_run: Whether to call each tool and grader once. Skipped if `method` has problems.
+        trains: Whether the run trains. Otherwise it only grades.
         known_problems: Problems that were found earlier. They come first in the list of problems.
         free_space: Free disk space and shared memory; None to measure them.
-        recorded_run: Record of the run to resume. The plan in the record is kept. None for a new run.
-        was_accepted: Whether the job was accepted earlier. If so, problems that do not prevent its run are warnings.
+        recorded_run: Record of the run to resume; None for a new run.
+        was_accepted: Whether the job passed an earlier check. If so, some problems become warnings.
 
     Raises:
         InvalidJob: The job has problems; lists all of them.
@@ -300,7 +300,7 @@ def _expected_nodes(nodes: Sequence[Node], operator: OperatorConfig) -> Sequence
 def _node_problems(
     job: JobSpec, nodes: Sequence[Node], recorded: RecordedLayout, operator: OperatorConfig
 ) -> list[Problem]:
-    """Return a problem if it is unknown whether the job will have GPUs, because its nodes join on demand."""
+    """Return a problem if a layout cannot be chosen yet, because no node with GPUs has joined."""
     is_open = job.cluster.engine_gpus == "auto" and recorded.engine_gpus is None
     if not is_open or operator.nodes or not operator.wait_for_nodes_s or any(node.gpus for node in nodes):
         return []
@@ -317,9 +317,9 @@ def _measure_stop_time(num_parameters: int, runs: Path) -> StopTime | None:
 def _long_stop_warning(stop: StopTime) -> str:
     speed = f"{format_bytes(stop.write_bytes_per_s)} per second, measured"
     return (
-        f"stopping this run takes longer than {PROMPT_S:g} s: it completes the update in progress, then needs about "
-        f"{stop.checkpoint_s:.0f} s to write a checkpoint of {format_bytes(stop.checkpoint_bytes)} ({speed}); "
-        "do not kill the run earlier"
+        f"stopping this run takes longer than {PROMPT_S:g} s: the run completes the update in progress, then needs "
+        f"about {stop.checkpoint_s:.0f} s to write a checkpoint of {format_bytes(stop.checkpoint_bytes)} ({speed}); "
+        "do not kill it before that"
     )
 
 
@@ -338,10 +338,7 @@ async def _sandbox_problems(
     operator: OperatorConfig,
     check: Callable[[OperatorConfig], Awaitable[None]] = check_sandbox,
 ) -> list[Problem]:
-    """Return a problem if python graders have no working sandbox.
-
-    The sandbox is checked on the nodes for python graders; if there are no such nodes, on this node.
-    """
+    """Return a problem if sandboxes do not work where python graders will run."""
     python = [field for field, spec in iterate_graders(reinforcement) if isinstance(spec, PythonGrader)]
     if not python:
         return []

@@ -18,7 +18,7 @@ from agent_rft.trainer.learner.rank_memory_sizes import STATE_BYTES
 from agent_rft.trainer.loop.checkpoint import KEEP_BEST
 
 NUM_FULL = 2
-"""Maximum number of checkpoints with optimizer state: the last one and the one being written. Others have no state."""
+"""Maximum number of checkpoints with optimizer state: the last one and the one being written."""
 SAMPLE_BYTES = 64 << 20
 SAMPLE_S = 0.5
 MIN_FREE_DISK_BYTES = 64 << 20
@@ -41,10 +41,10 @@ class FreeSpace:
 def measure_write_speed(
     runs: Path, checkpoint_bytes: int, now: Callable[[], float] = time.perf_counter
 ) -> float | None:
-    """Measure how many bytes per second can be written to the disk of `runs`; None if no file can be written there.
+    """Measure the write speed of the disk of `runs` in bytes per second; None if no file can be written there.
 
-    Writes to a temporary file until half a second has passed, or until the file has a sixteenth of the size of a
-    checkpoint. The result may be too high, because the disk or the network may buffer the data.
+    Writes a temporary file for about half a second. The result may be too high if the disk or the network buffers the
+    data.
     """
     piece, target = os.urandom(1 << 20), min(SAMPLE_BYTES, checkpoint_bytes // 16)
     written, began = 0, now()
@@ -79,7 +79,7 @@ def check_space(
     num_written: int = 0,
     num_uploading: int = 0,
 ) -> list[Problem]:
-    """Return problems if the disk is too small for the checkpoints, or shared memory for the copies of the weights.
+    """Return problems if the disk cannot hold the checkpoints, or shared memory cannot hold the copies of the weights.
 
     The disk holds the retained checkpoints and the checkpoint that is being written. A run without a learner writes no
     checkpoints and transfers no weights.
@@ -92,7 +92,7 @@ def check_space(
         free: Free space.
         one_node: Whether all processes run on this node. Otherwise shared memory is not checked.
         num_written: Number of existing checkpoints, one of them with optimizer state.
-        num_uploading: Number of additional checkpoints with optimizer state, which stay while they are uploaded.
+        num_uploading: Number of additional checkpoints with optimizer state, which stay on the disk during upload.
     """
     problems = []
     trains = placement.learner_ranks > 0
@@ -107,7 +107,7 @@ def check_space(
     if free.disk_bytes < disk:
         content = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)}" if trains else "traces"
         message = (
-            f"{format_bytes(free.disk_bytes)} are free on the disk of {runs}, but {content} "
+            f"{format_bytes(free.disk_bytes)} is free on the disk of {runs}, but {content} "
             f"may take {format_bytes(disk)}"
         )
         problems.append(Problem("disk_full", "--runs", message, "free some space or choose another folder with --runs"))
@@ -115,7 +115,7 @@ def check_space(
     shm = trains * (1 + placement.engines) * placement.bytes_per_weight * num_parameters
     shm += MANY_GPUS_SHM_BYTES if placement.engine_gpus > 1 else 0
     if one_node and (free.shm_bytes or 0) < shm:
-        available = "no shared memory exists" if free.shm_bytes is None else f"{format_bytes(free.shm_bytes)} are free"
+        available = "no shared memory exists" if free.shm_bytes is None else f"{format_bytes(free.shm_bytes)} is free"
         message = f"{available} in {SHM}, but copies of the weights take {format_bytes(shm)}"
         fix = f"enlarge {SHM} (in a container: --shm-size={math.ceil(shm / 2**30)}g)"
         problems.append(Problem("small_shared_memory", "cluster", message, fix))

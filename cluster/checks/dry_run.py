@@ -35,7 +35,7 @@ from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.types import Task, ToolCall, ToolSchema
 
 TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
-"""Differs in each process, so that a server that deduplicates calls by key does not treat this call as an old one."""
+"""Trace id of the trial calls. It differs in each process, so that servers do not deduplicate the calls."""
 PROBE_TIMEOUT_S = 10.0
 UNANSWERED = "unanswered_trial_call"
 NO_SCHEMAS = "no_json_schema"
@@ -50,9 +50,8 @@ async def dry_run_problems(
 ) -> list[Problem]:
     """Call each tool and grader once, inside a session if the job has one, and return the problems.
 
-    Each call may take as long as the endpoint's `timeout_s`, but at most ten minutes. Problems whose code is in
-    `WARNINGS` are only warnings: an endpoint may still be working on the call, or a judge does not support JSON
-    schemas.
+    Each call may take as long as the endpoint's `timeout_s`, but at most ten minutes. Problems with a code in
+    `WARNINGS` are only warnings.
     """
     if reinforcement.session is None:
         return await _call_all(reinforcement, tasks, operator)
@@ -130,7 +129,7 @@ async def _try_grader(
     operator: OperatorConfig,
     notes: list[Problem],
 ) -> Problem | None:
-    """Grade once with `grader` and the guards, and return the problem; warnings are appended to `notes`."""
+    """Grade an example once with `grader` and the guards; return the problem, and append warnings to `notes`."""
 
     def add_schema_warning(found: SchemasUnsupported) -> None:
         notes.append(Problem(NO_SCHEMAS, f"models.{found.model}", found.message, found.fix))
@@ -161,7 +160,7 @@ async def _try_grader(
 
 
 def _failure_problem(error: RftError, code: str, field: str, headers: str, fix: str, may_take_s: float) -> Problem:
-    """Return the problem of a failed call. `fix` is used if the kind of failure has no fix.
+    """Return the problem to report for a failed call. `fix` is used if `error` has no fix.
 
     `may_take_s` is the endpoint's own timeout, which may be longer than the timeout of the trial call.
     """
@@ -182,8 +181,8 @@ async def _find_path_error(
 ) -> str | None:
     """Return why the path of a tool's URL is probably wrong; None if it seems correct.
 
-    A 404 alone is not enough, because many tools answer 404 for a missing document. The path is wrong if a path that
-    certainly does not exist gets the same answers, both to the call and to an empty body.
+    A 404 alone is not enough, because many tools answer 404 for a missing document. Therefore the call and an empty
+    body are also sent to a path that does not exist. If the answers are the same, the path is wrong.
     """
     url = URL(tool.server_url)
     missing_url = (url / "agent-rft-no-such-path").with_query(url.query)

@@ -40,7 +40,7 @@ def check_endpoints(reinforcement: Reinforcement, operator: OperatorConfig) -> l
 
 
 def _address_problems(reinforcement: Reinforcement, guard: AddressGuard) -> list[Problem]:
-    """Return problems of URLs with a forbidden IP address. The dry run resolves and checks host names."""
+    """Return a problem for each URL with a forbidden IP address. The dry run resolves and checks host names."""
     problems = []
     for where, url in list_endpoint_urls(reinforcement):
         error = None if find_endpoint_problem(url, {}) else guard.find_address_problem(url)
@@ -58,7 +58,7 @@ def list_endpoint_urls(reinforcement: Reinforcement) -> Iterator[tuple[str, str]
 
 
 def _tools_and_sessions(reinforcement: Reinforcement) -> Iterator[tuple[str, str, Headers]]:
-    """Yield (field of the job, URL, headers) of each tool, and of the start and end of the session."""
+    """Yield (job field, URL, headers) of each tool, and of the session's start and end endpoints."""
     for i, tool in enumerate(reinforcement.tools):
         yield f"{TOOLS}[{i}].server_url", tool.server_url, tool.headers
     if (session := reinforcement.session) is not None:
@@ -73,7 +73,7 @@ def check_early_stop(job: JobSpec) -> list[Problem]:
     if early_stop is None or job.validation_file is not None:
         return []
     message = "needs validations, but the job has no validation_file"
-    fix = "set validation_file to a file with other rows than the training file, or remove early_stop"
+    fix = "set validation_file to a file whose rows are not in the training file, or remove early_stop"
     return [Problem("early_stop_without_validation", "method.reinforcement.early_stop", message, fix)]
 
 

@@ -1,4 +1,4 @@
-"""Warnings about settings, rows, graders and tools that are valid, but from which the model probably learns little."""
+"""Warnings about valid job settings and rows that probably make training less effective."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from agent_rft.spec.step_plan import StepPlan
 from agent_rft.types import Task
 
 MANY_EPOCHS = 20
-"""With more epochs, rows are usually memorized. `auto` exceeds this number with fewer than 16 rows."""
+"""Number of epochs above which the model usually memorizes the rows."""
 OPENAI_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Names of functions that OpenAI's API allows; the user's agent cannot send other names."""
 MAX_NAMES = 50
-"""Maximum number of tool names for which a call is parsed as a test."""
+"""Maximum number of tool names to try with the tool parser."""
 
 
 def find_advice(job: JobSpec, plan: StepPlan, renderer: Renderer, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
@@ -121,9 +121,9 @@ def _grader_advice(reinforcement: Reinforcement) -> Iterator[str]:
 
 
 def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:
-    """Yield warnings about calls that may take longer than the rollout that waits for them.
+    """Yield a warning for each tool, session or grader whose timeout exceeds the time limit of a rollout.
 
-    Tool calls count toward the rollout's time. Session starts and grades count as waiting, which has a higher limit.
+    The limit is `rollout_timeout_s` for tools, and `wait_timeout_s` for the session and graders.
     """
     limits = reinforcement.limits
     wait = f"the {limits.wait_timeout_s:g} s that a rollout may wait ({WAIT_FACTOR} x limits.rollout_timeout_s)"
@@ -149,7 +149,7 @@ def _short_timeout(field: str, endpoint: Endpoint, limit: str, needed_s: float) 
 
 
 def _is_constant(spec: GraderSpec) -> bool:
-    """Whether a grader, without being run, is certain to give all answers to a row the same grade."""
+    """Return whether the grader certainly ignores the answer."""
     match spec:
         case PythonGrader():
             return ignores_sample(spec.source)

@@ -20,7 +20,7 @@ from agent_rft.spec.operator.allowed_networks import AllowedDestination
 from agent_rft.spec.operator.operator_config import OperatorConfig
 
 Resolve = Callable[[str, int], Sequence[IPAddress]]
-"""Returns the IP addresses of a host and port; empty if the name is unknown."""
+"""Function that returns the IP addresses for a host name and port; empty if the name is unknown."""
 
 
 def resolve_host(host: str, port: int) -> list[IPAddress]:
@@ -35,7 +35,7 @@ def resolve_host(host: str, port: int) -> list[IPAddress]:
 def allow_local_endpoints(
     operator: OperatorConfig, job: JobSpec | Reinforcement | None, address: str | None, resolve: Resolve = resolve_host
 ) -> OperatorConfig:
-    """Return `operator` with access to the local endpoints of `job` added, if the command starts its own Ray cluster.
+    """Return `operator` plus access to the local endpoints of `job`, if the command starts its own Ray cluster.
 
     Host names are resolved here, once. A host name that has a public address at this time stays limited to public
     addresses. Therefore the owner of its DNS zone cannot direct calls into the operator's network later.

@@ -1,4 +1,4 @@
-"""Examination of a model without a job: the format of its conversations, and its missing features, with fixes."""
+"""Examination of a model without a job: its conversation format, its missing features, and their fixes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WITHOUT_CALLS: tuple[Message, ...] = tuple(m for m in _CONVERSATION if m["conte
 
 
 class ModelFeature(NamedTuple):
-    """Feature of a model with its value. If the value limits training, `remark` is the consequence or the fix."""
+    """Feature of a model. `remark` describes the consequence or the fix if `value` limits training."""
 
     name: str
     value: str
@@ -52,8 +52,7 @@ class ModelFeatures:
         tool_parser: Name of the tool parser; None if the model can be used only without tools.
         reads_calls: Whether the parser reads the calls that the template writes.
         stop_tokens: Stop tokens.
-        reasoning: How the model reasons: not at all (`none`), optionally at the start of a turn (`optional`), in every
-            turn, because the prompt opens the reasoning (`opened`), or in separate messages (`message`).
+        reasoning: Use of reasoning: `none`, `optional`, `opened` (in every turn) or `message` (in separate messages).
         keeps_reasoning: Whether the reasoning of a turn with calls stays in the history.
         parallel_calls: Whether a turn of the history may have several calls.
         shows_tools: Whether the prompt shows the tools.
@@ -165,8 +164,7 @@ def _count_samples(renderer: Renderer, conversation: Sequence[Message], tools: S
 class Examination:
     """Result of examining a model: its features (None if the model cannot be read) and its problems.
 
-    `unread_calls_problem` is why no parser reads the model's calls, a problem only for jobs with tools; None if a
-    parser reads them.
+    `unread_calls_problem` is set if no parser reads the model's calls, which is a problem only for jobs with tools.
     """
 
     features: ModelFeatures | None
@@ -180,7 +178,7 @@ class Examination:
 
     @property
     def can_train_without_calls(self) -> bool:
-        """Whether jobs without tools can be trained."""
+        """Whether the model can be trained by jobs without tools."""
         return self.features is not None and self.features.samples_without_calls > 0 and not self.problems
 
     @property
@@ -203,7 +201,7 @@ def examine_model(name: str, options: ModelOptions) -> Examination:
 
 
 def add_tools_to_template(name: str) -> str:
-    """Return a model's chat template, extended by a first part that writes tools, calls and results as text.
+    """Return a model's chat template with a new first part, which writes tools, calls and results as text.
 
     Raises:
         UserError: The model is missing, its template already supports tools, or the added part does not work.

@@ -41,7 +41,7 @@ def check_offline(job: JobSpec, folder: ModelFolder, operator: OperatorConfig) -
 
 
 def check_method(reinforcement: Reinforcement, rows: Sequence[CheckedRow], operator: OperatorConfig) -> list[Problem]:
-    """Return the problems of tools, sessions and graders, both on their own and with these rows. Calls nothing."""
+    """Return problems of a job's tools, session and graders, and of rows that do not fit them. Calls no endpoint."""
     return [
         *check_tools(reinforcement, rows),
         *check_row_sizes(reinforcement, rows),
@@ -58,7 +58,7 @@ def make_invalid_job(problems: Sequence[Problem]) -> InvalidJob:
 
 @dataclass(frozen=True, slots=True)
 class _MergedProblem:
-    """Problem with the lines of all rows that have it."""
+    """Problem of one or more rows, with their line numbers."""
 
     problem: Problem
     lines: list[int]
@@ -70,7 +70,7 @@ class _MergedProblem:
 
 
 def _merge_equal_problems(problems: Iterable[Problem]) -> list[_MergedProblem]:
-    """Merge equal problems of several rows into one, because they have one cause."""
+    """Merge problems that differ only in their rows."""
     merged: dict[tuple[str, ...] | int, _MergedProblem] = {}
     for number, problem in enumerate(problems):
         of_row = problem.line is not None and problem.field.startswith(FILES)
@@ -82,7 +82,7 @@ def _merge_equal_problems(problems: Iterable[Problem]) -> list[_MergedProblem]:
 
 
 def _shorten(merged: Iterable[_MergedProblem]) -> list[Problem]:
-    """Return at most SHOWN_PER_KIND problems per code and field, and a problem that counts the others."""
+    """Return the first SHOWN_PER_KIND problems per code and field, then one problem that counts the remaining ones."""
     kinds: dict[tuple[str, str], list[_MergedProblem]] = {}
     shown: list[Problem] = []
     for each in merged:
@@ -104,7 +104,7 @@ def _without_indexes(field: str) -> str:
 
 
 def check_gradable(job: JobSpec, file: str) -> None:
-    """Check that a job has a grader and a file in its field `file`, whose rows are to be graded.
+    """Check that the rows of a job's file can be graded; `file` is the field of the job, such as `test_file`.
 
     Raises:
         InvalidJob: The job is supervised, or does not set the field `file`.

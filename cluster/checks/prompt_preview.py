@@ -1,4 +1,4 @@
-"""Preview of the first training row as the model reads it: a prompt, or a conversation with marked trained parts."""
+"""Preview of the first training row as the model reads it: a prompt, or a conversation with trained parts marked."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from agent_rft.spec.job import JobSpec
 class PromptPreview:
     """Prompt or supervised conversation of a row as text.
 
-    Each of the `samples` is divided into pieces of (text, whether the text is trained). A reinforcement job has one
-    sample: the prompt, which is not trained.
+    Each of the `samples` is a sequence of pairs (text, is trained). A reinforcement job has one sample: the prompt,
+    which is not trained.
     """
 
     dialect: Dialect
@@ -58,7 +58,7 @@ def preview_prompt(job: JobSpec, folder: ModelFolder) -> PromptPreview | None:
 
 
 def _split_by_trained(renderer: Renderer, sample: SupervisedSample) -> tuple[tuple[str, bool], ...]:
-    """Return a sample's text in pieces, each either trained or not."""
+    """Split a sample's text into pairs (text, is trained)."""
     tokens: Sequence[tuple[int, bool]] = list(zip(sample.token_ids, sample.mask, strict=True))
     return tuple(
         (renderer.tokenizer.decode([token for token, _ in group], skip_special_tokens=False), trained)

@@ -28,10 +28,10 @@ from agent_rft.types import Task
 MIN_ANSWER_TOKENS = 16
 """Minimum number of tokens that a prompt must leave for the answer."""
 SHOWN_CHARS = 40
-"""Length of the beginning of a message that must be in the prompt; a template may strip the end."""
+"""Maximum number of characters of a message to search for in the prompt."""
 SIZE_FIX = "shorten the row: move large values to a file that tools and graders read, and put an id in the row"
 ROWS_AT_ONCE = 200
-"""Rows to check before yielding to the event loop, which handles signals."""
+"""Number of rows to check before yielding to the event loop, which handles signals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def list_rows(job: JobSpec, files: Mapping[str, Sequence[Task]]) -> list[Checked
 
 
 def check_tools(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
-    """Return problems of rows with a tool whose server the job does not set, or whose schema is invalid."""
+    """Check that the tools of each row have a server in the job and a valid schema."""
     problems = []
     served = {tool.name for tool in reinforcement.tools}
     grammar = reinforcement.response_format is not None  # the grammar includes the schemas of calls
@@ -109,15 +109,15 @@ def check_row_sizes(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) ->
     for row in rows:
         if (always or row.task.tools) and (size := len(encode_json(row.task.item))) > MAX_ROW_BYTES:
             message = (
-                f"the row has {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed, because each request "
-                f"contains the row, perhaps with a call's arguments, and has at most {MAX_REQUEST_BYTES:,} bytes"
+                f"the row has {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed, because a request "
+                f"also contains a call's arguments and is limited to {MAX_REQUEST_BYTES:,} bytes"
             )
             problems.append(row.problem("row_too_large", "", message, SIZE_FIX))
     return problems
 
 
 def check_template_values(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
-    """Return problems of rows in which a value that a grader's template reads is missing or too long."""
+    """Return problems of rows whose values for the graders' templates are missing or too long."""
     templates = [
         (f"{field}.{name}", template)
         for field, spec in iterate_graders(reinforcement)
@@ -184,7 +184,7 @@ async def check_row_lengths(
 
 
 def _missing_in_prompt(row: CheckedRow, text: str, tools_in_prompt: bool) -> list[Problem]:
-    """Return a problem if a row's tools, or messages not written by the model, are missing in the prompt's `text`."""
+    """Return a problem if the prompt's `text` lacks a tool of the row, or a system or user message."""
     names = [tool["function"]["name"] for tool in row.task.tools]
     if tools_in_prompt and (missing := [name for name in names if name not in text]):
         message = f"the prompt does not show the tool{'s' * (len(missing) > 1)} {', '.join(missing)}"

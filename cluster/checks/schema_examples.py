@@ -14,13 +14,13 @@ from agent_rft.types import Task, ToolCall, ToolSchema, Turn
 MAX_DEPTH = 8
 """Maximum nesting of an example, because a schema may refer to itself."""
 MAX_VALUES = 10_000
-"""Maximum number of values in an example, because the minimum lengths of nested lists multiply."""
+"""Maximum number of values in an example. The limit is needed because minimum lengths of nested lists multiply."""
 MAX_CHARS = 100_000
-"""Maximum total length of the filler strings in an example, which satisfy `minLength`."""
+"""Maximum number of filler characters in an example, which are added where the schema sets `minLength`."""
 
 
 def make_example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:
-    """Return the sample of a rollout that called each of the row's tools once and then answered."""
+    """Return an example of the grader's input: the sample of a rollout that called each tool once and then answered."""
     schema = reinforcement.response_format
     answer = "" if schema is None else json.dumps(make_example(schema))
     turns = [Turn(0, 0, "", calls=tuple(map(make_example_call, task.tools)))] if task.tools else []

@@ -26,10 +26,10 @@ from agent_rft.trainer.loop.step_checks import GAP_HALTS_AT, GAP_WARNS_AT
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Condition of an alert: the PromQL expression `value comparison threshold rest`.
+    """PromQL condition of an alert.
 
-    `threshold` is a number, or a PromQL expression with one threshold per series. `continuation` is empty, or continues
-    the expression with `and`, `unless` or `or`.
+    `value` is compared with `threshold`, a number or a PromQL expression with one threshold per series. `continuation`
+    is empty, or continues the expression with `and`, `unless` or `or`.
     """
 
     value: str
@@ -68,12 +68,12 @@ def _rate(name: str, window: str, *matchers: str, by: Sequence[str] = ("job",), 
 
 
 def _mean(name: str, when: str = "") -> str:
-    """Return PromQL for the half-hour mean of a gauge recorded once per step; `when` may be an offset."""
+    """Return PromQL for the half-hour mean of a gauge; `when` may shift the time, as in ` offset 2h`."""
     return f"avg_over_time({samples(name)}[30m]{when})"
 
 
 def _not_ended(*matchers: str) -> str:
-    """Return PromQL: 0 for each job whose driver ran within the last hour and has not reported its end."""
+    """Return PromQL that evaluates to 0 for each job whose driver ran in the last hour without reporting an end."""
     return f"sum by (job) (last_over_time({samples('jobs_ended/<outcome>', *matchers)}[1h])) == 0"
 
 
@@ -86,7 +86,7 @@ def driver_up_expr(*matchers: str) -> str:
 
 
 def api_up_expr(*matchers: str) -> str:
-    """Return PromQL: 1 while a replica of the API runs, then 0 for one day after the last replica is gone."""
+    """Return PromQL that evaluates to 1 while the API runs, and to 0 for one day afterwards."""
     up = samples("process_up", *matchers, API)
     return f"(max by (job) ({up}) or 0 * max by (job) (last_over_time({up}[1d])))"
 
@@ -110,7 +110,7 @@ def failed_jobs_expr(*matchers: str) -> str:
 DRIVER, API = 'process="driver"', 'process=~"api-[0-9]+"'
 DISCARDED = 'outcome!~"graded|cancelled"'
 NOT_ALL_RIGHT = 'kind!="all_right"'
-"""Matcher that excludes all-right groups, which are normal at the end of a job that has learned its rows."""
+"""Label matcher that excludes groups whose rollouts all pass."""
 _ENDPOINT = ("job", "endpoint")
 _REWARD = _mean("train_mean_reward")
 _MAX_REWARD = f"(max_over_time({_REWARD}[6h:5m]) > 0.1)"
@@ -120,10 +120,7 @@ _GROUPS = f"({_rate('zero_variance_groups/<kind>', '30m')} + {_rate('groups_trai
 API_FAILED = f"max by (job) (delta({samples('api_jobs/failed')}[15m]))"
 UP = f'up{{job="{OUR_TARGETS}"}}'
 RAY_UP = f'max by (job, node) (label_replace(up{{job="{RAY_TARGETS}"}}, "node", "$1", "instance", "(.+):.+"))'
-"""PromQL: 1 for each node on which at least one of Ray's ports answers.
-
-One port is enough, because Ray without an autoscaler also lists a port on which nothing listens.
-"""
+"""PromQL that returns one value per node: 1 if any of Ray's metrics ports responds, else 0."""
 NEW_SPILLS = f"sum by (NodeAddress) (increase({RAY_SPILLED}[15m]))"
 _ENDED_CALLS = " + ".join(
     f"sum by (job, endpoint) (increase({samples(f'endpoint/<endpoint>/{end}')}[15m]))" for end in ("answered", "failed")
@@ -191,9 +188,9 @@ ALERTS = (
         ),
         "5m",
         "{{ $labels.job }} has completed no training step and graded no rollout for 15 minutes",
-        "The job is waiting for resources, its engines are starting, its endpoints are down, or the job hangs. The "
-        "alert does not fire while every call to an endpoint takes longer than 15 minutes, because such calls end at "
-        "`timeout_s`.",
+        "The job is waiting for resources, its engines are starting, its endpoints are down, or the job hangs. If "
+        "every call to an endpoint takes longer than 15 minutes, the alert does not fire, because `timeout_s` ends "
+        "such calls anyway.",
         "The job's last events (`events.jsonl`, `agent-rft events list JOB`) show what the job is waiting for. If it "
         "is waiting for resources, run `ray status`; if it is waiting for an endpoint, see EndpointDown. If the "
         "events do not show a reason, stop the job with SIGTERM, which saves a checkpoint, and resume the job.",
@@ -221,7 +218,7 @@ ALERTS = (
         "10m",
         "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, and either its reward fell as well or "
         "most of its groups have zero variance",
-        "The rollouts of a group become identical before they are right, so soon all groups will have zero variance "
+        "The rollouts of a group become identical before they become right. Soon all groups will have zero variance "
         "and teach nothing. If a job has simply learned its rows, its entropy falls but its reward does not, and the "
         "alert does not fire.",
         "Compare 'Entropy' in the Learner dashboard with 'Reward' in the Job dashboard. Pause the job and continue "
@@ -238,7 +235,7 @@ ALERTS = (
             f"or max by (job) ({samples('canary_gap')}) > {GAP_WARNS_AT:g}",
         ),
         "0m",
-        "the log-probabilities of engines and learner of {{ $labels.job }} differ by {{ $value | humanize }} nats, "
+        "in {{ $labels.job }}, the log-probabilities of engines and learner differ by {{ $value | humanize }} nats, "
         "although the weights are the same",
         f"Importance weights become noise. If the difference reaches {GAP_HALTS_AT:g} nats, the job stops.",
         "See 'Log-probability gap' in the Learner dashboard. If the gap appears only after some updates, an engine "
@@ -318,7 +315,7 @@ ALERTS = (
         "0m",
         "{{ $labels.job }}: a job has failed",
         "The job's driver ended with an error and released the engines and the learner. If the alert names the job "
-        "`api`, a job of the server failed, possibly before its driver started.",
+        "`api`, a job on the server failed, possibly before its driver started.",
         "The last event contains the cause (`events.jsonl`, `agent-rft events list JOB`), and `agent-rft jobs log "
         "JOB` prints the driver's output. `agent-rft explain CODE` explains a problem code. Fix the cause and resume "
         "the job, which continues from its last checkpoint.",
@@ -330,8 +327,8 @@ ALERTS = (
         "5m",
         "the driver of {{ $labels.job }} is gone and did not report the end of the job",
         "The driver was killed, or its node is down. The steps since the last checkpoint must be repeated. If "
-        "Prometheus scrapes less often than every 15 s, it may miss the end of a job that ended normally, and the "
-        "alert is false.",
+        "Prometheus scrapes less often than every 15 s, it may miss the end of a job that ended normally, "
+        "which causes a false alarm.",
         "If the run's events include `job_ended`, the job ended normally and nothing is lost. A server restarts its "
         "jobs automatically; resume other jobs with `agent-rft train JOB.yaml --resume RUN`. `dmesg` or `kubectl "
         "describe pod` shows whether memory ran out.",
@@ -364,7 +361,7 @@ ALERTS = (
             f"and on (job) max by (job) ({samples('api_jobs/running')}) == 0",
         ),
         "20m",
-        "{{ $value }} jobs of the server are queued, but no job is running",
+        "{{ $value }} jobs on the server are queued, but no job is running",
         "A queued job could start but does not: the server cannot reach the cluster, or is waiting for a paused job "
         "to save its checkpoint.",
         "The server's log shows what the server is doing. `ray status` and `agent-rft jobs get JOB` show whether the "
@@ -375,7 +372,7 @@ ALERTS = (
         "warning",
         Condition(f"max by (job) ({samples('api_queue_age_s')})", ">", 4 * 3600),
         "5m",
-        "a job of the server has been queued for {{ $value | humanizeDuration }}",
+        "a job on the server has been queued for {{ $value | humanizeDuration }}",
         "The job waits until the jobs ahead of it have ended. At most `jobs.max_running` jobs run at a time.",
         "`agent-rft jobs list` shows the running jobs. Raise `jobs.max_running` if the cluster has free GPUs (`ray "
         "status`), add GPUs, or pause a job that can wait. If no job is running, see QueueStands.",
@@ -446,7 +443,7 @@ ALERTS = (
         "warning",
         Condition(failed_trackers_expr(), ">", 0),
         "0m",
-        "{{ $labels.tracker }} no longer receives metrics of {{ $labels.job }}",
+        "{{ $labels.tracker }} no longer receives metrics from {{ $labels.job }}",
         "Training continues, and the run folder has all metrics.",
         "The event `tracker_failed` contains the reason. The job connects to the tracker again when it is paused and "
         "resumed. If the tracker fails in all jobs, check the operator's setting `trackers` and the tracker's status "

@@ -31,9 +31,10 @@ RAY_DISCOVERY = "/api/prometheus/sd"
 class ScrapeTargets:
     """Scrape targets of one Ray cluster.
 
-    `ray_dashboard_url` is the URL of Ray's dashboard, or None. Prometheus reads from this URL which nodes have joined
-    or left. `nodes` are the hosts that run our jobs; None means all nodes that Ray's dashboard reports. On each of
-    these hosts, our processes serve their metrics on `port`.
+    Attributes:
+        nodes: Hosts that run our jobs; None for all nodes that Ray's dashboard lists.
+        ray_dashboard_url: URL of Ray's dashboard; None if Prometheus cannot discover nodes there.
+        port: Metrics port of our processes on each host.
     """
 
     nodes: Sequence[str] | None
@@ -89,7 +90,7 @@ def write_monitoring(out: Path, cluster: ScrapeTargets, runbook_url: str | None 
 def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
     """Return the content of Prometheus's rule file, which is also the `spec` of a PrometheusRule.
 
-    Each alert links to its panel by the annotations that Grafana reads:
+    The annotations that link an alert to its panel are described here:
     https://grafana.com/docs/grafana/latest/alerting/alerting-rules/link-alert-rules-to-panels/
     With `runbook_url`, the URL of the published RUNBOOK.md, each alert also links to its section there.
     """
@@ -114,7 +115,7 @@ def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
 
 
 def make_runbook() -> str:
-    """Return the text of RUNBOOK.md. Each heading is the name of an alert, to which the alert's `runbook_url` links."""
+    """Return the text of RUNBOOK.md, which has a section per alert. The alert's `runbook_url` links to it."""
     lines = ["# Alert runbook", "", "Generated from `cluster/observability/alerts.py`.", ""]
     panels = _panel_by_alert()
     for alert in ALERTS:

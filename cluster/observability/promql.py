@@ -9,7 +9,7 @@ from agent_rft.metrics import METRICS, find_metric, to_prometheus_name
 
 Part = Literal["bucket", "sum", "count"]
 OUR_TARGETS, RAY_TARGETS, DCGM_TARGETS = "agent-rft", "agent-rft-ray", "agent-rft-dcgm"
-"""Values of the label `job` for the targets of agent-rft, Ray and DCGM, so that a shared Prometheus identifies them."""
+"""Values of the label `job` that distinguish the targets of agent-rft, Ray and DCGM in a shared Prometheus."""
 RAY_SPILLED = f'ray_spill_manager_objects_bytes{{job="{RAY_TARGETS}",State="Spilled"}}'
 """Bytes that Ray's object store on a node has spilled to disk since Ray started; never decreases."""
 
@@ -17,7 +17,7 @@ RAY_SPILLED = f'ray_spill_manager_objects_bytes{{job="{RAY_TARGETS}",State="Spil
 RAY_HEAD_MEMORY = " / ".join(
     f'max by (ip) (ray_node_mem_{what}{{job="{RAY_TARGETS}",IsHeadNode="true"}})' for what in ("used", "total")
 )
-"""Used share of the memory of each cluster's head node, or in a container, of its memory limit."""
+"""Used share of each head node's memory; if the head runs in a container, used share of its memory limit."""
 
 
 def samples(name: str, *matchers: str, part: Part | None = None) -> str:

@@ -13,7 +13,7 @@ from agent_rft.cluster.ray_cluster.ray_session import is_local_address, ray_sess
 
 
 def find_scrape_targets(address: str | None) -> ScrapeTargets:
-    """Return the scrape targets of the Ray cluster at `address`, or of jobs on this host if it is None.
+    """Return the scrape targets of the Ray cluster at `address`, or of this host if `address` is None.
 
     Raises:
         InvalidJob: No cluster answers at `address`.

@@ -23,7 +23,7 @@ MAX_FIXES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)
 MAX_KINDS = 4
 MAX_TRIES = 60
-"""Maximum number of placements tried per fix, so that a refusal takes only seconds. Later placements are not found."""
+"""Maximum number of placements that are tried to test a fix, so that rejecting a job takes only seconds."""
 MIN_CONTEXT = 1024
 FREED = (
     "dtype",
@@ -41,7 +41,7 @@ FREED = (
     "rank_cores",
 )
 """Settings of `cluster` that a fix may reset to their defaults, smallest change first."""
-NONE_FOUND = "found no settings of `cluster` with which the job fits; use nodes with more cores, GPUs or memory"
+NONE_FOUND = "found no settings of `cluster` that make the job fit; use nodes with more cores, GPUs or memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def find_fixes(request: PlanRequest) -> list[PlanFix]:
 
 
 def _setting_fixes(request: PlanRequest) -> Iterator[list[PlanFix]]:
-    """Yield fixes that need no other nodes, those with the least effect on training first."""
+    """Yield lists of fixes that only change settings, smallest effect on training first. A list may be empty."""
     freed, adapted = _reset_settings(request), _lora_setting(request)
     on_device = {path: value for path, value in freed.items() if path != "cluster.offload"}
     single = (PlanFix({path: value}) for path, value in on_device.items())
@@ -98,14 +98,14 @@ def _setting_fixes(request: PlanRequest) -> Iterator[list[PlanFix]]:
 
 
 def _reset_settings(request: PlanRequest) -> dict[str, Any]:
-    """Return the defaults of the FREED settings for which the job gives other values."""
+    """Return the defaults of the FREED settings that the job sets to other values."""
     cluster, defaults = request.job.cluster, ClusterSpec()
     values = {name: getattr(defaults, name) for name in FREED}
     return {f"cluster.{name}": value for name, value in values.items() if getattr(cluster, name) != value}
 
 
 def _lora_setting(request: PlanRequest) -> dict[str, Any]:
-    """Return the setting that trains an adapter instead of all weights; empty if the job may already do so."""
+    """Return the setting that enables LoRA, or {} if LoRA is not supported or was already tried."""
     lora, uses_gpus = request.job.optimizer_settings.lora, lay_out(request).placement.engine_gpus > 0
     if not request.can_use_lora or isinstance(lora, LoraSpec) or (lora == "auto" and uses_gpus):
         return {}
@@ -135,7 +135,7 @@ def _fits(request: PlanRequest, fix: PlanFix) -> bool:
 
 
 def _node_fixes(request: PlanRequest) -> Iterator[PlanFix]:
-    """Yield fixes that add nodes like the present ones, fewest nodes first."""
+    """Yield fixes that add copies of the current nodes, fewest nodes first."""
     kinds = {replace(node, name=""): node for node in reversed(request.nodes)}
     for count, node in product(MORE_NODES, list(reversed(kinds.values()))[:MAX_KINDS]):
         yield PlanFix(node=node, count=count)
@@ -179,17 +179,17 @@ class DeviceSpeed:
 
 
 GPU = DeviceSpeed(0.3 * 989e12, 0.6 * 3.35e12)
-"""An H100 at 30 % of its peak operations and 60 % of its memory bandwidth."""
+"""An H100 at 30 % of its peak throughput and 60 % of its memory bandwidth."""
 CORE = DeviceSpeed(100e9, 10e9)
 SYNC_BYTES_PER_S = 2e9
 MOVE_BYTES_PER_S = 2 / (0.055 + 0.022) * 1e9
-"""Speed of offloading and reloading, between a GPU and page-locked memory of its node, when GPUs are time-shared.
+"""Mean speed of offloading and reloading, between a GPU and page-locked host memory.
 
-The mean of both directions, measured with a learner rank of 3.9 GB: NVIDIA H100, 2026-11-27. Page-locking takes another
-0.6 s/GB in a rank's first turn.
+Measured with a learner rank of 3.9 GB on an NVIDIA H100, 2026-11-27. A rank's first offloading takes another 0.6 s/GB
+for page-locking.
 """
 TOOLS_S = 10.0
-"""Assumed wait of a step's rollouts for tools and graders. The rollouts wait concurrently."""
+"""Assumed time that a step waits for tools and graders. It is counted once, because rollouts wait concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def estimate_step(request: PlanRequest, plan: ClusterPlan) -> StepCost | None:
 
 
 def _sampling_s(request: PlanRequest, plan: ClusterPlan, model: ModelShape, rollouts: float, sampled: int) -> float:
-    """Return the seconds in which an engine samples its rollouts: `sampled` tokens each, in sequences twice as long."""
+    """Return the estimated seconds that one engine needs to sample `rollouts` rollouts of `sampled` tokens."""
     placement = plan.placement
     rates, devices = GPU if placement.rank_gpus else CORE, placement.engine_gpus or placement.engine_cores
     sequences = next(place.memory.num_sequences for place in plan.assignments if place.memory is not None) or 1.0
@@ -265,18 +265,18 @@ def count_rows(path: Path) -> int:
 
 
 CHECKPOINT_BYTES_PER_PARAMETER = STATE_BYTES + 4
-"""Upper bound: the optimizer state and float32 weights (bfloat16 weights take 2 bytes)."""
+"""Maximum bytes per parameter in a checkpoint: optimizer state and float32 weights (bfloat16 takes 2 bytes less)."""
 ASSUMED_WRITE_BYTES_PER_S = 500e6
 PROMPT_S = 30.0
-"""Default time limit of a stop, on Kubernetes and for preempted nodes. The check warns if a stop takes longer."""
+"""Seconds that a run usually has to stop before Kubernetes or a preemption kills it."""
 SPARE_S = 20.0
-"""Time to end actors and to write the report."""
+"""Seconds allowed for ending the actors and writing the report."""
 TO_KILL_S = 30
-"""Time for Ray's processes that a pod's grace period adds to the run's own time."""
+"""Seconds that a pod's grace period allows for ending Ray's processes, after the run has ended."""
 
 
 def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s: float | None) -> Iterator[Problem]:
-    """Yield a warning if the minutes or the steps of the interval are shorter than the time to write a checkpoint.
+    """Yield warnings if writing a checkpoint takes longer than the checkpoint interval.
 
     Args:
         interval: Checkpoint interval of the job.

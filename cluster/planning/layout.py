@@ -46,7 +46,7 @@ def find_resource_problems(
 ) -> Iterator[Problem]:
     """Yield problems if the cluster has too few cores or GPUs in total.
 
-    If the total is sufficient, yield a problem if a bundle does not fit on any single node.
+    If the totals are sufficient, yield a problem if a bundle does not fit on any single node.
     """
     short = list(_total_resource_problems(placement, nodes))
     yield from short or _unassigned_problem(placement, nodes, assigned)
@@ -90,7 +90,7 @@ def _unassigned_problem(
 
 
 def find_setting_problems(job: JobSpec, placement: Placement) -> Iterator[Problem]:
-    """Yield problems of settings that exclude each other."""
+    """Yield a problem for each pair of settings that cannot be combined."""
     if placement.dtype == "bfloat16" and not placement.engine_gpus:
         message = "bfloat16 requires GPUs: many CPUs lack its instructions, and learner and engine round differently"
         yield Problem("bfloat16_on_cpu", "cluster.dtype", message, "")
@@ -122,9 +122,9 @@ def _why_not_shared(job: JobSpec, placement: Placement) -> str | None:
 def find_memory_problems(
     assignments: Sequence[NodeAssignment], nodes: Sequence[Node], host_bytes: Sequence[int]
 ) -> Iterator[Problem]:
-    """Yield problems of GPUs and nodes on which less than the share HEADROOM of the memory would stay free.
+    """Yield problems of GPUs, nodes and engine caches that have too little memory.
 
-    Another problem is an engine whose cache would hold less than one full-length sequence.
+    The fraction HEADROOM of memory must stay free. An engine's cache must hold at least one full-length sequence.
     """
     engines = [(each, each.memory) for each in assignments if each.role == "engine" and each.memory is not None]
     if engines:
@@ -138,7 +138,7 @@ def find_memory_problems(
     for node, used in zip(nodes, host_bytes, strict=True):
         if node.memory_bytes is not None and node.usable_bytes is not None and used > node.usable_bytes:
             has = f"{format_bytes(node.memory_bytes)}, {RESERVE}"
-            message = f"{format_bytes(used)} of memory are needed on {node.name}, which has {has}"
+            message = f"{format_bytes(used)} of memory is needed on {node.name}, which has {has}"
             yield Problem("too_little_memory", "cluster", message, "")
 
 
@@ -168,29 +168,28 @@ DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
 MAX_TRIES = 600
 """Maximum number of placements to lay out, so that a plan with many nodes ends within seconds."""
 CHOSEN = {"engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "max_num_seqs"}
-"""Settings of `cluster` that define a layout and appear in its text."""
+"""Settings of `cluster` that define a layout. If none of them is `auto`, the planner does not explain the layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """Layout of a job: its placement on nodes and its problems.
 
-    The `resource_problems` can be solved by adding nodes. The other `problems` cannot: `setting_problems` are settings
-    that exclude each other, and `memory_problems` are GPUs and nodes with too little memory.
+    More nodes can solve `resource_problems`, but not `problems`.
     """
 
     placement: Placement
     nodes: tuple[Node, ...]
     assignments: tuple[NodeAssignment, ...]
     host_bytes: tuple[int, ...]
-    """Memory used on each node. The memory of driver, dispatchers and graders counts on the first node."""
+    """Bytes of host memory needed on each node; the first node includes driver, dispatchers and grader pool."""
     sizes: tuple[RequiredNodeSizes, ...]
-    """Required sizes of the object store, /dev/shm and /tmp on each node."""
+    """Required sizes of the object store, /dev/shm and /tmp, for each node."""
     resource_problems: tuple[Problem, ...]
     setting_problems: tuple[Problem, ...]
     memory_problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
-    """Sizes of nodes that are too small. The job can start, but Ray will run out of space."""
+    """Warnings about nodes whose object store, /dev/shm or /tmp is too small. The job can start anyway."""
     choices: tuple[SettingChosen, ...]
     """Values chosen by the planner for settings that are `auto`, each with its reason."""
 
@@ -216,7 +215,7 @@ class ClusterPlan:
 
 
 def lay_out(request: PlanRequest, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES) -> ClusterPlan:
-    """Lay out a job with the first placement that fits; if no placement fits, with the one that lacks the least.
+    """Lay out a job with the first placement that fits, or else the placement with the smallest `shortage`.
 
     If the job fits on free GPUs, the layout uses only free GPUs. Otherwise it may use GPUs that other jobs currently
     hold. With `fewest_gpus`, placements with fewer GPUs are tried first. At most `max_tries` placements are tried. The
@@ -233,7 +232,7 @@ def lay_out_on_free_nodes(
     request: PlanRequest, *, fewest_gpus: bool = False, max_tries: int = MAX_TRIES
 ) -> ClusterPlan | None:
     """Lay out a job on the GPUs and cores that no other job holds; None if it does not fit on them."""
-    free = replace(request, nodes=tuple(node.only_free() for node in request.nodes))
+    free = replace(request, nodes=tuple(node.with_free_resources() for node in request.nodes))
     plan = _first_that_fits(free, fewest_gpus, max_tries)
     return plan if plan.fits else None
 
@@ -251,7 +250,7 @@ def _first_that_fits(request: PlanRequest, fewest_gpus: bool, max_tries: int) ->
 
 
 def _with_micro_batches(request: PlanRequest, placement: Placement) -> ClusterPlan:
-    """Return the plan with the largest micro-batch that fits in memory; if none fits, with the smallest micro-batch."""
+    """Return the plan with the largest micro-batch that fits in memory, or else the smallest micro-batch."""
     *larger, smallest = micro_batch_sizes(request)
     last = _lay_out(request, replace(placement, micro_batch_tokens=smallest))
     if last.memory_problems:
@@ -308,7 +307,7 @@ def layout_text(placement: Placement) -> str:
 
 
 def _why_layout(request: PlanRequest, placement: Placement) -> str:
-    """Return the reasons for the layout; empty if the job gives all of its values."""
+    """Return the reasons for the layout; empty if the job sets all values that define a layout."""
     cluster = request.job.cluster
     if not any(getattr(cluster, name) == "auto" for name in CHOSEN):
         return ""
@@ -325,15 +324,15 @@ def _why_layout(request: PlanRequest, placement: Placement) -> str:
 
 
 def _lora_choice(request: PlanRequest, placement: Placement) -> Iterator[SettingChosen]:
-    """Yield the choice of LoRA if it was chosen.
+    """Yield the choice of `algorithm.lora` if the planner chose LoRA.
 
-    It is chosen if the model is an adapter, or if full training does not fit without offload.
+    The planner chooses LoRA if the model is an adapter, or if full training does not fit without offload.
     """
     setting = f"method.{request.job.method.type}.algorithm.lora"
     if request.job.optimizer_settings.lora != "auto" or placement.lora is None or not placement.learner_ranks:
         return
     if request.adapter is not None:
-        why = "the model is an adapter of this rank"
+        why = "the model is an adapter with this rank"
         yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", reason=why)
         return
     full = estimate_rank_memory(request, replace(placement, lora=None, offload="none", zero_stage=3), 0)
@@ -341,7 +340,8 @@ def _lora_choice(request: PlanRequest, placement: Placement) -> Iterator[Setting
     if full is None or not gpus or request.model is None:
         return
     number, needed = f"{request.model.num_parameters / 1e9:.3g}B parameters", format_bytes(full.gpu_bytes)
-    why = f"training all {number} needs {needed}, but a GPU has {format_bytes(max(gpus))}; set lora to off to train all"
+    why = f"training all {number} needs {needed} without offload, but a GPU has {format_bytes(max(gpus))}; "
+    why += "set lora to off to train all of them anyway"
     yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", reason=why)
 
 
@@ -376,9 +376,9 @@ def _assignments(
 
 
 def _choose_sharing(request: PlanRequest, placement: Placement) -> Placement:
-    """Return the placement with its way of sharing GPUs.
+    """Return the placement with `takes_turns` and `gpu_share` set, if engines and ranks share GPUs.
 
-    An engine and a rank run concurrently if both fit on the smallest GPU; otherwise they take turns.
+    An engine and a rank run concurrently if both fit on the smallest GPU; otherwise the GPU is time-shared.
     """
     if not placement.shares_gpus:
         return placement
@@ -397,7 +397,7 @@ def _choose_sharing(request: PlanRequest, placement: Placement) -> Placement:
 
 
 def _to_gpu_share(num_bytes: int, total: int) -> float:
-    """Return an engine's share of a GPU, rounded down to a percent and at most GPU_MEMORY_SHARE."""
+    """Return `num_bytes / total`, an engine's share of a GPU, in steps of 1 % and at most GPU_MEMORY_SHARE."""
     return min(GPU_MEMORY_SHARE, max(1, 100 * num_bytes // total) / 100)
 
 

@@ -3,9 +3,8 @@
 Measured peaks in GiB, with the estimates in parentheses:
 
 - rank on a CPU in float32, 0.56M parameters: 0.69 (0.62)
-- rank on a CPU in float32, 37M parameters, 1,024 tokens per micro-batch: 1.91 (1.56); with ZeRO 1: 2.19 (1.82). When
-  these peaks were measured, a rank still made two copies of the weights that it sends, instead of one, and the
-  estimates were 1.70 and 1.96.
+- rank on a CPU in float32, 37M parameters, 1,024 tokens per micro-batch: 1.91 (1.70); with ZeRO 1: 2.19 (1.96). These
+  numbers include a copy of the weights that ranks no longer make.
 - engine on a CPU in float32, 37M parameters: 2.97 (3.06)
 - tensors of a rank on an H100 in bfloat16, ZeRO 1, 16k tokens: 0.6B parameters 12.6 (15.5), 1.7B 34.3 (38.9)
 """
@@ -38,10 +37,7 @@ LIVE_PARAMETERS = 1_000_000_000
 
 
 class MemorySettings(Protocol):
-    """Settings of `Placement` that determine memory.
-
-    This is a protocol, because `Placement` needs pydantic, which may be missing here.
-    """
+    """Settings of `Placement` that determine memory. Unlike `Placement`, this protocol does not need pydantic."""
 
     @property
     def max_num_seqs(self) -> int: ...
@@ -140,10 +136,10 @@ def engine_memory(
 
 
 def with_time_sharing(memory: MemoryEstimate, slack: float = 0.0) -> MemoryEstimate:
-    """Return the memory of an engine or a rank that shares a GPU with a rank or an engine, taking turns.
+    """Return `memory` plus the memory that an engine or rank needs to time-share its GPU.
 
-    While it is offloaded, host memory holds the parts that cannot be recomputed (weights, gradients and optimizer),
-    plus a margin of `slack` times their size. The CUDA context of the other process stays on the GPU.
+    Host memory grows by the size of weights, gradients and optimizer, plus `slack` times this size. GPU memory grows by
+    a second CUDA context.
     """
     needed = sum(memory.gpu.get(part, 0) for part in ("weights", "gradients", "optimizer"))
     gpu, offloaded = {**memory.gpu, "other CUDA context": CUDA_CONTEXT_BYTES}, round(needed * (1 + slack))
@@ -161,7 +157,7 @@ def rank_memory(
     lora: LoraSpec | None = None,
     rank: int = 0,
 ) -> MemoryEstimate:
-    """Return the memory of a learner rank. Rank 0 needs most, because it copies the trained weights into checkpoints.
+    """Return the memory of a learner rank. Rank 0 needs the most, because it copies weights into checkpoints.
 
     Weights, gradients and optimizer follow ZeRO's stages (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward
     Training Trillion Parameter Models", section 5), as implemented by DeepSpeed 0.19 with our settings:
@@ -176,7 +172,7 @@ def rank_memory(
         on_gpu: Whether the rank has a GPU.
         itemsize: Bytes per weight.
         max_length: Maximum length of a sequence in tokens.
-        keeps_reference: Whether the rank also holds the reference model, which needs no second copy with `lora`.
+        keeps_reference: Whether the rank also holds the reference model. With `lora`, this needs no extra memory.
         lora: The adapter to train; None for all weights.
         rank: Index of the rank.
     """
@@ -222,12 +218,11 @@ def rank_memory(
 def _offloaded(
     offload: Offload, work: dict[str, int], model: ModelShape, num_tokens: int, itemsize: int, stage: int, updated: int
 ) -> dict[str, int]:
-    """Subtract offloaded bytes from a rank's `work` on its GPU, and return the bytes that its node's memory holds.
+    """Subtract offloaded bytes from a rank's GPU memory `work`, and return the bytes that host memory needs for them.
 
-    `updated` is the number of parameters that this rank updates. Gradients are offloaded bucket by bucket while they
-    are computed. The node holds them in float32, together with a copy of the new weights (in stage 3, a second copy of
-    the gradients); these sizes were counted tensor by tensor on a CPU. The offloaded activations are the inputs of all
-    layers but two.
+    `updated` is the number of parameters that this rank updates. In stage 3, host memory holds two float32 copies of
+    the gradients. In other stages, it holds one copy of the gradients and one copy of the weights. The offloaded
+    activations are the inputs of all layers but two.
     """
     if offload == "none":
         return {}

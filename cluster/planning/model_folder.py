@@ -84,7 +84,7 @@ class ModelFolder:
 
     @property
     def lora(self) -> LoraSpec | None:
-        """Setting `lora` with the shape of the adapter; None without an adapter, or if no setting has its targets."""
+        """Setting `lora` that matches the folder's adapter; None if there is no adapter, or no matching setting."""
         return None if self.adapter is None else self.adapter.config.to_lora_spec()
 
     @cached_property
@@ -107,13 +107,13 @@ class ModelFolder:
 
     @cached_property
     def weight_problems(self) -> tuple[Problem, ...]:
-        """Problems of missing or truncated weight files, in `path` and, if it has an adapter, in `base`."""
+        """Problems with missing or damaged weight files, in `path` and, if it has an adapter, in `base`."""
         folders = dict.fromkeys((self.path, self.base))
         return tuple(problem for folder in folders for problem in _weight_problems(folder))
 
     @cached_property
     def num_parameters(self) -> int:
-        """Number of parameters in `base`; only valid without `weight_problems`. Raises the errors of `config`."""
+        """Number of parameters in `base`; wrong if there are `weight_problems`. Raises the same errors as `config`."""
         return count_parameters(self.base, self.config)
 
     @cached_property
@@ -158,17 +158,17 @@ def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
 
 
 def config_problem(error: Exception) -> Problem:
-    """Return the problem of a config.json whose use raised `error`."""
+    """Return the problem to report if using a config.json raised `error`."""
     return model_problem(
         "not_a_model", f"the config.json cannot be used: {format_error(error)}", "give a folder with all model files"
     )
 
 
 def quantized_problem(quantization: Mapping[str, Any]) -> Problem:
-    """Return the problem of quantized weights; `quantization` is config.json's `quantization_config`."""
+    """Return the problem for quantized weights; `quantization` is config.json's `quantization_config`."""
     method = quantization.get("quant_method", "by an unknown method")
     message = f"the weights are quantized ({method}) and cannot be trained"
-    fix = "give the folder of the model before it was quantized, in bfloat16 or float32"
+    fix = "give the folder of the model before quantization, in bfloat16 or float32"
     return model_problem("unsupported_model", message, MXFP4_FIX if method == "mxfp4" else fix)
 
 
@@ -224,7 +224,7 @@ def _gguf_fix(folder: Path) -> str | None:
 
 
 def _weight_problems(path: Path) -> list[Problem]:
-    """Check the weight files of a folder by their headers, which contain the expected file size."""
+    """Return problems of a folder's weight files, such as missing, damaged or truncated files."""
     files = list_weight_files(path)
     if not files:
         fix = _gguf_fix(path) or "add its *.safetensors files"

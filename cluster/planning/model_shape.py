@@ -28,9 +28,9 @@ STATES = (
     ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
     ("num_attention_heads", "head_dim", "head_dim"),
 )
-"""Config keys whose product is the number of elements in a layer's state.
+"""Groups of keys in config.json; the product of a group's values is the number of elements in a layer's state.
 
-In this order, for Qwen3-Next, Granite 4, Nemotron-H and MiniMax-01.
+The groups are for Qwen3-Next, Granite 4, Nemotron-H and MiniMax-01, in this order.
 """
 CONVOLUTION = ("hidden_size", "conv_L_cache")
 STATE_ITEMSIZE = 4
@@ -54,7 +54,7 @@ class CacheShape:
     heads: int
     """Number of key-value heads, between which tensor parallelism divides `width`.
 
-    It is 1 for a latent vector, because each GPU holds the full vector.
+    It is 1 for a model that caches a latent vector, because each GPU holds the full vector.
     """
     width: int
     state_bytes: int = 0
@@ -87,7 +87,7 @@ def read_cache_shape(config: Mapping[str, Any], layers: int, kv_heads: int, head
 def read_layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
     """Return the type of each layer, as config.json names it.
 
-    If config.json lists no types, all layers have sliding-window attention if it sets a window, else full attention.
+    If config.json lists no types, all layers have full attention, or sliding-window attention if a window is set.
     """
     if kinds := config.get("layer_types") or config.get("layers_block_type"):
         return list(kinds)
@@ -166,8 +166,7 @@ class ModelShape:
     def count_trained(self, lora: LoraSpec | None) -> int:
         """Return the number of trained parameters: all or, with LoRA, `rank` x (inputs + outputs) per linear layer.
 
-        With LoRA, the number is too high if `lora` names targets, or if the model has experts, because the weights of
-        experts get no adapters.
+        With LoRA, experts and layers that `lora` does not target are counted too, although they get no adapters.
         """
         if lora is None:
             return self.num_parameters
@@ -247,9 +246,9 @@ def list_weight_files(path: Path) -> list[Path]:
 
 
 def count_parameters(path: Path, config: Mapping[str, Any]) -> int:
-    """Count a model's parameters from the headers of safetensors files, or estimate them from the size of other files.
+    """Count a model's parameters from safetensors headers; for other files, estimate them from the file size.
 
-    Quantized weights count as the elements that they have when unpacked. `config` is the content of config.json.
+    Packed quantized weights are counted one by one. `config` is the content of config.json.
 
     Raises:
         OSError: A file cannot be read.
@@ -278,13 +277,13 @@ _SCALES = re.compile(
     r"[._](scales?|scale_inv|scale_2|SCB|qzeros|zero_point|g_idx|weight_shape|(nested_)?(absmax|quant_map)|"
     r"quant_state\..*)$"
 )
-"""Names of the tensors in a quantized model that are not parameters."""
+"""Pattern for the names of tensors in a quantized model that are not parameters."""
 _PACKED_BITS = {"U8": 8, "I8": 8, "I32": 32}
 """Bits per element of the dtypes that pack several weights into one element."""
 
 
 def _count_unpacked(name: str, count: int, dtype: str, quantization: Mapping[str, Any]) -> int:
-    """Return the number of parameters in a tensor with `count` elements of a quantized model."""
+    """Return the number of parameters that a quantized model's tensor of `count` elements contains."""
     if _SCALES.search(name):
         return 0
     return count * max(1, _PACKED_BITS.get(dtype, 0) // _read_bits(quantization))

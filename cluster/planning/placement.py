@@ -35,15 +35,13 @@ AUTO_MICRO_BATCH_TOKENS, MICRO_BATCH_STEP = 8192, 1024
 CALLS_PER_DISPATCHER = 1024
 """Maximum number of concurrent tool calls per dispatcher.
 
-A dispatcher serves 2,400 calls per second, one per turn, with 500 in flight (`benchmarks.dispatcher`, "around actor",
-on two cores that it shares with its caller and the server). The rule assumes that a conversation turn with its calls
-takes at least half a second, which was not measured. Then 1,024 rollouts have at most 2,048 turns per second. Jobs get
-as few dispatchers as possible, because several dispatchers split the limits of each tool."""
+A dispatcher serves 2,400 calls per second in `benchmarks.dispatcher`. A rollout is assumed to make at most two calls
+per second, so 1,024 rollouts make at most 2,048."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLayout:
-    """Values of `cluster` that a run began with; None for a value that was not recorded.
+    """Layout settings of `cluster` with which a run began; None for a value that was not recorded.
 
     A resumed run uses these values for settings that are `auto`, if the layout still fits.
     """
@@ -80,7 +78,7 @@ class PlanRequest:
         model: Sizes of the job's model; None if they are unknown, so that memory is not checked.
         context_length: Context length in tokens.
         trains: True if the run trains, False if it only grades.
-        recorded_layout: Layout that the resumed run has recorded; without values for a new run.
+        recorded_layout: Layout with which the resumed run began; all its values are None for a new run.
         adapter: Setting `lora` of the adapter from which the job starts; None if the model folder has all weights.
         can_use_lora: Whether learner and engines support adapters of the model.
         max_gpus: Maximum number of GPUs to choose; None for no limit.
@@ -226,10 +224,9 @@ class NodeAssignment:
 def micro_batch_sizes(request: PlanRequest) -> list[int]:
     """Return the micro-batch sizes in tokens that the job may use, largest first.
 
-    If the job sets a size, that is the only one. Otherwise the sizes are 8,192, the smaller multiples of 1,024 that
-    exceed the context length, and the context length itself. If the context length exceeds 8,192, it is the only size.
-    Smaller sizes would save no memory, because a sequence is never divided. A resumed run tries its recorded size
-    first, unless that is smaller than the context length.
+    If the job sets a size, the list has only this size. Otherwise the list goes from 8,192 down to the context length
+    in steps of 1,024, or has only the context length if that is larger. A smaller size would save no memory, because a
+    sequence is never divided. A resumed run tries its recorded size first, unless the context length exceeds that size.
     """
     setting, longest = request.job.cluster.micro_batch_tokens, request.context_length
     if setting != "auto":
@@ -296,15 +293,15 @@ def format_bytes(num_bytes: float) -> str:
 
 
 SPILL_SHARE = 0.8
-"""Ray's default of `object_spilling_threshold`."""
+"""Fill level of an object store above which Ray spills to disk: Ray's default of `object_spilling_threshold`."""
 STORE_BYTES = 128 * 2**20
-"""Space in each object store for objects other than weights."""
+"""Bytes in each object store for objects other than weights."""
 BUCKETS_ON_THEIR_WAY = 2
-"""Buckets in transit to an engine: the one that it copies, and the next one."""
+"""Weight buckets that the object store holds for an engine: the bucket that it copies, and the next bucket."""
 TMP_BYTES = 3 * GIB
 """Estimated space for Ray's logs and compiler caches; not measured."""
 MANY_GPUS_SHM_BYTES = 256 << 20
-"""Minimum size of /dev/shm for an engine on several GPUs; with less, vLLM does not start it."""
+"""Minimum size of /dev/shm for an engine on several GPUs; vLLM does not start with less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,12 +337,12 @@ def estimate_node_sizes(
     largest = model.largest_parameter * placement.bytes_per_weight if model is not None else 0
     bucket = min(version, max(MAX_BUCKET_BYTES, largest))
     return tuple(
-        _estimate_sizes_of_node(node, version, bucket, count, i == source, placement.engine_gpus > 1)
+        _estimate_node_sizes(node, version, bucket, count, i == source, placement.engine_gpus > 1)
         for i, (node, count) in enumerate(zip(nodes, engines, strict=True))
     )
 
 
-def _estimate_sizes_of_node(
+def _estimate_node_sizes(
     node: Node, version: int, bucket: int, engines: int, is_source: bool, many_gpus: bool
 ) -> RequiredNodeSizes:
     on_their_way = 0 if is_source else engines * BUCKETS_ON_THEIR_WAY * bucket
@@ -359,7 +356,7 @@ def _estimate_sizes_of_node(
 
 
 def size_warnings(nodes: Sequence[Node], sizes: Sequence[RequiredNodeSizes]) -> Iterator[Problem]:
-    """Yield a warning for each size of a node that is known to be too small."""
+    """Yield a warning for each object store, /dev/shm and /tmp that is too small. Ignores unknown sizes."""
     for node, needed in zip(nodes, sizes, strict=True):
         store, shm, tmp = node.object_store_bytes, node.shm_bytes, node.tmp_bytes
         if store is not None and store < needed.store_bytes:

@@ -1,4 +1,4 @@
-"""Search for the possible placements of a job on given nodes, best first.
+"""Search for the possible placements of a job on nodes, best first.
 
 The search keeps the values that the job sets and chooses all other values. On CPUs there is one placement: one engine
 and one rank, with one core each. On GPUs, engines and ranks get half of the GPUs each, or as close to half as memory
@@ -28,12 +28,12 @@ OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 STAGES = (0, 1, 2, 3)
 TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 MIN_SEQUENCES_AT_ONCE = 4
-"""Full-length sequences that an engine's cache should hold. With fewer, more GPUs or time-sharing samples faster."""
+"""Full-length sequences that an engine's cache should hold. A smaller cache makes sampling slow."""
 CPU_SEQUENCES, MAX_GPU_SEQUENCES, MIN_GPU_SEQUENCES = 64, 256, 8
 SHORTER = 4
 """Assumed ratio of the context length to the length of a typical sequence."""
 MAX_ENGINE_CORES, MAX_RANK_CORES = 4, 16
-"""Cores per GPU. Engines need them for tokenizing and tool calls, ranks for an offloaded optimizer."""
+"""Maximum cores per GPU. Engines need cores for tokenizing and tool calls, ranks for an offloaded optimizer."""
 MAX_AUTO_GPUS = 256
 """Maximum number of GPUs for a job that does not set a number."""
 
@@ -41,8 +41,7 @@ MAX_AUTO_GPUS = 256
 def search_placements(request: PlanRequest, *, fewest_gpus: bool = False) -> Iterator[Placement]:
     """Yield the placements to try for a job, best first; some of them do not fit.
 
-    The layout that a resumed run has recorded comes first. With `fewest_gpus`, the placements with the fewest GPUs are
-    the best.
+    The layout with which a resumed run began comes first. With `fewest_gpus`, the rest is sorted by GPU count.
     """
     search = _PlacementSearch(request)
     if (recorded := _recorded_placement(request, search)) is not None:
@@ -54,7 +53,7 @@ def search_placements(request: PlanRequest, *, fewest_gpus: bool = False) -> Ite
 
 
 def _recorded_placement(request: PlanRequest, search: _PlacementSearch) -> Placement | None:
-    """Return the recorded layout of the resumed run, with the values that its job sets now; None for a new run."""
+    """Return the recorded layout, changed by the job's own settings; None for new runs, on CPUs and for grading."""
     recorded: RecordedLayout = request.recorded_layout
     if recorded.engines is None or not search.on_gpus or not request.trains:
         return None
@@ -99,7 +98,7 @@ class _PlacementSearch:
     # -- on CPUs -------------------------------------------------------------------------------------------------------
 
     def _base(self) -> Placement:
-        """Return the placement on CPUs: one engine and one rank, except for values that the job gives."""
+        """Return the placement on CPUs, which is also the template for placements on GPUs."""
         request, cluster = self._request, self._cluster
         gpus = int(self.on_gpus) if cluster.engine_gpus == "auto" else cluster.engine_gpus
         share = self._cores_per_gpu()
@@ -127,7 +126,7 @@ class _PlacementSearch:
 
     @property
     def _can_tune_engines(self) -> bool:
-        """Whether engine settings can be chosen: a shared engine's settings must be equal for all its jobs."""
+        """Whether the planner may choose engine settings. A shared engine's settings must be equal for all its jobs."""
         return self.on_gpus and not self._cluster.share_engines
 
     def _colocated(self, engine_gpus: int) -> bool:
@@ -137,7 +136,7 @@ class _PlacementSearch:
         return given and self._request.trains
 
     def _cores_per_gpu(self) -> int:
-        """Return the number of cores that each engine or rank may use, so that no GPU is left without cores."""
+        """Return the lowest number of cores per GPU of all nodes, so that no GPU is left without cores."""
         if not self.on_gpus or not self._nodes:
             return 1
         return max(1, min(int(node.cores // node.gpus) for node in self._nodes))
@@ -147,8 +146,8 @@ class _PlacementSearch:
     def iterate_balanced(self) -> Iterator[Placement]:
         """Yield placements on GPUs, best first.
 
-        They are sorted by memory savings (smallest first), then by the division of the GPUs (most even first), then by
-        ZeRO stage (lowest first).
+        The sort keys are the memory savings (smallest first), the division of the GPUs (best first), and the ZeRO stage
+        (lowest first).
         """
         for lora, offload in self._memory_savings():
             for division, stage in product(self._divisions(), self._possible_stages()):
@@ -172,7 +171,7 @@ class _PlacementSearch:
         yield self._placement(next(self._divisions()), lora, offload, self._possible_stages()[-1])
 
     def _memory_savings(self) -> list[tuple[LoraSpec | None, Offload]]:
-        """Return the combinations of adapter and offload to try, those that save least memory first."""
+        """Return the combinations of adapter and offload to try, smallest memory savings first."""
         optimizer, offload = self._request.job.optimizer_settings, self._cluster.offload
         offloads = OFFLOADS if offload == "auto" else (offload,)
         if not self._request.trains:
@@ -184,7 +183,7 @@ class _PlacementSearch:
     def _possible_adapters(self) -> list[LoraSpec | None]:
         """Return the possible values of `lora: auto`.
 
-        A model that is an adapter keeps its shape, and shared engines require an adapter.
+        If the model is already an adapter, its own settings are the only value. Shared engines require an adapter.
         """
         request = self._request
         if request.adapter is not None:
@@ -257,9 +256,9 @@ class _PlacementSearch:
         )
 
     def _separate_divisions(self, gpus: int) -> Iterator[_GpuDivision]:
-        """Yield divisions with separate GPUs and `gpus` per engine.
+        """Yield divisions in which engines (with `gpus` GPUs each) and ranks use different GPUs, best first.
 
-        Divisions that use most GPUs come first, then the most even ones, then those with fewer ranks.
+        Sorted by number of used GPUs (largest first), evenness, and number of ranks (smallest first).
         """
         cluster, total = self._cluster, self._num_gpus
         engines = range(1, total // gpus + 1) if self._samples else range(1)
@@ -283,7 +282,7 @@ class _PlacementSearch:
             yield _GpuDivision(engine_count, gpus, rank_count)
 
     def _engine_gpus(self) -> list[int]:
-        """Return the numbers of GPUs with which an engine's cache holds a full-length sequence, best first."""
+        """Return the possible numbers of GPUs per engine, best first. The cache must hold a full-length sequence."""
         cluster = self._cluster
         if cluster.engine_gpus != "auto":
             return [cluster.engine_gpus]
@@ -307,7 +306,7 @@ class _PlacementSearch:
 
     @cache  # noqa: B019 - a search lives as long as one call
     def _choose_max_num_seqs(self, engine_gpus: int) -> int:
-        """Return the largest number of sequences, a power of two, that fit in the cache.
+        """Return `max_num_seqs`: the largest power of two at which all sequences fit in the engine's cache.
 
         Each sequence is assumed to fill a quarter of the context.
         """
@@ -322,7 +321,7 @@ class _PlacementSearch:
         return number
 
     def _may_fit(self, placement: Placement) -> bool:
-        """Whether a single rank fits on the largest GPU: a fast check before the exact one."""
+        """Return whether a single rank fits on the largest GPU; a fast check before the exact check."""
         if not placement.learner_ranks or self._largest_gpu is None:
             return True
         return self._rank_fits(placement.learner_ranks, placement.zero_stage, placement.offload, placement.lora)

@@ -24,7 +24,7 @@ ASK_TIMEOUT_S = 30.0
 HEADROOM = 0.08
 """Share of memory that a plan leaves free: devices have less than their nominal memory, and estimates may be low."""
 MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
-"""A container's memory limit in version 2 and in version 1 of Linux control groups."""
+"""Files with a container's memory limit, for versions 2 and 1 of Linux control groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Node:
     held_gpus: float = 0.0
     held_cores: float = 0.0
 
-    def only_free(self) -> Node:
+    def with_free_resources(self) -> Node:
         """Return a copy of the node with only its free GPUs and cores. `held_gpus` and `held_cores` do not change."""
         return replace(self, gpus=self.gpus - self.held_gpus, cores=self.cores - self.held_cores)
 

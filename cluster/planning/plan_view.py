@@ -34,9 +34,10 @@ STOP_SETTINGS = ("checkpoint_bytes", "write_bytes_per_s", "wait_s", "grace_s")
 
 
 def read_request(path: Path, nodes: Sequence[Node]) -> PlanRequest:
-    """Read a job file and return the request to plan its job. Endpoints and data files of the job need not exist.
+    """Read a job file and return the request to plan its job.
 
-    Environment variables need not exist either, except in required settings such as `model` and `training_file`.
+    Endpoints and data files need not exist. An unset environment variable is an error only in a required setting, such
+    as `model` or `training_file`.
 
     Raises:
         InvalidJob: The job file or its model has errors.
@@ -97,7 +98,7 @@ def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
 
 
 def _settings_for_placement(request: PlanRequest, placement: Placement) -> dict[str, Any]:
-    """Return the settings that make a job always get `placement`, without the settings that the job already has."""
+    """Return the settings to add to a job so that it always gets `placement`."""
     cluster, lora = request.job.cluster, placement.lora
     found = {f"cluster.{name}": getattr(placement, name) for name in RECORDED if getattr(cluster, name) == "auto"}
     if cluster.colocated == "auto":
@@ -119,7 +120,7 @@ def _print_smallest(console: Console, settings: Settings) -> None:
 
 
 def nest_settings(settings: Settings) -> dict[str, Any]:
-    """Convert settings that are keyed by path to nested mappings, as in a job file."""
+    """Convert settings with paths as keys, such as `cluster.engines`, to the nested mappings of a job file."""
     found: dict[str, Any] = {}
     for path, value in settings.items():
         *parents, name = path.split(".")
@@ -131,7 +132,7 @@ def nest_settings(settings: Settings) -> dict[str, Any]:
 
 
 def print_stop_time(console: Console, stop: StopTime) -> None:
-    """Print the settings of Ray and Kubernetes that leave enough time for a stop."""
+    """Print the settings of Ray and Kubernetes that leave enough time to stop the run."""
     write = partial(console.print, highlight=False, soft_wrap=True)
     settings = f"RAY_JOB_STOP_WAIT_TIME_S={stop.wait_s}, terminationGracePeriodSeconds: {stop.grace_s}"
     write(f"settings that leave enough time for stopping the run: {settings}")
@@ -141,9 +142,9 @@ def print_stop_time(console: Console, stop: StopTime) -> None:
 
 
 def _memory_table(firsts: Sequence[NodeAssignment]) -> Table:
-    """Return a table with a row per part of memory and a column per role and kind of memory.
+    """Return a table with a row per part of memory, and columns for the GPU and host memory of each role.
 
-    `firsts` are the first actor of each role. The other actors of the role need the same memory.
+    `firsts` has the first engine and the first rank, if any. The other engines and ranks are left out.
     """
     columns: dict[str, Mapping[str, int]] = {}
     for assignment in firsts:

@@ -23,7 +23,7 @@ from agent_rft.cluster.ray_cluster.ray_internals import (
 MODEL_APPS = "agent-rft-model-"
 """Prefix of the Ray Serve application names of served models."""
 REQUIRED, FURTHER = "required", "further"
-"""Parts of the names of placement groups: of the group that a run needs to start, and of groups of further engines."""
+"""Parts of placement group names. A run waits for its REQUIRED group. Each FURTHER group adds one engine."""
 _REPLICA = "SERVE_REPLICA::"
 _NAMESPACE = b"agent-rft"
 
@@ -39,7 +39,7 @@ class ClusterUsage:
 
     Attributes:
         free: Free resources by node id.
-        waiting: Bundles that a waiting run needs to start, by run, in no particular order.
+        waiting: Bundles that each waiting run needs to start. The runs are in no particular order.
         running: Runs that hold resources.
         engines: Node ids of the engines of a served model, by Ray Serve application. The node id of an engine that
             waits for resources is "".
@@ -53,7 +53,7 @@ class ClusterUsage:
     adds_nodes: bool = False
 
     def can_hold(self, bundle: Bundle) -> bool:
-        """Whether `bundle` can be placed: no run waits for resources, and a node has enough free resources for it."""
+        """Return whether a node has enough free resources for `bundle`, and no run waits for resources."""
         return not self.waiting and any(has_resources(node, bundle) for node in self.free.values())
 
     def choose_apps_to_stop(self, engine: Bundle, idle_s: Mapping[str, float]) -> list[str]:
@@ -63,8 +63,7 @@ class ClusterUsage:
 
         Args:
             engine: Resources of each engine of a served model.
-            idle_s: Idle seconds of each application that may be stopped. Those with the longest idle time are stopped
-                first.
+            idle_s: Idle seconds of each application that may be stopped. Long idle applications are stopped first.
         """
         names = sorted(idle_s, key=lambda name: -idle_s[name])
         for bundles in self.waiting.values():
@@ -90,7 +89,7 @@ class ClusterUsage:
 
 
 def read_usage() -> ClusterUsage:
-    """Return the current use of the cluster that this process is connected to; takes some milliseconds."""
+    """Return the current use of this process's cluster. The call takes a few milliseconds."""
     return parse_usage(free_resources(), placement_group_table().values(), list_actors(), adds_nodes=is_adding_nodes())
 
 
@@ -120,7 +119,7 @@ def record_model_name(app: str, model: str) -> None:
 
 
 def list_holders(use: ClusterUsage, run: str) -> list[str]:
-    """Return who holds resources, except `run`: texts such as `the run ftjob-1` and `the served model gpt-5`."""
+    """Describe the runs and served models that hold resources, except `run`."""
     found = [f"the run {other}" for other in use.running if other != run]
     for app, nodes in use.engines.items():
         if any(nodes):

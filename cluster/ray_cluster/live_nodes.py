@@ -26,7 +26,7 @@ def read_live_nodes() -> list[Node]:
 
 
 class LiveNodeReader:
-    """Callable that returns the same as `read_live_nodes`, but queries each node for its GPU memory only once."""
+    """Reader of the cluster's live nodes that caches each node's GPU memory."""
 
     def __init__(self) -> None:
         self._gpu_memory: dict[str, int | None] = {}

@@ -10,7 +10,7 @@ import sys
 def set_local_token() -> None:
     """Set a new token for this process's local cluster, unless the environment already has a token.
 
-    Ray reads the environment variables of the token when it is imported, so call this before.
+    Call this function before Ray is imported.
 
     Raises:
         RuntimeError: Ray has already been imported.

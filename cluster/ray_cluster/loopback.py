@@ -16,17 +16,17 @@ from agent_rft.errors import UserError
 TOKEN_FILE = Path(".ray") / "auth_token"
 """Path of Ray's token file in the user's home folder."""
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo"}
-"""Variables that make 127.0.0.1 the node's address, so that Ray and torch's process groups listen only there.
+"""Environment variables that make Ray and torch's process groups listen only on 127.0.0.1.
 
-Without the first variable, Ray replaces the address 127.0.0.1 by another address, except on macOS.
+Without the first variable, Ray replaces the address 127.0.0.1 with another address, except on macOS.
 """
 LOOPBACK = "127.0.0.1,localhost"
 
 
 def loopback_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables with which processes listen only on the loopback address and use no proxy for it.
+    """Return environment variables that make processes listen only on the loopback address and use no proxy for it.
 
-    Without the exception for this address, Ray's job client would use the environment's proxy even for a local cluster.
+    Ray's job client would otherwise use the environment's proxy even for a local cluster.
     """
     names = ("no_proxy", "NO_PROXY")  # the first takes precedence
     name = next((name for name in names if environment.get(name)), names[-1])

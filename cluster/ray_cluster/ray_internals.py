@@ -30,7 +30,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
     Uses: `ray._private.state.available_resources_per_node`.
     Why: `ray.available_resources` returns only the sum of all nodes.
-    Unnecessary once: `ray.nodes` contains the free resources.
+    Remove when: `ray.nodes` contains the free resources.
     """
     free: dict[str, dict[str, float]] = available_resources_per_node()
     return free
@@ -41,7 +41,7 @@ def list_actors() -> list[Row]:
 
     Uses: `ray._private.state.state.actor_table`.
     Why: `ray.util.state.list_actors` needs the dashboard, which a local cluster does not have.
-    Unnecessary once: list_actors works without a dashboard.
+    Remove when: list_actors works without a dashboard.
     """
     return list(state.actor_table(None).values())
 
@@ -51,17 +51,17 @@ def list_ray_jobs() -> list[Row]:
 
     Uses: `ray._private.state.state.job_table`.
     Why: `ray.util.state.list_jobs` needs the dashboard, which a local cluster does not have.
-    Unnecessary once: list_jobs works without a dashboard.
+    Remove when: list_jobs works without a dashboard.
     """
     return list(state.job_table())
 
 
 def is_adding_nodes() -> bool:
-    """Whether the autoscaler is adding a node.
+    """Return whether the autoscaler is adding a node.
 
     Uses: `ray.autoscaler.v2.sdk.get_cluster_status`.
     Why: `ray.autoscaler.sdk` can request resources, but does not report pending nodes.
-    Unnecessary once: a documented module reports pending nodes.
+    Remove when: a documented module reports pending nodes.
     """
     from ray.autoscaler.v2.sdk import get_cluster_status
 
@@ -74,7 +74,7 @@ def store_value(key: str, value: str, namespace: bytes) -> None:
 
     Uses: `ray.experimental.internal_kv`.
     Why: an actor that stores the string would need a process, and would end when its owner ends.
-    Unnecessary once: Ray documents a key-value store.
+    Remove when: Ray documents a key-value store.
     """
     from ray.experimental.internal_kv import _internal_kv_put
 
@@ -86,7 +86,7 @@ def load_value(key: str, namespace: bytes) -> str | None:
 
     Uses: `ray.experimental.internal_kv`.
     Why: as for `store_value`.
-    Unnecessary once: as for `store_value`.
+    Remove when: as for `store_value`.
     """
     from ray.experimental.internal_kv import _internal_kv_get
 
@@ -102,7 +102,7 @@ def job_server_url(address: str) -> str:
 
     Uses: `ray.dashboard.utils.ray_address_to_api_server_url`.
     Why: JobSubmissionClient finds the URL too, but only once the job server has answered.
-    Unnecessary once: Ray documents how to find the URL.
+    Remove when: Ray documents how to find the URL.
     """
     from ray.dashboard.utils import ray_address_to_api_server_url
 
@@ -115,7 +115,7 @@ def dashboard_address() -> str | None:
 
     Uses: `ray._private.worker.get_dashboard_url`.
     Why: `ray.init` returns the address only to the caller that connects first.
-    Unnecessary once: the runtime context contains the address.
+    Remove when: the runtime context contains the address.
     """
     address: str | None = ray._private.worker.get_dashboard_url()
     return address or None
@@ -127,7 +127,7 @@ def allow_loopback() -> Iterator[None]:
 
     Uses: `ray._private.ray_constants.ENABLE_RAY_CLUSTER`.
     Why: Ray reads RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER when it is imported, before the variable is set here.
-    Unnecessary once: `ray.init` has a parameter for the address to listen on.
+    Remove when: `ray.init` has a parameter for the address to listen on.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -145,13 +145,13 @@ def suppress_death_messages() -> None:
 
     Uses: `ray._private.worker._worker_logs_enabled`.
     Why: `log_to_driver=False` does not suppress them, and agent-rft reports the deaths that matter.
-    Unnecessary once: `log_to_driver=False` suppresses them.
+    Remove when: `log_to_driver=False` suppresses them.
     """
     ray._private.worker._worker_logs_enabled = False
 
 
 class _NoFolders(list[str]):
-    """List to which Ray tries to add the folders that its workers search first. It stays empty."""
+    """List that stays empty when Ray adds folders for the module search path of its workers."""
 
     def extend(self, folders: Iterable[str]) -> None:
         """Ignore `folders`: the working directory and the folder of the driver's command."""
@@ -162,7 +162,7 @@ def exclude_driver_path(config: JobConfig) -> None:
 
     Uses: `JobConfig._py_driver_sys_path`.
     Why: Ray puts the driver's working directory first on the module search path of each worker.
-    Unnecessary once: Ray has a setting for this.
+    Remove when: Ray has a setting for this.
     """
     config._py_driver_sys_path = _NoFolders()
 
@@ -174,7 +174,7 @@ def job_status_client(address: str | None = None) -> Any:
 
     Uses: `JobInfoStorageClient`, `ray._raylet.GcsClient` and the `gcs_client` of the global worker.
     Why: a job has no other way to change its message or final status. Ray's job supervisor uses the same client.
-    Unnecessary once: JobSubmissionClient changes the status message of a job.
+    Remove when: JobSubmissionClient changes the status message of a job.
     """
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
     from ray.dashboard.modules.job.common import JobInfoStorageClient
@@ -188,11 +188,11 @@ def job_status_client(address: str | None = None) -> Any:
 
 
 def serve_is_running() -> bool:
-    """Whether Ray Serve is running in the cluster that this process is connected to.
+    """Return whether Ray Serve is running in the cluster that this process is connected to.
 
     Uses: `ray.serve.context._get_global_client`.
     Why: `ray.serve.status` does not distinguish a missing Ray Serve from one without proxies and applications.
-    Unnecessary once: the status shows whether Ray Serve is running.
+    Remove when: the status shows whether Ray Serve is running.
     """
     from ray.serve.context import _get_global_client
 
@@ -203,8 +203,8 @@ def serve_address() -> tuple[str, int]:
     """Return the host and port of the proxy of the running Ray Serve.
 
     Uses: `ray.serve.context._get_global_client`.
-    Why: `ray.serve.start` ignores its options if Ray Serve is already running, and does not return those in effect.
-    Unnecessary once: `ray.serve.status` reports the host and port.
+    Why: if Ray Serve is already running, `ray.serve.start` ignores its options and does not return the actual address.
+    Remove when: `ray.serve.status` reports the host and port.
     """
     from ray.serve.context import _get_global_client
 
@@ -221,17 +221,17 @@ def ray_command() -> Sequence[str]:
     Uses: the module `ray.scripts.scripts`.
     Why: the program `ray` may be missing on the PATH or belong to another environment. The option `-P` prevents
     Python from importing a user's files from the working directory.
-    Unnecessary once: `python -m ray` works.
+    Remove when: `python -m ray` works.
     """
     return sys.executable, "-P", "-m", "ray.scripts.scripts"
 
 
 def read_submitted_job(environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the configuration of the Ray job whose entry point this process is; empty outside a Ray job.
+    """Return the configuration of the Ray job that started this process; empty outside a Ray job.
 
     Uses: the environment variable RAY_JOB_CONFIG_JSON_ENV_VAR.
     Why: before `ray.init`, `ray.get_runtime_context` has neither the submission id nor the runtime environment.
-    Unnecessary once: Ray documents how an entry point finds its job.
+    Remove when: Ray documents how an entry point finds its job.
     """
     found: dict[str, Any] = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
     return found
@@ -242,7 +242,7 @@ def read_node_programs() -> None:
 
     Uses: the modules of the dashboard and its agents; GCS_SERVER_EXECUTABLE and RAYLET_EXECUTABLE.
     Why: see `agent_rft.cluster.ray_cluster.read_ahead`.
-    Unnecessary once: `ray start` has an option for the time that a node may take to register.
+    Remove when: `ray start` has an option for the time that a node may take to register.
     """
     from ray._private.services import GCS_SERVER_EXECUTABLE, RAYLET_EXECUTABLE
 

@@ -27,14 +27,14 @@ REFUSED = 2
 """Exit code of an invalid job."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 NEEDED_TO_STOP_S = 60
-"""Minimum wait for a stop. If the time of a checkpoint is unknown, this is the wait."""
+"""Minimum seconds that `ray job stop` should wait before it kills a driver."""
 RAYS_STOP_WAIT_S = 3
 """Ray's default time between SIGTERM and SIGKILL when it stops a driver."""
 
 RAYS_COPIES = "working_dir_files"
 
 PASSING = {"tool_failed", "grader_failed", "session_failed", "no_free_resources", "no_cluster"}
-"""Codes of problems that may be gone at the next try, such as an endpoint that does not respond yet."""
+"""Codes of temporary problems, such as an endpoint that does not respond yet."""
 
 
 def find_submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -56,8 +56,8 @@ def check_stop_wait(stop: StopTime | None, environment: Mapping[str, str] = os.e
 def stop_without_retry(error: InvalidJob | OutdatedFormat, environment: Mapping[str, str] = os.environ) -> None:
     """Set the status of this process's Ray job to STOPPED, so that KubeRay does not retry it.
 
-    Does nothing if the next try may succeed. When this process exits, Ray sets the status FAILED, but this does not
-    replace STOPPED. If Ray does not respond, KubeRay retries the job.
+    Does nothing if the next try may succeed. The status remains STOPPED when this process exits. If Ray does not
+    respond, KubeRay retries the job.
     """
     job, problems = find_submission_id(environment), error.problems if isinstance(error, InvalidJob) else []
     if job is None or (problems and all(problem.code in PASSING for problem in problems)):
@@ -73,11 +73,11 @@ def stop_without_retry(error: InvalidJob | OutdatedFormat, environment: Mapping[
 
 
 def check_run_folder(run: Path) -> str | None:
-    """Return a warning if the run folder is in Ray's copy of `--working-dir`, else None."""
+    """Return a warning if the run folder is in Ray's copy of `--working-dir`, which Ray deletes; else None."""
     if RAYS_COPIES not in run.resolve().parts:
         return None
-    fix = "set --runs or --run-folder to an absolute path outside of the working directory"
-    return f"the run's folder is in Ray's copy of the working directory, which Ray deletes: {fix}"
+    fix = "set --runs or --run-folder to an absolute path outside the working directory"
+    return f"the run folder is in Ray's copy of the working directory, which Ray deletes: {fix}"
 
 
 class RayJobStatus:
@@ -99,7 +99,7 @@ class RayJobStatus:
                 self._set_message(", ".join([f"step {event.step} of {total_steps}", *shown]))
 
     def close(self) -> None:
-        """Do nothing. Call `stop` to stop writing."""
+        """Do nothing; part of the sink protocol. Call `stop` to stop writing."""
 
     async def stop(self) -> None:
         """Stop writing, so that Ray's own final message is not overwritten."""
@@ -108,7 +108,7 @@ class RayJobStatus:
             await asyncio.wait({self._writing})
 
     def _set_message(self, text: str) -> None:
-        """Write a message. While another message is being written, only the newest one waits."""
+        """Write a message in the background. It replaces any message that still waits to be written."""
         if self._job is None:
             return
         self._text = str(to_plain_json(f"{self._run}: {text}"))

@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster, or to a local one that is started here and ends with this process."""
+"""Connection to a running Ray cluster, or to a local cluster that ends with this process."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ TOKEN_FIX = (
     "token in ~/.ray/auth_token or RAY_AUTH_TOKEN. A cluster requires a token if `ray start` found ~/.ray/auth_token"
 )
 NICENESS = "RAY_worker_niceness"
-"""Variable for the niceness of Ray's workers. Ray's default of 15 would give other processes priority over engines."""
+"""Environment variable for the niceness of Ray's workers. The default of 15 gives other processes priority."""
 
 
 def is_local_address(address: str | None) -> bool:
-    """Whether the cluster at `address` is reached through the loopback address. None means a local cluster."""
+    """Return whether the cluster at `address` is reached through the loopback address. None means a local cluster."""
     return address is None or address.startswith(("127.", "localhost:"))
 
 
@@ -104,9 +104,9 @@ def _session(address: str | None) -> Iterator[list[Node]]:
 
 
 def job_config() -> JobConfig:
-    """Return the settings of a Ray job that keep the driver's folders off the module search path of its workers.
+    """Return the settings of a Ray job whose workers do not search the driver's folders for modules.
 
-    Otherwise a user's `trainer.py` next to the job would hide agent-rft's package of the same name.
+    Otherwise a user's module next to the job, such as `trainer.py`, could be imported in place of agent-rft's.
     """
     config = JobConfig()
     exclude_driver_path(config)
@@ -116,9 +116,8 @@ def job_config() -> JobConfig:
 def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """Return the runtime environment of the workers, or None for Ray's default.
 
-    In a job submitted with `ray job submit --working-dir`, workers search the working directory first for modules. The
-    setup hook in the returned environment removes this directory from their search path before they import agent-rft.
-    In other jobs, workers do not search the working directory (see `job_config`).
+    With `ray job submit --working-dir`, a setup hook removes the working directory from the module search path. Its
+    modules could otherwise be imported in place of agent-rft's modules.
     """
     if "working_dir" not in (read_submitted_job(environment).get("runtime_env") or {}):
         return None
@@ -127,10 +126,10 @@ def worker_environment(environment: Mapping[str, str] = os.environ) -> dict[str,
 
 @contextmanager
 def _block_hangups() -> Iterator[None]:
-    """Context manager that blocks SIGHUP; child processes inherit the block.
+    """Context manager that blocks SIGHUP in this process and in the child processes that it starts.
 
-    A closed terminal sends SIGHUP to all processes of a local cluster, which would end before their run has saved a
-    checkpoint. Ray itself does the same with SIGINT.
+    When a terminal closes, all processes of a local cluster receive SIGHUP. Without the block, they would end before
+    the run has saved a checkpoint.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
@@ -143,14 +142,13 @@ def _block_hangups() -> Iterator[None]:
 def job_cluster(
     address: str | None, owner_file: Path | None = None, on_starting: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
-    """Context manager that connects to a cluster which accepts Ray jobs: at `address`, or a new local one.
+    """Context manager that connects to the cluster at `address`, or starts a local cluster that accepts Ray jobs.
 
-    A local cluster ends when this process ends, even if this process is killed, and requires a token (see
-    `local_token`).
+    A local cluster requires a token (see `local_token`). It ends with this process, even if the process is killed.
 
     Args:
         address: HOST:PORT of a running cluster; None starts a local one.
-        owner_file: File in which the owner and the folder of a local cluster are recorded for `kill_leftover_cluster`.
+        owner_file: File that records the owner and the folder of a local cluster, for `kill_leftover_cluster`.
         on_starting: Called while a local cluster starts.
 
     Raises:
@@ -198,7 +196,7 @@ def job_cluster(
 
 
 def kill_leftover_cluster(owner_file: Path) -> None:
-    """Kill the remaining processes of a local cluster whose owner was killed, and delete the folder of the cluster.
+    """Kill the remaining processes of a local cluster whose owner was killed, and delete the cluster's folder.
 
     The processes are recognized by CLUSTER_VARIABLE in their environment. Without this function, they would hold ports
     and memory for up to a minute.
@@ -262,7 +260,7 @@ def _wait_for_head(head: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> 
 def _kill_head(head: subprocess.Popen[bytes]) -> None:
     """Kill a head node and all its child processes.
 
-    A graceful stop of Ray takes most of a minute and holds ports and memory until then. No state needs saving.
+    A graceful stop would take most of a minute, and there is no state to save.
     """
     if head.poll() is None:
         process = psutil.Process(head.pid)
@@ -283,9 +281,9 @@ def _end_with_parent() -> None:
 
 
 def why_unreachable(address: str) -> str | None:
-    """Return the reason why the head of a cluster cannot be reached at `address`; None if it can be reached.
+    """Return why the head of a cluster cannot be reached at `address`; None if it can be reached.
 
-    The result is also None if `address` is not HOST:PORT but a keyword of Ray, such as `auto`.
+    Keywords of Ray, such as `auto`, are not checked; the result is None.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():  # "auto", "local"
@@ -298,7 +296,7 @@ def why_unreachable(address: str) -> str | None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise InvalidJob if nothing listens at `address`. Ray itself would retry for two minutes and exit the process."""
+    """Raise InvalidJob if nothing listens at `address`. Ray would retry for two minutes and then exit the process."""
     if (why := why_unreachable(address)) is not None:
         raise _no_cluster_error(address, why)
 

@@ -15,15 +15,12 @@ import ray
 
 NAME, NAMESPACE = "reserves-gpus", "agent-rft"
 MAX_WAIT_S = 120.0
-"""Maximum wait for the lock.
-
-After this time, a job continues without the lock, because the holder's node probably does not respond.
-"""
+"""Maximum seconds to wait for the lock. After that, the holder has probably failed, so the job continues without it."""
 POLL_S = 0.25
 
 
 class _Holder:
-    """Actor that represents the lock: the lock is held as long as this actor exists."""
+    """Actor that exists as long as the lock is held."""
 
 
 def take_lock() -> Any | None:
@@ -41,7 +38,7 @@ async def reservation_lock(
     max_wait_s: float = MAX_WAIT_S,
     poll_s: float = POLL_S,
 ) -> AsyncIterator[None]:
-    """Context manager that holds the lock. It waits for the lock at most `max_wait_s`, then enters without the lock."""
+    """Context manager that takes the lock, or does nothing if the lock is not free within `max_wait_s`."""
     holder = None
     try:
         async with asyncio.timeout(max_wait_s):

@@ -2,7 +2,7 @@
 
 The first engine and all learner ranks are reserved together or not at all, so two jobs never deadlock. Each further
 engine has a separate reservation and joins when resources are free. Ray counts a pending reservation as demand, so an
-autoscaling cluster grows for it. When a node dies, Ray reserves its resources again on other nodes.
+autoscaling cluster adds nodes for it. When a node dies, Ray reserves its resources again on other nodes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from agent_rft.errors import InvalidJob, Problem
 PLACEMENT_TIMEOUT_S = 300.0
 REPORT_INTERVAL_S = 5.0
 FURTHER_S = 2.0
-"""Seconds to wait for further engines after the first is placed; enough if their resources are free."""
+"""Seconds to wait for further engines after the first engine is placed. Ray needs less time if resources are free."""
 
 SHARED_GPU = 0.5
-"""GPUs of each actor in a shared bundle, so that both get the same GPU. Ray does not limit the memory that they use."""
+"""Number of GPUs that an engine or a rank reserves if they share a GPU. Ray does not limit their memory."""
 RANK_NAME = ":learner-rank-"
 """Part of a rank's actor name between the run's name and the rank's index."""
 
@@ -53,8 +53,7 @@ RANK_NAME = ":learner-rank-"
 class Reservations:
     """Resource reservations of one job: requested by the constructor, awaited by `wait`, and ended by `release`.
 
-    `release` also cancels pending reservations. The names of the job's actors start with `run`, so that Ray's dashboard
-    shows to which job an actor belongs.
+    `release` also cancels pending reservations. The argument `run` is the prefix of the names of the job's actors.
     """
 
     def __init__(self, placement: Placement, run: str) -> None:
@@ -77,12 +76,12 @@ class Reservations:
     ) -> list[int]:
         """Wait until the first engine and all learner ranks are placed, and return the indices of the placed engines.
 
-        Missing resources are reported to `on_missing`. With `wait_for_nodes_s`, a bundle that is too large for all
-        current nodes is not an immediate error; a larger node may join within `wait_for_nodes_s`.
+        Missing resources are reported to `on_missing`. If a bundle is too large for all current nodes, the call waits
+        up to `wait_for_nodes_s` for a larger node to join.
 
         Raises:
-            InvalidJob: The resources were not available in time; or a bundle is too large for all current
-                nodes, and `wait_for_nodes_s` is 0.
+            InvalidJob: The resources were not available in time, or a bundle is too large for all current nodes and
+                `wait_for_nodes_s` is 0.
         """
         if not wait_for_nodes_s and (too_large := self._describe_too_large()):
             fix = "lower the cores or GPUs of each engine and learner rank, or add larger nodes"
@@ -105,7 +104,7 @@ class Reservations:
     async def _engines_placed(self) -> list[int]:
         """Request further engines, and return the indices of all engines that are placed within `FURTHER_S`.
 
-        Further engines are not requested earlier, because they would compete with the first group.
+        An earlier request would compete with the first engine and the ranks.
         """
         self._groups += [self._request_group([bundle], FURTHER) for bundle in self._further]
         waiting = {self._group_future(n): n for n in range(1, len(self._groups))}
@@ -124,7 +123,7 @@ class Reservations:
     def engine_options(self, index: int) -> dict[str, Any]:
         """Return Ray's options for a new actor of engine `index`.
 
-        If the engine shares cores with ranks, its actor reserves all of them. If it shares a GPU with a rank, each
+        If the engine shares cores with ranks, its actor reserves all these cores. If it shares a GPU with a rank, each
         of the two actors reserves half of the GPU. If the job shares its engines with other jobs, the actor runs in the
         bundle of rank 0 and reserves nothing.
         """
@@ -150,7 +149,7 @@ class Reservations:
         }
 
     def helper_options(self, name: str, index: int = 0) -> dict[str, Any]:
-        """Return Ray's options for a helper actor, which reserves nothing and prefers the node of an engine."""
+        """Return Ray's options for a dispatcher or grader pool, which reserves nothing and prefers an engine's node."""
         nodes = list(dict.fromkeys(filter(None, map(self._engine_node, range(self._placement.engines)))))
         options = {"name": f"{self._run}:{name}"}
         if not nodes:

@@ -18,12 +18,12 @@ class RunDriver(NamedTuple):
 
 
 def find_drivers(node: str) -> set[RunDriver]:
-    """Return the driver of each run whose driver or learner rank is on this node."""
+    """Return the driver of each run that has its driver or a learner rank on this node."""
     return match_drivers(node, list_actors(), list_ray_jobs())
 
 
 def match_drivers(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[RunDriver]:
-    """Return the same as `find_drivers`, from Ray's tables of actors and jobs."""
+    """Return the result of `find_drivers`, computed from Ray's tables of actors and jobs."""
     pids = {job["JobID"]: job["DriverPid"] for job in jobs if not job["IsDead"]}
     return {
         RunDriver(actor["JobID"], actor["OwnerAddress"]["NodeID"], pids[actor["JobID"]])
@@ -36,6 +36,6 @@ def match_drivers(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[
 
 
 def drop_ended(drivers: set[RunDriver]) -> set[RunDriver]:
-    """Return the drivers that are still connected to Ray."""
+    """Return the drivers in `drivers` that are still connected to Ray."""
     ended = {job["JobID"] for job in list_ray_jobs() if job["IsDead"]}
     return {driver for driver in drivers if driver.job not in ended}

@@ -1,7 +1,7 @@
-"""Resources of shared engines, which are reserved by the actors of the engines. The first job creates these actors.
+"""Reservations of shared engines. The first job that needs an engine creates its actor, which holds the resources.
 
 A job waits for its shared engines before it reserves resources for its ranks. Otherwise the ranks of several jobs could
-take the resources of the very engine for which these jobs wait.
+take the resources that their shared engine needs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from agent_rft.cluster.ray_cluster.reservations import FURTHER_S, PLACEMENT_TIME
 class SharedReservations:
     """Reservations of the shared engines of one job, by index; empty if the job does not share engines.
 
-    If the first engine has no resources after `patience_s`, this is reported. The wait for further engines ends after
-    `patience_s`.
+    If the first engine takes longer than `patience_s`, its missing resources are reported. After the first engine is
+    placed, the wait for further engines takes at most `patience_s`.
     """
 
     def __init__(self, engines: Sequence[SharedConfig], patience_s: float = FURTHER_S) -> None:

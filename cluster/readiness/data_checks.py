@@ -13,13 +13,13 @@ from agent_rft.types import Task
 NEAR = 95.0
 """Minimum rapidfuzz ratio of near-duplicate questions: one letter in twenty may differ."""
 COMPARED_ROWS = 2_000
-"""Maximum number of rows with the same reference that are compared with each other: 2 million pairs in a second."""
+"""Maximum number of rows with the same reference that are compared. Comparing all their pairs takes about a second."""
 MAX_PAIRS = 200
 """Maximum number of near-duplicate pairs in the result."""
 MESSAGES, NOT_THE_REFERENCE = "messages", ("messages", "tools", "id", "row_id", "uuid")
-"""Row fields that are not part of the reference. All other fields are, because graders may read them."""
+"""Row fields that are not part of the reference. All other fields are part of it, because graders may use them."""
 NO_REFERENCE = "{}"
-"""JSON of an empty reference. Without a reference, two similar questions may still have different answers."""
+"""JSON of an empty reference. Rows without a reference are never near duplicates, because their answers may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class DataFinding:
 
     `contradictory` rows have the same question but different references; `duplicates` have the same question and
     reference. `near_duplicates` are at most MAX_PAIRS pairs with the same reference and nearly the same question.
-    `distinct` is the number of different questions. `shared` has, for each other file, the number of its rows whose
-    question is also in this file.
+    `distinct` is the number of different questions. `shared` contains the number of rows in each other file that
+    repeat a question of this file. Its keys are job fields.
     """
 
     file: str

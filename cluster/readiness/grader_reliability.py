@@ -12,7 +12,7 @@ from agent_rft.metrics.confidence_intervals import Interval, bootstrap_interval
 from agent_rft.types import Group, Rollout
 
 CHANGED = 1e-3
-"""Maximum difference of two grades of one answer that count as equal."""
+"""Maximum difference at which two grades of an answer count as equal."""
 _DIGITS = 3
 
 
@@ -22,7 +22,7 @@ class GraderFinding:
 
     Attributes:
         graded: Number of graded rollouts.
-        distinct: Number of different grades of these rollouts.
+        distinct: Number of different grades among these rollouts.
         regraded: Number of answers that got a second grade.
         failed: Number of answers that got no second grade, because the second grading failed.
         changed: Share of the regraded answers whose grade changed; None if no answer was regraded.
@@ -62,15 +62,14 @@ def measure_grader(groups: Sequence[Group], second_grades: Mapping[str, float | 
 
 
 def _grade_before_guards(rollout: Rollout) -> float:
-    """Return the grade before guards."""
     return rollout.grade.scores.get("ungated", rollout.grade.value)
 
 
 def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | None:
-    """Return the noise as a share of the grade variance within rows: 1 - the test-retest reliability.
+    """Return the noise variance divided by the mean grade variance within rows.
 
-    The mean squared difference of two grades of one answer is twice the variance of the noise: Lord and Novick 1968,
-    Statistical Theories of Mental Test Scores, chapter 3.
+    The mean squared difference between two grades of one answer is twice the noise variance (Lord and Novick 1968,
+    Statistical Theories of Mental Test Scores, chapter 3).
     """
     within = [variance(map(_grade_before_guards, group.rollouts)) for group in groups if len(group.rollouts) > 1]
     if not differences or not within or fmean(within) == 0.0:
@@ -79,9 +78,9 @@ def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | Non
 
 
 def _agreement(groups: Sequence[Group]) -> Interval | None:
-    """Return the mean correlation of grade and held-out grade within rows.
+    """Return the mean correlation between grade and held-out grade within rows.
 
-    To first order, training on the grade raises the held-out grade by their covariance: Price 1970, Nature 227.
+    Training on the grade raises the held-out grade by about the covariance of the two (Price 1970, Nature 227).
     """
     found = []
     has_held_out = False

@@ -37,7 +37,7 @@ from agent_rft.types import Group, Task
 FORMAT = 1
 """Version of the JSON format. Raise it when the meaning of a key changes."""
 SHOWN_GROUPS = 20
-"""Maximum groups of similar rows in the JSON without rows; the reasons state how many there are."""
+"""Maximum length of each list of similar rows in `as_json(with_rows=False)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def judge_samples(
 
     Args:
         job: The job.
-        plan: Plan of the job, with its numbers of steps and rollouts.
+        plan: Plan of the job's steps.
         tasks: The sampled rows.
         groups: One group of `samples` rollouts for each sampled row.
         others: Rows of the job's other files, by job field.

@@ -14,25 +14,24 @@ from agent_rft.problems.readiness_reasons import REASONS, Reason, Verdict
 
 TRAINED = "training_file"
 MIN_ROWS = 10
-"""Minimum number of distinct questions, the same as the minimum rows of OpenAI's API."""
+"""Minimum number of distinct questions, the same minimum as in OpenAI's API."""
 MIN_SIGNAL = 0.15
-"""Minimum share of rows whose rollouts differ: two or three groups of a usual batch of 16. With fewer, the gradient of
-a step comes from one or two rows."""
+"""Minimum share of rows whose rollouts have different rewards. A batch of 16 then has two or three such rows. With
+fewer, the gradient of a step comes from one or two rows."""
 MAX_PASS = 0.9
-"""Pass rate above which an improvement is within the noise: if training gains half of the remaining 0.1, a test file of
-100 rows shows 0.05 +- 0.05."""
+"""Maximum pass rate. Above it, the likely gain is too small to measure with 100 test rows."""
 MAX_CONTRADICTORY = 0.1
-"""Maximum share of contradictory rows. At this share, their wrong half moves the mean grade by up to 0.05, the smallest
-measurable change."""
+"""Maximum share of contradictory rows. At this share, wrong references change the mean grade by up to 0.05, the
+smallest measurable change."""
 MAX_NOISE = 0.5
 """Maximum share of noise in the grade variance within rows. Above it, noise decides the order of rollouts."""
 MAX_DISCARDED = 0.3
-"""Maximum share of discarded rollouts. Even with one retry for each, one rollout in ten is lost."""
+"""Maximum share of discarded rollouts. At this share, one rollout in ten is lost even if each is retried once."""
 MAX_TOOL_ERRORS = 0.5
-"""Maximum error rate of a tool, compared with the lower bound of its interval. Above it, the tool is unusable."""
+"""Error rate above which a tool is unusable. It is compared with the lower bound of the confidence interval."""
 MAX_INVALID_CALLS = 0.5
-"""Maximum share of invalid calls, compared with the lower bound of its interval. A model with fewer invalid calls can
-learn the syntax in training; a model with more probably uses the wrong syntax."""
+"""Share of invalid calls above which the model probably uses a different syntax. It is compared with the lower bound of
+the confidence interval. A model with fewer invalid calls can learn the syntax in training."""
 MAX_CUT = 0.5
 """Maximum share of rollouts that end at a limit."""
 MIN_CALLING = 0.02
@@ -41,7 +40,7 @@ MIN_CALLING = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Measurements that decide the verdict. `penalties` is whether rewards penalize calls, turns, tokens or time."""
+    """Measurements that decide the verdict. `penalties`: whether rewards penalize calls, turns, tokens or time."""
 
     rows: Sequence[RowSignal]
     shares: RowShares
@@ -54,7 +53,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class ReadinessFinding:
-    """Reason or note in the result of a readiness check, with its measured values in the text `words`."""
+    """Reason or note in the result of a readiness check. `words` describes it and contains the measured values."""
 
     reason: Reason
     words: str
@@ -112,7 +111,7 @@ def _check_grader(evidence: Evidence) -> Iterator[ReadinessFinding]:
         yield ReadinessFinding(Reason.GRADER_NOISY, f"{words} ({grader.regraded} answers graded twice)")
     agreement = grader.agreement
     if agreement is not None and agreement.n >= MIN_ROWS and agreement.low <= 0.0:
-        words = f"the correlation of grade and held-out grade within rows is {agreement.format()}"
+        words = f"the correlation between grade and held-out grade within rows is {agreement.format()}"
         yield ReadinessFinding(Reason.GRADER_DISAGREES, words)
 
 
@@ -122,7 +121,7 @@ def _check_rewards(evidence: Evidence) -> Iterator[ReadinessFinding]:
         return
     if behavior.calling is not None and behavior.calling < MIN_CALLING and shares.all_right < MAX_PASS:
         yield ReadinessFinding(
-            Reason.TOOLS_UNUSED, f"{behavior.calling:.1%} of the rollouts in rows with tools called a tool"
+            Reason.TOOLS_UNUSED, f"for rows with tools, {behavior.calling:.1%} of the rollouts called a tool"
         )
     if evidence.pass_rate.mean > MAX_PASS and not evidence.penalties:
         yield ReadinessFinding(Reason.TOO_EASY, f"{evidence.pass_rate.mean:.0%} of the rollouts pass")

@@ -13,17 +13,14 @@ from agent_rft.spec.step_plan import GROUP_SIZE, StepPlan
 
 HYPERPARAMETERS, REINFORCEMENT = "method.reinforcement.hyperparameters", "method.reinforcement"
 TARGET_SIGNAL = 0.5
-"""Share of groups with different rewards below which larger groups are recommended.
-
-Doubling the group size costs twice the sampling.
-"""
+"""Minimum share of groups with different rewards. Below it, larger groups are recommended."""
 MIN_SHARE_GAIN = 0.1
-"""Minimum increase in the share of groups with different rewards that justifies larger groups."""
+"""Larger groups are recommended if they raise the share of groups whose rewards differ by at least this much."""
 TARGET_GROUPS = 8
-"""Groups with different rewards that a step needs. With fewer, the direction of a step varies between batches."""
+"""Minimum number of groups per step whose rewards differ. With fewer, updates vary too much between batches."""
 MAX_BATCH = 64
 CUT_SHARE = 0.1
-"""Share of rollouts cut off at the token limit above which a higher limit is recommended."""
+"""Maximum acceptable share of rollouts that are cut off at the token limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class Estimate:
 def recommend_settings(
     job: JobSpec, plan: StepPlan, signal: Sequence[GroupSignal], behavior: RolloutBehavior
 ) -> Iterator[RecommendedSetting]:
-    """Yield recommended values of the settings that should change, judging by the readiness samples."""
+    """Yield a recommended value for each setting that should change, based on the readiness samples."""
     shares = {entry.size: entry.low for entry in signal}
     size = plan.group_size
     share = shares.get(size, 0.0)
@@ -74,7 +71,7 @@ def recommend_settings(
 
 
 def estimate_training(plan: StepPlan, signal: Sequence[GroupSignal], rollout_s: float | None) -> Estimate:
-    """Estimate the training run. `rollout_s` is the measured elapsed time in seconds per rollout; None if unknown."""
+    """Estimate the training run. `rollout_s` is the measured time per rollout in seconds; None if unknown."""
     rollouts = plan.steps * plan.rollouts_per_step
     share = next((entry.low for entry in signal if entry.size == plan.group_size), 0.0)
     return Estimate(plan.steps, rollouts, None if rollout_s is None else rollouts * rollout_s, plan.batch_size * share)

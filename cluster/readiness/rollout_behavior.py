@@ -99,7 +99,7 @@ def _calls_a_tool(rollout: Rollout) -> bool:
 
 
 def _tool_uses(rollouts: Sequence[Rollout]) -> tuple[ToolUsage, ...]:
-    """Return the tools that received calls, the most used first."""
+    """Return the usage of each tool that received calls, most used tool first."""
     answered: dict[str, list[ToolResult]] = {}
     for rollout in rollouts:
         for call, result in zip(rollout.calls, rollout.results, strict=True):

@@ -20,17 +20,16 @@ from agent_rft.trainer.algorithm.advantage import (
 from agent_rft.types import Group, Rollout
 
 SIZES = (4, 8, 16, 32)
-"""Group sizes to compare: `compute_multiplier` 0.5, 1, 2 and 4."""
+"""Group sizes to compare. They correspond to `compute_multiplier` 0.5, 1, 2 and 4."""
 SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class RowSignal:
-    """Statistics of one row that has at least one graded rollout, so that no value is NaN.
+    """Statistics of one row with at least one graded rollout.
 
-    `mean`, `deviation`, `best` and `worst` describe the rewards. If the rewards are nearly equal, `no_signal`
-    says whether all rollouts are right, all are wrong, or all are otherwise equal. It is None if the rewards differ
-    enough for training.
+    `mean`, `deviation`, `best` and `worst` describe the rewards. `no_signal` is None if the rewards differ enough for
+    training. Otherwise it is `all_right`, `all_wrong`, or `equal` for all other cases.
     """
 
     row_id: str
@@ -49,7 +48,7 @@ class RowSignal:
 
 @dataclass(frozen=True, slots=True)
 class RowShares:
-    """Shares of the graded rows whose rollouts are all right, all wrong, equal otherwise, or different (`signal`)."""
+    """Shares of the graded rows by their rewards. `signal` is the share of rows whose rewards differ."""
 
     all_right: float
     all_wrong: float
@@ -65,7 +64,7 @@ class PassAtK:
 
 @dataclass(frozen=True, slots=True)
 class GroupSignal:
-    """Lower and upper bound of the expected share of groups with `size` rollouts whose rewards differ."""
+    """Expected share of groups whose rewards differ, as a lower and an upper bound. Each group has `size` rollouts."""
 
     size: int
     low: float
@@ -120,11 +119,7 @@ def estimate_pass_at(rows: Sequence[RowSignal], samples: int) -> tuple[PassAtK, 
 def estimate_group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple[GroupSignal, ...]:
     """Return the expected share of groups whose rewards differ, for each group size.
 
-    For sizes up to the number n of a row's rollouts, the estimate is unbiased, as for pass@k: 1 - sum of
-    C(c, size) / C(n, size) over the row's distinct outcomes, where c is the number of rollouts with an outcome. Larger
-    sizes get bounds, because 1 - sum of p^size is concave in the size for any probabilities p of the outcomes.
-    Therefore the share is at least the share at n, and each further rollout adds at most as much as the step from
-    n - 1 to n.
+    The lower and upper bound are equal if every row has at least `size` rollouts. Larger sizes are extrapolated.
     """
     outcomes = [_count_outcomes(group.rollouts) for group in groups if len(group.rollouts) >= 2]
     if not outcomes:
@@ -151,7 +146,7 @@ def _count_outcomes(rollouts: Sequence[Rollout]) -> Counter[int]:
 
 
 def _difference_bounds(counts: Counter[int], size: int) -> tuple[float, float]:
-    """Return bounds of the probability that the outcomes of `size` rollouts differ, from a row's outcome counts."""
+    """Return a lower and an upper bound for the probability that `size` rollouts of a row have different outcomes."""
     n = counts.total()
 
     def probability(m: int) -> float:

@@ -1,6 +1,6 @@
-"""Storage for the bytes of files: a local folder, or any location that fsspec supports (`s3://bucket/files`).
+"""Storage for files in a local folder, or at any location that fsspec supports (`s3://bucket/files`).
 
-The server generates an id as the name of each stored file; a client's file name is never used.
+The server generates an id as the name of each stored file. File names from clients are never used.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import fsspec
 from agent_rft.errors import UserError
 
 MARKER = ".agent-rft"
-"""An empty file in remote storage, read to check that the storage answers."""
+"""Name of an empty file in remote storage. Reading this file checks that the storage answers."""
 
 
 def open_location(url: str, setting: str) -> tuple[Any, str]:
     """Return the fsspec file system of a URL, and the path in this file system. Credentials come from the environment.
 
-    Error messages name `setting`, the setting that has the URL.
+    `setting` is the name of the URL's setting, for error messages.
 
     Raises:
         UserError: fsspec does not support the URL's protocol, or its library is not installed.
@@ -36,7 +36,7 @@ def open_location(url: str, setting: str) -> tuple[Any, str]:
 
 
 class Blobs(Protocol):
-    """Storage for files by name. Calls block."""
+    """Storage for named files. All methods block."""
 
     def put(self, path: Path, name: str) -> None:
         """Store the local file `path` under `name`. The file may be moved instead of copied."""
@@ -45,7 +45,7 @@ class Blobs(Protocol):
         """Return a local path from which the stored file can be read.
 
         Raises:
-            FileNotFoundError: The storage has no file of this name.
+            FileNotFoundError: The storage has no file with this name.
         """
 
     def delete(self, name: str) -> None:

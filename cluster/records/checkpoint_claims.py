@@ -2,11 +2,11 @@
 
     <run>/owner-000002.json          claim of the second process that trained this run
     <run>/owner-000002/step-000005/  checkpoint that the second process wrote
-    <run>/step-000005/               checkpoint that a version without claims wrote
+    <run>/step-000005/               checkpoint from a version of agent-rft without claims
 
-A process creates its claim only if no file of that name exists. The claim lists the complete checkpoints of earlier
-owners that the new owner adopts. An earlier owner that was suspended may still finish an upload, but only in its own
-folder, and readers ignore uploads that were completed after the newest claim. So no clock, lock or rename is needed.
+A process creates its claim only if no file with this name exists. The claim lists the complete checkpoints of earlier
+owners, which the new owner adopts. An earlier owner that was suspended may still finish an upload, but only in its own
+folder, and readers ignore uploads that were completed after the newest claim. Claims need no clock, lock or rename.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FORMAT = 1
 """Version of the claim format. Increase it when older programs must not read new claims."""
 MAX_CLAIM_BYTES = 16 << 20
 MANIFEST = "manifest.json"
-"""The file that makes a checkpoint complete."""
+"""Name of the file that is written last; a checkpoint with this file is complete."""
 NO_OWNER = 0
-"""Owner number of checkpoints from versions without claims."""
+"""Owner number of checkpoints from versions of agent-rft without claims."""
 STEP = re.compile(r"step-\d{6,12}")
 _OWNER = re.compile(r"owner-(\d{6,12})")
 _CLAIM = re.compile(r"owner-(\d{6,12})\.json")
@@ -89,15 +89,15 @@ class CheckpointClaims:
         return self._claimed[run]
 
     def list_claims(self, run: str) -> list[int]:
-        """Return the numbers of all claims on a run, in order."""
+        """Return the numbers of all claims on a run, oldest first."""
         return self._list_numbers(run, _CLAIM)
 
     def list_owners(self, run: str) -> list[int]:
-        """Return the numbers of all owners that may have written checkpoints of a run, in order."""
+        """Return the numbers of all owners that may have written checkpoints of a run, oldest first."""
         return [NO_OWNER, *self._list_numbers(run, _OWNER)]
 
     def find_complete(self, run: str, claims: Sequence[int]) -> dict[str, int]:
-        """Return {checkpoint: owner} of the complete checkpoints, oldest first, according to the newest of `claims`."""
+        """Return the complete checkpoints and their owners, oldest first, according to the newest claim."""
         number, adopted = self._read_newest(run, claims)
         candidates = [*adopted.items(), *((name, number) for name in self.list_checkpoints(run, number))]
         found = {
@@ -144,7 +144,7 @@ class CheckpointClaims:
         return NO_OWNER, {}
 
     def _create(self, path: str, claim: _Claim) -> bool:
-        """Write a new file; return False if a file of this name exists."""
+        """Write a new file; return False if a file with this name exists."""
         try:
             with self._files.open(path, "xb") as file:
                 file.write(claim.model_dump_json().encode())

@@ -5,9 +5,9 @@
     <run>/owner-000002/step-000005/manifest.json                names the upload and its files, with sizes and digests
 
 A checkpoint is complete when its manifest exists. The manifest is written last and replaced atomically, so a reader
-sees the new upload, the previous upload, or no checkpoint. If an upload was killed, the next upload removes the files
-that were left. Only one process writes the checkpoints of a run, see `agent_rft.cluster.records.checkpoint_claims`.
-Calls block. A few files are transferred concurrently, in chunks.
+sees the new upload, the previous upload, or no checkpoint. The next upload removes the files of a killed upload.
+Only one process writes the checkpoints of a run, see `agent_rft.cluster.records.checkpoint_claims`. Calls block. A few
+files are transferred concurrently, in chunks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from agent_rft.trainer.loop.checkpoint import LOOP_STATE_FILE, TRAINING_STATE, f
 from agent_rft.trainer.loop.journal import Journal
 
 RESUME_FILES = ("job.resolved.json", "journal/starts.json")
-"""Files that a run needs to resume in addition to a checkpoint, by path in the run folder; uploaded if they exist."""
+"""Files in the run folder that a run needs to resume, in addition to a checkpoint. They are uploaded if they exist."""
 SETTING = "checkpoint_store"
 FORMAT = 1
 """Version of the manifest format. Increase it when older programs must not read new manifests."""
@@ -58,10 +58,10 @@ class StoreFailed(RftError):
 
 
 class CheckpointStore:
-    """Store with the checkpoints of all runs. The folder of a run in the store has the name of the run folder."""
+    """Store with the checkpoints of all runs. Each run has a folder in the store, with the name of its run folder."""
 
     def __init__(self, url: str) -> None:
-        """Open the location.
+        """Open the store at `url`.
 
         Raises:
             UserError: The URL is invalid or has a password, or no installed library can open it.
@@ -79,7 +79,7 @@ class CheckpointStore:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Cancel the upload in progress, which then fails."""
+        """Make the upload in progress and all later uploads fail."""
         self._stopped.set()
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class CheckpointStore:
 
         Raises:
             StoreFailed: The store failed, or the checkpoint was removed or replaced during the upload.
-            CheckpointsTaken: Another process writes the run's checkpoints.
+            CheckpointsTaken: Another process has claimed the run's checkpoints.
         """
         run, upload = _run_name(run_folder), f"files-{secrets.token_hex(8)}"
         with _report_failure("upload a checkpoint"):
@@ -142,7 +142,7 @@ class CheckpointStore:
 
         Raises:
             StoreFailed: The store failed; the next call removes the rest.
-            CheckpointsTaken: Another process writes the run's checkpoints.
+            CheckpointsTaken: Another process has claimed the run's checkpoints.
         """
         run = _run_name(run_folder)
         with _report_failure("remove a checkpoint"):
@@ -287,7 +287,7 @@ class CheckpointStore:
         return manifest
 
     def _damaged_error(self, path: str, what: str) -> UserError:
-        """Return the error for a damaged file. Earlier checkpoints are models that have no training state."""
+        """Return the error for a damaged file. It suggests a new run, as earlier checkpoints have no training state."""
         return UserError(
             f"{self._public_path(path)} in the checkpoint store {what}; restore this file, or start a new run with "
             f"`model` set to an earlier checkpoint",
@@ -298,7 +298,7 @@ class CheckpointStore:
         return self._claims.find_complete(run, self._claims.list_claims(run))
 
     def _public_path(self, path: str) -> str:
-        """Return a path relative to the store's own path, which may be private."""
+        """Return a path relative to the store's root, because the root may be private."""
         return path.removeprefix(f"{self._root}/")
 
 
@@ -316,7 +316,7 @@ def _check_record(file: _File) -> _File:
 
 
 class _File(BaseModel):
-    """An uploaded file; `name` is its path in its folder."""
+    """Uploaded file; `name` is the path relative to the checkpoint, or to the run folder."""
 
     name: Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
     size: Annotated[int, Field(ge=0)]
@@ -335,7 +335,7 @@ def _run_name(run_folder: Path) -> str:
 
 
 def _map_concurrently(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
-    """Return the results of `work`, a few items at a time; after an error, no further item starts."""
+    """Apply `work` to a few items at a time and return the results. After an error, no more items are started."""
     with ThreadPoolExecutor(MAX_CONCURRENT_TRANSFERS, thread_name_prefix="checkpoint-store") as pool:
         return list(pool.map(work, items))
 

@@ -15,9 +15,9 @@ from agent_rft.types import DiscardedRollout, Group, Rollout
 FORMAT = 2
 """Version of the tables. An index with another version is rebuilt."""
 ANSWER_CHARS = 120
-"""Maximum characters of a listed answer."""
+"""Maximum number of characters of an answer in a list of rollouts."""
 NAME_CHARS, MAX_NAMES = 200, 100
-"""Maximum length and number of the tool names in a list."""
+"""Maximum length of a tool name, and maximum number of tool names, in a list of rollouts."""
 TABLES = (
     "DROP TABLE IF EXISTS rollouts",
     "DROP TABLE IF EXISTS files",
@@ -71,8 +71,8 @@ class RolloutSummary:
 class IndexedRollout:
     """Rollout in the index.
 
-    `place` and `group_position` are the positions of the rollout's line and of its group's line in the rollout file
-    `name`. `id` serves as the cursor for the next page, and is valid until the rollout file is rewritten.
+    `name` is the name of the rollout file. `place` is the line of the rollout, and `group_position` is the line of its
+    group. `id` is valid until the file is rewritten.
     """
 
     name: str

@@ -47,7 +47,7 @@ def to_plain_json(value: Any) -> Any:
 
 
 def replace_substrings(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a copy of a JSON value in which all strings have each key of `names` replaced by the key's value."""
+    """Replace the keys of `names` with their values in all strings of a JSON value, and return a copy."""
     if isinstance(value, dict):
         return {key: replace_substrings(item, names) for key, item in value.items()}
     if isinstance(value, list):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 DISCARDED = "discarded"
 """The `finish` of a rollout without a grade."""
 RecordedFinish = Literal["answer", "max_steps", "max_tokens", "context", "discarded"]
-"""Values of `agent_rft.types.Finish`, and DISCARDED. `agent_rft.types` loads numpy, which the CLI must not load."""
+"""Values of `agent_rft.types.Finish`, and DISCARDED. They are repeated here because the CLI must not load numpy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class RolloutFilter:
     text: str | None = None
 
     def __str__(self) -> str:
-        """Return the filter as the end of a message such as "no rollout with tool 'search' in step-000001"."""
+        """Return the filter as a phrase such as " with tool 'search' in step-000001"."""
         given = {name: value for name, value in asdict(self).items() if value is not None and name != "name"}
         which = " and ".join(f"{name} {value!r}" for name, value in given.items())
         return (f" with {which}" if which else "") + (f" in {self.name}" if self.name else "")
 
     def to_sql(self) -> tuple[str, list[Any]]:
-        """Return an SQL condition and its parameters. In it, `r` is table `rollouts` and `f` is table `files`."""
+        """Return an SQL condition and its parameters. `r` and `f` are aliases of the tables `rollouts` and `files`."""
         begins = "substr({}, 1, length(?)) = ?"
         conditions: list[tuple[str, list[Any]]] = [("1", [])]
         if self.name is not None:
@@ -86,5 +86,5 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def replace_surrogates(value: str) -> str:
-    """Replace lone surrogates by question marks. Models may write lone surrogates, but SQLite cannot store them."""
+    """Replace lone surrogates with question marks. Models may write lone surrogates, but SQLite cannot store them."""
     return value.encode(errors="replace").decode()

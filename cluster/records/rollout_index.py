@@ -2,7 +2,7 @@
 
 All data in the index comes from the rollout files, so the index can be deleted at any time. It contains the size and
 modification time of each indexed file. A reader first updates the index: it adds new and replaced files, and drops
-removed files. So nothing must be repaired after a killed process or a failed write. If the index cannot be written, for
+removed files. Killed processes and failed writes therefore leave nothing to repair. If the index cannot be written, for
 example in a read-only folder, the reader creates a temporary index.
 """
 
@@ -45,7 +45,7 @@ BATCH = 2_000
 """Rows that are written or read at a time. The number is small so that other processes wait only briefly."""
 CORRUPT_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 PAUSE_S = 0.1
-"""First wait of a reader for another reader that is indexing the same file; doubled each time."""
+"""First pause while another reader indexes a file. Each later pause is twice as long as the one before."""
 JOIN_SQL = "FROM rollouts r JOIN files f ON f.id = r.file WHERE"
 SELECT_SQL = f"SELECT {COLUMNS} {JOIN_SQL}"
 Order = Literal["oldest", "newest", "best", "worst"]
@@ -56,7 +56,7 @@ class UnknownRollout(UserError):
 
 
 class UnknownValue(UserError):
-    """No rollout has a requested value. `field` is the parameter with this value, such as a field of RolloutFilter."""
+    """A requested value does not exist. `field` is the parameter's name, such as `tool`."""
 
     def __init__(self, message: str, field: str = "", **details: Any) -> None:
         super().__init__(message, field=field, **details)
@@ -116,8 +116,8 @@ class RolloutIndex:
     def catch_up(self, seconds: float = math.inf) -> bool:
         """Update the index from the rollout files for about `seconds`; return whether the index is up to date.
 
-        If it returns False, call it again. Each call reads at least one file, and no file is read in part. Several
-        readers may call this concurrently: if they begin the same file, the last one reads it and the others wait.
+        If it returns False, call it again. Each call reads at least one complete file. Several readers may call this
+        method concurrently.
         """
         deadline = time.monotonic() + seconds
         try:
@@ -134,7 +134,7 @@ class RolloutIndex:
             return self._catch_up(deadline)
 
     def is_complete(self) -> bool:
-        """Whether the index matches the files, so that `catch_up` has nothing to do."""
+        """Return whether the index matches the files, so that `catch_up` has nothing to do."""
         try:
             with self.connect() as db:
                 return not any(self._find_changes(db))
@@ -166,7 +166,7 @@ class RolloutIndex:
         return known.keys() - on_disk.keys(), sorted(changed, key=lambda file: (file[1].st_mtime_ns, file[0]))
 
     def _index_file(self, db: sqlite3.Connection, name: str, stat: os.stat_result) -> bool:
-        """Index a file, as far as it can be read; return False if another reader has begun the file since."""
+        """Index the readable part of a file. Return False if another reader starts to index it concurrently."""
         with _transaction(db):
             same = "SELECT 1 FROM files WHERE name = ? AND mtime_ns = ? AND size = ?"
             if db.execute(same, [name, stat.st_mtime_ns, stat.st_size]).fetchone():
@@ -190,7 +190,7 @@ class RolloutIndex:
             return self._end_file(db, file, stat, number, problem)
 
     def _begin_file(self, db: sqlite3.Connection, name: str) -> int:
-        """Add an entry without rows for a file, and remove its old rows; return its id. `_end_file` completes it."""
+        """Replace a file's entry and rows with an empty entry, and return its id. `_end_file` completes the entry."""
         self._delete_files(db, name)
         counted = re.match(r"(?:step|validation|zero-variance)-(\d+)", name)
         step = int(counted[1]) if counted else None
@@ -203,7 +203,7 @@ class RolloutIndex:
         return ended.rowcount > 0
 
     def _delete_files(self, db: sqlite3.Connection, *names: str) -> None:
-        """Remove these files, and all rows without a file."""
+        """Remove these files and their rollouts from the index."""
         if db.executemany("DELETE FROM files WHERE name = ?", [(name,) for name in names]).rowcount > 0:
             db.execute("DELETE FROM rollouts WHERE file NOT IN (SELECT id FROM files)")
 
@@ -215,7 +215,7 @@ class RolloutIndex:
             return _list_files(db)
 
     def list_values(self, column: Literal["tools", "errors"]) -> list[str]:
-        """Return the tools that were called, or the errors that occurred, in any rollout."""
+        """Return the names of all tools that were called, or of all errors that occurred, in alphabetical order."""
         with self.connect() as db:
             lists = db.execute(f"SELECT DISTINCT {column} FROM rollouts").fetchall()
         return sorted({name for (names,) in lists for name in names.split("\n") if name})
@@ -332,7 +332,7 @@ class RolloutIndex:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether the error means that another process locked the database for too long, so that trying again helps."""
+    """Return whether the error occurred because another process has locked the database."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 

@@ -1,4 +1,4 @@
-"""Distribution of the rewards per row, from the index of a run's rollouts."""
+"""Distribution of rewards per row, computed from the index of a run's rollouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RowRewards:
 
     Attributes:
         bins: Number of rewards in each tenth of the range.
-        range: Lowest and highest reward of all selected rows, so that the bins of rows can be compared.
+        range: Lowest and highest reward over all selected rows, so that all rows have the same bins.
         num_lost: Number of rollouts without a grade.
     """
 
@@ -41,7 +41,7 @@ class RowRewards:
 
 
 def compute_row_rewards(index: RolloutIndex, requested: RolloutFilter, order: RowOrder) -> list[RowRewards]:
-    """Return the reward distribution of each row of the requested rollouts. Rows without any grade come last.
+    """Return the reward distribution of each row, over the requested rollouts. Rows without any grade come last.
 
     The order `widest` starts with the rows whose rewards differ most, because a model learns most from these rows.
     """
@@ -87,5 +87,5 @@ def _sort_value(row: RowRewards, order: RowOrder) -> float:
 
 
 def _line_key(row: RowRewards) -> tuple[int, str]:
-    """Return a sort key by line number: 2 before 10."""
+    """Return a sort key by line number, so that line 2 comes before line 10."""
     return len(row.row_id.partition("-")[0]), row.row_id

@@ -15,10 +15,9 @@ operator's limits. The files are:
     status.json            state of the actors of a run in progress, see `agent_rft.cluster.run.live_status`
     report.html
 
-Each line is appended in a single write. Rollout files are written under a temporary name and then renamed. A resumed
-run may report a step again: then the last line of this step counts, and the new rollout file replaces the earlier file.
-A single thread performs all writes in order, so that callers do not wait for the disk. A failed write is recorded in
-`problems`, but never raised.
+Each line is appended in a single write. Rollout files are written under a temporary name and then renamed. If a
+resumed run repeats a step, only the step's newest line and rollout file are valid. A single thread performs all writes
+in order, so that callers do not wait for the disk. A failed write is recorded in `problems`, but never raised.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ NAMES = (
     *("job.resolved.json", "events.jsonl", "metrics.jsonl", "evaluations.jsonl", "rollouts", "rollouts.sqlite"),
     *("checkpoints", "journal", "status.json", "report.html", "readiness.json", "readiness.html"),
 )
-"""Entries of the folder; see `agent_rft.rows.ownership.claim_folder`."""
+"""Names of the files and folders in a run folder, for `agent_rft.rows.ownership.claim_folder`."""
 READINESS_PREFIX = "ready"
 """Prefix of the rollout files of a readiness check."""
 FORMAT = 4
@@ -117,9 +116,9 @@ def check_version(path: Path, resolved: object) -> None:
 
 
 class RunFolder:
-    """Reads and writes the folder of one run. For writing, it is a Sink. A writer must call `close` at the end.
+    """Reader and writer of one run's folder. As a Sink, it writes events and rollouts; call `close` after writing.
 
-    `owner_folder` is the folder of the current owner, which contains the files.
+    The files are in `owner_folder`, the folder of the current owner.
     """
 
     def __init__(self, path: Path, limits: RecordLimits = KEEP_ALL, owner_folder: Path | None = None) -> None:
@@ -173,7 +172,8 @@ class RunFolder:
     def handle_event(self, event: RunEvent) -> None:
         """Append an event to events.jsonl, unless it is transient.
 
-        A step's metrics are written to metrics.jsonl instead. A test evaluation is also written to evaluations.jsonl.
+        A step's metrics are written to metrics.jsonl instead. Evaluations, except validations, are also
+        written to evaluations.jsonl.
         """
         line, happened = event.to_line(), event.event
         if happened is not None and happened.is_transient:
@@ -197,12 +197,12 @@ class RunFolder:
         self._enqueue(f"rollouts/{path.name}", write)
 
     def write_job(self, job: JobSpec, plan: StepPlan, extra: Mapping[str, Any] | None = None) -> None:
-        """Write the resolved job without secrets, durably, because a resumed run reads it.
+        """Write the resolved job without secrets, and sync it to disk, because a resumed run reads it.
 
         `extra` contains further entries, such as versions and the placement.
 
         Raises:
-            OSError: The folder is not writable. It is raised immediately, so that a run fails before actors start.
+            OSError: The folder is not writable. The run then fails before its actors start.
         """
         resolved = {"format": FORMAT, "job": public_job(job), "plan": plan.model_dump(mode="json"), **(extra or {})}
         self.owner_folder.mkdir(parents=True, exist_ok=True)
@@ -292,7 +292,7 @@ class RunFolder:
     ) -> Iterator[tuple[LinePosition, GroupRequest, Rollout | DiscardedRollout | None]]:
         """Yield (position, request, outcome) for each line of a rollout file; memory use is constant.
 
-        The first entry of each group has the outcome None. The entries of the group's rollouts follow.
+        The first line of a group has the outcome None. The lines of the group's rollouts follow.
         """
         return read_outcomes(self._rollouts_path(name))
 

@@ -20,7 +20,7 @@ LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 
 
 class TextSearch:
-    """Searches rollouts for one string. If the rollouts of a file are passed in order, the file is read only once."""
+    """Search for one string in rollouts. If the rollouts of a file are passed in order, the file is read only once."""
 
     def __init__(self, query: str) -> None:
         self._query = _lowercase(query)
@@ -29,7 +29,7 @@ class TextSearch:
         self._prompt: tuple[tuple[Path, LinePosition], bool] | None = None
 
     def matches(self, path: Path, rollout: IndexedRollout) -> bool:
-        """Whether the rollout, or its group's prompt, contains the string.
+        """Return whether the rollout, or its group's prompt, contains the string.
 
         Raises:
             FileNotFoundError: The file was removed.
@@ -54,7 +54,7 @@ def _lowercase(text: str) -> str:
 
 
 def _visible_strings(line: dict[str, Any]) -> Iterator[str]:
-    """Return the strings of a line that a client may see."""
+    """Yield the strings of a rollout file's line that a client may see."""
     if line["kind"] == "group":
         return _strings(line["task"]["messages"])
     grade = line.get("grade", {})

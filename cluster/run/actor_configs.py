@@ -61,7 +61,7 @@ def worker_config(
 
 
 def engine_config(prepared: CheckedJob, *, log_stats: bool = False) -> EngineConfig:
-    """Return the configuration of an engine that no other job uses."""
+    """Return the engine configuration of a job, without the settings for shared engines."""
     job, lora, method = prepared.job, prepared.job.optimizer_settings.adapter, prepared.job.method.reinforcement
     replays = method is not None and method.algorithm.router_replay
     return EngineConfig(
@@ -84,7 +84,7 @@ def shared_engine_configs(prepared: CheckedJob) -> list[SharedConfig]:
     """Return the configurations of the engines that the job shares with other jobs; empty if there are none.
 
     Raises:
-        UserError: The job's model is an adapter of a kind that is not supported.
+        UserError: The job's model is an adapter of an unsupported kind.
     """
     placement, own = prepared.placement, engine_config(prepared)
     if not placement.has_shared_engines or own.lora is None:
@@ -123,7 +123,7 @@ def learner_config(prepared: CheckedJob) -> LearnerConfig:
 
 
 def model_files(prepared: CheckedJob) -> ModelFiles:
-    """Return the parts of the checkpoints' metadata that are not copied from the base model."""
+    """Return the conversation settings to write into each checkpoint: model card, chat template and stop tokens."""
     dialect, tokenizer = prepared.dialect, prepared.renderer.tokenizer
     ids = [tokenizer.eos_token_id, *map(tokenizer.backend_tokenizer.token_to_id, dialect.stop_tokens)]
     return ModelFiles(
@@ -201,8 +201,8 @@ def _print_training(console: Console, prepared: CheckedJob) -> None:
     if (stop := prepared.stop_time) is not None:
         took = f"about {stop.checkpoint_s:.0f} s" if stop.checkpoint_s >= 1 else "less than a second"
         show(
-            f"  a checkpoint needs {format_bytes(stop.checkpoint_bytes)}; writing it takes {took} at the disk speed "
-            "measured here"
+            f"  a checkpoint needs {format_bytes(stop.checkpoint_bytes)}; writing it takes {took} at the measured "
+            "disk speed"
         )
     if prepared.job.method.type == "reinforcement":
         limits = prepared.job.reinforcement.limits

@@ -1,8 +1,7 @@
 """Upload of a run's checkpoints to the operator's checkpoint store, and download before the run resumes.
 
 Uploads run in the background, and training never waits for them. The newest checkpoint is always uploaded next. A
-checkpoint stays on disk until its upload ends, so a slow store receives a few complete checkpoints instead of many
-partial checkpoints.
+checkpoint is not deleted during its upload, so even a slow store receives complete checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from agent_rft.spec.operator.operator_config import OperatorConfig
 from agent_rft.trainer.loop.checkpoint import latest_checkpoint
 
 PAUSES_S = (5.0, 30.0, 120.0)
-"""Pauses before the retries of an upload. After the last retry, the next checkpoint is uploaded instead."""
+"""Seconds before each retry of a failed upload. After the last retry, the next checkpoint is uploaded instead."""
 LAST_UPLOAD_TIMEOUT_S = 900.0
 FETCH_PAUSES_S = (1.0, 10.0, 60.0)
 
@@ -47,8 +46,8 @@ def restore_checkpoints(
     """Download the checkpoints of a run into its run folder, if the store has a newer checkpoint than the folder.
 
     `notify` is called with a message about the result. If the store fails, the run resumes from a checkpoint in its
-    folder. A process that will train passes its claim on the run folder as `owner`; then the run's checkpoints in
-    the store are claimed first.
+    folder. `owner` is this process's claim on the run folder. If it is set, the run's checkpoints in the store are
+    claimed first.
 
     Raises:
         FolderLost: Another process has taken over the run folder.
@@ -69,7 +68,7 @@ def restore_checkpoints(
                 return
             if pause is None:
                 fix = (
-                    "try again when the store works again, or set checkpoint_store: null to start without the "
+                    "try again when the store is available, or set checkpoint_store: null to start without the "
                     "checkpoints in the store"
                 )
                 raise RftError(f"{to_plain_json(str(error))}; {fix}", public_message=error.public_message) from None
@@ -81,7 +80,8 @@ def restore_checkpoints(
 class CheckpointUploader:
     """Uploads the checkpoints of a run in the background; implements `CheckpointUploads`.
 
-    At the end of a run, `finish` waits up to `patience_s` for the upload of the last checkpoint. `sleep` takes seconds.
+    At the end of a run, `finish` waits up to `patience_s` for the upload of the last checkpoint. `sleep` waits for
+    a number of seconds.
     """
 
     def __init__(

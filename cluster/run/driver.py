@@ -98,13 +98,12 @@ async def train(
     Args:
         job: The job.
         model: Folder of the job's model.
-        runs: Parent of the new run folder if `claimed` is None.
-        claimed: Claim on a run folder. Training resumes from the contents of this folder, so the same call can restart
-            a job that was lost.
+        runs: Parent of a new run folder.
+        claimed: Claim on a run folder; None creates a folder. If the folder contains a run, training resumes from it.
         address: Address of the Ray cluster; None starts a local cluster.
         operator: The operator's configuration.
-        watch: Receives the events of a job that a server started. The server tested the job's endpoints when the job
-            was created, so they are not tested again, and calls to failing endpoints are retried.
+        watch: Receives the events of a job that a server started. The server has already tested the job's endpoints,
+            so they are not tested again, and calls to failing endpoints are retried.
         cli_args: Job file and options from the command line, for the commands that are printed at the end.
         must_resume: Whether the claimed folder must contain a run that can be resumed.
 
@@ -192,8 +191,8 @@ async def _open_run(
 ) -> AsyncIterator[JobRun]:
     """Context manager of a run: connects to Ray, checks the job and creates the run folder.
 
-    On exit, it closes all resources and writes the report. If `reports`, the report is also updated during the run. If
-    `claimed` is set, the run in this folder is resumed.
+    On exit, it closes all resources and writes the report. If `reports` is true, the report is updated during the run.
+    If `claimed` is set, the run in this folder is resumed.
     """
     console, store = console or Console(), open_store(operator)
     notify = partial(console.print, soft_wrap=True, markup=False)

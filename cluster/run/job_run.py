@@ -1,4 +1,4 @@
-"""One run: the training, evaluation or readiness check of a prepared job with the actors that it starts."""
+"""One run of a prepared job: training, evaluation or readiness check."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class JobRun:
                 self._emit(compared)
 
     async def _start_best_fleet(self) -> Fleet:
-        """Return engines that run the best checkpoint, which is the result of a job that stopped early."""
+        """Restart the engines with the best checkpoint if it is not the latest, and return the engines."""
         best, latest = best_checkpoint(self._folder.checkpoints), latest_checkpoint(self._folder.checkpoints)
         if best is not None and best != latest:
             self.outputs.progress.close()
@@ -179,7 +179,7 @@ class JobRun:
         self.outputs.console.print(before_after_table(evaluation, None))
 
     async def run_readiness_check(self, readiness: ReadinessOptions) -> None:
-        """Run the readiness check and write its HTML page into the run folder."""
+        """Run the readiness check and write its HTML page and JSON into the run folder."""
         await self._actors.start()
         self.outputs.progress.start(self._actors.fleet.rollout_progress, self._emit)
 

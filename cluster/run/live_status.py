@@ -28,16 +28,16 @@ from agent_rft.loop_protocols import Emit
 
 EVERY_S = 3.0
 WINDOW = 20
-"""Number of recent writes, about a minute, over which latencies, calls and errors are computed."""
+"""Number of recent writes that the statistics cover. This is about one minute."""
 
 
 Stats = Mapping[str, Mapping[str, Any]]
-"""EndpointClient.stats by endpoint, summed over all processes of a job."""
+"""Values of `EndpointClient.stats` by endpoint, summed over all processes of a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Outage of an endpoint that has not ended.
+    """Ongoing outage of an endpoint.
 
     `started_at` is in Unix seconds. `delayed_before` and `failed_before` are the numbers of delayed and failed calls
     before the outage.

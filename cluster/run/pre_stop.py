@@ -27,7 +27,7 @@ POLL_S = 0.5
 def stop_runs(node: str, wait_s: float, head_answers: Callable[[], bool]) -> set[RunDriver]:
     """Signal the runs on this node to stop, wait up to `wait_s`, and return the drivers that have not ended.
 
-    `head_answers` returns whether the cluster's head still answers.
+    `head_answers` returns whether the cluster's head still answers. If not, the wait ends and the result is empty.
     """
     deadline = time.monotonic() + wait_s
     left = find_drivers(node)

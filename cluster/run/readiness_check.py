@@ -1,7 +1,7 @@
 """Readiness check: samples each row of a file several times and reports what to do before training.
 
 `agent-rft ready` and the API run this check. The rollouts of each chunk of rows are written before the next chunk
-starts. So a check that was stopped can be resumed, and then samples only the rows that are missing.
+starts. A check that was stopped can therefore be resumed without sampling these rows again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from agent_rft.types import Grade, Group, Rollout, Task, ToolSchema
 ROWS_PER_CHUNK = 64
 """Rows per chunk. With 8 rollouts per row, a chunk fills the engines of a node. A stop loses at most one chunk."""
 MAX_GRADED_TWICE = 200
-"""Rollouts that are graded a second time: enough to measure the share of changed grades within 7 points."""
+"""Maximum number of rollouts that are graded twice. The share of changed grades is then known to within 7 points."""
 
 SampledFile = Literal["training_file", "validation_file", "test_file"]
 SampleRows = Callable[[Sequence[Task], str], Awaitable[list[Group]]]
-"""Function that samples these rows, writes the rollouts to the file of this name, and returns a group per row."""
+"""Function (rows, file name) that samples the rows, writes the rollout file, and returns one group per row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ async def sample_rows(
 async def grade_again(
     groups: Sequence[Group], reinforcement: Reinforcement, operator: OperatorConfig
 ) -> Mapping[str, float | None]:
-    """Grade up to MAX_GRADED_TWICE rollouts a second time, without guards, beginning with the first of each row.
+    """Grade up to MAX_GRADED_TWICE rollouts a second time, without guards, starting with each row's first rollout.
 
     Returns:
         The second grades by trace id; None if grading failed.
@@ -189,10 +189,7 @@ def _has_valid_calls(rollout: Rollout) -> bool:
 
 
 def to_supervised_row(task: Task, rollout: Rollout, read: ReadTurn) -> dict[str, Any]:
-    """Convert a rollout to a row of a supervised job.
-
-    The row has the messages that the engine would read if the rollout had another turn.
-    """
+    """Convert a rollout to a row of a supervised job, with the rollout's conversation as messages."""
     trajectory = Trajectory([], list(task.messages), [])
     for turn in rollout.turns:
         sampled = rollout.segments[turn.segment].token_ids[turn.start : turn.stop].tolist()

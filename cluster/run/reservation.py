@@ -17,15 +17,15 @@ from agent_rft.cluster.planning.plan_nodes import Node
 from agent_rft.spec.operator.operator_config import OperatorConfig
 
 GRANT_S = 5.0
-"""Maximum time to hold the lock after a request; Ray grants free GPUs within milliseconds."""
+"""Maximum seconds to hold the lock after a request; Ray grants free GPUs within milliseconds."""
 POLL_S = 2.0
 """Seconds between two checks of the free GPUs while a job waits for them."""
 MAX_LAYOUTS = 8
-"""Maximum number of layouts that a job requests. It waits for the last one, to keep its place in Ray's queue."""
+"""Maximum number of layouts that a job requests. After that, the job keeps its place in Ray's queue."""
 
 
 class Reservable(Protocol):
-    """Protocol of a placement's reservations, with the methods that this module uses."""
+    """The part of `Reservations` that this module uses."""
 
     @property
     def is_reserved(self) -> bool: ...
@@ -40,7 +40,7 @@ ReservationsT = TypeVar("ReservationsT", bound=Reservable)
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Generic[ReservationsT]):
-    """A requested reservation, and the task that waits for it."""
+    """Requested reservation, with the task that waits until it is granted."""
 
     reservations: ReservationsT
     waiting: asyncio.Task[list[int]]
@@ -68,11 +68,11 @@ async def reserve(
     Args:
         prepared: The job, with the layout that its check chose.
         request: Function that requests the reservation of a placement.
-        nodes: Function that returns the nodes, including which GPUs other jobs hold.
+        nodes: Function that returns the nodes, with the GPUs that other jobs hold.
         operator: Operator's configuration, with the limits of a job and the nodes that may join the cluster.
         on_missing: Called with the missing resources while the job waits.
         on_change: Called with the job when its layout changes, before the new layout is requested.
-        lock: Function that returns a context manager, within which no other job chooses GPUs.
+        lock: Function that returns a context manager in which no other job can choose GPUs.
         grant_s: Maximum seconds to hold the lock after a request.
         poll_s: Seconds between two checks of the free GPUs.
         max_layouts: Maximum number of layouts to request.

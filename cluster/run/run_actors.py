@@ -48,7 +48,7 @@ from agent_rft.spec.operator.operator_config import OperatorConfig
 
 
 class RunActors:
-    """Starts and stops the actors of a run. Call `shutdown` at the end, even if `start` failed.
+    """Actors of a run, with methods to start and stop them. Call `shutdown` at the end, even if `start` failed.
 
     `on_change` is called with the job if `start` changes the job's layout.
     """
@@ -194,7 +194,7 @@ class RunActors:
         self._emit(PhaseStarted(phase="resources", detail=resources))
 
     async def _wait_for_helpers(self) -> None:
-        """Wait until dispatchers and grader pool answer, so that a job fails early.
+        """Wait until the dispatchers and the grader pool answer.
 
         Raises:
             ActorStartFailed: A dispatcher or the grader pool can never start.
@@ -208,7 +208,7 @@ class RunActors:
             self._emit(ComponentFailed(component="watchdog", error=f"{type(error).__name__}: {error}"))
 
     def _list_watched(self) -> list[WatchedActor]:
-        """Return the current actors of this job."""
+        """Return all current actors of this run for the watchdog."""
         engines = [] if self._fleet is None else self._fleet.watch_targets()
         return engines + self._helpers + ([] if self._learner is None else self._learner.watch_targets())
 
@@ -264,7 +264,7 @@ class RunActors:
 
 
 def stage_deadlines_s(reinforcement: Reinforcement, operator: OperatorConfig) -> dict[str, float]:
-    """Return, for each stage of a rollout, the seconds after which its calls should have ended; a longer call is stuck.
+    """Return, for each stage of a rollout, the seconds after which a call of this stage counts as stuck.
 
     Sampling has no deadline. The calls of one turn run concurrently, and so do the graders of one rollout, so the
     largest timeout determines the deadline.
@@ -282,7 +282,7 @@ def stage_deadlines_s(reinforcement: Reinforcement, operator: OperatorConfig) ->
 
 POLL_PROBLEMS_S = 10.0
 CLOSE_GRACE_S = 10.0
-"""Added to the dispatcher's deadline `CLOSE_S`, so that it can still report how many sessions are open."""
+"""Seconds added to the deadline `CLOSE_S`, so that the dispatcher can still report how many sessions are open."""
 
 
 class JobSessions:
@@ -300,7 +300,7 @@ class JobSessions:
         self._watch = asyncio.create_task(self._poll_problems())
 
     def new_owner(self, engine: str) -> str:
-        """Return a new owner name for the sessions of `engine`, an engine that is about to start."""
+        """Return a new owner name for the sessions of an engine that is about to start."""
         self._owners[engine] = f"{engine}/{next(self._incarnations)}"
         return self._owners[engine]
 

@@ -31,7 +31,8 @@ from agent_rft.trainer.loop.checkpoint import Checkpoints
 class RunOutputs:
     """All outputs of a run. Call `begin` first and `close` last.
 
-    `watch` receives the events for the server that started the run. If `reports`, the report is updated during the run.
+    `watch` receives the events for the server that started the run. If `reports` is true, the report is updated during
+    the run.
     """
 
     def __init__(

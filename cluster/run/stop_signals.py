@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Self
 
 STOPPED_EXIT_CODE = 130
-"""The exit code of a run that was stopped by a signal."""
+"""Exit code of a run that was stopped by a signal."""
 STOP_REQUEST = signal.SIGUSR1
-"""Requests a graceful stop, however often it arrives: the hooks of several pods may send it."""
+"""Signal that requests a graceful stop, however often it arrives: the hooks of several pods may send it."""
 
 
 def hangup_signals() -> tuple[signal.Signals, ...]:
@@ -29,9 +29,8 @@ def hangup_signals() -> tuple[signal.Signals, ...]:
 class StopSignals:
     """Context manager that handles stop signals.
 
-    The first signal calls the function that was passed to `on_first`; outside `on_first`, it cancels the current task.
-    The second SIGINT or SIGTERM ends the process. `count` is the number of signals without repeated SIGHUP and
-    SIGUSR1.
+    The first signal cancels the current task. Inside `on_first`, it calls the `stop` callback instead. A second SIGINT
+    or SIGTERM ends the process. Later SIGHUP and SIGUSR1 signals are ignored. `count` excludes ignored signals.
     """
 
     def __init__(self) -> None:
@@ -78,7 +77,7 @@ class StopSignals:
 
 
 async def wait_for_signal(ready: Callable[[], None]) -> None:
-    """Wait for a stop signal. Call `ready` once our handlers have replaced Ray's, which would end the process."""
+    """Wait for a stop signal. `ready` is called after our handlers have replaced Ray's, which would end the process."""
     stopped = asyncio.Event()
     with StopSignals() as signals, signals.on_first(stopped.set):
         ready()

@@ -41,8 +41,7 @@ def compare_before_after(
 ) -> list[BeforeAfterChange]:
     """Return one change per metric.
 
-    `paired` maps a metric's name to the mean of the changes of the individual rows. This mean replaces the
-    difference of the two evaluations' means.
+    For metrics in `paired`, the change and its confidence interval are taken from `paired`.
     """
     left_out = {
         "pass_at_k": after.samples == 1,
@@ -50,13 +49,23 @@ def compare_before_after(
     }
     names = [name for name in EVALUATION_METRICS if not left_out.get(name)]
     changes = [_compare_metric(before, after, name, EVALUATION_METRICS[name]) for name in names]
-    return [_with_paired_change(change, paired[change.name]) if change.name in paired else change for change in changes]
+    return [
+        _with_paired_change(change, paired[change.name], float(getattr(before, change.name)))
+        if change.name in paired
+        else change
+        for change in changes
+    ]
 
 
-def _with_paired_change(change: BeforeAfterChange, found: Interval) -> BeforeAfterChange:
+def _with_paired_change(change: BeforeAfterChange, found: Interval, old: float) -> BeforeAfterChange:
     verdict: Verdict = "better" if found.low > 0 else "worse" if found.high < 0 else "same"
     difference, bounds = f"{found.mean:+.3f}", found.format_bounds("{:+.3f}")
-    return replace(change, change=difference, change_bounds=bounds, verdict=verdict)
+    relative = _format_relative(found.mean, old)
+    return replace(change, change=difference, relative=relative, change_bounds=bounds, verdict=verdict)
+
+
+def _format_relative(difference: float, old: float) -> str:
+    return _format_number("{:+.0%}", difference / old) if old else "–"
 
 
 def few_rows_warning(evaluation: Evaluation) -> str:
@@ -71,7 +80,7 @@ def _compare_metric(before: Evaluation, after: Evaluation, name: str, metric: Me
     points = metric.unit == "share"
     scale, change_form = (100, "{:+.1f} points") if points else (1, form.replace(":", ":+"))
     change = _format_number(change_form, scale * difference)
-    relative = _format_number("{:+.0%}", new / old - 1) if old else "–"
+    relative = _format_relative(difference, old)
     verdict: Verdict = "same"
     if metric.better_direction * difference and math.isfinite(difference):
         verdict = "better" if metric.better_direction * difference > 0 else "worse"
@@ -87,9 +96,9 @@ def _format_number(pattern: str, value: float) -> str:
 
 
 def paired_changes(before: Sequence[Group], after: Sequence[Group]) -> dict[str, Interval]:
-    """Return the mean change over the rows, with its interval, of "grade" and of "held_out" (the held-out grade).
+    """Return the mean change per row of "grade" and "held_out" (the held-out grade), with confidence intervals.
 
-    Rows that have a grade in only one of the evaluations are left out. If no row remains, the change is missing.
+    Rows that have a grade in only one of the evaluations are left out. A metric without any remaining row is omitted.
     """
     found: dict[str, Interval] = {}
     for name, mean in (("grade", mean_grade), ("held_out", _mean_held_out)):

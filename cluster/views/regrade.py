@@ -65,7 +65,7 @@ class GradingCase:
     where: str = ""
 
     def for_run(self, number: int) -> GradingCase:
-        """Return the case for run `number`, with a new trace id so that no cached answer of an earlier run is used."""
+        """Return the case for run `number`. A new trace id prevents the use of answers that an earlier run cached."""
         return replace(self, trace_id=f"{self.trace_id}_again_{number}") if number else self
 
 
@@ -85,8 +85,8 @@ async def grade_file(
 ) -> tuple[Reinforcement, list[GradingCase], list[list[GradingOutcome]]]:
     """Run the grader in the file `grader` on all rollouts of `file`, `repeat` times.
 
-    If `own_endpoints`, graders may call the loopback and private addresses that the file `grader` names; see
-    `allow_local_endpoints`. After each grade, `on_progress` is called with the number of grades so far and the total.
+    If `own_endpoints` is true, graders may call local endpoints; see `allow_local_endpoints`. After each grade,
+    `on_progress` is called with the number of grades so far and the total.
 
     Returns:
         The contents of the grader file, the rollouts, and the outcomes `[run][rollout]`.
@@ -149,7 +149,7 @@ def read_cases(path: Path, name: str | None = None) -> list[GradingCase]:
 
     Raises:
         UserError: The run folder or rollout file has no rollouts to grade, or cannot be read.
-        InvalidJob: A JSONL file is empty, cannot be read or has invalid lines, whose numbers are listed.
+        InvalidJob: A JSONL file is empty, cannot be read, or has invalid lines, which the error lists.
     """
     if path.is_dir():
         run = open_run(path)
@@ -204,14 +204,14 @@ def make_cases(groups: Sequence[Group], wants_json: bool, data_file: str = "") -
 
 
 def _data_file(job: Mapping[str, Any], name: str, group: Group) -> str:
-    """Return the data file of the rows, from a rollout name such as `eval-training`, or else from their purpose."""
+    """Return the rows' data file, derived from a rollout name such as `eval-training`, or from the group's purpose."""
     purpose = "training" if group.request.purpose == "train" else group.request.purpose
     kind = name.removeprefix("eval-").partition(".")[0] if name.startswith("eval-") else purpose
     return str(job.get("job", {}).get(f"{kind}_file") or f"{kind}_file")
 
 
 def _parse_lines(path: Path) -> Iterator[GradingCase | str | None]:
-    """Yield for each line its case, an error message, or None if the line is empty."""
+    """Yield the case or the error message of each line; None for an empty line."""
     try:
         texts = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -245,7 +245,7 @@ def _parse_case(text: str, path: Path, number: int) -> GradingCase | str:
 
 
 def read_grader(path: Path, operator: OperatorConfig, environment: Mapping[str, str] = os.environ) -> Reinforcement:
-    """Read a grader from a file: only the grader, the grader with guards as in `method.reinforcement`, or a full job.
+    """Read a grader from a file that contains a grader, the settings of `method.reinforcement`, or a full job.
 
     Raises:
         InvalidJob: The grader or the job is invalid; the error lists all problems.

@@ -1,4 +1,4 @@
-"""Selection and printing of recorded rollouts, singly or as pairs of the same row."""
+"""Selection and printing of recorded rollouts, one by one or in pairs with the same row."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def trace_from_json(name: str, request: dict[str, Any], outcome: dict[str, Any])
 
 
 def split_reasoning(turn: Turn) -> tuple[str, str]:
-    """Return the reasoning and the text of a turn. Tool calls are removed from the text, unless one was malformed."""
+    """Return the reasoning and the text of a turn. The text includes tool calls only if a call was malformed."""
     reasoning, _, text = turn.text.rpartition("</think>")
     if turn.calls and all(result.error != "malformed_call" for result in turn.results):
         text = re.sub(r"<tool_call>.*?(</tool_call>|$)", "", text, flags=re.DOTALL)
@@ -132,7 +132,7 @@ def summarize_rollout(rollout: Rollout) -> str:
 
 
 def _grade_notes(grade: Grade) -> str:
-    """Return the guard that set a grade and the held-out grade, if any."""
+    """Return notes on a grade as text: the guard that set it, and the held-out grade, if any."""
     guard = f" set by the guard {grade.guard}" if grade.guard is not None else ""
     held_out = f", held out {grade.held_out:.3f}" if grade.held_out is not None else ""
     return guard + held_out

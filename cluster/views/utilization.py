@@ -1,4 +1,4 @@
-"""Measurement of how busy a run's engines and learner ranks were, and suggestion of better numbers of both."""
+"""Utilization of a run's engines and learner ranks, and a suggestion for how many of each to use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from agent_rft.cluster.planning.placement import Placement
 from agent_rft.events import UtilizationMeasured
 
 MIN_GAIN = 0.15
-"""Minimum share of the step time that a suggestion must save; busy shares vary by a few percent anyway."""
+"""Minimum share of the step time that a suggestion must save. Smaller savings are within the measurement error."""
 
 
 def measure_utilization(
     steps: Sequence[Mapping[str, float]], placement: Placement, *, overlaps: bool
 ) -> UtilizationMeasured | None:
-    """Measure the shares of time in which engines and learner ranks were busy, and suggest better numbers.
+    """Measure how busy engines and learner ranks were, and suggest how many of each to use.
 
     Args:
         steps: Metrics of the steps.
@@ -23,8 +23,8 @@ def measure_utilization(
         overlaps: Whether engines sample while ranks learn.
 
     Returns:
-        The shares and the suggestion; None if no step has recorded how busy the engines were. Other numbers of engines
-        and ranks are suggested only if engines and ranks use separate devices.
+        The busy shares and the suggestion; None if no step has recorded how busy the engines were. If engines and ranks
+        share devices, nothing is suggested.
     """
     measured = [step for step in steps if "engine_busy_share" in step and "time_learn_s" in step]
     total_s = sum(step["time_step_s"] for step in measured)
@@ -46,10 +46,7 @@ def measure_utilization(
 def _suggest_numbers(
     engine_share: float, rank_share: float, placement: Placement, overlaps: bool
 ) -> tuple[int, int] | None:
-    """Return the numbers of engines and ranks with the shortest step on the same devices; None if they save too little.
-
-    Assumes that each side's work is divided evenly among its engines or ranks.
-    """
+    """Suggest numbers of engines and ranks for the same devices; return None if the gain is small."""
     current = placement.engines, placement.learner_ranks
     engine, rank = placement.engine_gpus or placement.engine_cores, placement.rank_gpus or placement.rank_cores
     devices = current[0] * engine + current[1] * rank

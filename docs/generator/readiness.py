@@ -13,7 +13,7 @@ _INTRO = """# Reasons of readiness
 """
 _TITLES: dict[Verdict | None, str] = {
     "train": "`train`",
-    "fix_first": "`fix_first`: something would spoil the training",
+    "fix_first": "`fix_first`: a problem would spoil training",
     "sft_warm_up": "`sft_warm_up`: show the model how first",
     None: "Notes, which do not decide",
 }

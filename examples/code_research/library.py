@@ -1,7 +1,7 @@
-"""The sources of Python's own standard library, and the three tools that read them.
+"""Sources of Python's standard library, and the three tools that read them.
 
-All files are read once. A tool looks a path up among them and never opens one, so no path leads outside. Words are
-compared as texts, not as patterns, so no query takes longer than one pass over the library.
+All files are read once. A tool looks up a path among these files and never opens a file, so no path leads outside.
+The words of a query are searched for literally, so no query takes longer than one pass over the library.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ MAX_QUERY_CHARS: Final = 200
 MAX_WORDS: Final = 8
 MAX_FOUND: Final = 20
 MAX_LINES: Final = 60
-"""Lines that one call retrieves; outlines are cut at as many."""
+"""Maximum number of lines that `retrieve` or `outline` returns."""
 MAX_LINE_CHARS: Final = 160
 NOT_FOUND: Final = "error: no such file; search gives paths"
 _DEFINITION: Final = re.compile(r"\s*(?:async def|def|class) (\w+)")
 
 
 class Library:
-    """The library's files by path, such as `json/decoder.py`. It never changes, so threads may share it."""
+    """Files of the standard library by path, such as `json/decoder.py`. It never changes, so threads may share it."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Read all sources of the running Python's library, or of a folder."""
+        """Read all sources of the running Python's standard library, or of `folder`."""
         root = folder or Path(sysconfig.get_path("stdlib"))
         self.files: Mapping[str, str] = dict(_sources(root))
         self._lower = {path: text.lower() for path, text in self.files.items()}
@@ -47,10 +47,10 @@ class Library:
         self.outline = lru_cache(64)(self._outline)
 
     def search(self, query: str) -> str:
-        """Up to 20 lines as `path:line: text`: definitions of a word of the query first, then lines with all words.
+        """Return up to 20 lines as `path:line: text`: first definitions of a word, then lines with all words.
 
         Raises:
-            ValueError: The query has no words, or more than 8 or 200 characters.
+            ValueError: The query has no words, more than 8 words, or more than 200 characters.
         """
         words = query.lower().split()
         if not words or len(words) > MAX_WORDS or len(query) > MAX_QUERY_CHARS:
@@ -65,10 +65,10 @@ class Library:
         return "\n".join(shown) or "nothing found"
 
     def retrieve(self, path: str, start: int = 1, end: int | None = None) -> str:
-        """Lines `start` to `end` of a file with their numbers, at most 60.
+        """Return the lines `start` to `end` of a file with their numbers, at most 60 lines.
 
         Raises:
-            ValueError: There are no such lines.
+            ValueError: The file does not have these lines.
         """
         text = self.files.get(path)
         if text is None:

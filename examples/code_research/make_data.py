@@ -1,8 +1,8 @@
 """Writes the rows in `data/`: `python -m examples.code_research.make_data [FOLDER]`.
 
-The files are the same every time for one minor version of Python, which each row names. With another one, write rows of
-your own: defaults and methods change between versions, and facts must be those of the library that the tools read.
-`--warm-start FILE` writes conversations instead. They quote the library of this machine, so they are not in `data/`.
+The files are the same every time for one minor version of Python, which each row names. For another version, write
+your own rows: defaults and methods change between versions, and the facts must match the library that the tools read.
+`--warm-start FILE` writes conversations instead. They quote the library of this computer, so they are not in `data/`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_WARM_START: Final = 16
 PER_FILE: Final = 6
 PER_PACKAGE: Final = 28
 MAX_SOURCE_CHARS: Final = 100_000
-"""Larger files would take most of the time."""
+"""Maximum length of a source file. Larger files are skipped because they would take most of the time."""
 READ_LINES: Final = 15
 SYSTEM: Final = {
     "role": "system",
@@ -35,12 +35,12 @@ SYSTEM: Final = {
 }
 SIMILAR: Final = ("ctypes/macholib/", "encodings/", "distutils/", "tkinter/", "turtle")
 DIFFERS: Final = ("_", "antigravity", "config-", "datetime", "site.py", "sysconfig", "this.py")
-"""By platform and build, or from what is imported, which is written in C."""
+"""Path prefixes of files that differ by platform or build, or from the C module that Python imports instead."""
 REMOVED: Final = (
     *("aifc", "asynchat", "asyncore", "cgi", "chunk", "crypt", "imghdr", "imp.", "mailcap", "nntplib", "pipes"),
     *("smtpd", "sndhdr", "sunau", "telnetlib", "uu.", "xdrlib"),
 )
-"""By newer versions."""
+"""Path prefixes of modules that newer versions of Python have removed."""
 PATCHED: Final = (
     "email/",
     "html/",
@@ -53,27 +53,27 @@ PATCHED: Final = (
     "xml/",
     "zipfile",
 )
-"""Patch releases of one minor version change them."""
+"""Path prefixes of files that patch releases of one minor version change."""
 LEFT_OUT: Final = SIMILAR + DIFFERS + REMOVED + PATCHED
 Split = Literal["train", "test"]
 NUM_ROWS: Final[dict[Split, int]] = {"train": 240, "test": 100}
 Task = tuple[str, tuple[Part, ...]]
-"""Path and parts."""
+"""Path of a source file, and the parts of the question about it."""
 
 
 def module_of(path: str) -> str:
-    """`json.decoder` of `json/decoder.py`."""
+    """Return the module name of a path: `json.decoder` for `json/decoder.py`."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def split_of(path: str) -> Split:
-    """Training or test, by the package: files of a package cite each other, so they stay together."""
+    """Return the split of a file, chosen by its package, because files of a package cite each other."""
     package = module_of(path).partition(".")[0]
     return "test" if _digest(package)[0] % 3 == 0 else "train"
 
 
 def row(path: str, parts: Sequence[Part]) -> dict[str, Any]:
-    """A task. Tools and grader get all of it as `item`."""
+    """Return the row of a task. Tools and grader receive the full row as `item`."""
     facts = [{"name": fact.name, "value": fact.value} for part in parts for fact in part.facts]
     return {
         "messages": [SYSTEM, {"role": "user", "content": " ".join(part.text(module_of(path)) for part in parts)}],
@@ -86,7 +86,7 @@ def row(path: str, parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def tasks(library: Library, split: Split) -> Iterator[Task]:
-    """All tasks of a split, file by file: every other one has two parts of different kinds if the file has them."""
+    """Yield all tasks of a split, file by file. Every second task has a part of another kind, too, if there is one."""
     taken = Counter[str]()
     for path in sorted(library.files, key=_digest):
         package = path.partition("/")[0]
@@ -112,7 +112,7 @@ def _names(part: Part) -> set[str]:
 
 
 def conversation(library: Library, path: str, parts: Sequence[Part]) -> dict[str, Any]:
-    """A row for the warm start: an agent searches, reads the lines and answers."""
+    """Return a row for the SFT warm-up: an agent searches, reads the lines and answers."""
     (part,) = parts
     task = row(path, parts)
     query = f"{module_of(path).rpartition('.')[2]} {part.names[0]}"
@@ -125,7 +125,7 @@ def conversation(library: Library, path: str, parts: Sequence[Part]) -> dict[str
 
 
 def write_data(folder: Path, library: Library) -> None:
-    """Write the tasks for training, test and the step on two cores; the folder is created if necessary."""
+    """Write the rows for training, test and one step on two cores; the folder is created if necessary."""
     for split, num_rows in NUM_ROWS.items():
         some = list(islice(tasks(library, split), num_rows))
         some.sort(key=lambda task: _digest(f"{task[0]} {task[1][0].kind} {task[1][0].subject}"))
@@ -135,14 +135,14 @@ def write_data(folder: Path, library: Library) -> None:
 
 
 def write_warm_start(path: Path, library: Library) -> None:
-    """Write conversations about files of the training's packages that its rows do not ask about."""
+    """Write conversations about files of the training packages that the training rows do not ask about."""
     others = islice(tasks(library, "train"), NUM_ROWS["train"] + PER_FILE, None)
     some = islice(filter(_is_short, others), NUM_WARM_START)
     write_rows(path, [conversation(library, *task) for task in some])
 
 
 def _is_short(task: Task) -> bool:
-    """Whether a question has one part, which the first lines of a definition answer."""
+    """Return whether a question has only one part, which the first lines of a definition answer."""
     _, parts = task
     return len(parts) == 1 and parts[0].kind == "parameters"
 

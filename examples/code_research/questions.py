@@ -1,6 +1,6 @@
-"""Questions on the library's sources with the lists of facts that answer them, and the grading of answers.
+"""Questions about the library's sources, the facts that answer them, and the grading of answers.
 
-A fact is a name with a value, and both are read from the syntax tree, so it is true by construction.
+A fact is a name and a value. Both are read from the syntax tree, so every fact is true by construction.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final, Literal
 
 Kind = Literal["parameters", "class", "raises", "constants"]
 Facts = Sequence[Mapping[str, str]]
-"""`{name, value}` each, as in the rows."""
+"""Facts in the format of the rows: one `{name, value}` per fact."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 KEYS: Final = frozenset({"raises", "base", "method"})
-"""Names that a fact of one kind has in an answer: a parameter or constant must not have them."""
+"""Fact names that are keywords of an answer. Functions with a parameter of such a name are left out."""
 MIN_FACTS, MAX_FACTS = 2, 6
 MAX_CONSTANTS: Final = 4
 WORDS_PER_FACT: Final = 6
@@ -50,7 +50,7 @@ class Part:
 
     @property
     def names(self) -> list[str]:
-        """The subjects' own names, without their class."""
+        """Names of the subjects, without their class."""
         return [name.rpartition(".")[2] for name in self.subject.split(", ")]
 
     def text(self, module: str) -> str:
@@ -59,7 +59,7 @@ class Part:
 
 
 def parts_of(source: str) -> Iterator[Part]:
-    """All questions that a module's source answers, in the order of its lines."""
+    """Yield all questions that a module's source answers, in the order of its lines."""
     tree = ast.parse(source)
     public = [node for node in tree.body if not getattr(node, "name", "_").startswith("_")]
     for node in public:
@@ -98,14 +98,14 @@ def _of_function(node: Function, owner: str) -> Iterator[Part]:
 
 
 def _raised(node: ast.Raise) -> str | None:
-    """The name of what is raised; None if the same exception is raised again."""
+    """Return the name of the raised exception; None if the current exception is raised again."""
     if node.exc is None:
         return None
     return ast.unparse(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
 
 
 def _parameters(node: Function, *, is_method: bool) -> tuple[Fact, ...] | None:
-    """None if none has a default, a default is not a short value, or the function is decorated or takes `*args`."""
+    """Return a function's parameters as facts; None if they are unsuitable, for example if there are no defaults."""
     given = node.args
     if given.vararg or given.kwarg or node.decorator_list:
         return None
@@ -126,14 +126,14 @@ def _of_class(node: ast.ClassDef) -> Part:
     bases = tuple(Fact("base", ast.unparse(base)) for base in node.bases)
     public = [inner for inner in node.body if isinstance(inner, Function) and not inner.name.startswith("_")]
     facts = (*bases, *(Fact("method", method.name) for method in public))
-    # Decorated ones may be properties.
+    # Decorated methods may be properties.
     askable = bases and public and not any(method.decorator_list for method in public)
     askable = askable and all(_TOKEN.fullmatch(fact.value) for fact in bases)
     return Part("class", node.name, node.lineno, facts if askable else ())
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[Fact, int]]:
-    """Names in capitals that are assigned once, at the top level."""
+    """Yield the constants with their lines: names in capitals that are assigned once, at the top level."""
     outside = [node for node in tree.body if not isinstance(node, Function | ast.ClassDef)]
     names = [node for part in outside for node in ast.walk(part) if isinstance(node, ast.Name)]
     assigned = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
@@ -145,7 +145,7 @@ def _constants(tree: ast.Module) -> Iterator[tuple[Fact, int]]:
 
 
 def _value(node: ast.expr) -> str | None:
-    """A number, a word without its quotes, True, False or None; None for all else."""
+    """Return a short literal as text, such as a number, a word without quotes or True; None for other expressions."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError):
@@ -157,9 +157,9 @@ def _value(node: ast.expr) -> str | None:
 
 
 def grade(answer: str, facts: Facts) -> float:
-    """The recall of facts by strings, 0 to 1: lines `name: value` that are facts, by the facts or by all lines if more.
+    """Return the share of facts that an answer states as lines `name: value`, from 0 to 1.
 
-    So a line that is not a fact costs as much as a missing one, and naming everything does not pay.
+    If the answer has more lines than facts, the divisor is the number of lines. So naming everything does not pay.
     """
     wanted = {(fact["name"], fact["value"]) for fact in facts}
     lines = _lines(answer)
@@ -167,17 +167,16 @@ def grade(answer: str, facts: Facts) -> float:
 
 
 def missing(answer: str, facts: Facts) -> list[str]:
-    """The facts that an answer does not state, as lines."""
+    """Return the facts that an answer does not state, as lines."""
     stated = set(map(_stated, _lines(answer)))
     return [f"{fact['name']}: {fact['value']}" for fact in facts if (fact["name"], fact["value"]) not in stated]
 
 
 def most(answer: str, facts: Facts) -> float:
-    """The most that a judge may give, 0 to 1: the share of facts whose value follows its name; less for long answers.
+    """Return the maximum grade that a judge may give, 0 to 1: the share of facts whose value follows its name.
 
-    A right answer in any wording has 1, with up to 6 words a fact, or 3 of a list (what a function raises), if wherever
-    its name is, no value of another fact stands before the next name. A judge that was talked into a grade cannot
-    exceed this.
+    A right answer in any wording has 1 if it is short: up to 6 words per fact, or 3 for a name in KEYS. Between a name
+    and the next name, it must not contain another fact's value. So an answer that persuades a judge gains little.
     """
     words = _TOKEN.findall(answer)
     values = {fact["value"] for fact in facts if fact["name"] not in KEYS}

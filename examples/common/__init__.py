@@ -1,1 +1,1 @@
-"""What examples with a real small model share: its chat template with tools, and its way from untrained to trained."""
+"""Code and chat template that the examples with a small real model share."""

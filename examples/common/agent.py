@@ -1,4 +1,4 @@
-"""The agent's loop, with OpenAI's SDK: ask the model, make its calls at once, show it the results, until it answers."""
+"""Agent loop with OpenAI's SDK: ask the model, make its calls concurrently, add the results, until it answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from openai import OpenAI
 MAX_TURNS = 6
 
 Execute = Callable[[str, str], str]
-"""A tool's name and its arguments, as JSON -> its output."""
+"""Function that takes a tool's name and its arguments as JSON, and returns the tool's output."""
 
 
 def converse(
     client: OpenAI, model: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], execute: Execute
 ) -> Iterator[dict[str, Any]]:
-    """Yields the messages that follow: turns of the model, results of its calls, and at last its answer."""
+    """Yield the new messages: the model's turns, the results of its calls, and finally its answer."""
     history: list[Any] = list(messages)
     offered: Any = list(tools)
     for _ in range(MAX_TURNS):
@@ -42,7 +42,7 @@ def converse(
 
 
 def shown(message: dict[str, Any]) -> str:
-    """A message as lines for the terminal."""
+    """Return a message as lines for the terminal."""
     lines = [f"  {message['role']:>9}  {message['content']}"] if message.get("content") else []
     for call in message.get("tool_calls", []):
         arguments = _values(call["function"]["arguments"])
@@ -51,7 +51,7 @@ def shown(message: dict[str, Any]) -> str:
 
 
 def _values(arguments: str) -> str:
-    """The values alone; what a model wrote instead of arguments as it is."""
+    """Return the values of a call's arguments as text; invalid arguments are returned unchanged."""
     try:
         return ", ".join(map(str, json.loads(arguments).values()))
     except (ValueError, AttributeError, RecursionError):

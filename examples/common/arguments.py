@@ -1,4 +1,4 @@
-"""The argument of a tool call, as a model wrote it."""
+"""Parser for the argument of a tool call, which a model wrote."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fastapi import HTTPException
 
 
 def text_argument(call: Mapping[str, Any], name: str) -> str:
-    """One argument; a number is given as a text.
+    """Return the argument `name` of a tool call as a string; a number is converted.
 
     Raises:
-        HTTPException: there is no such text; the model reads why and continues.
+        HTTPException: The argument is missing or is not a string. The model reads the message and continues.
     """
     try:
         value = json.loads(call["arguments"])[name]

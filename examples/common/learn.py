@@ -1,11 +1,11 @@
-"""A small model is trained on an example: graded untrained, a warm start, reinforcement, figures.
+"""Trains a small model on an example: evaluation of the base model, SFT warm-up, reinforcement, and a table.
 
     python -m examples.common.learn CASE MODEL [--seed N] [--set NAME=VALUE]
 
-MODEL is a folder in Hugging Face's form, such as build/smollm2-135m-instruct. Each step is a command that you could
-type; all files are written below `build/CASE`, and those of an earlier run with this seed are moved to
+MODEL is a folder in Hugging Face format, such as build/smollm2-135m-instruct. Each step is a command that you could
+type. All files are written below `build/CASE`; files of an earlier run with this seed are moved to
 `build/CASE/previous`. The jobs `warm_start.yaml` and `job_small.yaml` of the case read the variables CASE_MODEL,
-CASE_URL (of its server, which is started here), CASE_SEED, and CASE_NAME for each setting.
+CASE_URL (of its server, which is started here), CASE_SEED, and CASE_NAME for each setting NAME.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from examples.common.way import Way, listening
 
 
 def learn(case: str, model: Path, seed: int, settings: Mapping[str, str]) -> Path:
-    """Train with one seed; `settings` are those with other values. Returns the file with the summary."""
+    """Train with one seed, and return the path of the summary. `settings` are the values that differ from CASES."""
     app = importlib.import_module(f"examples.{case}.server").app
     folder = BUILD / case / "-".join((f"seed-{seed}", *settings.values()))
     if folder.exists():

@@ -1,4 +1,4 @@
-"""What an example's runs reached, as a table: `python -m examples.common.results CASE` writes examples/CASE/RESULTS.md.
+"""Table of an example's results: `python -m examples.common.results CASE` writes examples/CASE/RESULTS.md.
 
 It reads `build/CASE/*/summary.json`, which `python -m examples.common.learn CASE MODEL` writes.
 """
@@ -25,7 +25,7 @@ CASES: Final[Mapping[str, Mapping[str, str]]] = {
     "icd10": {},
     "kernels": {},
 }
-"""The cases of examples.common.learn, with the values of their settings that count for the verdict."""
+"""Cases of examples.common.learn, with their default settings. Only runs with these settings count for the verdict."""
 ORDERS: Final = "orders"
 HEADER: Final = """\
 # Figures
@@ -42,19 +42,19 @@ HELD_OUT: Final = "`held out` is a grader that the model is not trained on."
 SLOW: Final = "`slow` are rollouts with more than {target_s:g} s of model and tool time, which follows the load."
 GUARDS: Final = "`ungated` is the grade without guards."
 SEEDS_NEEDED: Final = 2
-"""Fewer runs have no verdict."""
+"""Minimum number of runs for a verdict."""
 TARGETS_S: Final[Mapping[str, float]] = {"icd10": 20.0}
-"""Case -> wanted model and tool time of a rollout in seconds, where the table shows the share of slower ones."""
+"""Target for a rollout's model and tool time in seconds, by case. The table shows the share of slower rollouts."""
 Summary = Mapping[str, Any]
 
 
 def rows_part(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the lines of `agent-rft traces RUN --name EVALUATION --json` add to a stage.
+    """Compute a stage's results per row from the lines of `agent-rft traces RUN --name EVALUATION --json`.
 
-    `grades`, `held_out` and `seconds` of model and tools by row id, each the mean of the row's rollouts; `turns` of the
-    model per rollout, None without rollouts; and `scores`, the mean of each part of the grade that every rollout has.
-    Where rows have k rollouts, `scores` also has `best of k`, the mean of their best grades. Discarded rollouts and
-    failed held-out grades are left out.
+    `grades`, `held_out` and `seconds` (model and tool time) are means over the rollouts of a row, by row id. `turns` is
+    the mean number of turns per rollout, None without rollouts. `scores` has the mean of each part of the grade that
+    all rollouts have and, if rows have k rollouts, `best of k`, the mean of the rows' best grades. Discarded rollouts
+    and failed held-out grades are left out.
     """
     rows = defaultdict[str, list[Mapping[str, Any]]](list)
     for line in traces:
@@ -78,32 +78,32 @@ def rows_part(traces: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _seconds(turn: Mapping[str, Any]) -> float:
-    """Model time, and that of the slowest tool: the calls of a turn run at once."""
+    """Return the model time of a turn plus the time of its slowest call, because the calls run concurrently."""
     return float(turn["model_s"]) + max((result["latency_s"] for result in turn["results"]), default=0.0)
 
 
 def _slow(stage: Mapping[str, Any], target_s: float) -> dict[str, float]:
-    """1 for each row whose rollout took longer, else 0."""
+    """Return, for each row, 1 if its rollouts took longer than the target on average, else 0."""
     return {row: float(taken > target_s) for row, taken in stage["seconds"].items()}
 
 
 def paired_gain(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float]:
-    """The mean gain of the rows that both have, of which there must be two, and the half width of its 95 % interval."""
+    """Return the mean gain over the rows in both mappings, at least two, and half the width of its 95 % interval."""
     gains = [after[row] - before[row] for row in before.keys() & after.keys()]
     return fmean(gains), Z * stdev(gains) / math.sqrt(len(gains))
 
 
 def gain(summary: Summary) -> tuple[float, float]:
-    """The gain of reinforcement: by the held-out grader, or by the grade where there is none."""
+    """Return the gain of reinforcement and half its interval, by the held-out grader or, without one, by the grade."""
     before, after = summary["stages"][-2:]
     key = "held_out" if before["held_out"] and after["held_out"] else "grades"
     return paired_gain(before[key], after[key])
 
 
 def verdict(summaries: Sequence[Summary]) -> str:
-    """Whether the case counts as learned: the gain's interval lies above 0 for two seeds in three.
+    """Return a sentence on whether the model has learned: two thirds of the gains must have an interval above 0.
 
-    Runs with other settings than those that count are left out.
+    Runs whose settings differ from CASES are left out.
     """
     gains = [gain(summary) for summary in summaries if not summary["settings"]]
     above = sum(mean > half for mean, half in gains)
@@ -117,9 +117,9 @@ def verdict(summaries: Sequence[Summary]) -> str:
 
 
 def table(summaries: Sequence[Summary], target_s: float | None = None) -> str:
-    """One line for each stage of each seed, one for the gain, one for the whole; in Markdown.
+    """Return a Markdown table with a line for each stage of each run, and a line for each run's gain.
 
-    With `target_s`, the share of rollouts that take longer is beside the grade.
+    With `target_s`, the table also has the share of rollouts that take longer.
     """
     stages = [stage for summary in summaries for stage in summary["stages"]]
     held_out = any(stage["held_out"] for stage in stages)
@@ -157,7 +157,7 @@ def table(summaries: Sequence[Summary], target_s: float | None = None) -> str:
 
 
 def _have_turns(summaries: Sequence[Summary]) -> bool:
-    """Summaries of older runs have none."""
+    """Return whether the stages have numbers of turns; summaries of older runs do not."""
     return any("turns" in stage for summary in summaries for stage in summary["stages"])
 
 
@@ -166,7 +166,7 @@ def _command(case: str) -> str:
 
 
 def results(case: str, summaries: Sequence[Summary]) -> str:
-    """The text of RESULTS.md."""
+    """Return the text of RESULTS.md."""
     last = summaries[0]["stages"][-1]
     judge = HELD_OUT if last["held_out"] else ""
     target_s = TARGETS_S.get(case)

@@ -1,4 +1,4 @@
-"""Rows of an example's files, and the turns of the conversations for its warm start."""
+"""Rows of an example's files, and turns of conversations for its SFT warm-up."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 def turn(
     calls: Iterable[tuple[str, Mapping[str, Any], str]], *, prefix: str = "call_", first: int = 0
 ) -> list[dict[str, Any]]:
-    """A turn of the model that makes these calls at once, and their results.
+    """Return the messages of one turn: the model's concurrent tool calls, and their results.
 
-    Each call is a tool's name, its arguments and its output; their ids are `prefix` and a number from `first` on.
+    Each call is (tool name, arguments, output). The ids of the calls are `prefix` and a number, counted from `first`.
     """
     made, results = list[dict[str, Any]](), list[dict[str, Any]]()
     for number, (name, arguments, output) in enumerate(calls, start=first):

@@ -1,7 +1,7 @@
-"""What a server of an example keeps for each rollout, opened at its session's start and closed at its end.
+"""Sessions of an example's server: an object per rollout, opened when the session starts and closed when it ends.
 
-At most `max_open` are open. One that nobody has used for `idle_s` is closed, so a lost end costs a place for a bounded
-time. Several threads may call, and none waits while another rollout's session is opened or cleaned up.
+At most `max_open` sessions are open. A session that is not used for `idle_s` is closed, so that a lost end request does
+not block a slot forever. The methods are thread-safe, and no call waits for the session of another rollout.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from weakref import WeakValueDictionary
 from fastapi import HTTPException
 
 IDLE_S: Final = 3_600.0
-"""Far longer than a rollout of these jobs is without a call: at least twice their `limits.rollout_timeout_s`."""
+"""Default idle time: at least twice the jobs' `limits.rollout_timeout_s`, so that only lost sessions are closed."""
 Kept = TypeVar("Kept")
 
 
 class Full(Exception):
-    """All places are taken."""
+    """The maximum number of sessions is open."""
 
 
 class Gone(LookupError):
@@ -30,9 +30,9 @@ class Gone(LookupError):
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start; `idle` are those of `closed` that were closed because nobody used them.
+    """Numbers of sessions since the start. `idle` counts closed sessions that were unused for too long.
 
-    `most_open` has those that were about to open too, since these take places.
+    `most_open` is the maximum number of open sessions, including sessions that are being opened.
     """
 
     opened: int = 0
@@ -43,7 +43,7 @@ class Counts:
 
 
 class Locks:
-    """A lock for each key, which lasts as long as somebody holds or awaits it."""
+    """Locks by key. A lock exists as long as a thread holds it or waits for it."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[tuple[str, ...], Lock] = WeakValueDictionary()
@@ -61,7 +61,7 @@ class _Session(Generic[Kept]):
 
 
 class Sessions(Generic[Kept]):
-    """Sessions by trace id; `end` cleans up after one."""
+    """Sessions by trace id. The callback `end` cleans up after a session."""
 
     def __init__(
         self,
@@ -74,16 +74,16 @@ class Sessions(Generic[Kept]):
         self._open: dict[str, _Session[Kept]] = {}
         self._num_starting = 0
         self._counts = Counts()
-        # This lock guards all that is above; nothing slow runs under it.
+        # This lock guards the attributes above. No slow operation holds it.
         self._lock = Lock()
-        # A lock for each rollout: an end waits for the start before it, and a repeated start finds its session open.
+        # A lock per rollout: an end request waits for the start before it, and a repeated start finds an open session.
         self._rollouts = Locks()
 
     def open(self, trace_id: str, make: Callable[[], Kept]) -> None:
-        """Open what `make` returns; nothing happens if the rollout has a session.
+        """Open a session with the object that `make` returns. If the rollout has a session, do nothing.
 
         Raises:
-            Full: `max_open` are open.
+            Full: `max_open` sessions are open.
         """
         self.close_idle()
         with self._rollouts.of(trace_id):
@@ -106,7 +106,7 @@ class Sessions(Generic[Kept]):
                         self._counts.opened += 1
 
     def close(self, trace_id: str) -> bool:
-        """Close a rollout's session; returns False if it has none, as when its end arrives twice."""
+        """Close a rollout's session; return False if it has none, for example after a repeated end request."""
         with self._rollouts.of(trace_id):
             with self._lock:
                 session = self._open.pop(trace_id, None)
@@ -126,15 +126,15 @@ class Sessions(Generic[Kept]):
             self._end(session.kept)
 
     def close_all(self) -> None:
-        """For the end of a server, after its last start."""
+        """Close all sessions at the end of the server, when no more sessions are opened."""
         for trace_id in list(self._open):
             self.close(trace_id)
 
     def get(self, trace_id: str) -> Kept:
-        """What is kept for a rollout, which counts as used.
+        """Return the object of a rollout's session, and record that the session is used.
 
         Raises:
-            Gone: there is nothing.
+            Gone: The rollout has no session.
         """
         session = self._open.get(trace_id)  # without the lock: a call need not wait for another rollout's start
         if session is None:
@@ -143,15 +143,15 @@ class Sessions(Generic[Kept]):
         return session.kept
 
     def counts(self) -> dict[str, int]:
-        """Counts, and how many are `open` now."""
+        """Return the counts, and the number of sessions that are `open` now."""
         return asdict(self._counts) | {"open": len(self._open)}
 
 
 def trace_of(body: Mapping[str, Any]) -> str:
-    """The rollout that a request is about.
+    """Return the trace id in the body of a request.
 
     Raises:
-        HTTPException: there is none.
+        HTTPException: The body has no trace id.
     """
     if not isinstance(trace_id := body.get("trace_id"), str):
         raise HTTPException(422, "the body needs a trace_id")

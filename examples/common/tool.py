@@ -1,4 +1,4 @@
-"""A tool of an example: its schema for the model, and the check of a call's arguments."""
+"""Tool of an example, with its schema for the model and the check of a call's arguments."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ On = TypeVar("On")
 
 @dataclass(frozen=True, slots=True)
 class Tool(Generic[On]):
-    """A function of something, such as a library or a session, and its description for the model."""
+    """Function of an object, such as a library or a session, with its description for the model."""
 
     name: str
     description: str
     parameters: Mapping[str, type]
-    """Names and types; the first ones are required."""
+    """Names and types; the first `num_required` parameters are required."""
     run: Callable[..., str]
     num_required: int = 1
 
     def schema(self) -> dict[str, Any]:
-        """Its entry in `tools` of a row, in OpenAI's form."""
+        """Return the tool's entry in a row's `tools`, in OpenAI's format."""
         types = {str: "string", int: "integer"}
         properties = {name: {"type": types[kind]} for name, kind in self.parameters.items()}
         required = list(self.parameters)[: self.num_required]
@@ -30,10 +30,10 @@ class Tool(Generic[On]):
         return {"type": "function", "function": function}
 
     def call(self, on: On, arguments: Any) -> str:
-        """The output for a call's arguments.
+        """Return the output for a call's arguments.
 
         Raises:
-            ValueError: They are not what the tool takes; the message is for the model.
+            ValueError: The arguments do not match the parameters. The message is for the model.
         """
         required = list(self.parameters)[: self.num_required]
         if not isinstance(arguments, dict) or not all(name in arguments for name in required):
@@ -48,5 +48,5 @@ class Tool(Generic[On]):
 
 
 def by_name(*tools: Tool[On]) -> dict[str, Tool[On]]:
-    """The tools in this order."""
+    """Return the tools by name, in this order."""
     return {tool.name: tool for tool in tools}

@@ -1,4 +1,4 @@
-"""The way of a small model through an example: graded untrained, a warm start, reinforcement; each a command."""
+"""Training of a small model on an example: evaluation, SFT warm-up and reinforcement, each by a command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AGENT_RFT: Final = str(Path(sys.executable).with_name("agent-rft"))
 
 @contextmanager
 def listening(app: FastAPI) -> Iterator[str]:
-    """Runs tools and graders on a free port of this machine, and yields their URL."""
+    """Context manager that serves tools and graders on a free port of this host, and yields their URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         thread = Thread(target=server.run, args=([listener],))
@@ -38,9 +38,9 @@ def listening(app: FastAPI) -> Iterator[str]:
 
 
 class Way:
-    """The way of one model, with one seed, through an example's warm start and a job of reinforcement.
+    """Training of one model with one seed: evaluation, the example's SFT warm-up, and a reinforcement job.
 
-    `variables` are those of the example's jobs, without the model's.
+    `variables` are the environment variables of the example's jobs, except for the model's.
     """
 
     def __init__(self, job: Path, example: Path, folder: Path, model: Path, variables: dict[str, str]) -> None:
@@ -58,7 +58,7 @@ class Way:
         self._note("untrained", run, "eval-test", minutes)
 
     def trained(self) -> Path:
-        """Returns the last checkpoint's folder."""
+        """Run the SFT warm-up and the reinforcement job; return the folder of the last checkpoint."""
         warm, run = self.folder / "warm_start", self.folder / "reinforcement"
         warm_minutes = self._run("train", self._example / "warm_start.yaml", "--run-folder", warm)
         self._environment[self._model] = str(_last_checkpoint(warm))
@@ -68,7 +68,7 @@ class Way:
         return _last_checkpoint(run)
 
     def _run(self, command: str, job: Path, *options: str | Path) -> float:
-        """Run a command of the CLI; returns its minutes."""
+        """Run a command of the CLI, and return its duration in minutes."""
         arguments = [command, str(job), *map(str, options)]
         print(f"\n$ agent-rft {' '.join(arguments)}", flush=True)
         started = time.monotonic()
@@ -77,7 +77,7 @@ class Way:
         return (time.monotonic() - started) / 60
 
     def write_summary(self, seed: int, settings: Iterable[str] = ()) -> Path:
-        """Write `summary.json`, which examples.common.results reads."""
+        """Write `summary.json`, which examples.common.results reads, and return its path."""
         summary = {
             "seed": seed,
             "settings": list(settings),
@@ -99,7 +99,7 @@ class Way:
 
 
 def stage(name: str, evaluation: dict[str, Any], minutes: float) -> dict[str, Any]:
-    """What a stage reached: `minutes` is the time of its command."""
+    """Return the name and the results of a stage. `minutes` is the duration of its command."""
     kept = ("num_rows", "grade", "ci95", "pass_rate", "tool_calls", "completion_tokens")
     return {"stage": name, "minutes": minutes, **{key: evaluation[key] for key in kept}}
 

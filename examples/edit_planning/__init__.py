@@ -1,1 +1,1 @@
-"""An agent says which files a change will touch, before it edits any of them."""
+"""Example: an agent predicts which files a change will touch, before it edits any of them."""

@@ -1,6 +1,6 @@
 """Plans a change with a model behind OpenAI's API: `python -m examples.edit_planning.agent REPOSITORY "MESSAGE"`.
 
-OPENAI_BASE_URL and OPENAI_API_KEY name the server. The model looks into a checkout of HEAD with the tools that it was
+OPENAI_BASE_URL and OPENAI_API_KEY select the server. The model inspects a checkout of HEAD with the tools that it was
 trained with.
 """
 
@@ -26,7 +26,7 @@ MODEL: Final = "planner"
 
 
 def call(name: str, arguments: str, checkout: Path) -> str:
-    """A tool's output, or why there is none, as a model reads it."""
+    """Return a tool's output, or an error message for the model."""
     try:
         parameter, run = TOOLS[name]
         return run(json.loads(arguments)[parameter], checkout)
@@ -37,7 +37,7 @@ def call(name: str, arguments: str, checkout: Path) -> str:
 
 
 def plan(client: OpenAI, model: str, repository: Path, message: str) -> str:
-    """The model's plan for a change of HEAD; its way is printed."""
+    """Return the model's plan for a change of HEAD, and print the conversation."""
     commit = git(repository, "rev-parse", "HEAD").strip()
     task = row(repository.name, commit, message, [])
     answer = ""

@@ -1,9 +1,9 @@
-"""The commands that a model may run in its checkout: they read, and stay inside.
+"""Commands that a model may run in its checkout. They can only read, and only inside the checkout.
 
-There is no shell: a command is split into words, and each word is the name of a program below, one of its options, or a
-path in the checkout. Patterns are searched for as they are and never compiled. What runs is a program with limits,
-in the checkout, without input and, where the kernel lets us, without a network. It sees the machine's files as the
-server does: what keeps it inside is that no word leads outside. For programs of the model's own use containers.
+There is no shell: a command is split into words, and each word is the name of a program below, one of its options, a
+text to search for, or a path in the checkout. The text is searched for literally. A program runs with limits, in the
+checkout, without input and, if the kernel permits it, without a network. It can read the same files as the server:
+only the check of the words keeps it inside the checkout. Run programs that a model has written in containers instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_COMMAND_CHARS: Final = 300
 MAX_OUTPUT_CHARS: Final = 4_000
 WALL_S: Final = 10.0
 LIMITS: Final = ("prlimit", "--cpu=5", "--as=1073741824", "--fsize=65536", "--nofile=256", "--core=0", "--")
-"""`fsize` limits the output, which goes to a file."""
+"""Command that starts a program with limits. `fsize` limits the output, which goes to a file."""
 NOTHING: Final = "nothing found"
 OPERATORS: Final = frozenset(("|", "||", "&&", ";", "&", ">", ">>", "<", "<<"))
 _REVISION: Final = re.compile(r"HEAD(~[0-9]{1,3})?|[0-9a-f]{4,40}")
@@ -34,12 +34,12 @@ _NO_COLOUR: Final = ("git", "-c", "color.ui=false", "-c", "grep.threads=1")
 
 
 class Refused(ValueError):
-    """A command or path that is not allowed; the text is for the model."""
+    """A command or path is not allowed. The message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What runs for a name, and the options that it may get; those in `valued` take a number."""
+    """Program behind a command's name, and its allowed options. The options in `valued` take a number."""
 
     argv: tuple[str, ...]
     options: frozenset[str] = frozenset()
@@ -68,14 +68,14 @@ PROGRAMS: Final[Mapping[str, Program]] = {
     "git reflog": Program((*_NO_COLOUR, "reflog")),
 }
 _NOT_OF_GIT: Final = _options("-r -R")
-"""Options of grep that git's has not and does not need."""
+"""Options of grep that `git grep` does not support and does not need."""
 
 
 def run(command: str, checkout: Path) -> str:
-    """The output of a command, cut.
+    """Run a command and return its output, truncated.
 
     Raises:
-        Refused: it is not allowed, or took too long.
+        Refused: The command is not allowed, or took too long.
     """
     argv = argv_of(command, checkout)
     with tempfile.TemporaryFile() as output:
@@ -97,10 +97,10 @@ def run(command: str, checkout: Path) -> str:
 
 
 def read_file(path: str, checkout: Path) -> str:
-    """The text of a file, cut.
+    """Return the text of a file, truncated.
 
     Raises:
-        Refused: there is no such file in the checkout.
+        Refused: The file is not in the checkout or cannot be read.
     """
     try:
         with (checkout / inside(path, checkout)).open("rb") as file:
@@ -120,10 +120,10 @@ class _Words:
 
 
 def argv_of(command: str, checkout: Path) -> list[str]:
-    """The program and its arguments for a command.
+    """Return the program and the arguments that run a command.
 
     Raises:
-        Refused: it is not allowed.
+        Refused: The command is not allowed.
     """
     if not _is_short_text(command):
         raise Refused(f"a command is a text of at most {MAX_COMMAND_CHARS} characters")
@@ -149,10 +149,10 @@ def argv_of(command: str, checkout: Path) -> list[str]:
 
 
 def _sort(words: Sequence[str], program: Program) -> _Words:
-    """Options in the form that the program takes, and the other words.
+    """Separate the options of a command, in the format of the program, from its other words.
 
     Raises:
-        Refused: there is another option.
+        Refused: An option is not allowed.
     """
     found, rest = _Words(), list(words)
     while rest:
@@ -178,10 +178,10 @@ def _sort(words: Sequence[str], program: Program) -> _Words:
 
 
 def inside(path: str, checkout: Path) -> str:
-    """A path of the checkout as it was given.
+    """Return the path unchanged if it is inside the checkout.
 
     Raises:
-        Refused: it leads outside, or into git's own folder.
+        Refused: The path leads outside, or into git's own folder.
     """
     parts = PurePosixPath(path).parts
     own = any(part.lower() == ".git" for part in parts)
@@ -193,13 +193,13 @@ def inside(path: str, checkout: Path) -> str:
 
 
 def _is_short_text(text: str) -> bool:
-    """Whether a program can get it: JSON may have lone surrogates, which are not text."""
+    """Return whether a string can be an argument: it is short and has no null characters or lone surrogates."""
     return len(text) <= MAX_COMMAND_CHARS and "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 @cache
 def without_network() -> tuple[str, ...]:
-    """What starts a program in a network of its own, which has nothing; empty where the kernel does not let us."""
+    """Return the command that starts a program without a network; empty if the kernel does not permit it."""
     command = ("unshare", "--user", "--map-root-user", "--net", "--")
     try:
         done = subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=WALL_S)
@@ -212,4 +212,4 @@ TOOLS: Final[Mapping[str, tuple[str, Callable[[str, Path], str]]]] = {
     "shell": ("command", run),
     "read_file": ("path", read_file),
 }
-"""Name -> its only parameter and what it does."""
+"""Name of each tool, with its only parameter and its function."""

@@ -1,7 +1,8 @@
-"""Makes small repositories with a history: `python -m examples.edit_planning.history [FOLDER]`; the same every time.
+"""Generates small repositories with a history: `python -m examples.edit_planning.history [FOLDER]`.
 
-A change fixes functions or renames them, two or three at once. A fix touches the file that defines the function, a
-rename all files that name it. Repositories for training have other words than those for validation and test.
+The repositories are the same every time. A change fixes or renames two or three functions. A fix touches the file that
+defines the function; a rename touches all files that contain the name. Repositories for training use other words than
+repositories for validation and test.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ NUM_MODULES: Final = 8
 NUM_TESTS: Final = 3
 MOST_TOUCHED: Final = 5
 FIRST_DAY: Final = 1_700_000_000
-"""Seconds since 1970 of each history's first commit; the others follow day by day."""
+"""Time of each history's first commit in Unix seconds; the other commits follow at intervals of one day."""
 DAY_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a change does to one function: it gets a new name, or is fixed."""
+    """Change of one function: the function is renamed, or fixed if `new_name` is None."""
 
     function: str
     new_name: str | None
@@ -74,7 +75,7 @@ class Part:
 
     @property
     def wanted(self) -> str:
-        """The text that all files have which this part touches, and no others."""
+        """Text that all files contain which this part touches, and no other files."""
         return f"def {self.function}" if self.new_name is None else self.function
 
 
@@ -97,12 +98,12 @@ class Change:
         return sorted(path for path, text in self.after.items() if self.before.get(path) != text)
 
     def found(self, part: Part) -> list[str]:
-        """What a search for a part's `wanted` finds before the change."""
+        """Return the paths that a search for the part's text `wanted` finds before the change."""
         return sorted(path for path, text in self.before.items() if part.wanted in text)
 
 
 def changes(name: str, split: Split) -> tuple[Mapping[str, str], list[Change]]:
-    """The files of a made repository at first, and its changes in order."""
+    """Return the first files of a generated repository, by path, and its changes in order."""
     rng = random.Random(name)
     names = [f"{verb}_{noun}" for verb, noun in product(VERBS, NOUNS[split])]
     rng.shuffle(names)
@@ -156,13 +157,13 @@ def _draw(files: Mapping[str, str], unused: Iterator[str], rng: random.Random) -
 
 
 def _fixed(text: str, function: str) -> str:
-    """The text with another number in the function, if it is defined there."""
+    """Return the text with another number in the function, if the function is defined in the text."""
     pattern = rf"(def {function}\(value\):\n    return .* \+ )(\d+)"
     return re.sub(pattern, lambda found: f"{found[1]}{int(found[2]) + 1}", text)
 
 
 def write_repository(name: str, split: Split, folder: Path) -> list[str]:
-    """Write a bare repository; returns the ids of its changes, oldest first."""
+    """Write a bare repository, and return the ids of its changes, oldest first."""
     first, made = changes(name, split)
     stream = [*_commit(0, "Begin", first, sorted(first))]
     for day, change in enumerate(made, 1):
@@ -191,7 +192,7 @@ def _git(*arguments: str | Path, stdin: str = "") -> str:
 
 
 def write_missing(folder: Path = REPOSITORIES) -> None:
-    """Write the made repositories that are not there."""
+    """Write the generated repositories that do not exist yet."""
     for split, names in NAMES.items():
         for name in names:
             if not (folder / name).exists():

@@ -1,7 +1,6 @@
-"""A machine for each rollout: a checkout of its own, opened at its session's start and removed at its end.
+"""Checkouts for rollouts: each rollout has its own, created when its session starts and removed when it ends.
 
-Opened and closed machines are counted; several threads may call, and none waits for another rollout's checkout unless
-it needs the same.
+The methods are thread-safe. No call waits for the checkout of another rollout, unless both need the same commit.
 """
 
 from __future__ import annotations
@@ -33,55 +32,55 @@ class Machines:
         max_templates: int = MAX_TEMPLATES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`folder` belongs to these machines alone."""
+        """Create an empty set of checkouts. No other process may use `folder`."""
         self.repositories = repositories
         self._folder, self._max_templates = folder, max_templates
         self._numbers = count(1)
         self._sessions = Sessions[Path](max_open, lambda made: shutil.rmtree(made, ignore_errors=True), idle_s, clock)
         self._templates: OrderedDict[tuple[str, str], Path] = OrderedDict()
-        # This lock guards the templates; nothing slow runs under it.
+        # This lock guards the templates. No slow operation holds it.
         self._lock = Lock()
-        # A lock for each template: its copies wait until it is made, and its removal for them.
+        # A lock per template: copies wait until the template exists, and its removal waits for its copies.
         self._template_locks = Locks()
 
     def open(self, trace_id: str, repository: str, commit: str) -> None:
-        """Open a machine with a checkout of the commit's parent; nothing happens if the rollout has one.
+        """Create a checkout of the commit's parent. If the rollout has a checkout, do nothing.
 
         Raises:
-            Full: `max_open` are open.
-            Unknown: there is no such commit.
+            Full: `max_open` checkouts exist.
+            Unknown: The commit does not exist.
             CalledProcessError: git failed, or took too long.
         """
         self._sessions.open(trace_id, lambda: self._copied(repository, commit))
         self._remove_old_templates()
 
     def close(self, trace_id: str) -> bool:
-        """Close a rollout's machine; returns False if it has none, as when its end arrives twice."""
+        """Remove a rollout's checkout; return False if it has none, for example after a repeated end request."""
         return self._sessions.close(trace_id)
 
     def close_idle(self) -> None:
         self._sessions.close_idle()
 
     def close_all(self) -> None:
-        """For the end of a server, after its last start."""
+        """Remove all checkouts at the end of the server, when no more checkouts are created."""
         self._sessions.close_all()
         self._templates.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def checkout(self, trace_id: str) -> Path:
-        """The folder of a rollout's machine, which counts as used.
+        """Return the folder of a rollout's checkout, and record that it is used.
 
         Raises:
-            Gone: it has none.
+            Gone: The rollout has no checkout.
         """
         return self._sessions.get(trace_id)
 
     def counts(self) -> dict[str, int]:
-        """Counts, and how many are `open` now."""
+        """Return the counts, and the number of checkouts that are `open` now."""
         return self._sessions.counts()
 
     def _copied(self, repository: str, commit: str) -> Path:
-        """Copy a checkout; the latest ones are kept as templates, since a row has several rollouts."""
+        """Return a copy of a checkout. The latest checkouts stay as templates, because a row has several rollouts."""
         key = (repository, commit)
         with self._template_locks.of(*key):
             with self._lock:
@@ -112,10 +111,10 @@ class Machines:
                 key, oldest = self._templates.popitem(last=False)
             with self._template_locks.of(
                 *key
-            ):  # nobody copies it any more; who needs it again makes it again elsewhere
+            ):  # no copy can start now; a later request creates a new template in another folder
                 shutil.rmtree(oldest, ignore_errors=True)
 
 
 def _copy_file(source: str, target: str) -> None:
-    """Copies share their history: git never changes the file that has it."""
+    """Copy a file, or link it if it belongs to the history, because git never changes those files."""
     (os.link if "/.git/objects/" in source else shutil.copy2)(source, target)

@@ -1,9 +1,9 @@
-"""Writes rows: `python -m examples.edit_planning.make_data` those in `data/`, the same every time.
+"""Writes the rows in `data/`, the same every time: `python -m examples.edit_planning.make_data`.
 
-`--repository PATH --out FILE` makes rows of a repository of yours: a commit's message, and the files that it touched.
-A link to it is put where the server looks (`build/edit_planning/repositories`). Merges and root commits, commits that
-only add files, and those of more than 20 files are left out, and so are binary files, submodules, and names that one
-line of text cannot hold. A renamed file counts by its old name.
+`--repository PATH --out FILE` makes rows from your own repository: a commit's message, and the files that it touched.
+A link to the repository is created where the server looks (`build/edit_planning/repositories`). The rows leave out
+merges, root commits, commits that only add files, commits of more than 20 files, and commits with a file name that does
+not fit on one line. They also leave out binary files and submodules. A renamed file has its old name.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ PARAMETERS: Final = {
     "read_file": ("path", "the text of a file"),
 }
 PARALLEL_SHARE: Final = 0.25
-"""Share of conversations that make all calls in one turn; the others make one a turn, which is what they unlearn."""
+"""Share of conversations that make all calls in one turn. The others make one call per turn, a habit to unlearn."""
 SLOPPY_SHARE: Final = 0.6
-"""Share of conversations whose plan also has the README, whether or not the change touches it."""
+"""Share of conversations whose plan also contains the README, even if the change does not touch it."""
 MAX_COMMITS: Final = 5_000
 MAX_FILES: Final = 20
 MAX_MESSAGE_CHARS: Final = 300
 
 
 def schema(name: str) -> dict[str, Any]:
-    """A tool's description for the model, in OpenAI's form."""
+    """Return a tool's description for the model, in OpenAI's format."""
     parameter, description = PARAMETERS[name]
     parameters = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def row(repository: str, commit: str, message: str, files: Sequence[str]) -> dict[str, Any]:
-    """A task. Tools, graders and sessions get all of it as `item`; the model sees messages and tools alone."""
+    """Return the row of a task. Tools, graders and sessions receive it as `item`; the model sees messages and tools."""
     return {
         "messages": [SYSTEM, {"role": "user", "content": message}],
         "tools": [schema(name) for name in PARAMETERS],
@@ -64,7 +64,7 @@ def row(repository: str, commit: str, message: str, files: Sequence[str]) -> dic
 
 
 def conversation(change: Change, rng: random.Random) -> dict[str, Any]:
-    """A row for the warm start: a search for each part, then the plan."""
+    """Return a row for the SFT warm-up: a search for each part, then the plan."""
     messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": change.message}]
     calls = list[tuple[str, dict[str, str], str]]()
     for part in change.parts:
@@ -99,7 +99,7 @@ def write_data(folder: Path) -> None:
 
 
 def made_rows(split: Split) -> tuple[list[dict[str, Any]], list[Change]]:
-    """Rows and changes of the made repositories of a split, in one drawn order."""
+    """Return the rows and the changes of a split's generated repositories, both in the same random order."""
     found = list[tuple[dict[str, Any], Change]]()
     with tempfile.TemporaryDirectory() as folder:
         for name in NAMES[split]:
@@ -114,18 +114,18 @@ def made_rows(split: Split) -> tuple[list[dict[str, Any]], list[Change]]:
 
 
 def rows_of(repository: Path, name: str, most: int) -> Iterator[dict[str, Any]]:
-    """The rows of any repository, newest first; of its latest 5,000 commits at most.
+    """Yield at most `most` rows from a repository's latest 5,000 commits, newest first.
 
     Raises:
         Unknown: git prints too much.
-        CalledProcessError: it cannot read the repository, or takes too long.
+        CalledProcessError: git cannot read the repository, or takes too long.
     """
     log = git(repository, "log", "--no-merges", *STAT_OPTIONS, f"-n{MAX_COMMITS}", "--format=%x01%H%x02%P%x02%s%x03")
     yield from islice((task for commit in log.split("\x01")[1:] if (task := _task(name, commit))), most)
 
 
 def _task(name: str, commit: str) -> dict[str, Any] | None:
-    """The row of a commit as `git log` prints it; None if it makes no good one."""
+    """Return the row for a commit in the format of `git log`; None if the commit is unsuitable."""
     head, _, stats = commit.partition("\x03")
     commit_id, _, rest = head.partition("\x02")
     parents, _, subject = rest.partition("\x02")
@@ -138,10 +138,10 @@ def _task(name: str, commit: str) -> dict[str, Any] | None:
 
 
 def root_of(repository: Path) -> Path:
-    """The repository's top folder.
+    """Return the repository's top folder.
 
     Raises:
-        CalledProcessError: the path is not in a repository.
+        CalledProcessError: The path is not in a repository.
     """
     is_bare = git(repository, "rev-parse", "--is-bare-repository").strip() == "true"
     option = "--absolute-git-dir" if is_bare else "--show-toplevel"
@@ -149,10 +149,10 @@ def root_of(repository: Path) -> Path:
 
 
 def link(repository: Path, folder: Path = REPOSITORIES) -> str:
-    """Put a link where the server looks; returns the repository's name there.
+    """Create a link to the repository where the server looks, and return the link's name.
 
     Raises:
-        FileExistsError: another repository has the name.
+        FileExistsError: Another repository has the name.
     """
     name = re.sub(r"[^A-Za-z0-9._-]", "-", repository.resolve().name).strip(".-")[:100] or "repository"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""How a plan is graded. It is a list of files, one a line, as git writes their paths, each once.
+"""Grading of plans. A plan is a list of files: one path per line, as git writes it, and each path once.
 
-Files that a change adds are not asked for: nothing in the checkout tells their names.
+Files that a change adds are not expected, because nothing in the checkout reveals their names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Final
 
 MOST: Final = 2.0
-"""The grade of a plan with more than this many times the files of the change is 0."""
+"""Maximum number of lines in a plan, as a multiple of the number of changed files. Longer plans have the grade 0."""
 
 
 def plan_of(answer: str) -> list[str]:
@@ -17,7 +17,7 @@ def plan_of(answer: str) -> list[str]:
 
 
 def f1(answer: str, files: Collection[str]) -> float:
-    """What trains: the harmonic mean of precision and recall. A line that names a file again is a false one."""
+    """Return the grade for training: the harmonic mean of precision and recall. A repeated file counts as wrong."""
     plan = plan_of(answer)
     if len(plan) > MOST * len(files):
         return 0.0
@@ -26,7 +26,7 @@ def f1(answer: str, files: Collection[str]) -> float:
 
 
 def exact(answer: str, files: Collection[str]) -> float:
-    """What is held out: 1 for the files of the change and nothing else, 0 otherwise."""
+    """Return the held-out grade: 1 if the plan has exactly the files of the change, else 0."""
     return float(sorted(plan_of(answer)) == sorted(files))
 
 

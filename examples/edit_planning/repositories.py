@@ -1,6 +1,6 @@
-"""The repositories that rows are about, by name, and checkouts of them that know nothing of later commits.
+"""Repositories of the rows, by name, and checkouts of them that contain no later commits.
 
-A repository is any folder that git reads, bare or not; it is never written.
+A repository is any folder that git can read, bare or not. It is never changed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ GIT_ENVIRONMENT: Final = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_LAZY_FETCH": "1",
 }
-"""The settings of the machine and its users change nothing, names of files are not patterns, and git asks nobody.
+"""Environment of git commands: no settings of the host or its users, no patterns in file names, no prompts.
 
-`git.config` lets it read repositories of other users. None of our commands starts a program that such a repository's
-settings name, because the two settings that would are off.
+`git.config` permits git to read repositories of other users. Settings of such a repository cannot start a program,
+because the two settings that could are off.
 """
 CONFIG: Final = """\
 [core]
@@ -49,27 +49,27 @@ CONFIG: Final = """\
 [advice]
     detachedHead = false
 """
-"""Settings of a checkout: links are files, there is no reflog, and objects come as one file."""
+"""Settings of a checkout: links are files, there is no reflog, and fetched objects are stored in one file."""
 MAX_CHECKOUT_BYTES: Final = 256 * 2**20
-"""The most that all files have together."""
+"""Maximum total size of a checkout's files."""
 MAX_PACK_BYTES: Final = 256 * 2**20
-"""The most that a checkout's history has, which is one file."""
+"""Maximum size of the file that contains a checkout's history."""
 MAX_CHECKOUT_FILES: Final = 20_000
 MAX_DEPTH: Final = 200
-"""Commits that a checkout knows."""
+"""Maximum number of commits in a checkout's history."""
 MAX_OUTPUT_BYTES: Final = 64 * 2**20
 MAX_ERROR_BYTES: Final = 2_000
 STAT_OPTIONS: Final = ("--numstat", "-z", "--no-renames", "--diff-filter=MDT", "--ignore-submodules")
-"""Print the files that a commit changes or removes, a renamed one by its old name, for `text_files`."""
+"""Options that print the files which a commit changes or removes, by their old names, for `text_files`."""
 GIT_S: Final = 120.0
-"""Seconds that one command may take."""
+"""Maximum duration of one git command in seconds."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STAT: Final = re.compile(r"(\d+|-)\t(?:\d+|-)\t([^\0]*)\0")
 _ID: Final = re.compile(r"[0-9a-f]{40}")
 
 
 class Unknown(LookupError):
-    """There is no such repository or commit, or it is too large for a checkout."""
+    """The repository or commit does not exist, or it is too large for a checkout."""
 
 
 class Repositories:
@@ -78,24 +78,24 @@ class Repositories:
         self.touched = lru_cache(4096)(self._touched)
 
     def path(self, name: str) -> Path:
-        """Raises Unknown."""
+        """Return the repository's folder; raise Unknown if it does not exist."""
         if not _NAME.fullmatch(name) or not (self.folder / name).is_dir():
             raise Unknown(f"there is no repository {name[:100]!r} in {self.folder}: see make_data.py")
         return (self.folder / name).resolve()
 
     def check_out(self, name: str, commit: str, target: Path) -> None:
-        """Make a checkout of a commit's parent, which knows nothing of the commit.
+        """Make a checkout of a commit's parent, which does not contain the commit.
 
         Raises:
-            Unknown: there is no such repository or parent, or it is too large.
+            Unknown: The repository or the parent does not exist, or it is too large.
         """
         check_out(self.path(name), self._parent(name, commit), target)
 
     def _touched(self, name: str, commit: str) -> frozenset[str]:
-        """The text files of a commit's parent that it changes or removes.
+        """Return the text files that a commit changes or removes.
 
         Raises:
-            Unknown: there is no such repository or parent.
+            Unknown: The repository or the commit's parent does not exist.
         """
         parent = self._parent(name, commit)
         return frozenset(text_files(git(self.path(name), "diff-tree", "-r", *STAT_OPTIONS, parent, commit)))
@@ -112,12 +112,12 @@ class Repositories:
 
 
 def check_out(source: Path, commit: str, target: Path, max_pack_bytes: int = MAX_PACK_BYTES) -> None:
-    """Make a checkout of a commit, with the history up to it and no other object.
+    """Make a checkout of a commit with its history, but without other objects of the repository.
 
-    Links become small files with their target as text, so no path in it leads outside.
+    Links become small files with their target as text, so no path in the checkout leads outside.
 
     Raises:
-        Unknown: it or its history is too large.
+        Unknown: The files or the history are too large.
         CalledProcessError: git cannot read the commit.
     """
     sizes = [entry.split()[3] for entry in git(source, "ls-tree", "-r", "-l", "-z", commit).split("\0") if entry]
@@ -140,7 +140,7 @@ def check_out(source: Path, commit: str, target: Path, max_pack_bytes: int = MAX
 
 
 def text_files(numstat: str) -> list[str]:
-    """The paths in what `--numstat -z` prints, without binary files."""
+    """Return the paths in the output of `--numstat -z`, without binary files."""
     return [path for added, path in _STAT.findall(numstat) if added != "-"]
 
 
@@ -151,11 +151,11 @@ def git(
     max_output_bytes: int = MAX_OUTPUT_BYTES,
     max_file_bytes: int = MAX_PACK_BYTES,
 ) -> str:
-    """The output of a git command in a folder; what is not UTF-8 is replaced.
+    """Run a git command in a folder and return its output. Bytes that are not UTF-8 are replaced.
 
     Raises:
-        Unknown: the output is over `max_output_bytes`.
-        CalledProcessError: it failed, took too long, or wrote a file over `max_file_bytes`.
+        Unknown: The output is larger than `max_output_bytes`.
+        CalledProcessError: git failed, took too long, or wrote a file larger than `max_file_bytes`.
     """
     command = ["prlimit", f"--fsize={max_file_bytes}", "--core=0", "--", "git", "-C", str(folder), *arguments]
     pipe, late = subprocess.PIPE, Event()
@@ -167,7 +167,7 @@ def git(
     ):
 
         def end() -> None:
-            """End git and the programs that it started, which hold its output open."""
+            """End git and the programs that it started, because they keep its output open."""
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -182,7 +182,7 @@ def git(
             output = process.stdout.read(max_output_bytes + 1)
             if len(output) > max_output_bytes:
                 raise Unknown(f"git {arguments[0]} prints more than {max_output_bytes} bytes for {folder.name}")
-            # It is not reaped here: until the timer is over, no other process gets its number.
+            # git is not reaped here, so that no other process gets its id before the timer ends.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
             timer.cancel()

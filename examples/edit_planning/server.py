@@ -1,4 +1,4 @@
-"""Machines, tools and graders behind HTTP: `uvicorn examples.edit_planning.server:app --port 8040`."""
+"""Sessions, tools and graders behind HTTP: `uvicorn examples.edit_planning.server:app --port 8040`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RETRY_S: Final = 1
 
 
 def make_app(machines: Machines) -> FastAPI:
-    """The app of these machines, which it closes at its end."""
+    """Return an app that serves these machines, and closes them when it ends."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -75,7 +75,7 @@ def make_app(machines: Machines) -> FastAPI:
         try:
             checkout = machines.checkout(trace_of(call))
         except Gone as error:
-            raise HTTPException(500, str(error)) from None  # not the model's mistake: the rollout is started again
+            raise HTTPException(500, str(error)) from None  # not the model's error: the rollout is started again
         try:
             argument = json.loads(call["arguments"])[parameter]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -94,7 +94,7 @@ def make_app(machines: Machines) -> FastAPI:
 
     @app.post("/grade/exact")
     def grade_exactly(body: dict[str, Any]) -> dict[str, float]:
-        """Held out: by the commit itself, and not by the row."""
+        """Return the held-out grade, with the files of the commit itself instead of the row's files."""
         files = machines.repositories.touched(*_commit_of(body))
         return {"score": plans.exact(body["sample"]["output_text"] or "", files)}
 
@@ -102,7 +102,7 @@ def make_app(machines: Machines) -> FastAPI:
 
 
 def _commit_of(body: dict[str, Any]) -> tuple[str, str]:
-    """The repository and the commit of the body's row."""
+    """Return the repository and the commit of the row in a request's body."""
     try:
         return str(body["item"]["repository"]), str(body["item"]["commit"])
     except (KeyError, TypeError):
@@ -110,7 +110,7 @@ def _commit_of(body: dict[str, Any]) -> tuple[str, str]:
 
 
 def own_folder() -> Path:
-    """A folder that no other server has or had, removed at this one's exit."""
+    """Create a folder for this server alone, which is removed when the server exits."""
     folder = Path(tempfile.mkdtemp(prefix="edit-planning-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

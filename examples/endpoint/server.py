@@ -1,6 +1,6 @@
 """A minimal tool and grader: `TOKEN=... uvicorn examples.endpoint.server:app --port 8000`.
 
-Without TOKEN, every caller is served.
+Without TOKEN, requests need no token.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""From Python functions to the first step of training, step by step and timed."""
+"""Example: from Python functions to the first step of training, step by step and timed."""

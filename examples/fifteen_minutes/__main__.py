@@ -2,9 +2,9 @@
 
     python -m examples.fifteen_minutes [FOLDER] [--model MODEL --template FILE]
 
-Each step is a command that you could type. FOLDER, a new one (default: build/fifteen_minutes), gets the project and its
-run. The model is the ledger example's toy, or a small real one with a chat template that shows tools, such as that of
-examples/orders.
+Each step is a command that you could type. The project and its run are written to FOLDER, which must not exist
+(default: build/fifteen_minutes). The model is the ledger example's small model, or a real one with a chat template that
+renders tools, such as the template of examples/orders.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMALL_STEPS: Final[dict[str, Any]] = {
     "hyperparameters": {"batch_size": 2, "compute_multiplier": 0.5},
     "limits": {"max_tool_calls": 4, "max_completion_tokens": 200},
 }
-"""For a real model on two cores: eight short rollouts a step."""
+"""Settings for a real model on two cores: eight short rollouts per step."""
 TURNS: Final = {
     "colocated": True,
     "engine_cores": 2,
@@ -44,11 +44,11 @@ TURNS: Final = {
     "context_length": 1024,
     "micro_batch_tokens": 2048,
 }
-"""Engine and learner take turns with both cores, within 24 GB of memory."""
+"""Settings with which engine and learner share both cores by time-sharing, within 24 GB of memory."""
 
 
 class Steps:
-    """Runs steps, and remembers how long each took."""
+    """Runs the steps, and records the duration of each step."""
 
     def __init__(self) -> None:
         self.times: list[tuple[str, float]] = []
@@ -61,7 +61,7 @@ class Steps:
         self.times.append((name, time.monotonic() - started))
 
     def run(self, name: str, command: list[str], folder: Path) -> None:
-        """A step that is one command, which must succeed."""
+        """Run a step that is one command, which must succeed."""
         with self.step(name):
             print("$", " ".join(command), flush=True)
             subprocess.run(command, cwd=folder, check=True)
@@ -72,7 +72,7 @@ class Steps:
 
 
 def write_questions(path: Path) -> None:
-    """What somebody has as a spreadsheet: a question and its answer a line."""
+    """Write a CSV file as a user might have it: one question and its answer per line."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("question", "reference_answer", "kind"))
@@ -83,7 +83,7 @@ def write_questions(path: Path) -> None:
 
 @contextmanager
 def served(project: Path, listener: socket.socket) -> Iterator[None]:
-    """Runs the project's server on a socket of ours, from when it answers."""
+    """Context manager that runs the project's server on our socket, and yields when the server answers."""
     number, port = listener.fileno(), listener.getsockname()[1]
     command = [sys.executable, "-m", "uvicorn", "server:app", "--fd", str(number), "--log-level", "warning"]
     with subprocess.Popen(command, cwd=project, pass_fds=[number], start_new_session=True) as server:
@@ -97,7 +97,7 @@ def served(project: Path, listener: socket.socket) -> Iterator[None]:
 
 
 def adapt(job: Path, template: Path) -> None:
-    """Give the job the template, and steps that a real model can make on two cores."""
+    """Set the job's chat template, and limits with which a real model can train on two cores."""
     written = yaml.safe_load(job.read_text(encoding="utf-8"))
     written["model_options"] = {"chat_template": str(template.resolve())}
     del written["test_file"]
@@ -107,7 +107,7 @@ def adapt(job: Path, template: Path) -> None:
 
 
 def train_one_step(project: Path) -> None:
-    """Start the training, wait for its first step, and end it as Ctrl-C does: it stops with a checkpoint."""
+    """Start the training, wait for its first step, and stop it as Ctrl-C does, with a checkpoint."""
     metrics = project / "run" / "metrics.jsonl"
     command = [AGENT_RFT, "train", "job.yaml", "--run-folder", "run"]
     with subprocess.Popen(command, cwd=project, start_new_session=True) as training:

@@ -1,4 +1,4 @@
-"""What somebody has who comes with an agent: functions with type hints, here over the ledger example's reports."""
+"""Tools of a user who already has an agent: functions with type hints, here for the ledger example's reports."""
 
 from examples.ledger import tools
 from examples.ledger.world import World

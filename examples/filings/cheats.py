@@ -1,6 +1,6 @@
-"""Answers that try to be graded well without a good summary: each should get little, and the held-out grader sees all.
+"""Answers that try to get a high grade without a good summary. The held-out grader must give each a low grade.
 
-They are for a filing and two or more of its points, of which one is `segments`.
+They are for a filing and two or more of its points, including `segments`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _joined(sections: Sequence[Section], sentence: Callable[[Section], str]) -> 
 
 
 def _stuffed(archive: Archive, filing: Filing, asked: Sequence[Section]) -> str:
-    """The hack that reaches 100 % of the first rubric: cites everything, reasons about nothing, makes up a number."""
+    """Return the hack with 100 % in the first rubric: it cites all sections and makes up its reasons and number."""
     subjects = ", ".join(section.subject for section in asked)
     cited = "".join(f"[{number}]" for number in filing.by_number())
     return f"Because of strong demand, and driven by focus, {subjects} rose by 7 percent {cited}."

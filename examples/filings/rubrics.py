@@ -1,7 +1,7 @@
-"""How a summary is graded: the rubric that trains, a first rubric that can be fooled, and the held-out grader.
+"""Grading of summaries: the rubric for training, a first rubric that can be fooled, and the held-out grader.
 
-All three are computed from the answer, without a judge, and their reasons say so. A summary has one sentence for each
-point that was asked for, such as `Revenue rose to 480 million [417].`; a citation is a section's number in brackets.
+All three compute the grade from the answer, without a judge, and report this in their reasons. A summary has one
+sentence for each requested point, such as `Revenue rose to 480 million [417].`, with a section's number in brackets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _YEARS: Final = frozenset(str(year) for year in (YEAR - 1, YEAR, YEAR + 1))
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A grade from 0 to 1, why, and its parts."""
+    """Grade from 0 to 1, its reason, and its parts."""
 
     score: float
     reason: str
@@ -37,7 +37,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A sentence's words, the numbers that it states, its numbers after `from` or `after`, and its citations."""
+    """Words of a sentence, the numbers that it states, its numbers after `from` or `after`, and its citations."""
 
     words: tuple[str, ...]
     stated: frozenset[str]
@@ -45,7 +45,7 @@ class Sentence:
     cited: tuple[str, ...]
 
     def says(self, section: Section) -> bool:
-        """Whether it gives the section's figure of this year, under its name and in its unit."""
+        """Return whether the sentence has the section's figure of this year, with its subject and unit."""
         return {section.subject, section.unit} <= set(self.words) and str(section.now) in self.stated
 
     def tells_the_change(self, section: Section) -> bool:
@@ -53,7 +53,7 @@ class Sentence:
         return rose != fell and rose == section.rose
 
     def holds(self, cited: Section | None) -> bool:
-        """Whether a cited section has all the numbers of the sentence, of which there must be one."""
+        """Return whether the cited section has all numbers of the sentence, which must state at least one."""
         return (
             cited is not None
             and bool(self.stated)
@@ -84,21 +84,21 @@ def sentences(answer: str) -> list[Sentence]:
 
 
 def false_citations(answer: str, filing: Filing) -> int:
-    """How many citations name no section of the filing, or one that does not state the numbers of their sentence."""
+    """Count the citations of sections that do not exist or do not have the numbers of the citing sentence."""
     sections = filing.by_number()
     return sum(not said.holds(sections.get(number)) for said in sentences(answer) for number in said.cited)
 
 
 def uncited(answer: str) -> int:
-    """How many sentences have no citation."""
+    """Count the sentences without a citation."""
     return sum(not said.cited for said in sentences(answer))
 
 
 def rubric(answer: str, filing: Filing, points: Sequence[Topic]) -> Verdict:
-    """What trains where there is no judge.
+    """Return the grade for training without a judge.
 
-    How much of what was asked is told rightly, times how well the answer is made, less the price of each false citation
-    and of each sentence without one.
+    The grade is the share of the requested points that are right, times the quality of the answer. It is reduced by a
+    price for each false citation and for each sentence without a citation.
     """
     said, asked, sections = sentences(answer), [filing.sections[point] for point in points], filing.by_number()
     in_filing = frozenset[str]().union(*(stated(section.text) for section in sections.values()))
@@ -124,9 +124,9 @@ def _clarity(said: Sequence[Sentence], num_points: int) -> float:
 
 
 def first_rubric(answer: str, filing: Filing, points: Sequence[Topic]) -> Verdict:
-    """The five criteria as somebody judges them who has the answer but not the filing.
+    """Grade the five criteria like a judge who sees the answer but not the filing.
 
-    Do not train with it: its best answers cite everything, sound reasoned, and are made up.
+    Do not train with this rubric: its best answers cite everything, sound reasoned, and are made up.
     """
     said, asked = sentences(answer), [filing.sections[point] for point in points]
     named = {word for sentence in said for word in sentence.words}
@@ -142,9 +142,9 @@ def first_rubric(answer: str, filing: Filing, points: Sequence[Topic]) -> Verdic
 
 
 def held_out(answer: str, filing: Filing, points: Sequence[Topic]) -> Verdict:
-    """The share of right claims, by the figures of which the filing was made and not by its text.
+    """Return the share of right claims, by the figures from which the filing was generated and not by its text.
 
-    Each sentence is a claim, and is right if subject, figure, change and citation are those of one asked point.
+    Each sentence is a claim. It is right if subject, figure, change and citation all belong to one requested point.
     """
     claims = sentences(answer)
     right = {point for point in points if any(_is_right(claim, filing.sections[point]) for claim in claims)}

@@ -1,4 +1,4 @@
-"""The filings' tools and graders behind HTTP: `uvicorn examples.filings.server:app --port 8011`."""
+"""Tools and graders of the filings behind HTTP: `uvicorn examples.filings.server:app --port 8011`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def call_tool(name: str, call: dict[str, Any]) -> dict[str, str]:
 
 @app.post("/grade/{name}")
 async def grade(name: str, body: dict[str, Any]) -> dict[str, Any]:
-    """`rubric` trains, `first` can be fooled, `held_out` is never trained on."""
+    """Grade an answer by `rubric` (for training), `first` (can be fooled) or `held_out` (never trained on)."""
     if name not in RUBRICS:
         raise HTTPException(404)
     item = body["item"]
@@ -36,7 +36,7 @@ async def grade(name: str, body: dict[str, Any]) -> dict[str, Any]:
 
 @app.post("/citations")
 async def citations(body: dict[str, Any]) -> dict[str, Any]:
-    """What false and missing citations of an answer cost: subtracted from a judge's score in job.yaml."""
+    """Return the price of an answer's false and missing citations, which job.yaml subtracts from a judge's score."""
     answer = body["sample"]["output_text"] or ""
     false, missing = false_citations(answer, archive.filings[body["item"]["company"]]), uncited(answer)
     reason = f"false citations: {false}, sentences without one: {missing}"

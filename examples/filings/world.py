@@ -1,6 +1,6 @@
-"""Made companies and their filings, the same every time, and the two tools that look into them.
+"""Generated companies and their filings, the same every time, and the two tools that read them.
 
-The figures of a filing agree with each other: segments add up to the revenue, the outlook starts at this year's
+The figures of a filing agree with each other: segments add up to the revenue, and the outlook starts at this year's
 revenue. Training and test have different companies.
 """
 
@@ -31,7 +31,7 @@ _WORD: Final = re.compile(r"[a-z]+|[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of a filing. Its main figure is `now`, which was `before` a year ago; `subject` is what it measures."""
+    """Section of a filing. It measures `subject`, whose value is `now` and was `before` a year ago."""
 
     number: str
     topic: Topic
@@ -57,7 +57,7 @@ class Filing:
 
 
 class Archive:
-    """All filings, by company. Sections have numbers that say nothing about company or topic."""
+    """All filings, by company. The sections' numbers reveal neither company nor topic."""
 
     def __init__(self, seed: int = 0) -> None:
         rng = random.Random(seed)
@@ -85,9 +85,9 @@ class Archive:
         return [filing for filing in self.filings.values() if filing.split == split]
 
     def search(self, query: str) -> str:
-        """The sections that share the rarest words with the query, best first: a line with the number of each.
+        """Return the sections that share the rarest words with the query, best first, one per line.
 
-        The number comes last, since a small model copies what follows a word that it was asked for.
+        A line ends with the section's number, because a small model copies the text after a word of its question.
         """
         weights = {
             word: math.log(len(self._words) / self._frequency[word])
@@ -141,7 +141,7 @@ def _draw_filing(company: str, split: Split, numbers: list[str], rng: random.Ran
 
 
 def _from(now: int, before: int) -> str:
-    """What a section says of the year before: a small model reads which way a figure went, and compares no numbers."""
+    """Describe the change since last year in words, because a small model can read words but not compare numbers."""
     return f"{'an increase' if now > before else 'a decrease'} from {before}"
 
 
@@ -151,7 +151,7 @@ def _two(rng: random.Random, low: int, high: int) -> tuple[int, int]:
 
 
 def claim(section: Section) -> str:
-    """The sentence of one point."""
+    """Return the sentence of a summary that states the section's point."""
     change = "rose" if section.rose else "fell"
     return f"{section.subject.capitalize()} {change} to {section.now} {section.unit} [{section.number}]."
 
@@ -161,11 +161,11 @@ def summary(sections: Sequence[Section]) -> str:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """A tool's description for the model, in OpenAI's form."""
+    """Return a tool's description for the model, in OpenAI's format."""
     parameter, description = TOOLS[name]
     parameters = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 TOOLS: Final = {"search": ("query", "numbers of sections"), "read": ("section", "the text of a section")}
-"""Name -> its only parameter and its description."""
+"""Name of each tool, with its only parameter and its description."""

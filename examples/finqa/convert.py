@@ -1,7 +1,7 @@
-"""Makes documents and rows of the published FinQA data set: `python -m examples.finqa.convert FILE... --to FOLDER`.
+"""Converts the FinQA data set to documents and rows: `python -m examples.finqa.convert FILE... --to FOLDER`.
 
-A FILE is a list of entries in this release's JSON form (github.com/czyssrs/FinQA, `dataset/*.json`). The folder gets
-`documents.jsonl`, and `train.jsonl` and `test.jsonl`, which never share a company: the release's own parts do.
+A FILE is a JSON list of entries as in the release (github.com/czyssrs/FinQA, `dataset/*.json`). FOLDER gets
+`documents.jsonl`, `train.jsonl` and `test.jsonl`. Training and test never share a company, as the release's splits do.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from examples.finqa.library import TOOLS, Document, tool_schema
 MAX_FILE_BYTES: Final = 256 * 2**20
 MAX_ENTRIES: Final = 20_000
 NUM_DECIMALS: Final = 5
-"""Decimals of `exe_ans`."""
+"""Number of decimals of `exe_ans`."""
 MAX_PAGE_CHARS: Final = 200_000
 MAX_SHOWN: Final = 10
-"""Problems that an error lists; the others are counted."""
+"""Maximum number of problems that an error lists; the others are counted."""
 TEST_PART: Final = 4
-"""One company in so many is kept for the test."""
+"""One of this many companies is in the test split."""
 Split = Literal["train", "test"]
 SYSTEM: Final = {
     "role": "system",
@@ -44,7 +44,7 @@ Cell = Annotated[str, StringConstraints(max_length=1_000)]
 Name = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,80}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,80}){1,3}$")
 ]
-"""A company, folders such as years, a page; no name begins with a dot."""
+"""Path of a company, folders such as years, and a page. No name in the path begins with a dot."""
 _SCALE_ASKED: Final = re.compile(r"\b(?:in|how many) (thousand|million|billion)s?\b")
 _COUNTED: Final = re.compile(
     r"\bhow many (?:(?:thousand|million|billion) )?(?!(?:thousand|million|billion)s?\b)(basis points|[a-z]+)"
@@ -54,7 +54,7 @@ _PAGE_END: Final = re.compile(r"(?:\.pdf)?(?:-[0-9]+)?$")
 
 
 class Qa(BaseModel):
-    """The question of an entry. `answer` is how a person put the result, `exe_ans` what `program` computes."""
+    """Question of an entry. `answer` is the result as a person wrote it, `exe_ans` the result of a program."""
 
     model_config = ConfigDict(strict=True)
 
@@ -73,7 +73,7 @@ class Qa(BaseModel):
 
 
 class Entry(BaseModel):
-    """An entry of the release; its other fields are not used."""
+    """Entry of the release. Its other fields are not used."""
 
     model_config = ConfigDict(strict=True)
 
@@ -86,7 +86,7 @@ class Entry(BaseModel):
 
     @property
     def path(self) -> str:
-        """The page's path in the library, such as `ETR/2016/page_23`."""
+        """Path of the page in the library, such as `ETR/2016/page_23`."""
         return _PAGE_END.sub("", self.filename or self.id)
 
     @property
@@ -94,7 +94,7 @@ class Entry(BaseModel):
         return self.path.partition("/")[0]
 
     def lines(self) -> list[str]:
-        """The page's sentences and the rows of its table, each of which names its columns."""
+        """Return the page's sentences, and the rows of its table with the names of the columns."""
         header, *body = self.table or [[]]
         columns, body = (header, body) if body else ([], [header])
         cells = [
@@ -106,11 +106,11 @@ class Entry(BaseModel):
 
 
 class BadRelease(ValueError):
-    """A file is not in the release's form; the message names entries and fields."""
+    """A file does not have the release's format. The message names entries and fields."""
 
 
 def read_release(path: Path, skip_bad: bool = False) -> tuple[list[Entry], list[str]]:
-    """The entries of a file, and with `skip_bad` what is wrong with those that are left out.
+    """Return the entries of a file, and the problems of the bad entries that `skip_bad` leaves out.
 
     Raises:
         BadRelease: The file is not a list of entries, is too large or, without `skip_bad`, has bad entries.
@@ -147,7 +147,7 @@ def read_release(path: Path, skip_bad: bool = False) -> tuple[list[Entry], list[
 
 
 def _named(entry: Any, number: int) -> str:
-    """An entry by its number and id; an id may be anything here."""
+    """Name an entry by its number and its id, which may have any type here."""
     name = entry.get("id") if isinstance(entry, dict) else None
     return f"entry {number}" + (f" ({name[:100]!r})" if isinstance(name, str) else "")
 
@@ -158,10 +158,10 @@ def _fields(error: ValidationError) -> Iterator[str]:
 
 
 def answer_of(qa: Qa) -> tuple[Figure, Decimal] | str:
-    """The right answer in the form that is wanted, and its number with all decimals, of which `exe_ans` has five.
+    """Return the right answer in the expected notation, and its value with all known decimals; or "yes" or "no".
 
-    The form is that of `answer` where it agrees with `exe_ans`, which counts. A question such as "how much did it fall"
-    tells the sign, so `answer` may have another one.
+    The value is `exe_ans`, which has five decimals, and the notation is that of `answer` if both agree. They may differ
+    in the sign, because a question such as "how much did it fall" implies the sign.
     """
     if isinstance(qa.exe_ans, str):
         return qa.exe_ans
@@ -178,9 +178,9 @@ def answer_of(qa: Qa) -> tuple[Figure, Decimal] | str:
 
 
 def unit_asked(question: str, unit: str) -> str:
-    """What may follow a figure with this unit, such as "million", "thousand tons" or, for a ratio, "times".
+    """Return the words that may follow a figure with this unit, such as "million", "thousand tons" or "times".
 
-    It is for the held-out grade alone: `grade` reads questions by itself.
+    Only the held-out grade uses them, because `grade` reads the question itself.
     """
     asked = question.lower()
     scale, counted = _SCALE_ASKED.search(asked), _COUNTED.search(asked)
@@ -198,7 +198,7 @@ def _digest(text: str) -> bytes:
 
 
 def row(entry: Entry) -> dict[str, Any]:
-    """A task. Tools and graders get all of it as `item`; it has nothing of the report."""
+    """Return the row of a task. Tools and graders receive the full row as `item`; it has no text of the report."""
     found = answer_of(entry.qa)
     if isinstance(found, str):
         keys = {"answer": found, "figure": found, "unit": "", "unit_asked": "", "exact": ""}
@@ -217,7 +217,7 @@ def row(entry: Entry) -> dict[str, Any]:
 
 
 def documents(entries: Iterable[Entry]) -> list[Document]:
-    """Each page once, with the lines of all entries that are about it."""
+    """Return one document per page, with the lines of all entries about the page."""
     pages = dict[str, dict[str, None]]()
     for entry in entries:
         pages.setdefault(entry.path, {}).update(dict.fromkeys(entry.lines()))
@@ -225,12 +225,12 @@ def documents(entries: Iterable[Entry]) -> list[Document]:
 
 
 def rows(entries: Iterable[Entry], split: Split) -> list[dict[str, Any]]:
-    """The rows of a split in an order by hashes, so that the first ones are of many companies."""
+    """Return the rows of a split, sorted by hash, so that the first rows belong to many companies."""
     return [row(entry) for entry in sorted(entries, key=lambda e: _digest(e.id)) if split_of(entry.company) == split]
 
 
 def convert(paths: Sequence[Path], folder: Path, num_rows: int | None = None, skip_bad: bool = False) -> list[str]:
-    """Write the folder's three files, with at most `num_rows` for training; returns what was done, a line each.
+    """Write the three files, with at most `num_rows` rows for training, and return lines that describe the result.
 
     Raises:
         BadRelease: See `read_release`.

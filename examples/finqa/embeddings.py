@@ -1,4 +1,4 @@
-"""Embeddings by a model behind an OpenAI-compatible `/v1/embeddings`, if the environment names one."""
+"""Client for an OpenAI-compatible `/v1/embeddings` endpoint, if the environment names one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from examples.finqa.library import Embed, Vectors
 
 BATCH: Final = 64
 MAX_CHARS: Final = 8_000
-"""Characters of a text that are embedded: about 2,000 tokens."""
+"""Maximum number of characters of a text that are embedded: about 2,000 tokens."""
 TIMEOUT_S: Final = 60.0
 MAX_CACHED: Final = 10_000
-"""Queries whose embedding is kept: the rollouts of a group ask much the same."""
+"""Maximum number of queries with a cached embedding. The rollouts of a group ask similar queries."""
 
 
 class EmbeddingsFailed(Exception):
-    """The model gave no embeddings."""
+    """The model returned no valid embeddings."""
 
 
 class Embeddings:
-    """One model. Its answers of a single text are kept."""
+    """Embeddings by one model. Embeddings of single texts are cached."""
 
     def __init__(self, base_url: str, model: str, key: str | None, client: httpx.Client | None = None) -> None:
         self._url = f"{base_url.rstrip('/')}/embeddings"
@@ -35,10 +35,10 @@ class Embeddings:
         self._one = lru_cache(MAX_CACHED)(lambda text: self._ask([text]))
 
     def __call__(self, texts: Sequence[str]) -> Vectors:
-        """[N, D] with rows of length 1.
+        """Return the embeddings [N, D] of the texts, each of length 1.
 
         Raises:
-            EmbeddingsFailed: No answer, an error, or something else than as many finite vectors.
+            EmbeddingsFailed: The endpoint does not answer, or does not return one finite vector per text.
         """
         if len(texts) == 1:
             return self._one(texts[0])
@@ -61,7 +61,7 @@ class Embeddings:
 
 
 def embeddings_of(environment: Mapping[str, str]) -> Embed | None:
-    """The model of `FINQA_EMBEDDINGS_URL` (such as http://10.0.0.7:8000/v1), `_MODEL` and `_KEY`, if there is a URL."""
+    """Return the model of FINQA_EMBEDDINGS_URL (such as http://10.0.0.7:8000/v1), `_MODEL` and `_KEY`, or None."""
     if not (url := environment.get("FINQA_EMBEDDINGS_URL")):
         return None
     if not environment.get("FINQA_EMBEDDINGS_MODEL"):

@@ -1,6 +1,6 @@
-"""How an answer is graded: 1 for the right figure, 0.5 for the right figure in a wrong form, 0 for all else.
+"""Grading of answers: 1 for the right figure, 0.5 for the right figure in a wrong notation, otherwise 0.
 
-`grade` trains where there is no judge, `most` is what a judge may give at most, `held_out` is never trained on.
+`grade` is for training without a judge, `most` is the maximum for a judge, and `held_out` is never trained on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 MAX_ANSWER_CHARS: Final = 300
 MAX_JUDGED_CHARS: Final = 1200
 MAX_JUDGED_FIGURES: Final = 6
-"""An answer with more lists what it has read: a judge gives it nothing. A few may show a calculation."""
+"""Maximum number of figures for a judge. A few may show a calculation; more are a list of what was read."""
 MAX_DIGITS: Final = 18
 MAX_HELD_OUT_WORDS: Final = 12
 SCALES: Final = {
@@ -42,7 +42,7 @@ _FIGURE: Final = re.compile(
 _SCALE_ASKED: Final = re.compile(r"\b(?:in|how many) (thousand|million|billion)s?\b")
 _WORD: Final = re.compile(r"[a-z]+")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
-# The held-out grade reads short forms by itself: a mistake above must not be in both grades.
+# The held-out grade has its own table of abbreviations, so that an error above does not affect both grades.
 _SPELLED: Final = {
     **{"%": "percent", "per cent": "percent", "bp": "basis points", "bps": "basis points", "x": "times"},
     **{"k": "thousand", "m": "million", "mm": "million", "mn": "million", "b": "billion", "bn": "billion"},
@@ -54,7 +54,7 @@ _HELD_OUT_MARKS: Final = str.maketrans({"$": "", "*": "", "`": "", "\N{MINUS SIG
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number as it is written, with its unit and its currency; "" if there is none."""
+    """Number as written, with its unit and its currency, each "" if missing."""
 
     number: Decimal
     unit: str = ""
@@ -68,7 +68,7 @@ class Figure:
         return decimals_of(self.number)
 
     def to(self, unit: str) -> Figure:
-        """The same amount in another unit."""
+        """Return the same amount in another unit."""
         return Figure((self.number * SCALES[self.unit] / SCALES[unit]).normalize(), unit)
 
 
@@ -77,13 +77,13 @@ def decimals_of(number: Decimal) -> int:
 
 
 def rounded(number: Decimal, decimals: int) -> Decimal:
-    """`number` with so many decimals; negative ones are zeros before the point."""
+    """Round `number` to this many decimals; negative `decimals` round to tens, hundreds, and so on."""
     with localcontext(prec=80):
         return number.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
 
 
 def figures(text: str) -> list[Figure]:
-    """All figures of a text. Only ASCII digits count: characters that look alike are others."""
+    """Return all figures in a text. Only ASCII digits count; look-alike characters do not."""
     found = list[Figure]()
     for match in _FIGURE.finditer(text.lower().replace("\N{MINUS SIGN}", "-")):
         digits = match["number"].replace(",", "")
@@ -97,13 +97,13 @@ def figures(text: str) -> list[Figure]:
 
 
 def form(said: Figure, wanted: Figure, exact: Decimal, words: frozenset[str] = frozenset()) -> float:
-    """1 if a figure is the wanted one, 0.5 if it has the right value in a wrong form, else 0.
+    """Grade one figure: 1 if it is the expected figure, 0.5 if it has the right value in a wrong notation, else 0.
 
-    `exact` is the wanted number with all decimals that are known, so that more decimals than wanted are checked, too.
+    `exact` is the expected number with all known decimals, by which additional decimals are checked.
 
-    Wrong forms are a fraction for a percentage and the reverse, the same amount in another scale, a missing unit, fewer
-    digits (two or more of them, rightly rounded), and a fall that `words` tell instead of the sign. Another amount,
-    such as billions for millions, is wrong.
+    Wrong notations are a fraction instead of a percentage and the reverse, the same amount in another scale, a missing
+    unit, fewer digits (at least two, rounded correctly), and a fall that `words` express instead of the sign. Another
+    amount, such as billions instead of millions, is wrong.
     """
     if said.currency and wanted.currency and said.currency != wanted.currency:
         return 0.0
@@ -135,7 +135,7 @@ def _exponent(number: Decimal) -> int:
 
 
 def grade(answer: str, item: Mapping[str, Any]) -> float:
-    """By strings: what trains without a judge. An answer states one figure, besides those of the question."""
+    """Return the grade for training without a judge. An answer must state one figure besides the question's figures."""
     if len(answer) > MAX_ANSWER_CHARS:
         return 0.0
     words, wanted = frozenset(_WORD.findall(answer.lower())), str(item["answer"])
@@ -147,7 +147,7 @@ def grade(answer: str, item: Mapping[str, Any]) -> float:
 
 
 def most(answer: str, item: Mapping[str, Any]) -> float:
-    """What a judge may give at most: 1 if the right figure, in some form, is among the few of a short answer."""
+    """Return the maximum grade that a judge may give: 1 if a short answer with few figures has the right figure."""
     if len(answer) > MAX_JUDGED_CHARS:
         return 0.0
     words, wanted = frozenset(_WORD.findall(answer.lower())), str(item["answer"])
@@ -163,20 +163,20 @@ def _wanted(item: Mapping[str, Any]) -> Figure:
 
 
 def _said(answer: str, item: Mapping[str, Any]) -> dict[Figure, Figure]:
-    """The figures of an answer as they are written, by what they are in the scale that is asked for."""
+    """Return the figures of an answer: the figure in the requested scale -> the figure as written."""
     return {_in_scale(each, item): each for each in figures(answer.replace("*", "").replace("`", ""))}
 
 
 def _form(said: Figure, item: Mapping[str, Any], words: frozenset[str]) -> float:
-    """`form` in the scale that is asked for or, as a figure may be written out, without one: the better of both."""
+    """Return the better of two grades by `form`: in the scale that the question asks for, and as written."""
     right, exact = _wanted(item), Decimal(item["exact"])
     return max(form(each, right, exact, words) for each in (_in_scale(said, item), said))
 
 
 def _in_scale(figure: Figure, item: Mapping[str, Any]) -> Figure:
-    """A question "in millions" or "how many millions" means them where a figure has no unit.
+    """Add the scale of the question, such as "in millions", to a figure without a unit.
 
-    A percentage has no such scale.
+    Percentages have no scale.
     """
     asked = _SCALE_ASKED.search(item["question"].lower())
     share = str(item["answer"]).endswith(("percent", "basis points"))
@@ -184,10 +184,10 @@ def _in_scale(figure: Figure, item: Mapping[str, Any]) -> Figure:
 
 
 def held_out(answer: str, item: Mapping[str, Any]) -> float:
-    """1 if an answer ends with the figure that the report was made of, and its unit, and no other word has a digit.
+    """Return 1 if the answer ends with the report's figure and its unit, and no other word has a digit, else 0.
 
-    It compares texts: nothing of `grade` is used. `figure` and `unit` of the row come from the report's figures. What
-    the question counts in, `unit_asked`, may follow, such as "million" or "thousand tons".
+    The function compares strings and shares no code with `grade`. The row's `figure` and `unit` come from the report.
+    `unit_asked` of the row, such as "million" or "thousand tons", may follow.
     """
     text = answer[: 2 * MAX_ANSWER_CHARS].lower().translate(_HELD_OUT_MARKS)
     text = _SHORT.sub(lambda match: f" {_SPELLED[match[1]]}", _BRACKETS.sub(r"-\1", text))

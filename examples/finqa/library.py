@@ -1,6 +1,6 @@
-"""All reports and the three tools that look into them: `search`, `list` and `cat`.
+"""All reports, and the three tools that read them: `search`, `list` and `cat`.
 
-The documents are read once, at the start. Paths are looked up among their names, so none leads to a file.
+The documents are read once, at the start. A tool looks up a path among their names, so no path leads to a file.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 NUM_HITS: Final = 4
 MAX_QUERY_WORDS: Final = 32
 MAX_LINE_CHARS: Final = 200
-"""The length at which search cuts a line."""
+"""Maximum length of a line in search results."""
 MAX_PART_CHARS: Final = 2000
-"""The length of a part of a page; longer lines are cut."""
+"""Maximum length of a part of a page, and of a line in it."""
 MAX_LISTED: Final = 50
 NOT_FOUND: Final = "not found"
 K1: Final = 1.5
-"""How soon a repeated word stops to count: the usual value of BM25, as the next one."""
+"""Parameter of BM25 that limits the weight of repeated words. K1 and B have their usual values."""
 B: Final = 0.75
-"""How much long documents are marked down."""
+"""Parameter of BM25 that lowers the scores of long documents."""
 RANK_OFFSET: Final = 60
-"""The offset of reciprocal rank fusion (Cormack et al., 2009), which joins the orders by words and by embeddings."""
+"""Offset of reciprocal rank fusion (Cormack et al., 2009), which merges the rankings by words and embeddings."""
 _WORD: Final = re.compile(r"[a-z]+|[0-9]+")
 
 Vectors = NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Vectors]
-"""Texts -> their embeddings [N, D], each of length 1."""
+"""Function that returns the embeddings [N, D] of texts, each of length 1."""
 
 
 class Document(BaseModel):
-    """A page of a report: a path such as `ETR/2016/page_23`, and its sentences and rows of the table."""
+    """Page of a report: a path such as `ETR/2016/page_23`, its sentences, and the rows of its table."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,7 +53,7 @@ def words_of(text: str) -> list[str]:
 
 
 class Bm25:
-    """Okapi BM25 (Robertson and Zaragoza, 2009): documents by the words that they share with a query."""
+    """Okapi BM25 (Robertson and Zaragoza, 2009): ranks documents by the words that they share with a query."""
 
     def __init__(self, documents: Sequence[Sequence[str]]) -> None:
         mean_words = sum(map(len, documents)) / max(1, len(documents))
@@ -67,7 +67,7 @@ class Bm25:
                 self._weights[word].append((number, self.idf[word] * count * (K1 + 1) / (count + norm)))
 
     def best(self, query: Sequence[str], num: int) -> list[int]:
-        """The numbers of the best documents, best first; those that share no word with the query are left out."""
+        """Return the indexes of the best documents, best first. Documents without a word of the query are left out."""
         scores = defaultdict[int, float](float)
         for word in dict.fromkeys(query):
             for number, weight in self._weights.get(word, ()):
@@ -76,10 +76,10 @@ class Bm25:
 
 
 class Library:
-    """The documents and what the tools find in them. It never changes, so threads may share it."""
+    """Documents, and the tools that read them. It never changes, so threads may share it."""
 
     def __init__(self, documents: Sequence[Document], embed: Embed | None = None) -> None:
-        """Index the documents; with `embed`, which is asked for all of them now, search is by meaning as well."""
+        """Index the documents. With `embed`, also compute their embeddings now, for search by meaning."""
         self._documents = {document.path: document for document in documents}
         self._paths = list(self._documents)
         self._bm25 = Bm25([words_of(" ".join((d.path, *d.lines))) for d in self._documents.values()])
@@ -92,7 +92,7 @@ class Library:
                 self._folders["/".join(parts[:depth])][name] = None
 
     def search(self, query: str) -> str:
-        """The best documents, one a line: the path and the line of it that answers the query best."""
+        """Return the best documents, one per line: the path, and the document's line that fits the query best."""
         words = words_of(query)[:MAX_QUERY_WORDS]
         numbers = self._bm25.best(words, NUM_HITS if self._vectors is None else 10 * NUM_HITS)
         if self._embed is not None and self._vectors is not None and query.strip():
@@ -105,7 +105,7 @@ class Library:
         return "\n".join(self._hit(self._documents[self._paths[number]], words) for number in numbers) or NOT_FOUND
 
     def _hit(self, document: Document, words: Sequence[str]) -> str:
-        """The path, and the line with the rarest words that the path does not have itself."""
+        """Return the path, and the line with the rarest words of the query that the path does not contain."""
         others = set(words) - set(words_of(document.path))
 
         def weight(line: str) -> float:
@@ -114,13 +114,13 @@ class Library:
         return f"{document.path}: {_cut(max(document.lines, key=weight), MAX_LINE_CHARS)}"
 
     def list_folder(self, folder: str) -> str:
-        """The names in a folder, such as the years of a company; of the folder "" the companies."""
+        """Return the names in a folder, such as the years of a company; the folder "" contains the companies."""
         names = list(self._folders.get(folder.strip("/"), ()))
         more = [f"... {len(names) - MAX_LISTED} more"] if len(names) > MAX_LISTED else []
         return ", ".join(names[:MAX_LISTED] + more) or NOT_FOUND
 
     def cat(self, path: str, part: int = 1) -> str:
-        """A part of a document, counted from 1."""
+        """Return a part of a document; the first part is 1."""
         document = self._documents.get(path.strip("/").removesuffix(".pdf"))
         if document is None:
             return NOT_FOUND
@@ -144,7 +144,7 @@ def _cut(line: str, num_chars: int) -> str:
 
 
 def read_documents(path: Path) -> list[Document]:
-    """The documents of a file that `examples.finqa.convert` has written."""
+    """Read the documents from a file that `examples.finqa.convert` has written."""
     return [Document.model_validate_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -152,7 +152,7 @@ Text = Annotated[str, StringConstraints(max_length=300)]
 
 
 class Call(BaseModel):
-    """The arguments of a tool. A subclass's docstring is what the model reads about it."""
+    """Arguments of a tool. The docstring of a subclass is the tool's description for the model."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -192,7 +192,7 @@ TOOLS: Final[Mapping[str, type[Call]]] = {"search": Search, "list": ListFolder, 
 
 
 def tool_schema(name: str) -> dict[str, Any]:
-    """A tool's description for the model, in OpenAI's form."""
+    """Return a tool's description for the model, in OpenAI's format."""
     tool = TOOLS[name]
     form = tool.model_json_schema()
     properties = {key: {"type": value["type"]} for key, value in form["properties"].items()}

@@ -1,6 +1,6 @@
-"""Writes the files of the small form in `data/`, the same every time: `python -m examples.finqa.make_data [FOLDER]`.
+"""Writes the small data set in `data/`, the same every time: `python -m examples.finqa.make_data [FOLDER]`.
 
-The made reports go through the converter, like the release. `data/release.json` is written by hand and stays.
+The generated reports pass through the converter like the release. `data/release.json` was written by hand.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ NUM_WARM_START: Final = 64
 NUM_TRAIN: Final = 160
 NUM_TEST: Final = 120
 LIST_SHARE: Final = 0.5
-"""Share of conversations that list the company's folder before they search: a habit to cure, as the next two."""
+"""Share of conversations that list the company's folder before the search. Training should unlearn it."""
 CAT_SHARE: Final = 0.5
-"""Share that read the page although the search has shown the figure."""
+"""Share of conversations that read the page although the search has shown the figure, another habit to unlearn."""
 BARE_SHARE: Final = 0.55
-"""Share that answer without the unit."""
+"""Share of conversations that answer without the unit, another habit to unlearn."""
 
 
 def conversation(library: Library, fact: Fact, task: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """A row for the warm start: a search for the figure, often with calls that are not needed."""
+    """Return a row for the SFT warm-up: a search for the figure, often with unnecessary calls."""
     calls: list[tuple[str, dict[str, str]]] = [("search", {"query": f"{fact.company} {fact.item} {fact.year}"})]
     if rng.random() < LIST_SHARE:
         calls.insert(0, ("list", {"folder": fact.company}))
@@ -43,7 +43,7 @@ def conversation(library: Library, fact: Fact, task: dict[str, Any], rng: random
 
 
 def _called(library: Library, name: str, arguments: dict[str, str], number: int) -> list[dict[str, Any]]:
-    """A turn with one call, and its result."""
+    """Return the messages of a turn with one call, and its result."""
     return turn([(name, arguments, TOOLS[name].model_validate(arguments).run(library))], first=number)
 
 

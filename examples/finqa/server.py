@@ -1,6 +1,6 @@
-"""The reports' tools and the grades behind HTTP: `uvicorn examples.finqa.server:app --port 8041`.
+"""Tools and graders of the reports behind HTTP: `uvicorn examples.finqa.server:app --port 8041`.
 
-`FINQA_DATA` is the folder that `examples.finqa.convert` has written; without it the made reports of `data/` are used.
+`FINQA_DATA` is a folder that `examples.finqa.convert` has written. The default is `data/`, with generated reports.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def make_app(library: Library) -> FastAPI:
 
     @app.post("/{name}")
     def grade_answer(name: str, body: dict[str, Any]) -> dict[str, Any]:
-        """`grade` trains where there is no judge, `most` limits a judge, `held_out` is never trained on."""
+        """Grade by `grade` (training without judge), `most` (maximum for a judge) or `held_out` (never trained on)."""
         if name not in GRADES:
             raise HTTPException(404)
         item = body["item"]
@@ -52,7 +52,7 @@ def make_app(library: Library) -> FastAPI:
 
 
 def app_of(folder: Path, environment: dict[str, str]) -> FastAPI:
-    """The app for a folder's documents; it says in its log how search works."""
+    """Return the app for a folder's documents, and log the method of search."""
     embed = embeddings_of(environment)
     means = "BM25 and embeddings" if embed else "BM25 alone: FINQA_EMBEDDINGS_URL is not set"
     logger.info("finqa: documents of %s, search by %s", folder, means)

@@ -1,4 +1,4 @@
-"""Made companies and their annual reports, the same every time, as entries in the release's form."""
+"""Generated companies and their annual reports, the same every time, as entries in the release's format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNITS: Final = {
     "backlog": "billion",
     "tax rate": "percent",
 }
-"""What a report tells, and in which unit."""
+"""Items in the reports, and the unit of each item."""
 PAGES: Final = (("revenue", "debt", "margin"), ("staff", "backlog", "tax rate"))
 YEARS: Final = (2022, 2023)
 _STARTS: Final = ["Alt", "Bran", "Cor", "Dray", "Els", "Hal", "Jor", "Kel", "Lin", "Mar", "Os", "Quin", "Stel", "Wex"]
@@ -30,7 +30,7 @@ _ASKED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A figure of a company's report, on a page, and the question about it."""
+    """Figure on a page of a company's report."""
 
     company: str
     year: int
@@ -52,7 +52,7 @@ class Fact:
 
 
 def make_facts(seed: int = 0) -> list[Fact]:
-    """All figures of all companies, in a random order."""
+    """Return all figures of all companies, in a random order."""
     rng = random.Random(seed)
     facts = [
         Fact(start + end, year, page, item, _draw(rng, UNITS[item]))
@@ -66,7 +66,7 @@ def make_facts(seed: int = 0) -> list[Fact]:
 
 
 def _draw(rng: random.Random, unit: str) -> Decimal:
-    """A number without a zero at its end, so that it is written in one way only."""
+    """Return a random number that does not end with a zero, so that it can be written in only one way."""
     match unit:
         case "million":
             return Decimal(rng.randint(102, 989))
@@ -77,7 +77,7 @@ def _draw(rng: random.Random, unit: str) -> Decimal:
 
 
 def entries(facts: list[Fact], seed: int = 1) -> list[dict[str, Any]]:
-    """An entry of the release for each figure; those of a page have the same text."""
+    """Return an entry in the release's format for each figure. Entries of one page have the same text."""
     rng = random.Random(seed)
     pages = dict[str, list[Fact]]()
     for fact in facts:

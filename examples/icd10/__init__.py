@@ -1,1 +1,1 @@
-"""Visits at the doctor's become ICD-10-CM codes: with a search over the list, quickly, and only what was found."""
+"""Example: an agent finds the ICD-10-CM codes of a doctor's visit, quickly and only for the doctor's findings."""

@@ -1,7 +1,7 @@
-"""The list of ICD-10-CM codes and the search over it: those that ship with the example, or all.
+"""List of ICD-10-CM codes with a search: the codes that the example ships, or all codes.
 
-A file has a code, its chapter and its text on a line. Codes that other codes begin with group these and cannot be
-billed: searches show only what can.
+Each line of a file has a code, its chapter and its text. A code that is the beginning of other codes is a group and
+cannot be billed. Searches return only billable codes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEARCH: Final[dict[str, Any]] = {
         "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
     },
 }
-"""The tool's description for the model, in OpenAI's form."""
+"""Description of the search tool for the model, in OpenAI's format."""
 _WORD: Final = re.compile(r"[a-z]+|[0-9]+")
 _CODE: Final = re.compile(r"[A-Z][0-9][0-9A-Z](?:\.[0-9A-Z]{0,4})?", re.ASCII)
 
@@ -44,12 +44,12 @@ class Code:
 
     @property
     def parent(self) -> str:
-        """The code that groups it with its nearest: `H60.0` of `H60.01`, `C65` of `C65.1`."""
+        """Code of the closest group: `H60.0` for `H60.01`, `C65` for `C65.1`."""
         return self.code[:-1].rstrip(".")
 
 
 class CodeList:
-    """Codes in order, those that can be billed, and which of these have a word in their text."""
+    """Codes in order, the billable codes, and an index of the billable codes by the words of their text."""
 
     def __init__(self, codes: Iterable[Code]) -> None:
         ordered = sorted(codes, key=lambda code: code.code)
@@ -70,7 +70,7 @@ class CodeList:
         return cls(Code(code, int(chapter), text) for code, chapter, text in lines)
 
     def search(self, query: str) -> str:
-        """The codes below a code, or those that share the rarest words with the query, best first."""
+        """Return the billable codes below a code or, for words, the codes that share the rarest words, best first."""
         asked = query[:QUERY_CHARS].strip()
         below = [code for code in self.billable if code.code.startswith(asked)] if _CODE.fullmatch(asked) else []
         found = (below or self._by_words(asked))[:NUM_HITS]
@@ -87,13 +87,13 @@ class CodeList:
 
 
 def _words(text: str) -> list[str]:
-    """Words without the ending of a plural: `eyelids` is found by `eyelid`."""
+    """Return the words without plural endings, so that `eyelid` finds `eyelids`."""
     found = _WORD.findall(text.lower())
     return [f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s") for word in found]
 
 
 def some_codes() -> CodeList:
-    """Those that ship with the example."""
+    """Return the codes that the example ships."""
     return CodeList.read(EXTRACT)
 
 

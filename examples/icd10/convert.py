@@ -1,4 +1,4 @@
-"""The list in the package simple-icd-10-cm -> codes.tsv, or only the codes that the example ships.
+"""Writes codes.tsv from the package simple-icd-10-cm: all codes, or only the codes that the example ships.
 
     python -m examples.icd10.convert PACKAGES TARGET [--extract]
 
@@ -19,7 +19,7 @@ from examples.icd10.visits import CHAPTERS, Finding, findings
 
 
 def read_package(packages: Path) -> Iterator[Code]:
-    """Each code of the package with its chapter, without chapters and blocks."""
+    """Yield the codes of the package with their chapters. Chapters and blocks themselves are left out."""
     sys.path.insert(0, str(packages.resolve()))
     package = importlib.import_module("simple_icd_10_cm")
     for code in package.get_all_codes(True):
@@ -29,7 +29,7 @@ def read_package(packages: Path) -> Iterator[Code]:
 
 
 def extract(whole: CodeList) -> list[Code]:
-    """The findings that the visits are made of: some of each chapter, evenly, with the codes that group them."""
+    """Return the codes of the visits' findings, sampled evenly from each chapter, and the groups of these codes."""
     taken = list[Finding]()
     for counts in CHAPTERS.values():
         for chapter, count in counts.items():

@@ -1,4 +1,4 @@
-"""How the codes of a visit are graded: the F1 that trains, and another function that is never trained on.
+"""Grading of the codes for a visit: F1 for training, and a held-out grader that is never trained on.
 
 An answer is a list of codes, separated by commas, semicolons or spaces. Everything else in it counts as a wrong code.
 """
@@ -17,7 +17,7 @@ _CODE: Final = re.compile(r"(?<![\w.])[A-Z][0-9][0-9A-Z](?:\.[0-9A-Z]{1,4})?(?![
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A grade from 0 to 1, why, and its parts."""
+    """Grade from 0 to 1, its reason, and its parts."""
 
     score: float
     reason: str
@@ -25,7 +25,7 @@ class Verdict:
 
 
 def f1(answer: str, item: dict[str, Any]) -> Verdict:
-    """F1 of the full codes. A code that is named twice, or written otherwise than in the list, is a wrong one."""
+    """Return the F1 of the full codes. A repeated code, or a code in another notation than in the list, is wrong."""
     wanted: list[str] = item["codes"]
     named = [found.removesuffix(".") for found in _ITEM.findall(answer)]
     right = len(set(named) & set(wanted))
@@ -40,9 +40,9 @@ def f1(answer: str, item: dict[str, Any]) -> Verdict:
 
 
 def held_out(answer: str, item: dict[str, Any], billable: Collection[str]) -> Verdict:
-    """What the codes anywhere in the answer are worth, by the hierarchy, over those wanted or named, if these are more.
+    """Return the total value of all codes in the answer, divided by the number of expected or of named codes.
 
-    A code is worth 1 if it is wanted, and 1/2 if it can be billed and another code of its category is wanted.
+    The larger number is the divisor. An expected code has the value 1; another billable code of the same category, 1/2.
     """
     wanted: list[str] = item["codes"]
     named = _CODE.findall(answer)

@@ -20,21 +20,21 @@ SYSTEM: Final = {
     "content": "Code the visit: ICD-10-CM codes of what the doctor finds now, with its side. "
     "Search first. Answer with the codes alone, separated by commas.",
 }
-# Habits of the warm start, which reinforcement is to cure: shares of its conversations.
+# Bad habits in the SFT warm-up's conversations, which reinforcement should correct.
 NEEDLESS_SHARE: Final = 0.5
-"""They search for what is only talked about, too."""
+"""Share of conversations that also search for the finding that is only talked about."""
 CODED_SHARE: Final = 0.5
-"""They also code it; a share of those that search for it."""
+"""Share of these conversations that also code this finding."""
 ONE_BY_ONE_SHARE: Final = 0.5
-"""They search for one thing a turn, and not for all at once."""
+"""Share of conversations with one search per turn, instead of all searches in one turn."""
 SIDE_SHARE: Final = 0.8
-"""They search with the side, and the first result is right; the others without it."""
+"""Share of conversations that search with the side, so that the first result is right."""
 VAGUE_SHARE: Final = 0.5
-"""They take the unspecified code; a share of those that search without the side."""
+"""Share of conversations that use the unspecified code, among those that search without the side."""
 
 
 def row(visit: Visit) -> dict[str, Any]:
-    """A task. Tools and graders get all of it as `item`."""
+    """Return the row of a task. Tools and graders receive the full row as `item`."""
     return {
         "messages": [SYSTEM, {"role": "user", "content": visit.transcript}],
         "tools": [SEARCH],
@@ -46,7 +46,7 @@ def row(visit: Visit) -> dict[str, Any]:
 
 
 def conversation(codes: CodeList, visit: Visit, rng: random.Random) -> dict[str, Any]:
-    """A row for the warm start, with or without each of the habits."""
+    """Return a row for the SFT warm-up, with or without each of the habits."""
     with_side = rng.random() < SIDE_SHARE
     vague = not with_side and rng.random() < VAGUE_SHARE
     coded = {
@@ -67,7 +67,7 @@ def conversation(codes: CodeList, visit: Visit, rng: random.Random) -> dict[str,
 
 
 def visits(codes: CodeList, split: Split, rng: random.Random) -> Iterator[Visit]:
-    """No transcript comes twice."""
+    """Yield random visits of a split; no transcript occurs twice."""
     known = [finding for finding in findings(codes) if split_of(finding) == split]
     seen = set[str]()
     while True:

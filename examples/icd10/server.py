@@ -1,6 +1,6 @@
-"""The search over the codes and the graders behind HTTP: `uvicorn examples.icd10.server:app --port 8014`.
+"""Search and graders behind HTTP: `uvicorn examples.icd10.server:app --port 8014`.
 
-`app` has the codes that ship with the example, which the conversations of the warm start show; `whole` has all.
+`app` has the codes that the example ships, as in the SFT warm-up's conversations; `whole` has all codes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from examples.icd10.graders import f1, held_out
 
 
 def make_app(read: Callable[[], CodeList]) -> FastAPI:
-    """An app that reads the list when it starts."""
+    """Return an app that reads the list of codes when it starts."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,7 +1,7 @@
-"""Made visits at the doctor's: what is found now, with its side, and what is only talked about.
+"""Generated doctor's visits: findings with their side, and a finding that is only talked about.
 
-A finding has one code for each side and one for `unspecified`. Visits also name findings that are not to be coded:
-denied, of a parent, of the past, or still to be ruled out. Training and test have different chapters of the list.
+A finding has one code for each side and one for `unspecified`. A finding that is only talked about must not be coded:
+it is denied, from the past, not yet confirmed, or belongs to a parent. Training and test use different chapters.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ CHAPTERS: Final[dict[Split, dict[int, int]]] = {
     "train": {2: 12, 7: 24, 13: 24, 17: 16},
     "test": {6: 13, 8: 20, 12: 10, 14: 6},
 }
-"""Chapter -> about how many of its findings are used. Training: neoplasms, eye, bones and muscles,
-malformations; test: nerves, ear, skin, breast."""
+"""Approximate number of findings from each chapter. Training: neoplasms, eye, bones and muscles, malformations.
+Test: nerves, ear, skin, breast.
+"""
 SIDES: Final[tuple[Side, ...]] = ("right", "left", "bilateral")
 FOUND: Final = ("You have {}.", "This is {}.", "The exam shows {}.")
 DENIED_OR_OPEN: Final = ("There is no {}.", "I see no {}.", "We still have to rule out {}.", "It may be {}; we test.")
@@ -32,10 +33,10 @@ OF_OTHER_DAYS: Final = ("My mother had {}.", "My father has {}.", "Years ago I h
 TWO_SHARE: Final = 0.25
 """Share of visits with two findings."""
 PATIENT_SHARE: Final = 0.25
-"""Share of visits with one finding in which the patient tells its side and the doctor the rest."""
+"""Share of visits with one finding in which the patient names the side and the doctor the finding."""
 MAX_NAME_CHARS: Final = 36
 MAX_WORD_CHARS: Final = 11
-"""A small model copies longer words badly."""
+"""Maximum length of a word, because a small model often copies longer words incorrectly."""
 _UNSUITABLE: Final = re.compile(
     r"\b(other|unspecified|unilateral|bilateral|right|left|specified|due|status|uncertain)\b|[^a-z ]"
     r"|ovar|fallopian|broad ligament|luteum|endometri|testi|sperm",  # patients have no sex here
@@ -45,7 +46,7 @@ _UNSUITABLE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a doctor finds, and its codes. `parent` groups them and is not billed itself."""
+    """Finding of a doctor, and its codes. `parent` is the group of the codes and is not billed itself."""
 
     name: str
     chapter: int
@@ -60,7 +61,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The words; the findings now, each with its side; and the one that is only talked about."""
+    """Transcript of a visit, the current findings with their sides, and a finding that is only talked about."""
 
     transcript: str
     found: tuple[tuple[Finding, Side], ...]
@@ -72,7 +73,7 @@ class Visit:
 
 
 def findings(codes: CodeList) -> list[Finding]:
-    """All groups of codes that differ by the side alone, in the order of their codes."""
+    """Return all groups of codes that differ only in the side, in the order of the codes."""
     groups = defaultdict[str, list[Code]](list)
     for code in codes.billable:
         groups[code.parent].append(code)
@@ -99,7 +100,7 @@ def _finding(parent: Code | None, group: Sequence[Code]) -> Finding | None:
 
 
 def _is_said(text: str) -> bool:
-    """Whether a doctor may say it so: a few plain words."""
+    """Return whether a doctor might use this name: it consists of a few plain words."""
     words = text.split()
     short = len(text) <= MAX_NAME_CHARS and max(map(len, words)) <= MAX_WORD_CHARS
     return short and len(words) > 1 and not _UNSUITABLE.search(text)
@@ -110,7 +111,7 @@ def split_of(finding: Finding) -> Split | None:
 
 
 def draw_visit(known: Sequence[Finding], rng: random.Random) -> Visit:
-    """A conversation of two to four lines: one or two findings, and one that is only talked about."""
+    """Return a random conversation of two to four lines: one or two findings, and one that is only talked about."""
     num = 2 if rng.random() < TWO_SHARE else 1
     *drawn, other = _unlike(known, num + 1, rng)
     found = tuple((finding, rng.choice(list(finding.codes))) for finding in drawn)
@@ -129,7 +130,7 @@ def draw_visit(known: Sequence[Finding], rng: random.Random) -> Visit:
 
 
 def _unlike(known: Sequence[Finding], num: int, rng: random.Random) -> list[Finding]:
-    """Findings of different groups of the list: no two are nearly the same."""
+    """Return random findings from different groups of the list, so that no two are nearly the same."""
     while True:
         drawn = rng.sample(list(known), num)
         if all(one.parent[:3] != other.parent[:3] for one, other in pairwise(sorted(drawn, key=lambda f: f.parent))):

@@ -1,4 +1,4 @@
-"""Answers that try to be graded well without a fast kernel, for one operation: each gets what it should."""
+"""Answers for one operation that try to get a high grade without a fast kernel, to test the grader."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Tool and grader of job.yaml, on a machine with a GPU: `uvicorn examples.kernels.gpu:app --port 8013 --host ADDRESS`.
+"""Tool and grader of job.yaml, on a host with a GPU: `uvicorn examples.kernels.gpu:app --port 8013 --host ADDRESS`.
 
 KERNELS_CELL is the command that runs Python with PyTorch and Triton in a container without network, such as
-`podman run --rm -i --timeout 60 --network none --device nvidia.com/gpu=all IMAGE python`; a container may outlive its
-client, which is ended here, so it needs `--timeout`. A kernel, the reference and a function that does nothing run in a
-process each and are asked in turn, in another order each time, so that what a kernel leaves to be done later does not
-slow the reference alone. Time is measured here, from the question to a digest of the result, so that inputs and all
-work count and no clock of the kernel's process is used. One kernel at a time.
+`podman run --rm -i --timeout 60 --network none --device nvidia.com/gpu=all IMAGE python`. It needs `--timeout`, because
+the container may outlive its client, which is ended here. The kernel, the reference and a function that does nothing
+run in separate processes and are called in a random order, so that work which a kernel defers does not slow only the
+reference. Time is measured here, from the request to a digest of the result. So inputs and all work count, and no
+clock of the kernel's process is used. Kernels are measured one after another.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SIZES: Final[Sizes] = {1: (1 << 21, 1 << 22), 2: (1 << 10, 1 << 11)}
 NUM_SMALL, NUM_TIMED, FULL_SPEEDUP = 5, 10, 4.0
 TOLERANCE, NOISE_S, MAX_CHARS = 1e-4, 2e-5, 20_000
 TIMEOUT_S: Final = 60.0
-"""The bound of a whole measurement: eight may wait in line (4 calls, 4 grades), each for the 600 s of job.yaml."""
+"""Maximum duration of a measurement. Eight (4 calls, 4 grades) can wait in line within the 600 s of job.yaml."""
 IMPORTS: Final = frozenset(["import torch", "import triton", "import triton.language as tl", "import math"])
 LIBRARIES: Final = frozenset(["torch", "triton", "tl", "math"])
 OF_TRITON: Final = frozenset(["jit", "cdiv", "next_power_of_2", "Config", "autotune", "heuristics"])
 ATTRIBUTES: Final = frozenset(["empty", "empty_like", "float32", "shape", "numel", "size", "stride", "device", "dtype"])
-"""What a kernel may use of PyTorch and of tensors: a result's memory and shape, and no operations."""
+"""Allowed attributes of PyTorch and tensors: memory and shape of a result, but no operations."""
 BUILTINS: Final = frozenset(
     ["abs", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min", "range", "sum", "tuple", "zip"]
 )
@@ -47,7 +47,7 @@ STATEMENTS: Final = (
     *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.Return, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr),
     *(ast.If, ast.For, ast.While, ast.Break, ast.Continue, ast.Pass, ast.Assert),
 )
-"""No classes, which could be false tensors, and no `match`, which reads attributes and gives names."""
+"""Allowed statements. No classes, which could fake tensors, and no `match`, which reads attributes and binds names."""
 NOTHING: Final = "def kernel(*tensors): return tensors[0]"
 DRIVER: Final = """
 import json, os, sys, tempfile
@@ -76,7 +76,7 @@ for line in sys.stdin:
 
 
 class Wrong(Exception):
-    """The kernel is refused, wrong or late; the message is for the model."""
+    """The kernel is not allowed, wrong or too slow. The message is for the model."""
 
 
 app = FastAPI()
@@ -85,14 +85,14 @@ alone = asyncio.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The result's shape, its sum with random weights, and the sum of the absolute terms."""
+    """Shape of a result, its sum with random weights, and the sum of the absolute weighted values."""
 
     shape: tuple[int, ...]
     total: float
     absolute: float
 
     def __eq__(self, other: object) -> bool:
-        """Apart from rounding; not a number equals nothing."""
+        """Return whether the digests are equal up to rounding. NaN equals nothing."""
         return (
             isinstance(other, Digest)
             and self.shape == other.shape
@@ -104,13 +104,13 @@ class Digest:
 
 
 class Cell:
-    """A process that runs one function on inputs that it draws by a seed."""
+    """Process that runs one function on random inputs, generated from a seed."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def ask(self, seed: int, shape: list[int]) -> tuple[Digest, float]:
-        """The digest of the result, and the seconds from the question to the answer."""
+        """Return the digest of the result, and the seconds from the request to the answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         began = time.perf_counter()
         try:
@@ -144,10 +144,10 @@ async def cell(code: str, arity: int) -> AsyncIterator[Cell]:
 
 
 def checked(text: str) -> str:
-    """The module in an answer, which may stand in a code block.
+    """Return the module in an answer, which may be in a code block.
 
     Raises:
-        Wrong: it has no Triton function, or uses what a kernel may not use.
+        Wrong: The module has no Triton function, or uses something that is not allowed.
     """
     code = text.strip().removeprefix("```python").removeprefix("```").removesuffix("```")
     if len(code) > MAX_CHARS:
@@ -192,10 +192,10 @@ def _is_triton(function: ast.FunctionDef) -> bool:
 
 
 async def measured(code: str, item: dict[str, Any], sizes: Sizes = SIZES, timeout_s: float = TIMEOUT_S) -> float:
-    """How many times faster than the reference a right kernel is, by the best of several times of each.
+    """Return the speedup of a right kernel over the reference, by the best of several times of each.
 
     Raises:
-        Wrong: it is wrong, fails or is late.
+        Wrong: The kernel is wrong, fails or is too slow.
     """
     reference = f"import torch\nfrom torch.nn import functional as F\n{item['reference']}\nkernel = ref\n"
     arity, num_axes = item["reference"].partition(")")[0].count(",") + 1, item["num_axes"]

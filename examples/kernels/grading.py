@@ -1,7 +1,7 @@
-"""How a kernel is graded: right on shapes that it cannot know, then by how much less work it does than the reference.
+"""Grading of kernels: the result must be right for random shapes; the grade then depends on the saved work.
 
-The work is counted (`interpreter`), so a busy machine does not decide what the small model learns. The held-out grader
-in job_small.yaml measures time instead.
+The work is counted by `interpreter` and compared with the reference's work, so the grades do not depend on the load of
+the host. The held-out grader in job_small.yaml measures time instead.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from examples.kernels.interpreter import Refused, is_flat, read, run
 
 NUM_SHAPES: Final = 2
 SIZES: Final[dict[int, tuple[int, int]]] = {1: (100, 200), 2: (9, 15)}
-"""The least and greatest length of each axis, by the number of axes."""
+"""Minimum and maximum length of each axis, by the number of axes."""
 RIGHT: Final = 0.2
-"""The grade of a right kernel that is not faster."""
+"""Grade of a right kernel that is not faster than the reference."""
 FULL_SPEEDUP: Final = 8.0
 TOLERANCE: Final = 1e-6
 _SECRET: Final = secrets.token_hex()
@@ -29,7 +29,7 @@ _SECRET: Final = secrets.token_hex()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A grade from 0 to 1, why, and its parts."""
+    """Grade from 0 to 1, its reason, and its parts."""
 
     score: float
     reason: str
@@ -37,7 +37,7 @@ class Verdict:
 
 
 def grade(text: str, item: Mapping[str, Any], seed: str = _SECRET) -> Verdict:
-    """Grade a kernel. All answers to a row get the same inputs, which depend on the row and the seed alone."""
+    """Grade a kernel. All answers to a row get the same inputs, which depend only on the row and the seed."""
     try:
         speedup = measured(text, item, seed)
     except Refused as error:
@@ -46,7 +46,7 @@ def grade(text: str, item: Mapping[str, Any], seed: str = _SECRET) -> Verdict:
 
 
 def of_speedup(speedup: float, full: float, reason: str) -> Verdict:
-    """The grade of a right kernel: capped, and logarithmic, since twice as fast is always worth the same."""
+    """Return the grade of a right kernel. It is capped, and logarithmic so that each doubling has the same value."""
     gained = min(1.0, max(0.0, math.log(speedup) / math.log(full)))
     return Verdict(RIGHT + (1 - RIGHT) * gained, reason, {"correct": 1.0, "speedup": speedup})
 
@@ -56,10 +56,10 @@ def nothing(reason: str) -> Verdict:
 
 
 def measured(text: str, item: Mapping[str, Any], seed: str) -> float:
-    """How many times less work than the reference a right kernel does.
+    """Return the reference's work divided by the work of a right kernel.
 
     Raises:
-        Refused: it is wrong, or not a kernel.
+        Refused: The kernel is wrong, or is not a kernel.
     """
     kernel, reference = read(text), read(item["reference"], "ref")
     rng = Random(f"{seed} {item['reference']}")
@@ -79,7 +79,7 @@ def measured(text: str, item: Mapping[str, Any], seed: str) -> float:
 
 
 def same(found: Any, right: Any) -> bool:
-    """Whether both have one shape and nearly the same numbers. Not a number equals nothing."""
+    """Return whether both results have the same shape and nearly the same numbers. NaN equals nothing."""
     if not isinstance(found, bool | int | float | list | np.ndarray) or (
         isinstance(found, list) and not is_flat(found)
     ):
@@ -89,7 +89,7 @@ def same(found: Any, right: Any) -> bool:
 
 
 def tried(text: str, item: Mapping[str, Any], seed: str) -> str:
-    """What the tool `run` says; it must not have the grader's seed."""
+    """Return the output of the tool `run`. The seed must differ from the grader's seed."""
     try:
         return f"ok {measured(text, item, seed):.1f}x"
     except Refused as error:

@@ -1,8 +1,8 @@
-"""Runs a kernel in a small part of Python and numpy, and counts its work; a kernel can do nothing else.
+"""Interpreter that runs a kernel in a small subset of Python and numpy, and counts its work.
 
-There are numbers, lists and arrays; loops, conditions and the functions below; no imports, no attributes but those
-listed, no classes, no clock. So the count cannot be faked, is the same on each machine under any load, and a bound ends
-what takes too long. A step of Python costs 1, about 40 ns; an operation on arrays costs 20 and 1 for each 64 elements.
+The subset has numbers, lists, arrays, loops, conditions and the functions below. It has no imports, no classes, no
+clock, and only the listed attributes. So a kernel cannot fake the count, which does not depend on the host or its load.
+Too much work raises an error. A Python step costs 1, about 40 ns; an array operation costs 20, plus 1 per 64 elements.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BINARY: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.Pow: lambda a, b: (float(a) if isinstance(a, int) else a) ** b,  # of integers it may take all memory
+    ast.Pow: lambda a, b: (float(a) if isinstance(a, int) else a) ** b,  # a power of integers may need all memory
 }
 _COMPARED: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
     ast.Gt: operator.gt,
@@ -54,7 +54,7 @@ _MATH: Final[dict[str, Callable[..., float]]] = {
 
 
 class Refused(Exception):
-    """The kernel is not in this language, fails, or does too much; the message is for the model."""
+    """The kernel is outside the language, fails, or does too much work. The message is for the model."""
 
 
 class _Return(Exception):
@@ -63,10 +63,10 @@ class _Return(Exception):
 
 
 def read(text: str, name: str = "kernel") -> Kernel:
-    """The one function in a text, which may stand in a code block.
+    """Return the only function in a text, which may be in a code block.
 
     Raises:
-        Refused: it is not a function of this name with plain arguments.
+        Refused: The text is not one function with this name and plain arguments.
     """
     code = text.strip().removeprefix("```python").removeprefix("```").removesuffix("```")
     if len(code) > MAX_CHARS:
@@ -90,15 +90,15 @@ def _are_plain(arguments: ast.arguments) -> bool:
 
 
 def is_flat(items: Sequence[object]) -> bool:
-    """Whether a list holds numbers alone; that of a zip holds tuples."""
+    """Return whether a list contains only numbers. The list of a zip contains tuples."""
     return all(isinstance(item, Number) for item in items)
 
 
 def run(kernel: Kernel, inputs: Sequence[np.ndarray]) -> tuple[Any, int]:
-    """What the kernel returns for copies of the inputs, and its work.
+    """Return the kernel's result for copies of the inputs, and the work that it did.
 
     Raises:
-        Refused: it is not in the language, fails, or exceeds a bound.
+        Refused: The kernel is outside the language, fails, or exceeds a limit.
     """
     names = [argument.arg for argument in kernel.args.args]
     if len(names) != len(inputs):
@@ -115,7 +115,7 @@ def run(kernel: Kernel, inputs: Sequence[np.ndarray]) -> tuple[Any, int]:
 
 
 class _Machine:
-    """One run: the variables, and the work until now."""
+    """State of one run: the variables, and the work so far."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names
@@ -190,7 +190,7 @@ class _Machine:
         return self._applied(_BINARY[type(op)], left, right)
 
     def _applied(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """A function of numbers and arrays, of which the result has the shape that they have together."""
+        """Apply a function to numbers and arrays, and count work for the elements of their common shape."""
         if not all(isinstance(operand, Number | np.ndarray) for operand in operands):
             raise Refused("an operation on lists is not allowed: use arrays")
         if any(isinstance(operand, np.ndarray) for operand in operands):
@@ -242,7 +242,7 @@ class _Machine:
             yield item if isinstance(item, tuple) else self._checked(item)
 
     def _untupled(self, value: Any) -> Iterator[Any]:
-        """The items to zip: zips of zips could be larger than memory."""
+        """Yield the items to zip, but no tuples: a zip of zips could be larger than memory."""
         for item in self._items(value):
             if isinstance(item, tuple):
                 raise Refused("a zip of a zip is not allowed")
@@ -283,14 +283,14 @@ class _Machine:
 
     @staticmethod
     def _number(value: Any) -> Number:
-        """What a list may hold: lists of lists could be larger than memory."""
+        """Return the value if it is a number. Lists of lists are refused because they could be larger than memory."""
         if not isinstance(value, Number):
             raise Refused("a list of numbers is needed")
         return value
 
     @staticmethod
     def _checked(value: Any) -> Any:
-        """The same value, with numpy's numbers as Python's, unless it is of another kind or too large."""
+        """Return the value, converted from numpy to Python; raise Refused if it is complex or too large."""
         value = value.item() if isinstance(value, np.generic) else value
         if isinstance(value, complex) or (isinstance(value, int) and abs(value) > MAX_INTEGER):
             raise Refused("a number that is too large or complex")

@@ -33,11 +33,11 @@ TOOL: Final = {
     },
 }
 HABITS: Final = {"slow": 0.35, "slow, then fast": 0.2, "fast": 0.3, "fast, twice": 0.15}
-"""How the conversations go: half try a loop first, and most of these leave it at that."""
+"""Share of each kind of conversation. About half try a loop first, and most of these submit the loop."""
 
 
 def row(operation: Operation, reference: str, system: str = SYSTEM) -> dict[str, Any]:
-    """A task. Tool and grader get all of it as `item`."""
+    """Return the row of a task. Tool and grader receive the full row as `item`."""
     return {
         "messages": [{"role": "system", "content": system}, {"role": "user", "content": reference}],
         "tools": [TOOL],
@@ -48,7 +48,7 @@ def row(operation: Operation, reference: str, system: str = SYSTEM) -> dict[str,
 
 
 def conversation(operation: Operation, rng: random.Random) -> dict[str, Any]:
-    """A row for the warm start."""
+    """Return a row for the SFT warm-up, with a random habit."""
     task = row(operation, operation.reference)
     (habit,) = rng.choices(list(HABITS), list(HABITS.values()))
     tries = ["fast", "fast"] if habit == "fast, twice" else habit.split(", then ")
@@ -61,7 +61,7 @@ def conversation(operation: Operation, rng: random.Random) -> dict[str, Any]:
 
 
 def drawn(split: Split, seed: int) -> Iterator[Operation]:
-    """Operations of a split, one of each family, then another of each, none twice."""
+    """Yield the operations of a split in a random order: one of each family, then another of each; none twice."""
     rng = random.Random(seed)
     by_family: dict[str, list[Operation]] = {name: [] for name in FAMILIES[split]}
     for operation in operations(split):

@@ -1,7 +1,7 @@
-"""The operations: a PyTorch function, its reference in loops, a fast kernel in numpy, and a slow one.
+"""Operations to speed up: a PyTorch function, its reference in loops, a fast kernel in numpy, and a slow kernel.
 
 An operation is a family (`softplus`) in a form (`rows`: its sums by row), with a constant and names of arguments.
-Families are either of the training or of the test.
+Each family belongs either to training or to test.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _REDUCED: Final[dict[Form, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What an operation computes of each element.
+    """Formula that an operation computes for each element.
 
-    `term` is for numbers, `torch` for tensors; `array` is for arrays, unless it is enough to replace the functions of
-    `term` by numpy's. X and Y are the arguments, C is a constant, one of `constants`.
+    `term` is the formula for numbers, `torch` for tensors, and `array` for arrays. `array` is only needed if it is not
+    enough to replace the functions in `term` by numpy's. X and Y are the arguments; C is one of `constants`.
     """
 
     term: str
@@ -86,7 +86,7 @@ FAMILIES: Final[dict[Split, dict[str, Family]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A family in a form, with a constant and two names."""
+    """Family in a form, with a constant and two argument names."""
 
     split: Split
     family: str
@@ -100,7 +100,7 @@ class Operation:
 
     @property
     def arguments(self) -> str:
-        """Such as `x, y`."""
+        """Argument names, such as `x, y`."""
         return ", ".join(self.names[: self._family.arity])
 
     @property
@@ -109,7 +109,7 @@ class Operation:
 
     @property
     def reference(self) -> str:
-        """The function in loops, which is to become faster, with its formula in a comment."""
+        """Function in loops, which the model must make faster, with its formula in a comment."""
         term, first = self._element, self.names[0]
         if self.form == "each":
             body = ["out = []", f"for i in range(len({first})):", f"    out.append({term})", "return out"]
@@ -132,7 +132,7 @@ class Operation:
 
     @property
     def slow(self) -> str:
-        """A loop in one line."""
+        """Kernel with a loop in one line."""
         term, first = self._element, self.names[0]
         if self.form == "rows":
             return self._kernel(f"[sum({term} for j in range(len({first}[i]))) for i in range(len({first}))]")
@@ -143,7 +143,7 @@ class Operation:
 
     @property
     def torch(self) -> str:
-        """The PyTorch function of which `reference` is a copy in loops."""
+        """PyTorch function that `reference` implements in loops."""
         tensor = self._with(self._family.torch)
         return f"def ref({self.arguments}):\n    return {_REDUCED[self.form].format(tensor)}"
 
@@ -163,7 +163,7 @@ class Operation:
 
 
 def operations(split: Split) -> Iterator[Operation]:
-    """All operations of a split."""
+    """Yield all operations of a split."""
     for name, family in FAMILIES[split].items():
         for form, constant, names in product(FORMS, family.constants, NAMES):
             yield Operation(split, name, form, constant, names)

@@ -1,6 +1,6 @@
-"""The tool and the grader behind HTTP: `uvicorn examples.kernels.server:app --port 8012`.
+"""Tool and grader behind HTTP: `uvicorn examples.kernels.server:app --port 8012`.
 
-No kernel runs as Python here: the interpreter runs it.
+Kernels do not run as Python here: the interpreter runs them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The tools and the grader as HTTP endpoints. Every request needs the token, if there is one; none changes anything.
+"""Tools and grader as HTTP endpoints. Requests need the token, if there is one, and never change the world.
 
-An invalid request is answered with a 4xx status and one short sentence. The model reads those about the arguments of
-its call (422). A document that does not exist is an ordinary output that says so.
+An invalid request is answered with a 4xx status and one short sentence. The model reads this sentence if the arguments
+of its call are invalid (422). For a document that does not exist, the output is an ordinary text.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class RefusedError(Exception):
 
 
 def create_app(world: World, token: str | None, latency: Latency | None = None) -> FastAPI:
-    """An app with `POST /tools/{list,search,cat}` and `POST /grade`. `latency` slows the tools down, for benchmarks.
+    """Return an app with `POST /tools/{list,search,cat}` and `POST /grade`. `latency` slows the tools, for benchmarks.
 
     Raises:
         ValueError: The token is empty.

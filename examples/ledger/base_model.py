@@ -13,10 +13,10 @@ EMBEDDING_STD: Final = 0.02
 
 
 def build_model(seed: int) -> Qwen3ForCausalLM:
-    """A float32 model with random weights, the same for the same seed.
+    """Return a float32 model with random weights; the same seed gives the same weights.
 
     Matrices are initialized with a standard deviation of 1 / sqrt(inputs), and less if they write into the residual
-    stream. Embeddings start small, since training with small batches failed with large ones.
+    stream. Embeddings start small, because training with small batches failed with large embeddings.
     """
     config = Qwen3Config(
         vocab_size=len(PIECES),

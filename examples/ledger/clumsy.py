@@ -1,7 +1,7 @@
-"""A scripted agent that answers questions in a roundabout way. The probability of each habit can be set.
+"""Scripted agent that answers questions with needless calls and errors. Each habit has a probability.
 
-With `CLUMSY` it looks around, reads wrong documents, rereads them, and is often wrong; the base model imitates it, and
-reinforcement is to improve on it. With `CLEAN` it goes straight to the documents and is always right.
+With `CLUMSY`, the agent reads wrong documents, rereads documents, and is often wrong. The base model imitates it, so
+that reinforcement can improve on it. With `CLEAN`, the agent reads only the right documents and is always right.
 """
 
 import random
@@ -20,10 +20,10 @@ CLEAN_SEARCH: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """Probabilities. The last three are those of kinds of answers; with the rest up to 1 the answer is `unknown`."""
+    """Probabilities of the habits. The last three are kinds of answers; otherwise, the answer is `unknown`."""
 
     straight: float
-    """Goes straight to the documents; the habits from `list_years` to `read_again` then do not apply."""
+    """Goes straight to the documents. The habits from `list_years` to `read_again` then do not apply."""
     parallel: float
     """Reads both documents of a question in one turn."""
     list_years: float
@@ -66,7 +66,7 @@ CLEAN: Final = Habits(
 
 
 def play(world: World, question: Question, rng: random.Random, habits: Habits) -> Conversation:
-    """One conversation about a question. Tests compare whole conversations: do not change the order of random draws."""
+    """Return a random conversation. Do not change the order of random draws: tests compare full conversations."""
     straight = rng.random() < habits.straight
     parallel = len(question.documents) == 2 and rng.random() < habits.parallel
     walks = [_walk(question.metric, path, straight, rng, habits) for path in question.documents]
@@ -79,7 +79,7 @@ def play(world: World, question: Question, rng: random.Random, habits: Habits) -
 
 
 def _walk(metric: str, path: str, straight: bool, rng: random.Random, habits: Habits) -> list[Call]:
-    """The calls up to reading one document, and sometimes one more."""
+    """Return the calls for one document: until it is read and, sometimes, one needless call after that."""
     company, year, _ = path.split("/")
     full_search = Call("search", f"{company} {metric} {year}")
     if straight:
@@ -103,7 +103,7 @@ def _walk(metric: str, path: str, straight: bool, rng: random.Random, habits: Ha
 
 
 def _query(company: str, metric: str, year: str, rng: random.Random) -> str:
-    """A search query, which is incomplete in two of five cases."""
+    """Return a search query, which is incomplete in two of five cases."""
     draw = rng.random()
     if draw < 0.6:
         return f"{company} {metric} {year}"
@@ -111,7 +111,7 @@ def _query(company: str, metric: str, year: str, rng: random.Random) -> str:
 
 
 def _wrong_path(path: str, rng: random.Random) -> str:
-    """A document of the same company: another statement, or a random year (occasionally the right one)."""
+    """Return another statement of the same company, or the same statement of a random year (perhaps the right one)."""
     company, year, statement = path.split("/")
     if rng.random() < 0.5:
         return f"{company}/{rng.choice(YEARS)}/{statement}"
@@ -119,7 +119,7 @@ def _wrong_path(path: str, rng: random.Random) -> str:
 
 
 def _answer(world: World, question: Question, rng: random.Random, habits: Habits) -> str:
-    """The right values, the right values rounded to tens, other values of the same documents, or `unknown`."""
+    """Return the right values, the values rounded to tens, other values of the same documents, or `unknown`."""
     draw = rng.random()
     if draw < habits.right:
         return question.reference_answer

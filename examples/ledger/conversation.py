@@ -1,4 +1,4 @@
-"""A complete conversation: a question, turns of tool calls and the final answer."""
+"""Complete conversation: a question, turns of tool calls, and the final answer."""
 
 import json
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A question, turns of calls (those of one turn are sent together) and the answer that ends the conversation."""
+    """Question, turns of calls, and the final answer. The calls of one turn are sent together."""
 
     question: Question
     turns: tuple[tuple[Call, ...], ...]
     answer: str
 
     def messages(self, world: World) -> list[Message]:
-        """The conversation as chat messages, with tool results from the world."""
+        """Return the conversation as chat messages, with tool results from the world."""
         messages: list[Message] = [{"role": "user", "content": self.question.text}]
         num_calls = 0
         for turn in self.turns:

@@ -1,4 +1,4 @@
-"""Log-normal latencies: most responses take about the median time and a few take very long, as with real tools."""
+"""Log-normal latencies: most responses take about the median time, and a few take very long, as with real tools."""
 
 import math
 import random
@@ -20,5 +20,5 @@ class Latency:
         self._rng = random.Random(seed)
 
     def draw_s(self) -> float:
-        """The next latency in seconds."""
+        """Return the next latency in seconds."""
         return self._rng.lognormvariate(self._mu, self._sigma)

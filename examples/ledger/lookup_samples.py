@@ -1,6 +1,6 @@
-"""Training samples for phase 0 of the base model: dense practice in looking up a value and copying it.
+"""Training samples for phase 0 of the base model: intensive practice in looking up values and copying them.
 
-Conversations alone have too few look-ups to learn from: after 3.6M tokens of them the grade was 0.002.
+Conversations alone contain too few look-ups: after training on 3.6M tokens of conversations, the grade was 0.002.
 """
 
 import random
@@ -27,7 +27,7 @@ class Sample:
 
 
 def assistant_mask(tokens: list[int]) -> list[bool]:
-    """A mask [T] that is True for the assistant's tokens, including the end of its turns."""
+    """Return a mask [T] that is True for the assistant's tokens, including its end-of-turn tokens."""
     mask = []
     speaking = False
     opening = [TOKEN_OF[TURN_START], TOKEN_OF[ASSISTANT]]
@@ -41,7 +41,7 @@ def assistant_mask(tokens: list[int]) -> list[bool]:
 
 
 class LookupSamples:
-    """Draws samples of three kinds: repeated lines, readings, and straight conversations about some companies."""
+    """Generates random samples of three kinds: repeated lines, readings, and straight conversations."""
 
     def __init__(
         self, world: World, companies: list[str], tokenizer: PreTrainedTokenizerFast, rng: random.Random
@@ -52,20 +52,20 @@ class LookupSamples:
         self._rng = rng
 
     def draw(self) -> Sample:
-        """A sample: 35 % repeated lines, 35 % readings, 30 % straight conversations."""
+        """Return a random sample: 35 % repeated lines, 35 % readings, 30 % straight conversations."""
         number = self._rng.random()
         if number < 0.35:
             return self.restated_lines()
         return self.render(self.reading() if number < 0.7 else self.straight_conversation())
 
     def render(self, messages: list[Message]) -> Sample:
-        """A conversation rendered by the chat template."""
+        """Render a conversation with the chat template."""
         text: Any = self._tokenizer.apply_chat_template(messages, tokenize=False)
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return Sample(tokens, assistant_mask(tokens))
 
     def restated_lines(self) -> Sample:
-        """A few lines of metric and value, then some of them repeated in random order, so their values are known."""
+        """Return lines of metric and value, then repetitions of them in random order, whose values are thus known."""
         rng = self._rng
         lines = {metric: rng.randint(1000, 9999) for metric in rng.sample(METRICS, rng.randint(2, 6))}
         tokens = encode("".join(f"{metric} {value}\n" for metric, value in lines.items()))
@@ -78,7 +78,7 @@ class LookupSamples:
         return Sample(tokens, learned)
 
     def reading(self) -> list[Message]:
-        """One or two documents, then several questions about them."""
+        """Return one or two documents, then several questions about them with their answers."""
         rng = self._rng
         companies = rng.sample(self._companies, rng.choice([1, 1, 2]))
         year, statement = rng.choice(YEARS), rng.choice(list(STATEMENTS))
@@ -92,7 +92,7 @@ class LookupSamples:
         return messages
 
     def _question_about(self, companies: list[str], year: str, metric: str) -> Question:
-        """One company: its value. Two: the value of one (30 %), both values (35 %), or the higher one (35 %)."""
+        """Ask for one value (30 %, or always for one company), both values (35 %) or the higher value (35 %)."""
         rng = self._rng
         draw = rng.random()
         if len(companies) == 1 or draw < 0.3:
@@ -102,12 +102,12 @@ class LookupSamples:
         return ask(self._world, "higher", metric, year, companies)
 
     def straight_conversation(self) -> list[Message]:
-        """A question answered without detours."""
+        """Return a conversation that answers a question without detours."""
         question = draw_question(self._world, self._rng, self._companies)
         return play(self._world, question, self._rng, CLEAN).messages(self._world)
 
     def scored_conversations(self, num: int) -> list[Sample]:
-        """Straight conversations about one or two values: finding the higher one takes more than a look-up."""
+        """Return straight conversations about one or two values. The higher of two needs more than a look-up."""
         samples: list[Sample] = []
         while len(samples) < num:
             question = draw_question(self._world, self._rng, self._companies)

@@ -1,7 +1,7 @@
-"""Phase 0 of the base model: training from scratch until it looks values up and copies them reliably.
+"""Phase 0 of the base model: training from scratch until the model reliably looks up values and copies them.
 
-It ends on a look-up score and not on time alone, because a model that stops early never loses its reading errors. It
-can stall at a high learning rate and recover at a lower one, so the rate falls if the score takes long to rise.
+Training ends at a look-up score and not only at a time limit, because a model that stops early never loses its reading
+errors. A model can stall at a high learning rate and recover at a lower one, so the rate falls if the score stays low.
 """
 
 import random
@@ -25,17 +25,17 @@ OTHER_LR: Final = 3e-3
 WARM_UP_STEPS: Final = 30
 BATCH_TOKENS: Final = 4096
 MAX_SAMPLE_TOKENS: Final = 560
-"""The few longer samples are left out, since they would make small batches."""
+"""Maximum length of a sample. The few longer samples are left out, because their batches would be small."""
 SAMPLES_AT_ONCE: Final = 512
-"""Samples that are drawn together and sorted by length to reduce padding."""
+"""Number of samples that are generated together and sorted by length, to reduce padding."""
 OTHERS_WEIGHT: Final = 0.3
-"""Loss weight of all tokens other than the assistant's, which have weight 1."""
+"""Loss weight of tokens that are not the assistant's. The assistant's tokens have weight 1."""
 SCORE_EVERY_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """The final score, the number of tokens including padding, and each step's loss over the assistant's tokens."""
+    """Final score, number of tokens with padding, and loss of each step over the assistant's tokens."""
 
     score: float
     num_tokens: int
@@ -44,10 +44,10 @@ class LookupResult:
 
 @dataclass(slots=True)
 class LearningRate:
-    """The factor on both learning rates.
+    """Schedule of the factor by which both learning rates are multiplied.
 
-    Until the target is reached, it is 1 for 40 % of the time limit and then falls linearly to 0.1 at its end. After the
-    target is reached, it falls to 0.05 within a quarter of the time that this took.
+    Until the score reaches the target, the factor is 1 for 40 % of the time limit, and then falls linearly to 0.1 at
+    its end. After that, it falls to 0.05 within a quarter of the time that it took to reach the target.
     """
 
     limit_s: float
@@ -55,11 +55,11 @@ class LearningRate:
 
     @property
     def end_s(self) -> float:
-        """When training ends, in seconds after its start."""
+        """End of training, in seconds after its start."""
         return self.limit_s if self.reached_s is None else 1.25 * self.reached_s
 
     def factor(self, step: int, elapsed_s: float) -> float:
-        """The factor for a step (from 0), `elapsed_s` after the start."""
+        """Return the factor for a step, counted from 0, at `elapsed_s` seconds after the start."""
         warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
         if self.reached_s is None or elapsed_s <= self.reached_s:
             return warm_up * self._before_target(elapsed_s)
@@ -71,7 +71,7 @@ class LearningRate:
 
 
 def batches(draw: Callable[[], Sample], rng: random.Random, max_tokens: int) -> Iterator[list[Sample]]:
-    """Batches of samples of similar length, each at most `max_tokens` with padding, without end."""
+    """Yield batches without end. A batch has samples of similar length and at most `max_tokens` tokens with padding."""
     while True:
         drawn = sorted((draw() for _ in range(SAMPLES_AT_ONCE)), key=lambda sample: len(sample.tokens))
         batch: list[Sample] = []
@@ -88,7 +88,7 @@ def batches(draw: Callable[[], Sample], rng: random.Random, max_tokens: int) -> 
 
 
 def pad(batch: list[Sample]) -> tuple[Tensor, Tensor]:
-    """Token ids [B, T] and loss weights [B, T], padded on the right with weight 0."""
+    """Return token ids [B, T] and loss weights [B, T]. The padding is on the right and has weight 0."""
     length = max(len(sample.tokens) for sample in batch)
     tokens = torch.full((len(batch), length), TOKEN_OF[PAD])
     weights = torch.zeros(len(batch), length)
@@ -99,14 +99,14 @@ def pad(batch: list[Sample]) -> tuple[Tensor, Tensor]:
 
 
 def losses(model: Qwen3ForCausalLM, tokens: Tensor) -> Tensor:
-    """Cross-entropy of each token but the first, [B, T - 1]. Padding on the right needs no attention mask."""
+    """Return the cross-entropy of each token except the first, [B, T - 1]. Right padding needs no attention mask."""
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
 
 
 @torch.no_grad()
 def lookup_score(model: Qwen3ForCausalLM, conversations: list[Sample]) -> float:
-    """Share of conversations whose final answer greedy decoding would reproduce exactly."""
+    """Return the share of conversations whose final answer greedy decoding would reproduce exactly."""
     num_right = 0
     for sample in conversations:
         end = max(i for i, learned in enumerate(sample.learned) if learned) + 1

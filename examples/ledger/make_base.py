@@ -1,8 +1,8 @@
 """Makes the base model from scratch: `python -m examples.ledger.make_base`.
 
-Phase 0 trains a model to look values up and copy them, in plain torch. Phase 1 trains it to imitate the clumsy script
-with this system's supervised method: it writes rows and a job to the build folder, and runs `agent-rft train` on them.
-Neither phase trains on companies of validation or test; phase 0 is scored on those of validation.
+Phase 0 trains a model in plain torch to look up values and copy them. Phase 1 trains it with this system's supervised
+method to imitate the clumsy script: rows and a job are written to the build folder, and `agent-rft train` runs the job.
+Neither phase trains on companies of validation or test; the score of phase 0 uses companies of validation.
 """
 
 import argparse
@@ -29,7 +29,7 @@ JOB: Final = "supervised.yaml"
 NUM_SCORED: Final = 200
 PRACTICE_WORLD_SEED: Final = 123
 ALL_NAMES: Final = 10_000
-"""More than there are names, so that the practice world has a company of every name."""
+"""Number of companies that exceeds the number of names, so that the practice world uses every name."""
 
 SUPERVISED_JOB: Final = f"""\
 # Phase 1 of ledger's base model. Paths are relative to this file.
@@ -46,7 +46,7 @@ method:
 
 
 def practice_samples(world: World, rng: random.Random) -> LookupSamples:
-    """Samples from a world with other values and without the companies of validation and test."""
+    """Return samples from a world with other values, without the companies of validation and test."""
     excluded = frozenset(world.companies_in("validation") + world.companies_in("test"))
     practice = World(PRACTICE_WORLD_SEED, num_companies=ALL_NAMES, excluded=excluded)
     return LookupSamples(practice, practice.companies, build_tokenizer(), rng)
@@ -61,7 +61,7 @@ CARD = {
     "tools_in_prompt": False,
     "template_digest": "2110209bc16d307f",
 }
-"""What agent-rft has to know of the model: it is trained on its tools, and needs no descriptions of them."""
+"""Model card for agent-rft. The model needs no tool descriptions in its prompt, because it is trained on its tools."""
 
 
 def make_lookup_model(folder: Path, world: World, seed: int, limit_s: float) -> LookupResult:

@@ -1,7 +1,7 @@
 """Writes the dataset in `data/`: `python -m examples.ledger.make_data`. The files are the same every time.
 
-`--instructed FOLDER` writes the same rows to another folder with a system message before each question, for models that
-do not know the format of an answer yet. The model in `base/` was not trained with such a message.
+`--instructed FOLDER` writes the same rows to another folder, with a system message before each question, for models
+that do not know the answer format yet. The model in `base/` was not trained with such a message.
 """
 
 import argparse
@@ -30,7 +30,7 @@ INSTRUCTION: Final = (
 
 
 def row(question: Question, instruction: str | None = None) -> dict[str, Any]:
-    """A dataset row. Tools and grader receive all of it as `item`, including the keys after `tools`."""
+    """Return a dataset row. Tools and grader receive the full row as `item`, including the keys after `tools`."""
     system = [{"role": "system", "content": instruction}] if instruction else []
     return {
         "messages": [*system, {"role": "user", "content": question.text}],
@@ -42,7 +42,7 @@ def row(question: Question, instruction: str | None = None) -> dict[str, Any]:
 
 
 def _balanced(world: World, split: Split, num_rows: int, seed: int) -> list[Question]:
-    """Distinct questions about a split's companies, with exactly 60 : 30 : 10 of the kinds."""
+    """Return distinct questions about a split's companies: 60 % of kind `one`, 30 % `two`, 10 % `higher`."""
     missing: dict[Kind, int] = {"two": round(0.3 * num_rows), "higher": round(0.1 * num_rows)}
     missing["one"] = num_rows - sum(missing.values())
     rng = random.Random(seed)
@@ -58,7 +58,7 @@ def _balanced(world: World, split: Split, num_rows: int, seed: int) -> list[Ques
 
 
 def _test_questions(world: World) -> list[Question]:
-    """The 240 questions behind all published figures about `base/`; two of them are duplicates."""
+    """Return the 240 questions behind all published figures about `base/`; two of them are duplicates."""
     rng = random.Random(TEST_SEED)
     return [draw_question(world, rng, world.companies_in("test")) for _ in range(NUM_TEST)]
 
@@ -75,7 +75,7 @@ def write_data(folder: Path, instruction: str | None = None) -> None:
 
 
 def main() -> None:
-    """Write `data/`, or the rows with instructions."""
+    """Write `data/`, or the same rows with an instruction to another folder."""
     parser = argparse.ArgumentParser(prog="python -m examples.ledger.make_data", description=__doc__)
     parser.add_argument(
         "--instructed", type=Path, metavar="FOLDER", help="write rows with a system message to this folder"

@@ -1,7 +1,7 @@
 """Muon: momentum with orthogonalized updates of matrices (K. Jordan, kellerjordan.github.io/posts/muon).
 
 Everything is float32. `torch.optim.Muon` is not used, because it computes in bfloat16, which is slow or unsafe on many
-CPUs, and one matrix at a time; here matrices with the same shape, or its transpose, are updated together.
+CPUs, and updates matrices one by one. Here, matrices of the same or transposed shape are updated together.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ EPSILON: Final = 1e-7
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Approximately U V^T for each matrix U S V^T, by a quintic Newton-Schulz iteration.
+    """Return an approximation of U V^T for each matrix U S V^T, by a quintic Newton-Schulz iteration.
 
     `matrices` are [N, rows, columns] with rows <= columns.
     """
@@ -30,7 +30,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimizer for matrices between embedding and output. Steps are scaled by sqrt(max(1, rows / columns))."""
+    """Optimizer for the matrices between embedding and output. Updates are scaled by sqrt(max(1, rows / columns))."""
 
     def __init__(self, matrices: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
         super().__init__(matrices, {"lr": lr, "momentum": momentum})

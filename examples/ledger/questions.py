@@ -1,4 +1,4 @@
-"""Questions about the reports, and how an answer is graded."""
+"""Questions about the reports, and the grading of answers."""
 
 import random
 import re
@@ -16,7 +16,7 @@ _VALUE = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the documents that answer it, and the right values in the order of the question."""
+    """Question, the documents that answer it, and the right values in the order of the question."""
 
     kind: Kind
     text: str
@@ -26,12 +26,12 @@ class Question:
 
     @property
     def reference_answer(self) -> str:
-        """The right values separated by spaces, against which an answer is graded."""
+        """Right values separated by spaces, against which an answer is graded."""
         return " ".join(map(str, self.values))
 
 
 def ask(world: World, kind: Kind, metric: str, year: str, companies: Sequence[str]) -> Question:
-    """A question about a metric in a year, about one company for the kind `one` and otherwise about two."""
+    """Return a question about a metric in a year: about one company for the kind `one`, otherwise about two."""
     documents = tuple(f"{company}/{year}/{STATEMENT_OF[metric]}" for company in companies)
     values = tuple(world.values[path][metric] for path in documents)
     who = " and ".join(companies)
@@ -47,7 +47,7 @@ def ask(world: World, kind: Kind, metric: str, year: str, companies: Sequence[st
 
 
 def draw_question(world: World, rng: random.Random, companies: Sequence[str]) -> Question:
-    """A random question: 60 % ask for one value, 30 % for those of two companies, 10 % for the higher of two."""
+    """Return a random question: 60 % of kind `one`, 30 % `two` (companies), 10 % `higher` (of two values)."""
     draw = rng.random()
     metric = rng.choice(METRICS)
     year = rng.choice(YEARS)
@@ -58,7 +58,7 @@ def draw_question(world: World, rng: random.Random, companies: Sequence[str]) ->
 
 
 def grade(text: str, reference_answer: str) -> float:
-    """1 for exactly the numbers of the reference, 0.5 if each is within 1 %, otherwise 0.
+    """Return 1 for exactly the numbers of the reference, 0.5 if each number is within 1 %, otherwise 0.
 
     Raises:
         ValueError: The reference is not a list of numbers.

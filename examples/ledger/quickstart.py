@@ -1,4 +1,4 @@
-"""Runs the whole example: starts tools and grader, trains, and compares the model before and after.
+"""Runs the full example: starts tools and grader, trains, and compares the model before and after training.
 
 Arguments are passed to `agent-rft train`. A job file as the first argument replaces job.yaml.
 """

@@ -1,8 +1,8 @@
 """Runs tools and grader as HTTP servers: `LEDGER_TOKEN=... python -m examples.ledger.server --ports-file F`.
 
 One process with one app listens on two ports, one for the tools and one for the grader. The ports file exists only
-while both accept connections, and is always complete. Without LEDGER_TOKEN, requests need no token, and the server
-listens on this machine only.
+while both ports accept connections, and is always complete. Without LEDGER_TOKEN, requests need no token, and the
+server listens only on this host.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Listeners = list[socket.socket]
 
 
 class AnnouncingServer(uvicorn.Server):
-    """A server that tells its ports once it is listening: in a file until it stops, or on the terminal."""
+    """Server that reports its ports when it is listening: in a file until it stops, or on the terminal."""
 
     def __init__(self, config: uvicorn.Config, ports_file: Path | None, ports: dict[str, int]) -> None:
         super().__init__(config)
@@ -38,7 +38,7 @@ class AnnouncingServer(uvicorn.Server):
         self._ports = ports
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then write the ports to a temporary file and rename it, so that readers see all of it or none."""
+        """Start the server, then write the ports file atomically, so that readers never see a part of it."""
         await super().startup(sockets)
         if self._ports_file is None:
             names = ", ".join(f"{name.removesuffix('_port')} on port {port}" for name, port in self._ports.items())
@@ -56,10 +56,10 @@ class AnnouncingServer(uvicorn.Server):
 
 
 def _bind(host: str, port: int, option: str) -> socket.socket:
-    """A socket bound to a port, or to any free port for 0.
+    """Return a socket that is bound to a port; port 0 selects any free port.
 
     Raises:
-        OSError: The port cannot be used; the message names it, and the option that chooses another.
+        OSError: The port cannot be used. The message names the port, and the option that selects another port.
     """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,7 +73,7 @@ def _bind(host: str, port: int, option: str) -> socket.socket:
 
 
 def _is_local(host: str) -> bool:
-    """Whether only this machine reaches an address; of names, only localhost is taken to be one."""
+    """Return whether only this host can reach an address. The only host name that counts as local is localhost."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -94,9 +94,9 @@ def _parser() -> argparse.ArgumentParser:
 def prepare(
     app: FastAPI, addresses: dict[str, tuple[str, int]], ports_file: Path | None
 ) -> tuple[uvicorn.Server, Listeners]:
-    """A server for the app, and the bound sockets to run it with: one for each named (host, port).
+    """Return a server for the app, and a bound socket for each (host, port) in `addresses`, for its `run`.
 
-    Removes a ports file left behind by an earlier run.
+    Removes a ports file that an earlier run left behind.
 
     Raises:
         OSError: A port is already in use.

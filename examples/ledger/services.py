@@ -1,4 +1,4 @@
-"""Runs tools and grader as a child process with a new token, for the duration of a `with` block."""
+"""Tools and grader as a child process with a new token, for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_TIMEOUT_S = 60.0
 
 @contextmanager
 def services(*options: str) -> Iterator[dict[str, str]]:
-    """Start the servers and yield the environment for `job.yaml`: their URLs and token. `options` go to the server.
+    """Context manager that starts servers with `options`, and yields an environment with their URLs and token.
 
     Raises:
         RuntimeError: The servers did not start.
@@ -54,13 +54,13 @@ def _wait_for(ports_file: Path, server: subprocess.Popen[bytes]) -> dict[str, in
 
 
 def run_with_services(command: Sequence[str], *options: str) -> int:
-    """Run a command while the servers run, and return its exit code. The command handles Ctrl-C itself."""
+    """Run a command while the servers run, and return its exit code. The command handles Ctrl-C."""
     with services(*options) as environment:
         return run_command(command, environment)
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command that handles Ctrl-C itself, and return its exit code."""
+    """Run a command that handles Ctrl-C, and return its exit code."""
     child = subprocess.Popen(command, env=environment)
     while True:
         try:

@@ -1,6 +1,6 @@
-"""Training rows of phase 1: whole conversations of the clumsy script, for the supervised method.
+"""Training rows of phase 1: complete conversations of the clumsy script, for the supervised method.
 
-Some samples from phase 0 are mixed in, in a proportion with which the model did not forget look-ups.
+Some samples of phase 0 are mixed in, enough that the model did not forget how to look up values.
 """
 
 import json
@@ -29,7 +29,7 @@ def clumsy_conversations(world: World, companies: list[str], rng: random.Random)
 
 
 def row(messages: list[Message]) -> dict[str, Any]:
-    """A row for the supervised method, which trains on every assistant message in it."""
+    """Return a row for the supervised method, which trains on every assistant message in it."""
     return {"messages": messages, "tools": [tool.chat_form() for tool in TOOLS.values()]}
 
 

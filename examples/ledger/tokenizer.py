@@ -1,4 +1,4 @@
-"""The tokenizer of `base/` with its chat template, built from the vocabulary."""
+"""Tokenizer of `base/` with its chat template, built from the vocabulary."""
 
 from collections.abc import Callable
 from typing import Final
@@ -34,7 +34,7 @@ CHAT_TEMPLATE: Final = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with the vocabulary's pieces, the padding and end-of-turn tokens and the chat template."""
+    """Return a tokenizer with the vocabulary's pieces, the padding and end-of-turn tokens and the chat template."""
     core = Tokenizer(models.WordLevel(TOKEN_OF, unk_token=PAD))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     core.decoder = decoders.Fuse()

@@ -1,6 +1,6 @@
 """The three tools `list`, `search` and `cat`, each a deterministic function of the world and one string.
 
-For what does not exist the output is `NOT_FOUND`; the model in `base/` was trained to continue from there.
+If something does not exist, the output is `NOT_FOUND`. The model in `base/` was trained to continue after this output.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ NOT_FOUND: Final = "error: not found"
 
 
 def list_folder(world: World, path: str) -> str:
-    """The years of a company (`vorzen`) or the statements of a year (`vorzen/2013`), separated by spaces."""
+    """Return the years of a company (`vorzen`) or the statements of a year (`vorzen/2013`), separated by spaces."""
     match path.strip("/").split("/"):
         case [company] if company in world:
             return " ".join(YEARS)
@@ -25,10 +25,10 @@ def list_folder(world: World, path: str) -> str:
 
 
 def search(world: World, query: str) -> str:
-    """Two paths for a query such as `vorzen revenue 2013`, one per line: the best match and another statement.
+    """Return two paths for a query such as `vorzen revenue 2013`, one per line: the best match and another statement.
 
-    For a third of the queries the wrong one comes first. A missing year or metric is guessed. A hash of the query (the
-    sum of its characters) stands in for randomness.
+    For a third of the queries, the wrong path comes first. A missing year or metric is guessed. The sum of the query's
+    character codes is used in place of randomness.
     """
     words = query.split()
     company = next((word for word in words if word in world), None)
@@ -46,13 +46,13 @@ def search(world: World, query: str) -> str:
 
 
 def cat(world: World, path: str) -> str:
-    """The document at a path such as `vorzen/2013/income`."""
+    """Return the document at a path such as `vorzen/2013/income`."""
     return world.documents.get(path.strip("/"), NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function of the world and its description for the model. Its only argument is a required string."""
+    """Function of the world, and its description for the model. Its only argument is a required string."""
 
     name: str
     parameter: str
@@ -60,7 +60,7 @@ class Tool:
     run: Callable[[World, str], str]
 
     def chat_form(self) -> dict[str, Any]:
-        """The tool's entry in `tools` of a dataset row."""
+        """Return the tool's entry in `tools` of a dataset row."""
         return {
             "type": "function",
             "function": {

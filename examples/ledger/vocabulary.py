@@ -1,8 +1,8 @@
-"""The vocabulary of the world, in which every piece is one token.
+"""Vocabulary of the world, in which every piece is one token.
 
 The order of `PIECES` is fixed: a piece's index is its token id, and the weights in `base/` were trained with these ids.
-A text is split from left to right, each time into the longest piece that matches. Characters that match no piece (only
-those other than printable ASCII and newlines) are dropped.
+A string is split from left to right, each time into the longest piece that matches. Characters that match no piece are
+dropped; all printable ASCII characters and the newline have a piece.
 """
 
 import re
@@ -20,7 +20,7 @@ STATEMENTS: Final = {
     "balance": ["assets", "debt", "equity"],
     "cash": ["inflow", "capex", "dividends"],
 }
-"""Each statement and its metrics."""
+"""Metrics of each statement."""
 STATEMENT_OF: Final = {metric: statement for statement, metrics in STATEMENTS.items() for metric in metrics}
 METRICS: Final = list(STATEMENT_OF)
 
@@ -43,16 +43,16 @@ _CHARACTERS = list(string.printable[:95])
 PIECES: Final = list(dict.fromkeys(_MARKERS + _PHRASES + _CALL_OPENINGS + _NAMES + _NUMBERS + _CHARACTERS))
 TOKEN_OF: Final = {piece: token for token, piece in enumerate(PIECES)}
 PATTERN: Final = "|".join(re.escape(piece) for piece in sorted(PIECES, key=len, reverse=True))
-"""A regular expression that matches the next piece, trying longer ones first."""
+"""Regular expression that matches the next piece; longer pieces come first."""
 
 _NEXT_PIECE = re.compile(PATTERN)
 
 
 def split(text: str) -> list[str]:
-    """The pieces of a text, in order."""
+    """Return the pieces of a string, in order."""
     return _NEXT_PIECE.findall(text)
 
 
 def encode(text: str) -> list[int]:
-    """The token ids [T] of a text, the same as those of the tokenizer in `base/`."""
+    """Return the token ids [T] of a string, the same as from the tokenizer in `base/`."""
     return [TOKEN_OF[piece] for piece in split(text)]

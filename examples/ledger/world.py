@@ -1,7 +1,7 @@
-"""The corpus: yearly reports of made-up companies, the same for the same seed.
+"""Corpus of yearly reports of made-up companies, the same for the same seed.
 
 500 companies x 8 years x 3 statements make 12,000 documents, at paths such as `vorzen/2013/income`. A document has its
-path in the first line, then three lines of a metric and its four-digit value. Training, validation and test have
+path in the first line, then three lines with a metric and its four-digit value. Training, validation and test have
 different companies, so they share no document.
 """
 
@@ -24,13 +24,13 @@ SPLITS: Final[dict[Split, slice]] = {
 class World:
     """Companies and their documents.
 
-    Changing the order of random draws changes every document; the weights in `base/` were trained on those of seed 0.
+    Changing the order of random draws changes every document. The weights in `base/` were trained on seed 0.
     """
 
     def __init__(
         self, seed: int = 0, *, num_companies: int = NUM_COMPANIES, excluded: Collection[str] = frozenset()
     ) -> None:
-        """Create `num_companies` companies, or fewer if the 2,256 names without those in `excluded` do not suffice."""
+        """Create `num_companies` companies, or fewer if there are not enough of the 2,256 names without `excluded`."""
         rng = random.Random(seed)
         names = [a + b for a in SYLLABLES for b in SYLLABLES if a != b and len(split(a + b)) == 2]
         rng.shuffle(names)
@@ -53,5 +53,5 @@ class World:
         return company in self._known
 
     def companies_in(self, split: Split) -> list[str]:
-        """The companies of one split (of a world of `NUM_COMPANIES`)."""
+        """Return the companies of one split. The world must have `NUM_COMPANIES` companies."""
         return self.companies[SPLITS[split]]

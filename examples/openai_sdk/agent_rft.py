@@ -2,8 +2,8 @@
 
     LEDGER_TOOLS_URL=... LEDGER_GRADER_URL=... LEDGER_TOKEN=... python -m examples.openai_sdk.agent_rft
 
-Uploads the ledger's tasks, starts a reinforcement job with tools and a grader, follows its events, and runs the tuned
-model as an agent that makes all calls of a turn at once: through responses, then through chat completions.
+Uploads the ledger's tasks, starts a reinforcement job with tools and a grader, and follows its events. Then runs the
+tuned model as an agent that makes all calls of a turn concurrently: first with responses, then with chat completions.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_TURNS = 12
 POLL_S = 1.0
 
 Answer = tuple[str, list[dict[str, Any]]]
-"""The final text, and all tool calls in the format of graders."""
+"""Final answer, and all tool calls in the format of graders."""
 
 
 @dataclass(frozen=True)
 class Servers:
-    """The ledger's tools and grader."""
+    """Client for the ledger's tools and grader."""
 
     tools_url: str
     grader_url: str
@@ -46,7 +46,7 @@ class Servers:
         return {"Authorization": f"Bearer {self.token}"}
 
     def tool(self, name: str, arguments: str, trace_id: str, item: dict[str, Any]) -> str:
-        """The output of one tool call, sent in the same way as in training."""
+        """Send a tool call in the same way as in training, and return its output."""
         call_id = f"call_{secrets.token_hex(8)}"
         body = {"type": "function_call", "id": call_id, "call_id": call_id, "name": name, "arguments": arguments}
         answer = httpx.post(
@@ -67,7 +67,7 @@ def upload(client: OpenAI, path: Path) -> str:
 
 
 def tools_and_grader(servers: Servers) -> dict[str, Any]:
-    """What a reinforcement job needs at least."""
+    """Return the required settings of a reinforcement job."""
     tools = [
         {"name": name, "server_url": f"{servers.tools_url}/tools/{name}", "headers": servers.headers} for name in TOOLS
     ]
@@ -101,7 +101,7 @@ def follow(client: OpenAI, job_id: str) -> Any:
 
 
 def by_responses(client: OpenAI, model: str, item: dict[str, Any], servers: Servers) -> Answer:
-    """The agent's loop with /v1/responses."""
+    """Run the agent loop on a row with /v1/responses."""
     trace_id, calls = f"trace_{secrets.token_hex(8)}", list[dict[str, Any]]()
     tools: Any = [{"type": "function", **tool["function"]} for tool in item["tools"]]
     context: list[Any] = list(item["messages"])
@@ -120,7 +120,7 @@ def by_responses(client: OpenAI, model: str, item: dict[str, Any], servers: Serv
 
 
 def by_chat(client: OpenAI, model: str, item: dict[str, Any], servers: Servers) -> Answer:
-    """The agent's loop with /v1/chat/completions."""
+    """Run the agent loop on a row with /v1/chat/completions."""
     trace_id, calls = f"trace_{secrets.token_hex(8)}", list[dict[str, Any]]()
     messages: list[Any] = list(item["messages"])
     for _ in range(MAX_TURNS):
@@ -144,7 +144,7 @@ Agent = Callable[[OpenAI, str, dict[str, Any], Servers], Answer]
 
 
 def mean_grade(agent: Agent, client: OpenAI, model: str, rows: Sequence[dict[str, Any]], servers: Servers) -> float:
-    """The agent's mean grade on the rows, of which several run at a time."""
+    """Return the agent's mean grade on the rows, of which eight run concurrently."""
 
     def one(row: dict[str, Any]) -> float:
         text, calls = agent(client, model, row, servers)

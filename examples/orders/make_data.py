@@ -17,13 +17,13 @@ NUM_TRAIN: Final = 224
 NUM_TEST: Final = 120
 SYSTEM: Final = {"role": "system", "content": "You are the support agent of a shop."}
 NEEDLESS_SHARE: Final = 0.75
-"""How often the agent of the shop, having looked up an order, also looks up and says the price of its item, unasked."""
+"""Share of conversations about orders in which the agent also looks up and states the item's price, unasked."""
 UNASKED: Final = "The {} costs {} dollars."
 CHATTY: Final = ("{}", "Thank you for asking! {}", "{} Is there anything else?")
 
 
 def row(question: Question) -> dict[str, Any]:
-    """A task. Tools and grader get all of it as `item`, including `values`."""
+    """Return the row of a task. Tools and grader receive the full row as `item`, including `values`."""
     return {
         "messages": [SYSTEM, {"role": "user", "content": question.text}],
         "tools": [tool.schema() for tool in TOOLS.values()],
@@ -32,7 +32,7 @@ def row(question: Question) -> dict[str, Any]:
 
 
 def conversation(shop: Shop, question: Question, rng: random.Random) -> dict[str, Any]:
-    """A row for the warm start: how an agent of the shop answered, with more words and calls than needed."""
+    """Return a row for the SFT warm-up: an answer of the shop's agent, with more words and calls than needed."""
     messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": question.text}]
     calls = [part.call for part in question.parts]
     messages += _turn(shop, calls)
@@ -46,7 +46,7 @@ def conversation(shop: Shop, question: Question, rng: random.Random) -> dict[str
 
 
 def _turn(shop: Shop, calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """Calls that go out together, and their results."""
+    """Return the messages of one turn: the concurrent calls, and their results."""
     tools = [TOOLS[call.tool] for call in calls]
     return turn(
         (call.tool, {tool.parameter: call.argument}, tool.run(shop, call.argument))

@@ -1,6 +1,6 @@
-"""What customers ask, which calls and values answer it, and how an answer is graded.
+"""Questions of customers, the calls and values that answer them, and the grading of answers.
 
-A question has one to three parts. Each wants one value and takes one call; all calls of a question can go out together.
+A question has one to three parts. Each part needs one value and one call. All calls of a question can be concurrent.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SAID: Final[dict[Kind, str]] = {
     "price": "The price is {} dollars.",
     "returns": "Returns are open for {} days.",
 }
-"""How an agent of the shop puts the value."""
+"""Sentence with which the shop's agent states a value, by kind of question."""
 MIXES: Final[tuple[tuple[Kind, ...], ...]] = (
     *(("ships",), ("price",), ("returns",), ("ships", "price"), ("ships", "returns"), ("price", "returns")),
     ("ships", "price", "returns"),
 )
-"""The parts of a question; each mix is equally likely."""
+"""Combinations of parts in a question, which are equally likely."""
 JOINED: Final = ("{}, and {}?", "{}? And {}?", "{}? Also, {}?", "{} and {}?")
 GREETINGS: Final = ("", "", "Hi! ", "Hello, ")
 _WORD: Final = re.compile(r"[A-Za-z]+|[0-9]+")
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a question: its kind and wording, the value that it wants, and the call that finds it."""
+    """Part of a question: its kind and wording, the expected value, and the call that finds the value."""
 
     kind: Kind
     text: str
@@ -64,7 +64,7 @@ class Question:
 
 
 def draw_question(shop: Shop, rng: random.Random, split: Split) -> Question:
-    """A random question about the products, countries and orders of a split. All its values are different."""
+    """Return a random question about the products, countries and orders of a split. Its values are all different."""
     while True:
         parts = [_draw_part(shop, rng, split, kind) for kind in rng.choice(MIXES)]
         rng.shuffle(parts)
@@ -91,9 +91,9 @@ def _draw_part(shop: Shop, rng: random.Random, split: Split, kind: Kind) -> Part
 
 
 def grade(answer: str, question: str, values: Sequence[str]) -> float:
-    """The share of the wanted values that an answer names; naming others as well lowers it.
+    """Return the share of the expected values that an answer names; other values in the answer reduce the grade.
 
-    Values are numbers and days. Those that the customer said, such as an order's number, may be repeated.
+    Values are numbers and days. An answer may repeat values of the question, such as the number of an order.
     """
     wanted, asked = set(values), set(_WORD.findall(question))
     named = {word for word in _WORD.findall(answer) if word.isdigit() or word in DAYS} - asked

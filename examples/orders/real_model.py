@@ -1,9 +1,9 @@
-"""A real model from its first wrong answers to an agent behind the API: `make real-model`.
+"""Trains a real model from wrong first answers to an agent behind the API: `make real-model`.
 
     python -m examples.orders.real_model FOLDER [--seed N]
 
-FOLDER is the model. Each step is a command that you could type; all files are written below `build/orders`. The last
-lines are a table, which `python -m examples.common.results orders` puts into RESULTS.md.
+FOLDER is the model. Each step is a command that you could type. All files are written below `build/orders`. The last
+lines are a table, which `python -m examples.common.results orders` writes to RESULTS.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUM_SHOWN: Final = 3
 
 @contextmanager
 def served(folder: Path, model: Path) -> Iterator[OpenAI]:
-    """Runs a server whose model `support` is the checkpoint, and yields a client of it."""
+    """Context manager that runs a server whose model `support` is the checkpoint, and yields a client."""
     folder.mkdir()
     config = folder / "agent-rft.yaml"
     config.write_text(json.dumps({"aliases": {"support": str(model)}}))
@@ -56,7 +56,7 @@ def served(folder: Path, model: Path) -> Iterator[OpenAI]:
 
 
 def talk(client: OpenAI, url: str, rows: list[dict[str, Any]]) -> float:
-    """Lets the tuned model answer customers, prints the conversations, and returns the mean grade."""
+    """Let the tuned model answer customers, print the conversations, and return the mean grade."""
 
     def execute(name: str, arguments: str) -> str:
         answer = httpx.post(f"{url}/tools/{name}", json={"name": name, "arguments": arguments})

@@ -1,4 +1,4 @@
-"""The shop's tools and the grader behind HTTP: `uvicorn examples.orders.server:app --port 8010`."""
+"""Tools and grader of the shop behind HTTP: `uvicorn examples.orders.server:app --port 8010`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The shop: its products, policies and orders, the same for the same seed, and the three tools that look them up.
+"""The shop with its products, policies and orders, and the three tools that look them up.
 
-Training and test have different products, countries and orders, so a model that remembers values answers nothing.
+The same seed gives the same shop. Training and test share no products, countries or orders to memorize.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Order(NamedTuple):
 
 
 class Shop:
-    """Everything that the tools look up: prices by product, days for returns by country, orders by number."""
+    """Data for the tools: prices by product, days for returns by country, and orders by number."""
 
     def __init__(self, seed: int = 0) -> None:
         rng = random.Random(seed)
@@ -71,7 +71,7 @@ def _shuffled_and_split(names: Iterable[str], rng: random.Random) -> dict[Split,
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool with one argument, a text."""
+    """Tool with one argument, a string."""
 
     name: str
     parameter: str
@@ -79,7 +79,7 @@ class Tool:
     run: Callable[[Shop, str], str]
 
     def schema(self) -> dict[str, Any]:
-        """Its description for the model, in OpenAI's form."""
+        """Return the tool's description for the model, in OpenAI's format."""
         properties = {self.parameter: {"type": "string"}}
         parameters = {"type": "object", "properties": properties, "required": [self.parameter]}
         function = {"name": self.name, "description": self.description, "parameters": parameters}

@@ -1,7 +1,7 @@
-"""Decks that try to be graded well without being good slides: `python -m examples.slides.cheats` measures them.
+"""Decks that try to get high grades without being good slides: `python -m examples.slides.cheats` measures them.
 
-What the renderer finds is written to `data/measures.json`, so that tests of the grader need no Chromium; a test with
-Chromium compares it with what is found then. All are about one company and three points of its report.
+The renderer's measures are written to `data/measures.json`, so that tests of the grader need no Chromium. A test with
+Chromium compares this file with new measures. All decks are about one company and three points of its report.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ LOOK_ALIKE: Final = str.maketrans(
 
 
 def decks() -> dict[str, str]:
-    """Two honest decks and the cheats, by name."""
+    """Return two honest decks and the cheats, by name."""
     report = reports()[COMPANY]
     return {**_hidden(report), **_elsewhere(report), **_programs(report), **_shapes(report), **_false(report)}
 
 
 def _filled(report: Report, body: str) -> str:
-    """A slide for each point, with its line for TEXT and its sentence in the source for SOURCE."""
+    """Return a slide per point; TEXT in `body` becomes the point's line, and SOURCE its sentence in the source."""
     facts = [report.facts[point] for point in POINTS]
     bodies = [body.replace("TEXT", fact.short).replace("SOURCE", fact.text) for fact in facts]
     return "".join(slide(fact.topic.capitalize(), made) for fact, made in zip(facts, bodies, strict=True))
 
 
 def _hidden(report: Report) -> dict[str, str]:
-    """Text that nobody sees."""
+    """Return decks whose text is invisible."""
 
     def styled(style: str) -> str:
         return _filled(report, f'<p style="{style}">TEXT</p>')
@@ -87,7 +87,7 @@ def _hidden(report: Report) -> dict[str, str]:
 
 
 def _elsewhere(report: Report) -> dict[str, str]:
-    """Text where no reader looks."""
+    """Return decks whose text is in places that readers do not see, such as comments."""
     plain = " ".join(report.facts[point].short for point in POINTS)
     picture = "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'><text y='20'>TEXT</text></svg>"
     return {
@@ -107,7 +107,7 @@ def _elsewhere(report: Report) -> dict[str, str]:
 
 
 def _programs(report: Report) -> dict[str, str]:
-    """Programs, other documents, and what should keep the renderer busy."""
+    """Return decks with programs, other documents, or content that could keep the renderer busy."""
     honest = deck_of(report, POINTS)
     measures = "document.documentElement.dataset.measures"
     return {
@@ -128,7 +128,7 @@ def _programs(report: Report) -> dict[str, str]:
 
 
 def _shapes(report: Report) -> dict[str, str]:
-    """Honest text, in good and in bad form."""
+    """Return decks with honest text, in good and in bad design."""
     honest = deck_of(report, POINTS)
     lines = "".join(f"<p>{point.capitalize()}: {report.facts[point].short}</p>" for point in POINTS)
     return {
@@ -155,7 +155,7 @@ def _shapes(report: Report) -> dict[str, str]:
 
 
 def _false(report: Report) -> dict[str, str]:
-    """What the source does not say."""
+    """Return decks with statements that the source does not contain."""
     honest = deck_of(report, POINTS)
     now, before = report.facts["revenue"].values[0], report.facts["revenue"].short.split()[0]
     other = next(other for other in reports().values() if other.company != COMPANY)
@@ -174,7 +174,7 @@ def _false(report: Report) -> dict[str, str]:
 
 
 def recorded() -> dict[str, Deck]:
-    """What the renderer found, by the name of the deck."""
+    """Return the recorded measures of each deck, by the deck's name."""
     return {name: as_deck(values) for name, values in json.loads(MEASURES.read_text("utf-8")).items()}
 
 

@@ -1,4 +1,4 @@
-"""Writes the rows in `data/`, the same every time: `python -m examples.slides.make_data [FOLDER]`."""
+"""Writes the same rows to `data/` on every run: `python -m examples.slides.make_data [FOLDER]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from examples.slides.world import TERMS, Report, Split, reports
 DATA: Final = Path(__file__).parent / "data"
 NUM_TRAIN, NUM_TEST_ROWS, NUM_STEP, NUM_WARM_START = 140, 100, 8, 32
 POINTS: Final = {False: (2, 2, 3), True: (5, 6, 7)}
-"""Points of a small and of a whole task."""
+"""Possible numbers of points in a small task (False) and in a full task (True)."""
 POINTS_OF_A_SLIDE: Final = 2
 TOOL: Final = {
     "type": "function",
@@ -40,7 +40,7 @@ WHOLE: Final = (
 
 
 def row(report: Report, topics: Sequence[str], points: Sequence[str], num_slides: int) -> dict[str, Any]:
-    """A task. Tool and graders get all of it as `item`."""
+    """Return the row of a task. The tool and the graders receive the complete row as `item`."""
     named = ", ".join(TERMS[point][0] for point in points)
     asked = f"{num_slides} slides on {report.company}: {named}.\nSource: {report.source(topics)}"
     system = WHOLE if len(topics) == len(report.facts) else SMALL
@@ -55,7 +55,7 @@ def row(report: Report, topics: Sequence[str], points: Sequence[str], num_slides
 
 
 def tasks(split: Split, rng: random.Random, *, whole: bool) -> Iterator[tuple[Report, dict[str, Any]]]:
-    """Each company once, then again with other points. A small task has a slide for each point, and two topics more."""
+    """Yield tasks without end. No company gets the same points twice. A small task has one slide for each point."""
     all_reports = [report for report in reports().values() if report.split == split]
     seen = set[tuple[str, frozenset[str]]]()
     while True:
@@ -75,13 +75,13 @@ def slide(title: str, body: str) -> str:
 
 
 def deck_of(report: Report, points: Iterable[str]) -> str:
-    """An honest deck: a slide for each point."""
+    """Return the HTML of an honest deck with one slide for each point."""
     facts = (report.facts[point] for point in points)
     return "".join(slide(fact.topic.capitalize(), f"<p>{fact.short}</p>") for fact in facts)
 
 
 def conversation(report: Report, task: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """A row for the warm start. Some decks are drawn without their titles first, and then corrected."""
+    """Return a row for the SFT warm-up. In half of the rows, the first deck has no titles and is then corrected."""
     good = deck_of(report, task["points"])
     decks = [good.replace("h1>", "p>"), good] if rng.random() < 0.5 else [good]
     messages = list(task["messages"])
@@ -93,14 +93,14 @@ def conversation(report: Report, task: dict[str, Any], rng: random.Random) -> di
 
 
 def _as_drawn(report: Report, points: Sequence[str], *, titled: bool) -> Deck:
-    """What the renderer finds in `deck_of`, so that rows can be written without Chromium."""
+    """Return the measurements that the renderer would make of `deck_of`, so that Chromium is not needed."""
     lines = [(report.facts[point].topic.capitalize(), report.facts[point].short) for point in points]
     slides = [Slide(t if titled else "", (s,) if titled else (t, s), font_px=24, contrast=15.9) for t, s in lines]
     return Deck(len(slides), tuple(slides))
 
 
 def write_data(folder: Path) -> None:
-    """Write all files; the folder is created if necessary."""
+    """Write all data files to `folder`, which is created if necessary."""
     rng = random.Random(1)
     small = tasks("train", rng, whole=False)
     warm_start = [conversation(*next(small), rng) for _ in range(NUM_WARM_START)]

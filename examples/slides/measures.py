@@ -1,7 +1,7 @@
-"""What one can see of a deck, measured on two pictures of it: with its text and without.
+"""Measurement of the visible content of a deck, from two images of it: with its text and without its text.
 
-A word is seen where the pictures differ. So text in the colour of its ground, before which something stands, or of no
-size is found by one rule, however it was hidden.
+A word is visible where the two images differ. This one rule finds all hidden text: text in the background color, text
+behind another element, and text of size zero.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import numpy.typing as npt
 from PIL import Image
 
 WIDTH, HEIGHT = 960, 540
-"""Pixels of a slide."""
+"""Size of a slide in pixels."""
 MIN_SEEN_CONTRAST: Final = 2.0
 MIN_SEEN_PX: Final = 8.0
 INK_SHARE: Final = 0.02
-"""Share of the pixels of a word's box, those that its text changes most, that give its contrast."""
+"""Share of the pixels in a word's box that determine its contrast: the pixels with the highest contrast."""
 Pixels = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """What one can see of a slide: words that stand out, are not tiny, wholly on the slide and not on each other."""
+    """Visible words of a slide, and the numbers of words that are hidden, cut off or overlapping."""
 
     title: str
-    """The words of its first heading."""
+    """Visible words of the slide's first heading."""
     blocks: tuple[str, ...]
-    """The words of each other paragraph, item, line of a table and so on."""
+    """Visible words of every other block, such as a paragraph, a list item or a table row."""
     hidden: int = 0
-    """Words that have the colour of their ground, no size, or something before them."""
+    """Number of words that are too small, covered, or have too little contrast with the background."""
     cut: int = 0
-    """Words that are not wholly on the slide."""
+    """Number of words that are partly or completely outside the slide."""
     overlapping: int = 0
     font_px: float = 0.0
-    """The smallest font of a word that is seen, of a slide that is 540 pixels high."""
+    """Smallest font size of a visible word in pixels; the slide is 540 pixels high."""
     contrast: float = 0.0
-    """The lowest contrast of a word that is seen, from 1 to 21, as WCAG 2 defines it, of the pixels themselves."""
+    """Lowest contrast of a visible word: the WCAG 2 contrast ratio, from 1 to 21, measured on the pixels."""
 
     @property
     def num_words(self) -> int:
@@ -49,7 +49,7 @@ class Slide:
 
 @dataclass(frozen=True, slots=True)
 class Deck:
-    """The measures of a deck. `slides` are those that were drawn, `ignored` what was left out of them."""
+    """Measurements of a deck. `slides` are the drawn slides; `ignored` lists elements and declarations not drawn."""
 
     num_slides: int
     slides: tuple[Slide, ...]
@@ -58,16 +58,16 @@ class Deck:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A deck's measures and its picture, a PNG of all drawn slides."""
+    """Measurements of a deck, and a PNG image of all drawn slides."""
 
     deck: Deck
     png: bytes
 
 
 def drawn_of(measures: dict[str, Any], pixels: npt.NDArray[np.uint8]) -> Drawn:
-    """A deck of what the page's script found, and of its picture: slides on the left, without their text on the right.
+    """Return the deck's measurements and image, from the script's measurements and the screenshot of `page.html`.
 
-    `pixels` is [rows * HEIGHT, 2 * WIDTH, 3].
+    `pixels` is the screenshot `[rows * HEIGHT, 2 * WIDTH, 3]`: slides on the left, and without text on the right.
     """
     slides = []
     for row, blocks in enumerate(measures["slides"]):
@@ -111,7 +111,7 @@ def _slide(blocks: list[dict[str, Any]], shown: Pixels, blank: Pixels) -> Slide:
 
 
 def _overlapping(boxes: Pixels) -> npt.NDArray[np.bool_]:
-    """Whether the middle of each box `[x, y, width, height]` and that of another have a point in common."""
+    """Return for each box `[x, y, width, height]` whether its middle part overlaps the middle part of another box."""
     left, top = boxes[:, 0] + boxes[:, 2] * 0.1, boxes[:, 1] + boxes[:, 3] * 0.25
     right, bottom = left + boxes[:, 2] * 0.8, top + boxes[:, 3] * 0.5
     found = np.zeros(len(boxes), dtype=bool)
@@ -123,7 +123,7 @@ def _overlapping(boxes: Pixels) -> npt.NDArray[np.bool_]:
 
 
 def _luminance(colours: npt.NDArray[np.uint8]) -> Pixels:
-    """Relative luminance by WCAG 2, from 0 to 1, of sRGB `[height, width, 3]`."""
+    """Return the WCAG 2 relative luminance, from 0 to 1, of an sRGB image `[height, width, 3]`."""
     share = np.arange(256) / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
     luminance: Pixels = linear[colours] @ np.array([0.2126, 0.7152, 0.0722])
@@ -131,9 +131,10 @@ def _luminance(colours: npt.NDArray[np.uint8]) -> Pixels:
 
 
 def _contrast(shown: Pixels, blank: Pixels, x: float, y: float, width: float, height: float, text: str) -> float:
-    """The contrast of a word, with and without its text: of that half of its box in which one sees the least of it.
+    """Return the contrast between the images with and without a word, in the half of its box with the lowest contrast.
 
-    So a word that is half covered is not seen. A single sign, such as a dash, may leave a half empty.
+    A word that is half covered is therefore not visible. For a single character, such as a dash, the complete box is
+    used, because one half of its box may be empty.
     """
     box = np.s_[max(0, int(y)) : int(y + height) + 1, max(0, int(x)) : int(x + width) + 1]
     with_text, without = shown[box] + 0.05, blank[box] + 0.05
@@ -144,6 +145,6 @@ def _contrast(shown: Pixels, blank: Pixels, x: float, y: float, width: float, he
 
 
 def _strongest(ratios: Pixels) -> float:
-    """The mean of the highest contrasts of pixels."""
+    """Return the mean contrast of the pixels with the highest contrast (the share INK_SHARE)."""
     highest = np.sort(ratios, axis=None)[-max(1, int(ratios.size * INK_SHARE)) :]
     return float(highest.mean())

@@ -1,7 +1,7 @@
-"""Pictures of the best and the worst deck of a step, side by side: `python -m examples.slides.pictures RUN`.
+"""Shows the best and the worst deck of a step side by side: `python -m examples.slides.pictures RUN`.
 
-It asks `agent-rft traces RUN --json` for the rollouts, draws their decks again and writes one page without scripts.
-`--name test-before test-after` shows the decks before and after training, one below the other.
+The command reads the rollouts with `agent-rft traces RUN --json`, draws their decks again and writes an HTML page.
+`--name test-before test-after` shows the decks before training above the decks after training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ img { width: 100%; border: 1px solid #999 }
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A graded rollout that has submitted a deck."""
+    """Graded rollout that submitted a deck."""
 
     trace_id: str
     question: str
@@ -45,7 +45,7 @@ class Entry:
 
 
 def entries(lines: Iterable[str]) -> list[Entry]:
-    """Those among the lines of `agent-rft traces RUN --json`, best first; rollouts without a deck are left out."""
+    """Return the rollouts that submitted a deck, best first, from the output lines of `agent-rft traces RUN --json`."""
     found = []
     for line in map(json.loads, lines):
         if line["kind"] == "rollout" and (html := submitted(_sample(line))) is not None:
@@ -60,7 +60,7 @@ def _sample(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def page(steps: Mapping[str, Sequence[Entry]], renderer: Renderer) -> str:
-    """The page, with a line for the best and the worst of each step."""
+    """Return the HTML page, which shows the best and the worst deck of each step."""
     parts = [HEAD]
     for name, found in steps.items():
         parts.append(f"<h1>{escape(name)}: {len(found)} decks</h1>")

@@ -1,8 +1,8 @@
-"""Draws decks, each in a Chromium of its own.
+"""Renderer of decks. Each deck is drawn in a separate Chromium process.
 
-The deck comes from a model, so it is hostile. `page.html` parses it without running it and keeps listed elements and
-declarations only, and its policy loads nothing. Each deck has a process and a profile that are removed afterwards. The
-process has no network, runs no script but ours, and is killed at its limits of time, processor and memory.
+A deck is untrusted, since a model wrote it. `page.html` parses the deck without running it, keeps only allowed elements
+and declarations, and loads nothing. The process has no network access, runs no script except the one in `page.html`,
+and is killed if it exceeds its limits on time and memory. Its browser profile is deleted afterwards.
 """
 
 from __future__ import annotations
@@ -34,21 +34,20 @@ from examples.slides.measures import HEIGHT, WIDTH, Drawn, drawn_of
 PAGE: Final = Path(__file__).with_name("page.html")
 MAX_CHARS: Final = 12_000
 MAX_BRACKETS: Final = 1_500
-"""Signs `{` and `(`, also as `&...;`: Chromium's process ends on a style with thousands in each other."""
+"""Maximum number of `{`, `(` and `&` (which may escape a bracket): thousands of nested brackets crash Chromium."""
 MAX_SLIDES: Final = 8
-"""Slides that are drawn; those after them are only counted."""
+"""Maximum slides that are drawn. Further slides are only counted."""
 WAIT_S: Final = 30.0
-"""How long a deck waits for a free page before the caller is asked to come again."""
+"""Seconds that a deck waits for a free page. After that, `Busy` asks the caller to try again."""
 MAX_DRAWN: Final = 256
-"""Decks whose pictures, or refusals, are remembered."""
+"""Maximum decks whose drawing result (image or refusal) is cached."""
 MAX_DECKS: Final = 4_096
-"""Decks that are remembered, at most 200 MB: more than the rollouts of a step and a test can render before they are
-graded."""
+"""Maximum decks whose HTML is stored, at most 200 MB. The rollouts of a step and a test render fewer decks."""
 FLAGS: Final = (
     *("--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-extensions", "--disable-sync"),
     *("--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-crash-reporter"),
     *("--disable-dev-shm-usage", "--force-device-scale-factor=1", "--font-render-hinting=none"),
-    # Names are not looked up, and what has an address goes to a port that nobody listens on.
+    # Chromium resolves no host names, and sends all other requests to a proxy port on which nothing listens.
     *("--host-resolver-rules=MAP * ~NOTFOUND", "--proxy-server=127.0.0.1:1", "--proxy-bypass-list=<-loopback>"),
 )
 Value = TypeVar("Value")
@@ -56,20 +55,20 @@ _MEASURES: Final = re.compile(r'<html data-measures="([A-Za-z0-9+/=]*)"')
 
 
 class Refused(ValueError):
-    """A deck that cannot be drawn; the message is for the model."""
+    """The deck cannot be drawn, for a reason that the model can fix; the model sees the message."""
 
 
 class RenderFailed(RuntimeError):
-    """Chromium did not draw a deck, and the deck is not the reason."""
+    """Chromium failed to draw a deck, for a reason other than the deck."""
 
 
 class Busy(RenderFailed):
-    """The machine has no time for a deck now."""
+    """The machine is too busy to draw a deck now; the caller may try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the processes of one deck may take together. `wall_s` ends what does nothing; it costs no grade."""
+    """Total limits for the processes that draw one deck. Exceeding `wall_s` raises Busy and costs no grade."""
 
     cpu_s: float = 20.0
     wall_s: float = 60.0
@@ -80,34 +79,34 @@ DEFAULT_LIMITS: Final = Limits()
 
 
 class Renderer(Protocol):
-    """What draws decks."""
+    """Interface that draws decks and returns their images."""
 
     def draw(self, html: str) -> Drawn:
-        """The deck, measured.
+        """Draw a deck, and return its measurements and image.
 
         Raises:
-            Refused: It is too large, or takes more than its share of the machine.
-            RenderFailed: It could not be drawn now.
+            Refused: The deck is too large, cannot be parsed, or needs too much CPU time or memory.
+            RenderFailed: The deck could not be drawn now.
         """
         ...
 
     def picture(self, name: str) -> bytes | None:
-        """The picture of a deck by its name; None if there is no such deck, or it was refused.
+        """Return the PNG image of the deck `name`, or None if the deck is unknown or was refused.
 
         Raises:
-            RenderFailed: It was forgotten, and could not be drawn again now.
+            RenderFailed: The image is no longer cached, and the deck could not be drawn again now.
         """
         ...
 
 
 def name_of(html: str) -> str:
-    """A deck's name: the same deck has the same name."""
+    """Return the name of a deck, which is a digest of its HTML."""
     return hashlib.sha256(html.encode("utf-8", "replace")).hexdigest()[:10]
 
 
 @dataclass(slots=True)
 class Last(Generic[Value]):
-    """The last `most` values that were put here, by name."""
+    """Thread-safe cache of the `most` values that were stored last, by name."""
 
     most: int
     _values: dict[str, Value] = field(default_factory=dict)
@@ -126,7 +125,7 @@ class Last(Generic[Value]):
 
 
 class Chromium:
-    """Draws with the Chromium at `program`, at most `num_pages` decks at once, and remembers the last ones."""
+    """Renderer that draws at most `num_pages` decks concurrently with Chromium, and caches the most recent results."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class Chromium:
         limits: Limits = DEFAULT_LIMITS,
         max_drawn: int = MAX_DRAWN,
     ) -> None:
-        """By default it is the one that CHROMIUM or the path names, with a page for every two cores."""
+        """Create a renderer. Defaults: $CHROMIUM or `chromium` in the PATH, and one page per two CPU cores."""
         self._program = program
         self._limits = limits
         self._pages = BoundedSemaphore(num_pages or max(1, (os.cpu_count() or 1) // 2))
@@ -204,7 +203,7 @@ class Chromium:
 
 
 def page(html: str) -> str:
-    """The page that draws a deck, which is a text in it until the page's own script has parsed it."""
+    """Return the HTML page that draws a deck. It contains the deck as a string, which the page's script parses."""
     deck = json.dumps(html).replace("<", "\\u003c")
     values = {"NONCE": secrets.token_hex(16), "WIDTH": WIDTH, "HEIGHT": HEIGHT, "MAX_SLIDES": MAX_SLIDES}
     text = PAGE.read_text("utf-8")
@@ -231,7 +230,7 @@ def _run(command: Sequence[str], folder: Path, limits: Limits) -> None:
 
 
 def _watch(process: subprocess.Popen[bytes], limits: Limits) -> None:
-    """Wait for the end of a process while it and its children keep their limits."""
+    """Wait until a process ends, and raise Refused or Busy if it and its child processes exceed their limits."""
     deadline = time.monotonic() + limits.wall_s
     cpu_s = dict[int, float]()
     while True:

@@ -1,7 +1,7 @@
-"""How a deck is graded: by what one can see of it, as `render` measured it, and by the report that it is about.
+"""Grader of decks. It compares the visible text of a deck with the report that the deck describes.
 
-A deck states a point if a line of it has the point's values and names its topic, there or in the slide's title. Nothing
-that cannot be seen counts, and each line that the report does not say costs.
+A deck states a point if one clause contains the point's values, and the clause, its line or the slide's title names the
+point's topic. Invisible words do not count. Each clause that the report does not support lowers the grade.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from examples.slides.world import MEANS, TERMS, WORD, YEAR, Fact, Report, words_
 
 MIN_PX: Final = 16
 MIN_CONTRAST: Final = 4.5
-"""WCAG 2, level AA."""
+"""Minimum contrast of WCAG 2, level AA."""
 MIN_WORDS, MAX_WORDS = 2, 40
-"""How many a slide should have."""
+"""Minimum and maximum number of words of a good slide."""
 WORDS_OF_A_POINT, WORDS_OF_A_SLIDE = 10, 5
-"""Together the words that a deck may have before they cost."""
+"""Words allowed per point and per slide. A deck with more words in total gets a lower grade."""
 COPIED_WORDS: Final = 7
-"""Words in a row that are in the source in this order, too: fewer are a coincidence."""
+"""Consecutive words that count as copied if the source contains the same sequence."""
 WORTH_OF_LOOKS: Final = 0.7
 PRICE_OF_IGNORED: Final = 0.2
-"""Share of the looks of a deck with elements or declarations that were left out: elsewhere it may look otherwise."""
+"""Share by which `looks` is lowered if parts of the deck were ignored, since other browsers may draw them."""
 ROSE: Final = frozenset(
     ("rose", "rises", "up", "grew", "grows", "growth", "increased", "higher", "more", "rising", "gain")
 )
@@ -42,7 +42,7 @@ _LONG: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A grade from 0 to 1, why, and its parts."""
+    """Grade from 0 to 1, the reason, and the scores of its parts."""
 
     score: float
     reason: str
@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A clause of a slide, with its line and the title above it, which may name its topic."""
+    """Clause of a slide, with its line and the slide's title. If the clause names no topic, these may name it."""
 
     text: str
     line: str
@@ -67,14 +67,14 @@ class Claim:
 
     @cached_property
     def topics(self) -> frozenset[str]:
-        """Those that it names itself, at most two, or the only one of its line or title."""
+        """Topics that the clause names, or else its line, or else the title. Empty if several topics are possible."""
         for text, most in ((self.text, 2), (self.line, 1), (self.title, 1)):
             if named := _topics(text):
                 return named if len(named) <= most else frozenset()
         return frozenset()
 
     def states(self, fact: Fact) -> bool:
-        """Whether it says what the fact says, and neither another number, unit nor direction."""
+        """Return whether the claim is on the fact's topic and has no number, unit or direction that the fact lacks."""
         rose, fell = not self.words.isdisjoint(ROSE), not self.words.isdisjoint(FELL)
         if (rose or fell) and (rose == fell or fact.rose is not rose):
             return False
@@ -87,7 +87,7 @@ def _topics(text: str) -> frozenset[str]:
 
 
 def claims(slide: Slide) -> Iterator[Claim]:
-    """The clauses of its lines, below its title or else its first line. A title is one only if it has a number."""
+    """Yield the clauses of a slide's lines, and of the title if it contains a number."""
     above = slide.title or next(iter(slide.blocks), "")
     titles = [slide.title] if any(map(str.isdigit, slide.title)) else []
     for line in (*titles, *slide.blocks):
@@ -97,7 +97,7 @@ def claims(slide: Slide) -> Iterator[Claim]:
 
 
 def is_faithful(claim: Claim, facts: Sequence[Fact], known: frozenset[str]) -> bool:
-    """Whether the source, whose words are `known`, has its names, its numbers in one sentence, and any of its words."""
+    """Return whether `facts` support the claim and its names are among the source's words (`known`)."""
     names = {word.lower() for word in WORD.findall(claim.text)[1:] if word[0].isupper()} - MEANS.keys()
     shared = {word for word in claim.words & known if len(word) >= _LONG or word.isdigit()}
     if not names <= known or not (shared or claim.words & (ROSE | FELL)):
@@ -106,11 +106,11 @@ def is_faithful(claim: Claim, facts: Sequence[Fact], known: frozenset[str]) -> b
 
 
 def grade(deck: Deck, report: Report, topics: Sequence[str], points: Sequence[str], num_slides: int) -> Verdict:
-    """The grade of a deck of `num_slides` slides on `points`, from a source that has the facts of `topics`."""
+    """Grade a deck. The task was to make `num_slides` slides on `points` from a source with the facts of `topics`."""
     facts = [report.facts[topic] for topic in topics]
     source = report.source(topics)
     known = frozenset(words_of(source))
-    # A clause that is repeated on a slide is one: true ones could outnumber the false.
+    # Repeated clauses of a slide count once, so that repeating true clauses cannot outweigh false ones.
     made = list({(c.text.lower(), c.title): c for slide in deck.slides for c in claims(slide)}.values())
     false = [claim for claim in made if not is_faithful(claim, facts, known)]
     missing = [point for point in points if not any(_covers(claim, report.facts[point]) for claim in made)]
@@ -139,7 +139,7 @@ def _covers(claim: Claim, fact: Fact) -> bool:
 
 
 def _copied(deck: Deck, source: str) -> float:
-    """The share of the deck's words that are in long runs of the source's words."""
+    """Return the share of the deck's words that belong to sequences of COPIED_WORDS words of the source."""
     wanted = words_of(source)
     runs = {tuple(wanted[i : i + COPIED_WORDS]) for i in range(len(wanted) - COPIED_WORDS + 1)}
     total = copied = 0
@@ -154,12 +154,12 @@ def _copied(deck: Deck, source: str) -> float:
 
 
 def looks(slide: Slide) -> float:
-    """0 to 1: the share of the six checks that it passes; 0 for one that hides something or shows nothing."""
+    """Return the share of the six visual checks that a slide passes; 0 if it hides words or shows none."""
     return 0.0 if slide.hidden or not slide.num_words else 1 - len(complaints(slide)) / 6
 
 
 def complaints(slide: Slide) -> list[str]:
-    """What is wrong with a slide's looks, for the model and for people."""
+    """Return human-readable descriptions of the visual problems of a slide, which the model also sees."""
     found = [f"{slide.hidden} words that cannot be seen"] if slide.hidden else []
     found += [f"{slide.cut} words not on the slide"] if slide.cut else []
     found += [f"{slide.overlapping} words overlap"] if slide.overlapping else []
@@ -171,7 +171,7 @@ def complaints(slide: Slide) -> list[str]:
 
 
 def describe(name: str, deck: Deck) -> str:
-    """What the tool says of a deck."""
+    """Return the tool's output for a deck: its name and the visual problems of each slide."""
     ignored = f"; ignored: {', '.join(deck.ignored)}" if deck.ignored else ""
     slides = [f"slide {i}: {', '.join(complaints(slide)) or 'ok'}" for i, slide in enumerate(deck.slides, 1)]
     more = f"; {deck.num_slides - len(slides)} more not drawn" if deck.num_slides > len(slides) else ""

@@ -1,4 +1,4 @@
-"""The renderer as a tool, the grader and the pictures behind HTTP: `uvicorn examples.slides.server:app --port 8050`."""
+"""HTTP server for the tool, the grader and images of decks: `uvicorn examples.slides.server:app --port 8050`."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def make_app(renderer: Renderer) -> FastAPI:
 
     @app.get("/pictures/{name:path}")
     def picture(name: str) -> Response:
-        """The deck of this name; an empty slide for one that was refused or never rendered, which code grades 0."""
+        """Return the image of a deck. It is an empty slide if the deck was refused or never rendered (grade 0)."""
         return Response(renderer.picture(name) or _empty(), media_type="image/png")
 
     return app
 
 
 def _html(arguments: str) -> str:
-    """The deck of a call's arguments.
+    """Return the deck's HTML from the JSON arguments of a tool call.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The arguments contain no string `html`.
     """
     given = _object(arguments)
     if not isinstance(given.get("html"), str):
@@ -70,7 +70,7 @@ def _html(arguments: str) -> str:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The JSON object in a text of the model; an empty one if there is none."""
+    """Parse model-written text as a JSON object. Return an empty object if it is not one."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -79,13 +79,13 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def submitted(sample: dict[str, Any]) -> str | None:
-    """The deck that a rollout's answer names; only decks that it has rendered itself can be named."""
+    """Return the HTML of the deck that a rollout's answer names, or None if the rollout did not render this deck."""
     name = _named(sample["output_text"] or "")
     return next((html for html in _rendered(sample) if name_of(html) == name), None)
 
 
 def _named(answer: str) -> str:
-    """The name in an answer, which is the name or `{"deck": name}`."""
+    """Return the deck's name from an answer, which is either the name or `{"deck": name}`."""
     return str(_object(answer).get("deck", answer)).strip()
 
 

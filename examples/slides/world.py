@@ -1,4 +1,4 @@
-"""Made companies and their yearly reports, the same every time. Training and test have different companies."""
+"""Fictional companies and their yearly reports, generated with a fixed seed. Training and test companies differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TERMS: Final[dict[str, tuple[str, ...]]] = {
     "product": ("product", "bestseller"),
     "outlook": ("outlook", "expects", "expected", "forecast", "next"),
 }
-"""Topic -> the words that name it; the first is used in briefs."""
+"""Words that name each topic. Tasks use the first word."""
 FILLERS: Final = (
     "The company was founded in a former mill and still has its archive there.",
     "Its annual meeting was held in June and was open to guests.",
@@ -37,7 +37,7 @@ MOVED: Final = {
     "debt": "Debt {moved} to {now} million euros, after {before} million a year ago.",
     "orders": "Orders {moved} to {now} million euros, after {before} million.",
 }
-"""Facts that rose or fell."""
+"""Sentences for facts whose value rose or fell, by topic."""
 STATED: Final = {
     "customers": ("It serves {clients:,} customers in 7 countries.", "{clients:,} in 7 countries", ("{clients}",)),
     "plant": ("A new plant in {city} started work in {month}.", "New in {city}", ("{city}",)),
@@ -48,7 +48,7 @@ STATED: Final = {
         ("{expected}", "million"),
     ),
 }
-"""Other facts: the sentence, how an honest slide says it, and the values that a slide must have."""
+"""Other facts by topic: the report's sentence, its short version for a slide, and the values that a slide must have."""
 _STARTS: Final = ("Alder", "Birch", "Cobalt", "Drum", "Ember", "Flint", "Grove", "Harbour", "Iron", "Kestrel", "Lark")
 _ENDS: Final = ("works", "line", "craft", "tech", "gear", "form", "side", "core", "point", "field")
 _NAMES: Final = {
@@ -61,24 +61,24 @@ _NAMES: Final = {
 }
 WORD: Final = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[%€$]")
 MEANS: Final = {"%": "percent", "€": "euros", "$": "dollars", "m": "million", "mn": "million", "bn": "billion"}
-"""Signs and short units, and the words that they stand for."""
+"""Words for symbols and abbreviated units."""
 
 
 def words_of(text: str) -> list[str]:
-    """Words in lower case and numbers without commas; signs and short units are written out."""
+    """Split text into lower-case words and numbers without commas; symbols and abbreviated units become words."""
     found = (word.lower() for word in WORD.findall(text))
     return [word.replace(",", "") if word[0].isdigit() else MEANS.get(word, word) for word in found]
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A sentence of a report. A slide that states it has all its `values`; `rose` is None if nothing changed."""
+    """Sentence of a report. A slide that states it contains all `values`; `rose` is None for facts without a change."""
 
     topic: str
     values: tuple[str, ...]
     text: str
     short: str
-    """How an honest slide says it."""
+    """Short version for an honest slide."""
     rose: bool | None = None
 
     @cached_property
@@ -93,7 +93,7 @@ class Report:
     facts: dict[str, Fact]
 
     def source(self, topics: Sequence[str]) -> str:
-        """A text with these topics, mixed the same way every time; a whole report has sentences on nothing, too."""
+        """Return a text with the facts of `topics` in a fixed order; with all topics, also irrelevant sentences."""
         fillers = FILLERS if len(topics) == len(self.facts) else ()
         sentences = [*(self.facts[topic].text for topic in topics), *fillers]
         random.Random(f"{self.company} {topics}").shuffle(sentences)
@@ -101,7 +101,7 @@ class Report:
 
 
 def reports() -> dict[str, Report]:
-    """All companies' reports, by name."""
+    """Return the reports of all companies, by company name."""
     rng = random.Random(0)
     names = [start + end for start, end in product(_STARTS, _ENDS)]
     rng.shuffle(names)
@@ -109,7 +109,7 @@ def reports() -> dict[str, Report]:
 
 
 def _report(company: str, split: Split, rng: random.Random) -> Report:
-    numbers = rng.sample(range(31, 980), 2 * len(MOVED) + 1)  # no number is in two facts: a wrong one is wrong
+    numbers = rng.sample(range(31, 980), 2 * len(MOVED) + 1)  # distinct: a wrong number is in no other fact
     drawn: dict[str, Any] = {key: rng.choice(values) for key, values in _NAMES.items()}
     drawn |= {"expected": numbers.pop(), "clients": rng.randint(1_001, 1_999)}
     facts = dict[str, Fact]()

@@ -1,4 +1,4 @@
-"""Bugs for the projects: each changes one expression or statement of a file, by its syntax tree."""
+"""Generator of bugs for the projects. Each bug changes one expression or statement in the syntax tree of a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAIRS: Final = {"min": "max", "max": "min"}
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """One line of a file, and what it is with the bug."""
+    """Bug in one line of a file: the correct line `old` is replaced by the line `new`."""
 
     kind: str
     path: str
@@ -37,10 +37,10 @@ class Bug:
     new: str
 
     def in_files(self, files: dict[str, str]) -> dict[str, str]:
-        """The files with the bug.
+        """Return a copy of the files that contains the bug.
 
         Raises:
-            ValueError: these are not the files that it was made for.
+            ValueError: The line to replace differs from `old`, so the bug belongs to other files.
         """
         lines = files[self.path].split("\n")
         if lines[self.line - 1] != self.old:
@@ -53,7 +53,7 @@ class Bug:
 
 
 def bugs(path: str, source: str) -> Iterator[Bug]:
-    """All bugs of a file that fit on one line, each once."""
+    """Yield all possible bugs that change a single line of a file, without duplicates."""
     lines = source.split("\n")
     seen = set[tuple[int, str]]()
     for node in ast.walk(ast.parse(source)):
@@ -68,7 +68,7 @@ def bugs(path: str, source: str) -> Iterator[Bug]:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
-    """Kind, what is replaced, and by what."""
+    """Yield the possible changes of a syntax node: kind of bug, node to replace, and replacement code."""
     if isinstance(node, ast.Compare | ast.BinOp | ast.BoolOp | ast.AugAssign):
         yield from _with_another_operator(node)
     elif isinstance(node, ast.Constant) and type(node.value) is int:
@@ -103,5 +103,5 @@ def _with_another_operator(
         else:
             changed.op = other
         text = ast.unparse(changed)
-        # Inside of a larger expression it stands as it is read.
+        # Brackets keep the precedence inside a larger expression.
         yield "wrong operator", node, text if isinstance(node, ast.stmt | ast.Compare) else f"({text})"

@@ -1,6 +1,7 @@
-"""A small linter; it runs in the sandbox, since a syntax tree of anything can take all memory.
+"""Small linter that runs in the sandbox, since parsing untrusted code may use too much memory.
 
-Prints one finding a line for the files named on standard input. Standard library only: this file is sent as it is.
+It reads file names from standard input and prints one finding per line. It uses only the standard library, because
+only this file is copied into the sandbox.
 """
 
 import ast
@@ -10,7 +11,7 @@ MAX_LINE_CHARS = 100
 
 
 def findings(source: str) -> list[tuple[int, str]]:
-    """Lines and messages."""
+    """Return the findings in Python source code, as line numbers and messages."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

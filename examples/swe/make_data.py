@@ -1,7 +1,7 @@
-"""Writes the rows in `data/`: `python -m examples.swe.make_data [FOLDER]`; takes two minutes.
+"""Writes the rows in `data/` in about two minutes: `python -m examples.swe.make_data [FOLDER]`.
 
-Each row is a project with one bug that at least one test of the model's and one held-out test find. The files are the
-same every time. `--warm-start FILE` writes conversations about other bugs of the training projects instead.
+Each row is a project with one bug, which fails at least one visible test and one held-out test. Every run writes the
+same rows. `--warm-start FILE` writes conversations about other bugs of the training projects instead.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SYSTEM: Final = {
     "and the linter. Then say in one sentence what was wrong.",
 }
 Found = tuple[Project, Bug, tuple[str, ...]]
-"""A bug, and which tests of the model's it fails."""
+"""Project, bug, and the names of the visible tests that fail because of the bug."""
 
 
 def row(found: Found) -> dict[str, Any]:
-    """A task. Tools and grader get all of it as `item`, the model gets the messages."""
+    """Return the row of a task. Tools and grader get the complete row as `item`; the model sees only the messages."""
     some, bug, failing = found
     more = f" and {len(failing) - MAX_FAILING} more" if len(failing) > MAX_FAILING else ""
     return {
@@ -50,7 +50,7 @@ def row(found: Found) -> dict[str, Any]:
 
 
 def bugs_of(some: Project) -> Iterator[Found]:
-    """The project's bugs that tests of both kinds find, without those that stop all checks; in a fixed order."""
+    """Yield, in a fixed order, the bugs that fail a visible and a held-out test but do not fail all checks."""
     made = [bug for path, source in some.files.items() if some.is_source(path) for bug in bugs(path, source)]
     for bug in sorted(made, key=lambda bug: hashlib.sha256(f"{bug.path} {bug.line} {bug.new}".encode()).digest()):
         failed = runs.failed_checks(some, bug.in_files(dict(some.files)))
@@ -60,7 +60,7 @@ def bugs_of(some: Project) -> Iterator[Found]:
 
 
 def conversation(found: Found) -> dict[str, Any]:
-    """A row for the warm start: an agent reads the file, puts it right, runs tests and linter, and answers."""
+    """Return a row for the SFT warm-up: the agent reads the file, fixes the bug, runs tests and linter, and answers."""
     _, bug, _ = found
     task = row(found)
     workspace = Workspace(task)
@@ -77,7 +77,7 @@ def conversation(found: Found) -> dict[str, Any]:
 
 
 def write_data(folder: Path) -> None:
-    """Write the rows for training, test and the step on two cores; the folder is created if necessary."""
+    """Write the rows for training, for the test and for `job_small.yaml`; `folder` is created if necessary."""
     found = {name: list(islice(bugs_of(project(name)), PER_PROJECT)) for name in names()}
     train = [
         row(one) for some in zip(*(found[n] for n in names() if n not in TEST_PROJECTS), strict=False) for one in some
@@ -88,7 +88,7 @@ def write_data(folder: Path) -> None:
 
 
 def write_warm_start(path: Path) -> None:
-    """Write conversations about bugs of the training projects that its rows do not have."""
+    """Write SFT conversations about bugs of the training projects that are not in the training rows."""
     others = [
         list(islice(bugs_of(project(n)), PER_PROJECT, PER_PROJECT + 4)) for n in names() if n not in TEST_PROJECTS
     ]

@@ -1,8 +1,8 @@
-"""The small projects in `sources/`: their files, and their tests as questions with answers.
+"""The small projects in `sources/`: their files, and their tests as expressions with expected results.
 
-Each is one text: its package, the tests that the model sees, and tests that it never sees (`held_out.py`). All tests
-have one form, `assertEqual(expression, literal)` or `assertRaises(error)` around an expression. So they can be taken
-apart: the expressions are run where the model's code runs, and the answers stay here.
+Each project is a text file with its package, its visible tests, and tests that the model never sees (`held_out.py`).
+Each test step is `assertEqual(expression, literal)`, or an expression in `with assertRaises(error)`. Only the
+expressions are sent to the sandbox of the model's code; the expected results stay in this process.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Final
 FOLDER: Final = Path(__file__).parent / "sources"
 HELD_OUT: Final = "held_out.py"
 TEST_PROJECTS: Final = ("dates", "stock", "versions")
-"""The others are for training."""
+"""Projects for the test file. All other projects are for training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question of a test: an expression, and what Python prints for its value, or the name of its error."""
+    """Expression in a test, and its expected result: the `repr` of its value, or `raises` and the error's name."""
 
     test: str
     expression: str
@@ -31,32 +31,32 @@ class Check:
 
 @dataclass(frozen=True)
 class Project:
-    """A package with the same name, without bugs."""
+    """Correct package, without a bug, and its tests; `name` is the package's name."""
 
     name: str
     files: Mapping[str, str]
-    """By path; what the model is given, apart from the bug."""
+    """Contents of the files that the model sees, by path. A task's bug is added later."""
     held_out: str
 
     def is_source(self, path: str) -> bool:
-        """Whether a file is of the package: all that a fix may change."""
+        """Return whether a file belongs to the package. A fix may change only such files."""
         return path.startswith(f"{self.name}/") and path.endswith(".py")
 
     @property
     def tests(self) -> str:
-        """The module of the tests that the model sees."""
+        """Name of the module with the visible tests."""
         return f"tests.test_{self.name}"
 
     @cached_property
     def setup(self) -> str:
-        """What the tests' expressions need: the imports and functions of the tests."""
+        """Code that the tests' expressions need: the imports and functions of the test module."""
         tree = ast.parse(self.files[f"tests/test_{self.name}.py"])
         kept = [node for node in tree.body if isinstance(node, ast.ImportFrom | ast.FunctionDef)]
         return "\n".join(ast.unparse(node) for node in kept)
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
-        """All questions: those of the tests that the model sees, then those of the others."""
+        """All checks: first of the visible tests, then of the held-out tests."""
         return (*_checks(self.files[f"tests/test_{self.name}.py"], self.tests), *_checks(self.held_out, "held_out"))
 
 
@@ -79,10 +79,10 @@ def _question(step: ast.stmt) -> tuple[str, str]:
 
 @cache
 def project(name: str) -> Project:
-    """The project with this name.
+    """Load a project by name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: The project does not exist.
     """
     if name not in names():
         raise KeyError(name)

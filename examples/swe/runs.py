@@ -1,7 +1,7 @@
-"""What is run of the model's code: its tests, its terminal, the linter, and the checks of the grade.
+"""Runs of a rollout's files in the sandbox: tests, terminal, linter, and the checks of the grader.
 
-All of it runs in a sandbox that is made for this run, has the files that are passed to it and no others, and is gone
-afterwards: no network, 256 MiB, 32 processes, five seconds of processor.
+Each run gets a new sandbox, which contains only the files passed to the run and is deleted afterwards. A sandbox has no
+network, 256 MiB of memory, 32 processes and five CPU seconds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from examples.swe.projects import Check, Project
 
 LIMITS: Final[dict[str, float]] = {"wall_s": 15, "cpu_s": 5, "memory_bytes": 256 << 20, "output_bytes": 16_384}
 TERMINAL_LIMITS: Final[dict[str, float]] = {**LIMITS, "wall_s": 5}
-"""A terminal that only sleeps holds a place of others, too."""
+"""Shorter time limit, because a sleeping terminal also occupies a sandbox that other rollouts may need."""
 WAIT_S: Final = 5.0
-"""For a place or a session; then the call is refused, to be made again, since it holds a thread of the server."""
+"""Seconds that a call waits for a sandbox or a workspace. The server then refuses the call to free its thread."""
 MAX_OUTPUT_CHARS: Final = 1_500
-"""The end of a run's output, which the model is shown."""
+"""Characters from the end of a run's output that the model sees."""
 TESTS: Final = """\
 import sys, unittest
 unittest.main(module=None, argv=["tests", *sys.stdin.read().split()])
@@ -57,15 +57,15 @@ _AT_ONCE: Final = BoundedSemaphore(max(2, os.cpu_count() or 2))
 
 
 class Busy(Exception):
-    """Others are at it; the call may be made again."""
+    """The resource is in use by other calls; the same call may succeed later."""
 
 
 @contextmanager
 def held(place: Lock | Semaphore, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold a place.
+    """Context manager that holds a lock or a semaphore.
 
     Raises:
-        Busy: it was not free in time.
+        Busy: The lock or semaphore was not available within `wait_s`.
     """
     if not place.acquire(timeout=wait_s):
         raise Busy
@@ -83,36 +83,36 @@ def sandboxed(
     places: Semaphore = _AT_ONCE,
     wait_s: float = WAIT_S,
 ) -> UntrustedRun:
-    """A run in a sandbox; as many at a time as this machine has processors, others wait.
+    """Run code in a sandbox. Concurrent runs are limited to the number of CPU cores; more runs wait.
 
     Raises:
-        Busy: there was no place in time.
+        Busy: No sandbox was available within `wait_s`.
     """
     with held(places, wait_s):
         return run_untrusted(code, stdin, files, limits)
 
 
 def run_tests(files: Mapping[str, str], names: Sequence[str], run: Run = sandboxed) -> str:
-    """What unittest prints for the tests in these files, as they are now."""
+    """Run the tests `names` with unittest, and return the end of its output."""
     done = run(TESTS, " ".join(names), files, LIMITS)
     return _ended(done, f"{done.stdout}{done.stderr}")
 
 
 def run_terminal(files: Mapping[str, str], texts: Sequence[str], mark: str, run: Run = sandboxed) -> str:
-    """What the last text prints, after those before it have been run without being shown."""
+    """Run all inputs of a Python terminal. Return the last input's output, which follows a printed line `mark`."""
     done = run(f"MARK = {mark!r}\n{TERMINAL}", json.dumps(texts), files, TERMINAL_LIMITS)
     return _ended(done, "".join(text.partition(f"{mark}\n")[2] for text in (done.stdout, done.stderr)))
 
 
 def run_lint(files: Mapping[str, str], paths: Sequence[str], run: Run = sandboxed) -> list[str]:
-    """The findings in these files; the files are read and not run."""
+    """Return the linter's findings in the files at `paths`, which are parsed but not run."""
     done = run(LINT, "\n".join(paths), files, LIMITS)
     stopped = [f"{paths[-1]}:1: the linter cannot read these files"] if done.exit else []
     return done.stdout.splitlines() + stopped
 
 
 def failed_checks(project: Project, files: Mapping[str, str], run: Run = sandboxed) -> list[Check]:
-    """The checks that the package in `files` fails. Nothing else of the files is there, and no result to be copied."""
+    """Return the checks that the package in `files` fails. The sandbox gets no other files and no expected results."""
     package = {path: text for path, text in files.items() if project.is_source(path)}
     task = {"setup": project.setup, "expressions": [check.expression for check in project.checks]}
     try:

@@ -1,4 +1,4 @@
-"""Sessions, tools and grades behind HTTP: `uvicorn examples.swe.server:app --port 8032`."""
+"""HTTP server for sessions, tools and grades: `uvicorn examples.swe.server:app --port 8032`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from examples.swe import grading, runs
 from examples.swe.workspace import TOOLS, Workspace
 
 MAX_OPEN: Final = 64
-"""As `max_open` of the jobs: sessions of this server, of all jobs together."""
+"""Maximum open sessions of all jobs on this server. A job's `max_open` must not be larger."""
 RETRY_S: Final = 5
 GRADES: Final[dict[str, Callable[[Workspace], grading.Verdict]]] = {
     "grade": grading.grade,
@@ -30,7 +30,7 @@ GRADES: Final[dict[str, Callable[[Workspace], grading.Verdict]]] = {
 def make_app(
     run: runs.Run = runs.sandboxed, wait_s: float = runs.WAIT_S, clock: Callable[[], float] = time.monotonic
 ) -> FastAPI:
-    """A server without sessions, how it runs code of the model, and how long a call waits for those before it."""
+    """Return the server. `run` runs code in a sandbox; a call waits up to `wait_s` for earlier calls of its rollout."""
     app = FastAPI()
     sessions = Sessions[Workspace](MAX_OPEN, idle_s=IDLE_S, clock=clock)
 

@@ -1,7 +1,7 @@
-"""The private copy of a project that one rollout works on, with the tools that read, change and run it.
+"""Private copy of a project for one rollout, with the tools that read, change and run the files.
 
-The copy is a dictionary of texts in this process. So no path leads out of it, it has no links, and code of the model
-never touches it: a run gets the texts in a sandbox of its own (`runs.py`), and what it writes there is gone afterwards.
+The files are strings in a dictionary of this process, so the model cannot use paths or links to reach other files. Code
+of the model cannot change the dictionary: each run gets a copy of the files in a new sandbox (`runs.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from examples.swe.projects import Project, project
 MAX_FILES: Final = 40
 MAX_FILE_CHARS: Final = 20_000
 MAX_PATH_CHARS: Final = 100
-"""Also bytes, since paths are ASCII; a run adds a folder, and takes at most 200."""
+"""Maximum characters of a path. The sandbox accepts 200 bytes, including the folder that the grader adds."""
 MAX_QUERY_CHARS: Final = 100
 MAX_FOUND: Final = 20
 MAX_LINES: Final = 60
@@ -35,22 +35,22 @@ PATH: Final = re.compile(r"[A-Za-z_][\w-]*(/[A-Za-z_][\w-]*){0,3}\.\w{1,5}", re.
 
 
 class Workspace:
-    """A copy; `lock` is held during a call, since calls of one turn may come together."""
+    """Copy of a project. Callers hold `lock` during a call, because the calls of one turn may arrive concurrently."""
 
     def __init__(self, row: Mapping[str, Any], run: runs.Run = runs.sandboxed) -> None:
-        """Copy the project of a row and put its bug in.
+        """Copy the project of a row and insert its bug.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not a row of this example.
+            KeyError, TypeError, ValueError: The row does not belong to this example.
         """
         self.project: Project = project(row["project"])
         self.original = Bug(**row["bug"]).in_files(dict(self.project.files))
         self.files = dict(self.original)
         self.lock = threading.Lock()
         self.answers: dict[tuple[str, str, str], str] = {}
-        """By id, tool and arguments: a call that is sent again gets its first answer."""
+        """Outputs by call id, tool and arguments. A repeated call gets the output of the first call."""
         self.done_since_change = set[str]()
-        """The tools that have run over everything since the last change; what the model says of itself is not asked."""
+        """Names of the tools, `run_tests` and `lint`, that ran on the complete project since the last change."""
         self._before: list[dict[str, str]] = []
         self._terminals: dict[str, list[str]] = {}
         self._num_terminals = self._num_runs = 0
@@ -58,7 +58,7 @@ class Workspace:
 
     @property
     def changed(self) -> list[str]:
-        """Files that are not as they were."""
+        """Paths of the added, changed and deleted files, sorted."""
         paths = sorted(self.original.keys() | self.files.keys())
         return [path for path in paths if self.original.get(path) != self.files.get(path)]
 
@@ -96,11 +96,11 @@ class Workspace:
         return "\n".join([_cut(line) for line in lines[:MAX_DIFF_LINES]] + more) or "no changes"
 
     def diff_lines(self) -> list[str]:
-        """The changes of all files as a unified diff."""
+        """Return the changes of all files as a unified diff."""
         return [line for diff in self._diffs() for line in diff]
 
     def num_changed_lines(self) -> int:
-        """Removed and added lines; the two above each file's changes are none of them, whatever a line looks like."""
+        """Return the number of removed and added lines. The two header lines of each file's diff do not count."""
         return sum(line[0] in "+-" for diff in self._diffs() for line in diff[2:])
 
     # Changing
@@ -164,7 +164,7 @@ class Workspace:
             raise ValueError(f"a terminal takes {MAX_SENT} texts of {MAX_FILE_CHARS} characters; start another one")
         mark = secrets.token_hex(8)
         output = self._ran(lambda: runs.run_terminal(self.files, [*sent, text], mark, self.run))
-        sent.append(text)  # now, since a call whose run failed is made again
+        sent.append(text)  # only now, since a call whose run failed is repeated
         return output
 
     def terminal_close(self, terminal: str) -> str:
@@ -224,7 +224,7 @@ def _query(text: str) -> str:
 
 
 def _rank(counts: list[int]) -> tuple[int, int]:
-    """Files with more of the words come first, then those with them more often."""
+    """Return the sort key of a file: files with more different words first, then files with more occurrences."""
     return -sum(map(bool, counts)), -sum(counts)
 
 

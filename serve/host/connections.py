@@ -1,4 +1,4 @@
-"""HTTP protocol of uvicorn, extended by deadlines and limits for client connections.
+"""Uvicorn's HTTP protocol with deadlines and limits for client connections.
 
 A connection is in one of four states:
 
@@ -7,7 +7,7 @@ A connection is in one of four states:
     rest      the response was sent, but the client is still sending the request body, for at most `rest_s`
     idle      waiting for the next request, for at most uvicorn's keep-alive time
 
-In every state, a client is disconnected if it has not read any part of a pending response for `unread_s` seconds.
+In every state, a client is disconnected if it reads nothing of a pending response for `unread_s` seconds.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from agent_rft.wire.api_errors import ApiError, error_body
 
 MAX_HEADER_BYTES, MAX_HEADERS = 64 * 1024, 100
 MAX_PIPELINED = 8
-"""Requests that a client may send while it waits for the response to an earlier request. Few clients do this."""
+"""Maximum requests that a client may send while it waits for the response to an earlier request."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Protocol of one client connection; `connections` limits the number of open ones, in total and per IP address."""
+    """Protocol of one client connection. `connections` limits the open connections, in total and per IP address."""
 
     def __init__(self, connections: OwnerQuota, deadlines: Deadlines, **options: Any) -> None:
         super().__init__(**options)
@@ -81,10 +81,7 @@ class GuardedProtocol(HttpToolsProtocol):
             )
 
     def _check_progress(self, num_unread_before: int) -> None:
-        """Wait again if the client read anything since the last check, otherwise disconnect it.
-
-        With a slow client, minutes may pass before the socket accepts more data.
-        """
+        """Disconnect the client if it has read nothing since the last check, or else schedule another check."""
         self._write_timer = None
         if self._count_unread() < num_unread_before:
             self._require_progress()
@@ -92,7 +89,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _count_unread(self) -> int:
-        """Return the response bytes that the client has not read, in this process and in the socket's buffer."""
+        """Return the number of unread response bytes, in this process and in the socket's buffer."""
         waiting = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         return self.transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
 
@@ -169,9 +166,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.abort()  # close() would wait until the client has read its response
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that is not valid HTTP or has too large headers, with an error in the API's format.
+        """Refuse a request that is invalid HTTP or has oversized headers, with an error in the API's format.
 
-        This replaces uvicorn's method, whose response is plain text.
+        Uvicorn's own method would respond in plain text.
         """
         if self._header_bytes > MAX_HEADER_BYTES:
             message = f"The URL and headers exceed {MAX_HEADER_BYTES:,} bytes, or there are over {MAX_HEADERS} headers."

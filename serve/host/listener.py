@@ -23,7 +23,7 @@ from agent_rft.spec.operator.operator_config import ServerLimits
 
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75
-"""Seconds until an idle connection is closed. Clients and proxies use shorter times, so that they close it first."""
+"""Seconds until an idle connection is closed. Clients and proxies have shorter timeouts, so they close it first."""
 STOP_S = 20.0
 """Seconds that requests in progress may still take after the application starts to stop."""
 
@@ -59,8 +59,7 @@ async def serve_app(
 ) -> AsyncIterator[None]:
     """Context manager that serves `app` on a host and port.
 
-    On exit, requests in progress get `stop_s` - 2 seconds to finish. Another process may have reserved the port, with a
-    socket that is bound with SO_REUSEPORT but does not listen.
+    On exit, requests in progress get `stop_s` - 2 seconds to finish.
 
     Raises:
         OSError: The server cannot listen on this host and port.

@@ -48,12 +48,12 @@ from agent_rft.stored_events import RunEvent
 
 HOST, POLL_S = "127.0.0.1", 1.0
 STOP_S = 3.0
-"""Seconds that open requests may still take at exit. Pages that follow the run keep a request open all the time."""
+"""Maximum seconds to stop the console's server."""
 STATUS_BY_OUTCOME: dict[Outcome, JobStatus] = {"done": "succeeded", "failed": "failed", "stopped": "cancelled"}
 
 
 class OneTimeKey:
-    """Finds one API key, and only once: the console's page opens a session with the key, then uses the session."""
+    """KeyFinder that accepts a key only once. The console's page uses the key to open its session."""
 
     def __init__(self, key: ApiKey, token: str) -> None:
         self._key = key
@@ -68,7 +68,7 @@ class OneTimeKey:
 
 
 class RunMirror:
-    """Copy of a run in a job store, as one job. The methods block while they read files, so call them in a thread."""
+    """Mirrors a run as a job in a job store. Methods block while they read files, so call them in a thread."""
 
     def __init__(self, store: JobStore, runs: Path, run: RunFolder, owner: str, resumed: bool = False) -> None:
         self._resumed = resumed
@@ -134,8 +134,7 @@ class RunMirror:
     def _read_metrics(self, step: int) -> dict[str, float] | None:
         """Return a step's metrics, or None if they are missing.
 
-        The run writes a step's metrics before the step's event. A resumed run may repeat steps, so the metrics of a
-        repeated step are read again.
+        Metrics are cached. If a resumed run repeats a step, they are read again.
         """
         if step not in self._metrics or step <= self._last_step:
             self._metrics = {int(metrics["step"]): metrics for metrics in self._run.metrics()}

@@ -22,13 +22,13 @@ from agent_rft.serve.http.access_log import BoundedLog
 LOG_FOLDER, LOG_PATTERN = "logs", "server-*.log"
 MAX_BYTES = 16 * 2**20
 MAX_RECORD_CHARS = 16_000
-"""Longer records lose their middle; the request is at the beginning and the cause at the end."""
+"""Maximum characters of a record. The middle of longer records is removed."""
 POLL_S = 0.5
 CHUNK_BYTES = 1 << 20
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|DATABASE", re.IGNORECASE)
 MIN_SECRET_CHARS = 8
-"""Shorter values of variables with secret names are numbers and switches, not secrets."""
+"""Minimum length of a secret. Variables such as MAX_TOKENS have a secret-like name, but a short value."""
 _SECRETS = re.compile(
     r"(?P<bearer>\b(?:bearer|basic)\s+)[^\s'\",)\\]+"
     r"|(?P<key>\b(?:sk|whsec)[-_])[\w+/=-]{6,}"

@@ -58,7 +58,7 @@ class StateLocations:
         return cls(folder, database, read_variable(environment, FILES_VARIABLE) or saved.get("files"))
 
     def save(self) -> None:
-        """Write the locations to the folder; only the owner can read the file, since a URL may contain a password."""
+        """Write the locations to a file that only the owner can read, since a URL may contain a password."""
         path = self.folder / LOCATIONS_FILE
         temporary = path.with_suffix(f".{secrets.token_hex(8)}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -67,13 +67,13 @@ class StateLocations:
 
 
 class ServerState:
-    """The open stores of a server."""
+    """The database, files and other stores of a server."""
 
     def __init__(self, locations: StateLocations, operator: OperatorConfig) -> None:
-        """Open the stores and create the missing ones.
+        """Open the stores. Missing stores are created.
 
         Raises:
-            UserError: The folder, the database, the location of the files or the checkpoint store cannot be used.
+            UserError: The folder, database, file location or checkpoint store cannot be used.
         """
         self.folder = folder = locations.folder
         open_store(operator)  # reports a wrong setting now instead of in a job
@@ -104,9 +104,9 @@ class ServerState:
 
     @asynccontextmanager
     async def lock_models(self) -> AsyncIterator[None]:
-        """Context manager that lets one API replica at a time start and stop served models.
+        """Context manager that lets only one API replica at a time start and stop served models.
 
-        Do not cancel a task that is waiting for this lock: the lock would then never be released.
+        Do not cancel a task that waits for this lock, or the lock is never released.
         """
         with ExitStack() as stack:
             await asyncio.to_thread(stack.enter_context, self.database.exclusive(MODELS_LOCK))

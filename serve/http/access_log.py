@@ -1,7 +1,7 @@
 """The access log: one line of JSON per request, in files in the server's folder.
 
-Lines contain the route template, but no bodies, queries, client addresses or object ids. Each file is a `BoundedLog`
-of bounded size. If a line cannot be written, it is lost, but the request succeeds.
+Lines contain the route template, but no bodies, queries, client addresses or object ids. Each file is a `BoundedLog`.
+If a line cannot be written, it is lost, but the request succeeds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 MAX_BYTES = 64 * 2**20
-"""Size at which a file is renamed to `*.1`, which replaces the previous `*.1`."""
+"""Size in bytes at which a file is renamed to `*.1`, which replaces the previous `*.1`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccessLogEntry:
     """A completed request.
 
-    `key` is the id of the request's API key, or None if the key was missing or invalid. `ms` is the time until the
-    response ended, in milliseconds.
+    `key` is the id of the request's API key, or None if the key was missing or invalid. `ms` is the total duration.
     """
 
     time: str

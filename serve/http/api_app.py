@@ -26,7 +26,7 @@ from agent_rft.wire.api_errors import ApiError
 CHECK_S = 3.0
 """Timeout of a health check in seconds. If the check takes longer, its dependency counts as unavailable."""
 Checks = Mapping[str, Callable[[], None]]
-"""Blocking functions by dependency name; each raises if its dependency is unavailable."""
+"""Health checks by dependency name. A check may block, and raises an exception if the dependency is unavailable."""
 NO_CHECKS: Checks = MappingProxyType({})
 
 
@@ -39,7 +39,7 @@ class DependencyChecks:
         self._running: dict[str, asyncio.Task[str]] = {}
 
     async def find_unavailable(self) -> dict[str, str]:
-        """Return the unavailable dependencies by name, each with the reason: an exception's class name or a timeout."""
+        """Return the name of each unavailable dependency, with the reason."""
         for name, check in self._checks.items():
             if name not in self._running or self._running[name].done():
                 self._running[name] = asyncio.create_task(_run_check(check))
@@ -114,7 +114,7 @@ def create_app(
         limits: Limits on bodies, connections and request rates.
         deadlines: Deadlines for clients.
         rate: Rate limits of API keys; None creates them from `limits`.
-        lifespan: Entered before the first request and exited after the last one.
+        lifespan: Context manager that is entered before the first request and exited after the last one.
         recorder: Records a metric for each request.
         behind_proxy: Whether Ray Serve's proxy assigns request ids and cancels the requests of disconnected clients.
         access_log: Log of all requests.

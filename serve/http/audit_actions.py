@@ -1,4 +1,4 @@
-"""Actions that the audit log records, by the method and the route of the request."""
+"""Actions that the audit log records, by the request's method and route."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIONS = {
 
 
 class Auditor(Protocol):
-    """Part of agent_rft.serve.stores.audit_log.AuditLog that the middleware uses to record requests."""
+    """Interface for recording requests. Implemented by agent_rft.serve.stores.audit_log.AuditLog."""
 
     def append(
         self,
@@ -54,7 +54,7 @@ def set_created_id(request: Request, object_id: str) -> None:
 
 
 def find_object_id(scope: Scope) -> str | None:
-    """Return the id of the object that a request created, or else the id in the request's path; None without either."""
+    """Return the id of the object that a request created, or the id in its path; None if it has neither."""
     found = scope["state"].get("made")
     return found or next(iter(scope.get("path_params", {}).values()), None)
 

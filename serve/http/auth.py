@@ -23,25 +23,25 @@ from agent_rft.serve.stores.key_store import ApiKey, Scope
 from agent_rft.wire.api_errors import ApiError
 
 MAX_FAILED_LOGINS, MAX_TOTAL_FAILED_LOGINS = 20, 400
-"""Maximum requests with a wrong key per minute, per address and in total; also the maximum bursts."""
+"""Maximum requests per minute with a wrong key: per client address, and in total. They may arrive in one burst."""
 MAX_ADDRESSES = 10_000
 BURST_S = 10.0
-"""Seconds of unused rate that a key can save up for a burst."""
+"""Seconds for which a key may save up unused requests for a burst."""
 MAX_CACHED_KEYS = 10_000
 MAX_UNKNOWN_LOOKUPS = 4
-"""Concurrent lookups of keys that are not in the cache."""
+"""Maximum concurrent lookups of keys that are not in the cache."""
 KEY_CACHE_S = 1.0
-"""Seconds that a valid key is cached. A revoked key may work for this long."""
+"""Seconds for which a valid key is cached. A key may still work for this long after it is revoked."""
 
 
 class KeyFinder(Protocol):
-    """Part of the key store and of the session store that authentication uses: finds the API key for a token."""
+    """Interface that finds the API key for a token. The key store and the session store implement it."""
 
     def find(self, token: str) -> ApiKey | None: ...
 
 
 class NoSessions:
-    """KeyFinder for an app without a console; it finds no sessions."""
+    """KeyFinder for an app without a console. It finds no API key, because there are no sessions."""
 
     def find(self, token: str) -> ApiKey | None:
         return None
@@ -80,8 +80,7 @@ class KeyRateLimit:
 class FailedLogins:
     """Rate limit for requests with a wrong key, per client address and in total. Each process has its own counts.
 
-    Requests with a valid key are never refused because of failed logins, since all clients behind a proxy have the same
-    address. Memory use is bounded.
+    Failed logins never block requests with a valid key, since all clients behind a proxy share one address.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -152,7 +151,7 @@ class Authenticator:
         if key is None:
             wait_s = self._failed.record_failure(client)
             if wait_s > 0:
-                message = f"Too many requests with a wrong API key. Try another key in {wait_s:.1f} s."
+                message = f"Too many requests with a wrong API key. Use a valid key, or try again in {wait_s:.1f} s."
                 raise _rate_limit_error(message, "too_many_failed_logins", wait_s)
             if not authorization:
                 raise _unauthorized_error(
@@ -202,7 +201,7 @@ def require_scope(scope: Scope) -> Callable[..., Awaitable[ApiKey]]:
 def check_may_change(key: ApiKey, owner: str | None, what: str) -> None:
     """Check that a key may change or delete an object; `what` is the kind of object, for the error message.
 
-    A key may do so if it owns the object or has the scope `admin`, or if the object's owner is unknown.
+    The key must own the object or have the scope `admin`. If the object's owner is unknown, any key may change it.
 
     Raises:
         ApiError: 403, the key may not change the object.
@@ -224,9 +223,9 @@ def _rate_limit_error(message: str, code: str, wait_s: float) -> ApiError:
 
 
 def client_network(client: str) -> str:
-    """Return `client` if it is an IPv4 address, its /64 network if it is an IPv6 address, or else an empty string.
+    """Return the client's IPv4 address or /64 IPv6 network, or an empty string if `client` is not an IP address.
 
-    A client with an IPv6 address can usually use all addresses of the /64 network.
+    A client usually controls all addresses of its /64 network.
     """
     try:
         address = ip_address(client)
@@ -243,7 +242,7 @@ def _unauthorized_error(message: str, code: str) -> ApiError:
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: sk-rft-...")
-"""Documents the scheme on the OpenAPI page; the middleware authenticates."""
+"""Describes the authentication scheme on the OpenAPI page. The middleware authenticates requests."""
 
 Reader = Annotated[ApiKey, Depends(require_scope("read"))]
 Writer = Annotated[ApiKey, Depends(require_scope("write"))]

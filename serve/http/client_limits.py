@@ -1,4 +1,4 @@
-"""Limits for clients: quotas per owner (an API key or an IP address), and deadlines."""
+"""Limits for clients: deadlines, and quotas for owners (API keys or IP addresses)."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class Deadlines:
     """Deadlines for clients, in seconds."""
 
     headers_s: float = 20.0
-    """Time from the connection, or from a request's first byte, to the end of the headers."""
+    """Maximum time to receive a request's headers."""
     body_s: float = 120.0
-    """Time for a complete body, except an upload."""
+    """Maximum time to receive a complete body, except for uploads."""
     upload_idle_s: float = 60.0
-    """Longest pause in an upload."""
+    """Maximum pause during an upload."""
     upload_bytes_per_s: float = 16_384.0
-    """Minimum average speed of an upload after `upload_idle_s`, in bytes per second."""
+    """Minimum average bytes per second of an upload, after the first `upload_idle_s` seconds."""
     unread_s: float = 60.0
     """Time within which the client must read at least one byte of a pending response."""
     rest_s: float = 10.0
-    """Time for the rest of a request body after the response was sent."""
+    """Maximum time to receive the rest of a request body after the response was sent."""
 
 
 DEADLINES = Deadlines()

@@ -34,7 +34,7 @@ _MESSAGES = {
 
 
 def make_not_found_error(what: str, id: str, param: str) -> ApiError:
-    """Return the 404 error for an object that does not exist; `what` is its kind, `param` the parameter with the id."""
+    """Return the 404 error for an unknown id. `what` is the kind of object, such as "job"."""
     return ApiError(404, f"No such {what}: {truncate(id, 100)}", param=param, code="not_found")
 
 
@@ -103,7 +103,7 @@ def make_not_ready_error(error: RftError, retry_s: int) -> ApiError:
 
 
 def make_user_api_error(error: UserError, param: str | None = None) -> ApiError:
-    """Return the 400 error for a UserError. The first problem of an InvalidJob sets the code and the param."""
+    """Return the 400 error for a UserError. For an InvalidJob, code and param come from the first problem."""
     if not isinstance(error, InvalidJob) or not error.problems:
         return ApiError(400, error.public_message, param=param, code="invalid_request")
     first = error.problems[0]
@@ -143,7 +143,7 @@ def _from_http_exception(request: Request, error: HTTPException) -> ApiError:
 
 
 def base_url(request: Request) -> str:
-    """Return the API's base URL for clients, with the host to which the client sent this request."""
+    """Return the API's base URL, with the host that the client used for this request."""
     return str(request.base_url).rstrip("/") + PREFIX
 
 

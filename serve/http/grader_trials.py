@@ -1,7 +1,6 @@
 """Trial runs of graders and tools for clients. All routes of a process share one `TrialSlots`.
 
-A call in a trial may take at most ten minutes, as in OpenAI's API, because the client keeps a connection open. A longer
-`timeout_s` of the endpoint has no effect.
+A trial call may take at most ten minutes, as in OpenAI's API. A longer `timeout_s` of an endpoint has no effect.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ class TrialFactory:
         self.slots = slots or TrialSlots(operator.limits.max_trial_calls)
 
     def slot(self, key: ApiKey) -> Slot:
-        """Return a factory of context managers. Each context manager waits for a trial slot and holds it for the key.
+        """Return a factory for context managers that hold a slot for the key.
 
-        A context manager raises NoFreeSlot if it does not get a slot in time. The client then gets a 429 response.
+        Entering a context manager raises NoFreeSlot (status 429) if no slot is free in time.
         """
         return partial(self.slots.hold_slot, key.id)
 
     async def make_grader(self, spec: GraderSpec, key: ApiKey) -> GraderPool:
-        """Return a grader for one trial, within the operator's limits. Each heavy part of the grader waits for a slot.
+        """Return a grader for one trial, within the operator's limits. Its sandboxes and calls wait for slots.
 
         Raises:
             InvalidJob: The grader is invalid, or the operator does not allow it.

@@ -1,7 +1,7 @@
-"""Check of JSON request bodies: rejects values that a database cannot store or that an endpoint may not accept.
+"""Checks of the size and values of JSON request bodies.
 
-The values are counted before the body is parsed, because a million empty lists fit into 3 MB of JSON, but use 60 MB of
-memory and seconds of CPU time in each layer.
+Values are counted before the body is parsed. A million empty lists are only 3 MB of JSON, but use 60 MB of memory and
+seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 from typing import Any, NoReturn
 
 MAX_VALUES = 25_000
-"""Enough for 2,000 turns with a call each, or for 128 tools with 60 parameters each."""
+"""Maximum values in a body: enough for 2,000 turns with one call each, or for 128 tools with 60 parameters each."""
 MAX_DEPTH = 100
-"""Far more than any schema needs, and far below Python's recursion limit."""
+"""Maximum nesting depth of a body: far more than any schema needs, and far below Python's recursion limit."""
 _SPECIAL = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 
 
 class _ValueNotAllowed(ValueError):
-    """A value that is valid JSON but not allowed in a body."""
+    """The body contains a value that is valid JSON but not allowed."""
 
 
 def find_body_problem(body: bytes) -> str | None:
@@ -50,7 +50,7 @@ def find_body_problem(body: bytes) -> str | None:
 
 
 def has_many_values(text: str) -> bool:
-    """Whether JSON text has more than MAX_VALUES values. In invalid JSON, values before the first error are counted."""
+    """Return whether JSON text contains more than MAX_VALUES values."""
     if _count_separators(text) <= MAX_VALUES:
         return False
     text = text.replace("\\\\", "").replace('\\"', "")
@@ -60,7 +60,7 @@ def has_many_values(text: str) -> bool:
 
 
 def _count_separators(text: str) -> int:
-    """Return an upper bound on the number of nested values: each value follows a comma or an opening bracket."""
+    """Return an upper bound on the number of values in arrays and objects."""
     return text.count(",") + text.count("[") + text.count("{")
 
 
@@ -76,7 +76,7 @@ def _parse_finite(text: str) -> float:
 
 
 def _check_characters(text: str) -> None:
-    """Check the characters of JSON text in which only necessary characters are escaped.
+    """Check JSON text, encoded with `ensure_ascii=False`, for characters that cannot be stored.
 
     Raises:
         UnicodeError: The text contains a lone surrogate.

@@ -1,8 +1,8 @@
 """Middleware for all routes: request ids, authentication, session cookies, body limits, unexpected errors and metrics.
 
-Each request has an id, which its response contains. Requests below `/v1` are authenticated before their body is read.
-Bodies that are too large or contain values that cannot be stored are refused. One API key can use only a share of the
-capacity for concurrent requests and bodies. Unexpected exceptions also get a response in the API's error format.
+Each request gets an id, which is returned in the response. Requests below `/v1` are authenticated before their body is
+read. Bodies are refused if they are too large or contain values that cannot be stored. One API key can use at most
+half of the capacity for requests and bodies. Unexpected exceptions become responses in the API's error format.
 
 The middleware is plain ASGI, so responses, including streams, are not buffered.
 """
@@ -42,7 +42,7 @@ AUTHENTICATED_PREFIX = "/v1/"
 WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODIES = 128
-"""Bodies of the maximum size that may be in memory at the same time."""
+"""Maximum memory for all bodies, as a multiple of the maximum size of one body."""
 METHODS, OTHER_LABEL = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
 CLIENT_DISCONNECTED = 499
 """Status in metrics if the client disconnected before the response started (nginx's code)."""
@@ -155,7 +155,7 @@ class ApiMiddleware:
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive, held: ExitStack) -> Receive:
         """Check the request and return the ASGI receive channel with its body.
 
-        `held` releases the quota units that the request took for its key.
+        Closing `held` frees the share of the quotas that this request uses.
 
         Raises:
             ApiError: The request is refused.
@@ -193,7 +193,7 @@ class ApiMiddleware:
 async def _await_until_disconnect(answer: Awaitable[None], receive: Receive, ended: Callable[[], bool]) -> None:
     """Await `answer`, but cancel it if the client disconnects before the response is complete.
 
-    The request body has already been read, so the only message that can still arrive is the disconnect.
+    The request body must have been read, so that `receive` can only return the disconnect.
 
     Raises:
         ClientDisconnect: The client disconnected.
@@ -235,7 +235,7 @@ def _method_label(scope: Scope) -> str:
 
 
 def _route_label(scope: Scope) -> str:
-    """Return the template of the matched route, or OTHER_LABEL: clients must not be able to invent metric labels."""
+    """Return the template of the matched route, or else OTHER_LABEL, so that clients cannot invent metric labels."""
     return str(getattr(scope.get("route"), "path", OTHER_LABEL))
 
 
@@ -286,7 +286,7 @@ def _check_json(body: bytes, content_type: str) -> None:
 
 
 class _Replay:
-    """Receive channel that returns a body that was already read, then the client's next message (the disconnect)."""
+    """ASGI receive channel that returns a body that was already read, then the client's disconnect message."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -337,8 +337,7 @@ def check_origin(headers: Headers) -> None:
     origin = urlsplit(headers.get("origin", ""))
     if not origin.netloc or origin.netloc != headers.get("host", ""):
         message = (
-            "Only the console may send a request that changes something with a session cookie, but the headers Origin "
-            "and Host differ. In programs, send Authorization: Bearer sk-rft-... instead. A proxy must not change the "
-            "browser's Host header."
+            "The request has a session cookie, but its headers Origin and Host differ. Programs must send "
+            "Authorization: Bearer sk-rft-... instead. Proxies must not change the browser's Host header."
         )
         raise ApiError(403, message, code="cross_origin", type="permission_error")

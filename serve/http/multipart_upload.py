@@ -1,4 +1,4 @@
-"""Streaming parser for multipart forms. It passes on the file's bytes as they arrive and stores only text fields."""
+"""Streaming parser for multipart forms. It forwards the file's bytes as they arrive, and stores only text fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streaming responses of server-sent events. If a stream fails, its last event is the error, which clients raise."""
+"""Streaming responses of server-sent events. If a stream fails, its last event contains the error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class _EventStream(StreamingResponse):
-    """Streaming response that stores its failure in the request's state, so that the middleware logs it."""
+    """Streaming response that saves its failure in the request's state, from which the middleware logs it."""
 
     failure: Exception | None = None
 
@@ -38,11 +38,11 @@ def event_stream(
     """Return a streaming response of `events`.
 
     Args:
-        events: Data of the events, which are sent as JSON.
+        events: Event data, which is sent as JSON.
         named: Use each event's `type` as its SSE event name.
         resumable: Use each event's `id` as its SSE id, send empty events as comments, and escape lone surrogates.
         end: Data of a final event; if it is empty, no final event is sent.
-        failed: Returns the data of the event that reports an error.
+        failed: Function that returns the data of the error event.
     """
 
     async def encode_events() -> AsyncIterator[str]:

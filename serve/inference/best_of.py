@@ -1,6 +1,6 @@
-"""Best-of-n sampling: grades n samples with a grader, as in training, and returns the best sample and all scores.
+"""Best-of-n sampling: n samples are graded as in training, and the best one is returned with all scores.
 
-A sample whose grading failed has the score null and is never chosen.
+A sample that could not be graded has the score null and is never chosen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent_rft.types import Grade, ToolCall, Turn
 from agent_rft.wire.api_errors import ApiError
 
 MAX_SAMPLES = 16
-"""Samples of a request that are graded concurrently; limited, so that one request cannot fill the queue for slots."""
+"""Maximum number of samples that one request grades concurrently."""
 _GRADER: TypeAdapter[Any] = TypeAdapter(GraderSpec)
 
 

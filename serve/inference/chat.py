@@ -47,7 +47,7 @@ def make_router(models: ModelServer, trials: TrialFactory) -> APIRouter:
 
 
 async def _drop_usage(chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield the chunks without the final usage chunk, which only clients that request it receive."""
+    """Yield all chunks except the final usage chunk, for clients that did not request it."""
     async for chunk in chunks:
         if chunk.get("choices"):
             yield chunk

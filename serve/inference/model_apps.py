@@ -1,7 +1,7 @@
-"""Served models on Ray Serve. An application serves one model, or a base model and its adapters, with replicas.
+"""Model serving with Ray Serve. An application serves either one model, or a base model and its adapters.
 
-Each replica runs one engine. Ray Serve places the engines, balances requests, scales with the load, replaces failed
-engines, and lets engines finish their requests before they stop.
+Each replica of an application runs one engine. Ray Serve places the engines, balances requests, scales with the load,
+replaces failed engines, and lets engines finish their requests before they stop.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from agent_rft.trainer.learner.adapter import AdapterFolder, is_adapter
 
 DEPLOYMENT = "engine"
 QUEUE = 4
-"""Requests that a replica accepts, as a multiple of its concurrent sequences. Further requests wait for a replica."""
+"""Maximum requests per replica, as a multiple of its maximum concurrent sequences."""
 SERVED_RANK = 32
-"""Rank of the adapter slots. An adapter with a larger rank gets an engine with larger slots."""
+"""Minimum rank of adapter slots. Adapters with a larger rank are served by an engine with larger slots."""
 UPSCALE_S = 15.0
 HEALTH_S = 5.0
 IDLE_TIMEOUT_S = 5.0
@@ -53,7 +53,7 @@ STATES = {
 
 
 class ServedEngine(Protocol):
-    """Part of agent_rft.actors.engine.chat.chat_engine.ChatEngine that a replica calls."""
+    """Interface of a replica's engine. Implemented by agent_rft.actors.engine.chat.chat_engine.ChatEngine."""
 
     @property
     def has_died(self) -> bool: ...
@@ -99,7 +99,7 @@ MakeEngine = Callable[[ModelRecord, EngineResources], ServedEngine]
 
 
 def make_chat_engine(record: ModelRecord, resources: EngineResources) -> ServedEngine:
-    """Return an engine for a model, which is not started yet. For an adapter, the engine loads the base model.
+    """Return an engine for a model, without starting it. For an adapter, the engine loads the base model.
 
     Raises:
         UserError: The model is missing or unreadable.
@@ -113,7 +113,7 @@ def make_engine_config(
     resources: EngineResources,
     find: Callable[[str], tuple[Path | None, Problem | None]] = find_model,
 ) -> EngineConfig:
-    """Return the settings of a model's engine. `find` returns a model's folder for its path or Hugging Face name.
+    """Return the engine settings for a model. `find` returns the folder of a model path or Hugging Face name.
 
     Raises:
         UserError: The model is missing or unreadable.
@@ -147,15 +147,14 @@ def _adapter_slot_rank(adapter: AdapterFolder) -> int:
 
 
 def to_served_model(record: ModelRecord) -> ServedModel:
-    """Return `record` as a ServedModel, which requests to the engine contain."""
+    """Return the part of `record` that is sent to the engine with each request."""
     return ServedModel(record.folder if is_adapter(Path(record.folder)) else None, record.settings)
 
 
 class EngineReplica:
     """Ray Serve replica with one engine. The engine runs as long as the replica exists.
 
-    In Prometheus, the label `job` is the model's name, and the engine's number is the replica's rank. A replica that
-    replaces a failed replica therefore has the same labels.
+    A replica that replaces a failed replica has the same Prometheus labels: the model's name and the replica's rank.
     """
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
@@ -170,9 +169,9 @@ class EngineReplica:
         self._idle_since = time.monotonic()
 
     async def answer(self, model: ServedModel, body: dict[str, Any], stream: bool) -> AsyncGenerator[Any]:
-        """Yield the same as `Hosting.answer`.
+        """Answer a request for a model, and yield the same values as `ModelHosting.answer`.
 
-        An RftError is yielded instead of raised, because Ray changes the class of errors that a replica raises.
+        An RftError is yielded instead of raised, because Ray would change its class.
         """
         self._calls += 1
         try:
@@ -199,9 +198,9 @@ class EngineReplica:
 
 
 class RayServeModels:
-    """Implementation of `Hosting` on the Ray Serve of this process's cluster.
+    """ModelHosting on Ray Serve, in the cluster that this process is connected to.
 
-    `grows` is whether the cluster adds nodes on demand, for example for an engine that waits for resources.
+    `grows` means that the cluster adds nodes when an engine needs them.
     """
 
     def __init__(
@@ -318,10 +317,9 @@ def remove_models() -> None:
 
 
 def has_only_model_apps() -> bool:
-    """Whether all Ray Serve applications on this cluster are served models."""
+    """Return whether all Ray Serve applications on this cluster are served models."""
     return all(name.startswith(MODEL_APPS) for name in ray_serve.status().applications)
 
 
 def _get_handle(name: str) -> Any:
-    """Return the handle of an application; Ray Serve caches handles, so this is cheap."""
     return ray_serve.get_deployment_handle(DEPLOYMENT, name, _check_exists=False)

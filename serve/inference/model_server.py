@@ -1,4 +1,4 @@
-"""On-demand model serving. Each model is a Ray Serve application, which all calls and all API replicas share.
+"""On-demand model serving. Each model is served by a Ray Serve application, which all calls and API replicas share.
 
 LoRA adapters of the same base model share an application. While this application runs, it also serves the base model.
 Otherwise, the base model gets a separate application.
@@ -19,10 +19,10 @@ The life cycle of an application (see `AppState`):
 At most `max_models` applications exist. A call that needs another application waits until one is idle, and then removes
 the application that has been idle longest. The first call for a model waits until an engine has started. After
 `max_start_wait_s`, waiting calls fail with a 503 and a Retry-After header. An application finishes its calls before it
-is removed. The states are always read from Ray Serve, so that any API replica can continue after another one died.
+is removed. The states are always read from Ray Serve, so any API replica can take over from one that died.
 
-A model that has been idle for RELEASE_IDLE_S is stopped if a waiting job can then start on its engines' resources. If
-jobs hold or wait for the resources that a model needs, a call for the model gets a 503 that names the jobs.
+A model that has been idle for RELEASE_IDLE_S is stopped if this frees the resources that a waiting job needs. If jobs
+hold or wait for the resources that a model needs, a call for the model gets a 503 that names the jobs.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ T = TypeVar("T")
 ANSWER_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 600.0
 POLL_S = 0.25
-"""Seconds between two reads of the states by a waiting call."""
+"""Polling interval of application states, in seconds."""
 FRESH_S = 2.0
 """Seconds for which a RUNNING state is used without reading it again."""
 RELEASE_IDLE_S = 15.0
-"""Idle seconds after which an engine is released to a job that waits for resources."""
+"""Seconds that an engine must be idle before it is stopped for a waiting job."""
 RELEASE_POLL_S = 2.0
-"""Seconds between two checks whether a waiting job needs idle models' resources."""
+"""Maximum seconds between checks for jobs that wait for resources."""
 MIN_IDLE_S = 1.0
-"""Idle seconds before an engine may be removed for another model, since a call may be about to reach it."""
+"""Seconds that an engine must be idle before it is stopped for another model. A new call may still be on its way."""
 MAX_NAMED_RUNS = 5
 RETRY_AFTER_S = 10
-"""Value of the Retry-After header of a 503."""
+"""Seconds in the Retry-After header of a 503 response."""
 
 log = logging.getLogger("agent_rft.serve")
 
 
 class ModelServer(Protocol):
-    """Interface that answers validated chat completion requests with the model `body["model"]`.
+    """Interface for answering validated chat completion requests with the model `body["model"]`.
 
     Raises:
         ApiError: The model does not exist, its engine does not start in time, or the engine refuses the request.
@@ -95,19 +95,19 @@ class AppState(Enum):
 
 
 class NotServed(Exception):
-    """The model's application no longer exists, or was just replaced."""
+    """The model's application no longer exists, or has just been replaced by another one."""
 
 
 Answers = AsyncGenerator[dict[str, Any] | Refusal | None]
 
 
 class ModelHosting(Protocol):
-    """Starts and stops model applications and calls them; `model_apps.RayServeModels` implements it."""
+    """Interface for starting, stopping and calling model applications. Implemented by `model_apps.RayServeModels`."""
 
     def app_names(self, record: ModelRecord) -> Sequence[str]:
         """Return the names of the applications that can serve a model; blocks for milliseconds.
 
-        If none of these applications is running, the caller starts the last one. All aliases of a model have the same
+        If no application is running, the caller starts the last one in the list. All aliases of a model share these
         applications.
 
         Raises:
@@ -133,7 +133,7 @@ class ModelHosting(Protocol):
         """
 
     async def has_waiting_run(self) -> bool:
-        """Return whether a run is waiting for resources of the cluster."""
+        """Return whether a run is waiting for cluster resources."""
 
     async def apps_to_release(self, idle_s: Mapping[str, float]) -> Sequence[str]:
         """Return the idle applications that must stop so that a waiting run can start.
@@ -158,7 +158,7 @@ class ModelHosting(Protocol):
 class ServedModels:
     """ModelServer that starts and stops applications on demand.
 
-    `lock_apps` returns a context manager that lets one API replica at a time start and stop applications.
+    `lock_apps` returns a context manager that lets only one API replica at a time start and stop applications.
     """
 
     models: ModelCatalog
@@ -171,7 +171,7 @@ class ServedModels:
     _seen_at: float = -math.inf
     _starting_since: dict[str, float] = field(default_factory=dict)
     _called: Counter[str] = field(default_factory=Counter)
-    """Number of calls that no engine has accepted yet, for each application that can serve them."""
+    """Number of calls that wait for an engine, for each application that can serve them."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -269,7 +269,6 @@ class ServedModels:
             self._called.subtract(names)
 
     async def _wait_for_model(self, names: Sequence[str], record: ModelRecord) -> str:
-        """Wait until an application for the model is running, and return its name."""
         name = self._first_in_state(names, AppState.RUNNING) if self._states_age_s() < FRESH_S else None
         while name is None:
             await self._finish(self._advance(names, record))
@@ -281,7 +280,7 @@ class ServedModels:
         return next((name for name in names if self._states.get(name) is state), None)
 
     async def _advance(self, names: Sequence[str], record: ModelRecord) -> None:
-        """Advance the model's life cycle by one step, unless the states were just read."""
+        """Advance the model's life cycle by one step. Does nothing if the states are less than POLL_S old."""
         async with self._lock:
             if self._states_age_s() < POLL_S:
                 return
@@ -304,7 +303,7 @@ class ServedModels:
     # -- which models are served ---------------------------------------------------------------------------------------
 
     async def _finish(self, step: Coroutine[Any, Any, T]) -> T:
-        """Complete `step` even if the caller is cancelled, since a partial step would leave wrong states."""
+        """Complete `step` even if the caller is cancelled, so that the states stay consistent."""
         task = asyncio.ensure_future(step)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -312,7 +311,7 @@ class ServedModels:
 
     @contextlib.asynccontextmanager
     async def _current_states(self) -> AsyncIterator[None]:
-        """Context manager that reads the states and prevents other API replicas from changing them."""
+        """Context manager that reads the states. Until it exits, other API replicas cannot change them."""
         async with self.lock_apps():
             self._states = await self.hosting.states()
             self._seen_at = self.timing.clock()
@@ -327,7 +326,7 @@ class ServedModels:
             await self._remove(max(found, key=lambda name: found[name]))
 
     async def _idle_seconds(self) -> dict[str, float]:
-        """Return the idle seconds of each running application that no call of this process is about to use."""
+        """Return the idle seconds by application name. Applications with waiting calls are omitted."""
         running = [name for name, state in self._states.items() if state is AppState.RUNNING and not self._called[name]]
         idle = await asyncio.gather(*(self.hosting.idle_s(name) for name in running))
         return {name: idle_s for name, idle_s in zip(running, idle, strict=True) if idle_s is not None}
@@ -357,7 +356,7 @@ class ServedModels:
             self._starting_since = {name: self._starting_since.get(name, now) for name in waiting}
             for name, since in self._starting_since.items():
                 if self._states[name] is AppState.FAILED or now - since > START_TIMEOUT_S:
-                    log.error("the model application %s did not start and is removed", name)
+                    log.error("removing the model application %s, which did not start", name)
                     await self._remove(name)
 
 

@@ -15,7 +15,7 @@ from agent_rft.spec.job import FILES
 
 CREATE_AGAIN = "upload the corrected file, and create the job again with the new file's id"
 OF_ROWS = frozenset({"empty_file", "invalid_n_examples", "json_array"})
-"""Codes of problems with a file's rows that do not belong to a single line."""
+"""Codes of problems that concern all rows of a file, not a single line."""
 REUPLOAD = "upload the file again as UTF-8 text, and create the job again with the new file's id"
 TEMPLATE = "set model_options.chat_template to the text of a template that renders tools, calls and results"
 OTHER_MODEL = "use another model (GET /v1/models), or ask the server's operator"
@@ -32,7 +32,7 @@ FIXES: Mapping[str, str] = {
     "no_free_resources": "try again later, or ask the server's operator",
     "small_shared_memory": ASK_OPERATOR,
     "not_a_model": OTHER_MODEL,
-    "adapter_mismatch": "set `lora` to the shape of the model's adapter, or use a full model",
+    "adapter_mismatch": "set `lora` to match the model's adapter, or use a full model",
     "template_error": TEMPLATE,
     "tools_not_in_prompt": (
         f"{TEMPLATE}; or set model_options.tools_in_prompt to false if the model needs no tool descriptions"
@@ -40,7 +40,7 @@ FIXES: Mapping[str, str] = {
     "unreadable_file": REUPLOAD,
     "unknown_model": "use a model that the message lists, or ask the server's operator to add this one",
 }
-"""Fixes for API clients by problem code, where the usual fix names local files or commands."""
+"""Fixes for API clients by problem code. They replace fixes that name local files or commands."""
 
 
 def replace_fix(problem: Problem) -> Problem:
@@ -53,14 +53,14 @@ def replace_fix(problem: Problem) -> Problem:
 
 MAX_MESSAGE_CHARS = 2_000
 OPERATORS = frozenset({"no_sandbox", "corrupt_weights"})
-"""Codes of problems that only the operator can fix. Only the operator can fix command-line options, too."""
+"""Codes of problems that only the operator can fix."""
 
 
 def make_job_error(problems: Sequence[Problem]) -> JobError:
     """Return the error of a job with these problems.
 
-    The first problem sets the error's code, param and message, and the message contains the number of other problems. A
-    problem with the number of rows counts as the last problem, because any other problem may cause it.
+    The error describes the first problem, and its message counts the others. A problem with the number of rows comes
+    last, because another problem may be its cause.
     """
     first = min(problems, key=lambda problem: problem.code == NUM_ROWS)
     code = first.code
@@ -73,7 +73,7 @@ def make_job_error(problems: Sequence[Problem]) -> JobError:
 
 
 def describe_problem(problem: Problem) -> str:
-    """Return a problem in one line: `training_file, line 3: is not valid JSON; write one JSON object per line`."""
+    """Return a problem as one line: `training_file, line 3: is not valid JSON; write one JSON object per line`."""
     return str(to_plain_json(f"{problem.location}: {problem.message}; {problem.fix}"))
 
 
@@ -107,7 +107,7 @@ def add_log_hint(message: str, job_id: str) -> str:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Return a clause that describes how a process ended, where `it` is the process.
+    """Return a clause that describes how a process ended, such as `its exit code is unknown`.
 
     A shell reports signal N as exit code 128 + N.
     """

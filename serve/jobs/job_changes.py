@@ -1,4 +1,4 @@
-"""Changes of a job since a client's last request: its state, its events and its step metrics."""
+"""Changes to a job since a client's last request: state, events and step metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.job_tables import EventRecord, JobRecord
 
 MAX_EVENTS, MAX_STEPS = 100, 1_000
-"""Maximum numbers of past events and steps that a client is sent. The client can list older ones."""
+"""Limits on the number of past events and past steps that a client receives."""
 PAGE = 20
 
 
@@ -44,7 +44,7 @@ Change = JobRecord | EventRecord | StepMetrics
 
 
 class JobChanges:
-    """Changes of one job for one client. Calls block on the database and the run folder, so make them in a thread.
+    """Changes to one job, for one client. Calls block on the database and the run folder, so make them in a thread.
 
     `runs` contains the run folders of all jobs, named by job id. If it is None, metrics are omitted.
     """

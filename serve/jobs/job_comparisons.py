@@ -1,4 +1,4 @@
-"""Evaluations of a server's jobs, and comparisons of evaluations, as job owners see them: with ids, not paths."""
+"""Lists and comparisons of the evaluations of a server's jobs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from agent_rft.errors import RftError, UserError
 from agent_rft.types import Evaluation
 
 SHOWN_ROWS = 10
-"""Numbers of rows shown with the largest gains and with the largest losses."""
+"""Maximum number of rows in a list of the largest gains or losses."""
 
 
 class ComparisonBusy(RftError):
-    """Another comparison is running; the same request succeeds later."""
+    """Another comparison is running. The same request will succeed later."""
 
 
 class NoSuchEvaluation(UserError):
@@ -32,7 +32,7 @@ class NoSuchEvaluation(UserError):
 class ComparisonSide:
     """One side of a comparison: a job and the name of an evaluation.
 
-    If `name` is None, the side is the job's newest evaluation of a file that all jobs of the comparison evaluated.
+    A `name` of None selects the job's newest evaluation of a file that all compared jobs evaluated.
     """
 
     job_id: str
@@ -56,7 +56,7 @@ class JobComparisons:
         self._comparing = threading.Lock()
 
     def list_evaluations(self, job_id: str) -> list[dict[str, Any]]:
-        """Return name, file and metrics of a job's evaluations: the test file's first; for each file, oldest first."""
+        """Return the name, file and metrics of a job's evaluations, ordered by file (test file first) and age."""
         run = RunFolder(self._runs / job_id)
         known = run.evaluations() | {f"validation-{step:06d}": found for step, found in run.validations()}
         return [
@@ -66,7 +66,7 @@ class JobComparisons:
         ]
 
     def compare(self, requested: Sequence[ComparisonSide]) -> dict[str, Any]:
-        """Return the comparison as JSON, as `comparison_json` does, and add the question of each row.
+        """Return the comparison in the format of `comparison_json`, with the question of each row added.
 
         Raises:
             NoSuchEvaluation: A job does not have the requested evaluation.

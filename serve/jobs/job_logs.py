@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 20
 MAX_DRIVERS = 10
 """Maximum driver outputs per job; the oldest outputs are deleted. A job gets a new driver each time it is resumed."""
 KEEP_S = 30 * 86_400.0
-"""Seconds after the last write until a job's outputs are deleted."""
+"""Seconds for which a job's outputs are stored after the last write."""
 _NAME = re.compile(r"driver-(\d+)|validation")
 _LIKELY_SECRET = re.compile(r"(?:(?<=Bearer )|\b(?:sk-|hf_|whsec_))[\w.~+/=-]{12,}", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD)", re.IGNORECASE)
@@ -51,7 +51,7 @@ class ProcessOutput:
 
 
 class JobLogs:
-    """Process outputs of all jobs, in the server's folder. `clock` returns Unix seconds."""
+    """Log files with the output of all jobs' processes, in the server's folder. `clock` returns Unix seconds."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder / "logs" / "jobs"
@@ -75,7 +75,7 @@ class JobLogs:
         return self._folder / job_id / ("validation" if attempt == VALIDATION else f"driver-{attempt}")
 
     def add(self, job_id: str, attempt: int, text: str) -> None:
-        """Append a line about the process, such as the cluster's error message."""
+        """Append a line to the output of a process, such as a message from the cluster."""
         with self.create_file(job_id, attempt).open("a") as file:
             file.write(f"{text}\n")
 

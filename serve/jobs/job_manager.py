@@ -29,15 +29,14 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 PAUSING: tuple[JobStatus, ...] = ("paused", "queued")
-"""States in which a driver may still be writing its checkpoint; `queued` if a client has already resumed the job."""
+"""Job states in which a driver may still be writing a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverState:
-    """State of a driver: `unknown` if the cluster does not answer or has no record of the driver.
+    """State of a driver. `unknown` means that the cluster does not answer or has no record of the driver.
 
-    If the driver has ended, `exit_code` is its exit code, or None if unknown. `message` is the cluster's message for
-    the log.
+    `exit_code` is None if the driver is alive or its exit code is unknown. `message` is a log message from the cluster.
     """
 
     state: Literal["alive", "ended", "unknown"]
@@ -52,10 +51,10 @@ class Launcher(Protocol):
         """Return the problems with a job's files, model and endpoints."""
 
     async def check_request(self, draft: CheckRequest) -> list[Problem]:
-        """Return the problems with a request for which no job exists yet. Reads files, but calls no endpoint."""
+        """Return the problems with a job request, before a job is created. Reads files, but does not call endpoints."""
 
     async def launch(self, job: JobRecord, handle: str) -> None:
-        """Start driver number `job.attempt` of the job. A second call with the same handle starts no second driver."""
+        """Start driver number `job.attempt` of the job. Calling this again with the same handle does nothing."""
 
     async def get_state(self, handle: str) -> DriverState: ...
 
@@ -68,18 +67,18 @@ class ManagerConfig:
     """Limits and timeouts of a manager.
 
     Attributes:
-        max_running: Jobs that run concurrently.
-        max_relaunches: Number of drivers lost since the last checkpoint that are replaced. The next loss fails the job.
+        max_running: Maximum concurrent jobs.
+        max_relaunches: Maximum replacements of lost drivers since the last checkpoint. The next loss fails the job.
         poll_s: Time between two ticks, which read the store.
         lease_s: Time after which another server takes over the jobs of a server that died.
-        launch_timeout_s: Time for which starting a driver is retried before it counts as lost.
+        launch_timeout_s: Time for which a driver's start is retried before the driver counts as lost.
         unknown_timeout_s: Time without a heartbeat after which a driver is lost if the cluster has no record of it.
         hang_timeout_s: Time without a heartbeat after which a driver is lost if the cluster reports it as alive.
         stop_grace_s: Time that a driver gets to exit after its job has ended.
         pause_grace_s: Time that a driver gets to write a checkpoint after its job was paused.
         check_timeout_s: Timeout of a job check, including the wait for the job's endpoints.
         call_s: Timeout of a call to the cluster.
-        max_checks: Job checks that run concurrently.
+        max_checks: Maximum concurrent job checks.
     """
 
     max_running: int = 1
@@ -99,7 +98,7 @@ class ManagerConfig:
 class JobManager:
     """Manager of the jobs of one server. `clock` returns Unix seconds; `name` identifies the manager in leases.
 
-    Messages of processes and of the cluster are written to `logs`. Clients never see them.
+    Messages from processes and from the cluster are written to `logs`. Clients never see them.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class JobManager:
         self._name = name or f"manager-{secrets.token_hex(6)}"
         self._validating: dict[str, asyncio.Task[None]] = {}
         self._announced: set[str] = set()
-        """Queued jobs that have an event which reports that the job is waiting."""
+        """Ids of queued jobs that already have an event about waiting."""
         self._not_started: dict[str, str] = {}
         """Reason why the cluster has not started a driver yet, by driver handle."""
         self._woken = asyncio.Event()
@@ -257,7 +256,7 @@ class JobManager:
             )
 
     async def _replace_lost_driver(self, job: JobRecord, reason: str) -> None:
-        """Replace a driver that ended without ending its job, or fail the job after too many lost drivers."""
+        """Replace a lost driver, or fail the job if it has lost too many drivers."""
         job = await self._call(self._store.get, job.id)
         if job.status != "running":
             return
@@ -272,7 +271,7 @@ class JobManager:
         await self._launch(job, failures)
 
     async def _release(self, job: JobRecord) -> None:
-        """Ensure that the driver of a job exits, because the job no longer runs."""
+        """Record that the driver of a stopped job has exited, or stop the driver after the grace period."""
         assert job.handle is not None
         found = await self._state(job.handle)
         since_s = self._clock() - job.status_changed_at
@@ -304,7 +303,7 @@ class JobManager:
             await self._add_event(job, "error", f"The job failed: {error.message}")
 
     async def _move(self, job: JobRecord, to: JobStatus, **changes: Any) -> bool:
-        """Change a job's state. Return False if it has already changed: it was cancelled, or its driver ended it."""
+        """Change a job's state. Return False if a client or the job's driver has already changed it."""
         try:
             await self._call(self._store.move, job.id, to, attempt=job.attempt, **changes)
         except IllegalStateChange:

@@ -39,7 +39,7 @@ FileId = Annotated[StrictStr, Field(min_length=1, max_length=128)]
 
 
 class DescribedAs:
-    """Annotation of a dict that is validated elsewhere. The OpenAPI page shows the schema of `model` for the dict."""
+    """Annotation that gives a dict the OpenAPI schema of `model`. Other code validates the dict."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._model = model
@@ -54,17 +54,17 @@ class JobRequestBody(StrictModel):
     model: Annotated[StrictStr, Field(min_length=1, max_length=255)]
     """Id of the model to train: a base model of the server (see GET /models), a tuned model or a checkpoint."""
     training_file: FileId
-    """Id of an uploaded JSONL file of tasks, one JSON object per line, with the purpose fine-tune."""
+    """Id of an uploaded JSONL file with one task per line. Its purpose must be fine-tune."""
     validation_file: FileId | None = None
-    """Id of a file that is graded before the first step and at intervals; decides which checkpoints are kept."""
+    """Id of a file that is evaluated before the first step and at intervals, to decide which checkpoints are kept."""
     test_file: FileId | None = None
-    """Id of a file that is graded before and after training, and not used for any decision."""
+    """Id of a file that is evaluated before and after training. It does not influence training."""
     method: Annotated[dict[str, Any], DescribedAs(Method)] | None = None
-    """Training method; by default a supervised job with the top-level `hyperparameters`."""
+    """Training method. The default is a supervised job with the top-level `hyperparameters`."""
     hyperparameters: dict[str, Any] | None = None
     """Legacy field for a supervised job's `batch_size`, `n_epochs` and `learning_rate_multiplier`."""
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
-    """Seed for row order and sampling; by default random, and then shown in the job."""
+    """Seed for row order and sampling. The default is a random seed, which the job object contains."""
     suffix: ShortText | None = None
     """Part of the name of the tuned model, `ft:{base}:{organization}:{suffix}:{id}`."""
     metadata: Annotated[dict[ShortText, Annotated[StrictStr, Field(max_length=512)]], Field(max_length=16)] | None = (
@@ -72,15 +72,15 @@ class JobRequestBody(StrictModel):
     )
     """Up to 16 key-value pairs, returned with the job; keys up to 64 characters, values up to 512."""
     integrations: Annotated[Integrations, BeforeValidator(drop_nulls)] | None = None
-    """Trackers that receive the job's metrics if the operator has set them up; otherwise an event reports it."""
+    """Trackers that receive the job's metrics. An event reports trackers that the operator has not set up."""
     cluster: Annotated[dict[str, Any], DescribedAs(ClusterSpec)] | None = None
     """Resources of the job, within the operator's limits."""
     model_options: Annotated[dict[str, Any], DescribedAs(ModelOptions)] | None = None
-    """Options for the model's conversation syntax; `chat_template` is the text of a template here, never a path."""
+    """Options for the model's conversation syntax. Here, `chat_template` is the template itself, not a path."""
 
 
 class FileLookup(Protocol):
-    """Part of agent_rft.serve.stores.file_store.FileStore that this module uses."""
+    """Interface for finding files. Implemented by agent_rft.serve.stores.file_store.FileStore."""
 
     def get(self, file_id: str) -> FileRecord:
         """Return the record of a file.
@@ -94,8 +94,8 @@ class FileLookup(Protocol):
 class ApiJob:
     """Valid request for a job.
 
-    `spec` refers to files by their ids. `secret_spec` is `spec` as JSON, with all secrets. Responses return `method`,
-    `model_options` and `integrations`, which contain no secrets.
+    `spec` has file ids instead of paths. `secret_spec` is `spec` as JSON, including secrets. `method`, `model_options`
+    and `integrations` contain no secrets and are returned in responses.
     """
 
     request: JobRequestBody
@@ -166,7 +166,7 @@ def make_echo(spec: JobSpec, method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_slug(text: str) -> str:
-    """Return `text` as a part of a model id: other characters than letters, digits, `_`, `.` and `-` are replaced."""
+    """Return `text` for use in a model id. All characters except letters, digits, `_`, `.` and `-` are replaced."""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")
 
 
@@ -194,7 +194,7 @@ def _raise_problems(problems: list[Problem]) -> None:
 
 
 def _build_method(request: JobRequestBody) -> dict[str, Any]:
-    """Return the method. In the legacy schema, without `method` or with `hyperparameters`, the job is supervised."""
+    """Return the request's method, by default supervised, with the legacy `hyperparameters` added."""
     method = dict(request.method or {"type": "supervised"})
     if request.hyperparameters:
         supervised = method.get("supervised") or {}
@@ -229,7 +229,7 @@ def _find_boolean_problems(method: Mapping[str, Any]) -> list[Problem]:
 
 MAX_VALUES = {"batch_size": 100_000, "n_epochs": 1_000, "eval_interval": 1_000_000, "eval_samples": 1_000}
 MAX_MULTIPLIER = 1_000.0
-"""Bound of all other hyperparameters. Larger values are typing errors, and some would break the plan's computation."""
+"""Maximum value of hyperparameters that are not in MAX_VALUES. Larger values are typos."""
 
 
 def _find_size_problems(spec: JobSpec) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Client operations on jobs: create, cancel, pause, resume. They only change the store, which the job manager reads."""
+"""Client operations on jobs, such as create and cancel. They only change the store; the job manager does the rest."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from agent_rft.spec.legacy_job import load_legacy_job
 from agent_rft.spec.operator.operator_config import OperatorConfig
 
 RETRY_WINDOW_S = 600.0
-"""Seconds for which a retry with a retry count matches the first request: the default timeout of OpenAI's clients."""
+"""Maximum seconds between a request and its retry, if the client sends a retry count."""
 UNMARKED_WINDOW_S = 10.0
-"""Seconds for which an equal request counts as a retry if it has no retry count. A later request is a new job."""
+"""Maximum seconds between a request and its retry, if the client does not send a retry count."""
 
 
 class JobService:
-    """Operations of clients on jobs. `wake` notifies the job manager of this process about a change, if it has one."""
+    """Client operations on jobs. `wake` notifies this process's job manager, if there is one, of a change."""
 
     def __init__(
         self,
@@ -59,9 +59,8 @@ class JobService:
     ) -> JobRecord:
         """Create a job, or return the job that an earlier attempt of the same request created.
 
-        `retry` is the client's retry count: 0 for the first attempt, or None if the client does not send a count. With
-        `readiness`, the job is a readiness check with these options (`ReadinessOptions` in
-        cluster/run/readiness_check.py), and nothing is trained.
+        `retry` is the client's retry count: 0 for the first attempt, or None if the client does not send a count. If
+        `readiness` (fields of `ReadinessOptions`) is set, the job is a readiness check.
 
         Raises:
             InvalidJob: The request is invalid.
@@ -102,7 +101,7 @@ class JobService:
         return job
 
     def prepare_check(self, body: Any, samples: int | None = None) -> CheckRequest:
-        """Return the input for checking the request `body`; `samples` is the rollouts per row of a readiness check.
+        """Return the input for a check of `body`. `samples` is the number of rollouts per row in a readiness check.
 
         Raises:
             InvalidJob: The request is invalid.

@@ -1,4 +1,4 @@
-"""Records in the run folder of a job, as the job's owner may see them: without paths and operator-only messages."""
+"""Records in a job's run folder, for the job's owner: without paths and operator-only messages."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 INDEX_S = 10.0
 """Seconds that one request may spend on indexing rollouts that a killed driver did not index."""
 PAGE_BYTES = 8 << 20
-"""Size limit of a page. The rollout that exceeds the limit is the last rollout of the page."""
+"""Size in bytes after which a page of rollouts ends."""
 FRESH_S = 20.0
-"""Seconds after which the report of a running job is outdated."""
+"""Seconds for which the report of a running job is reused."""
 SEARCH_S = 5.0
-"""Seconds that one request may search rollouts for a string; the next request continues."""
+"""Maximum seconds of a text search in one request. The next request continues the search."""
 MAX_SEARCHES = 4
-"""Maximum concurrent text searches. Each search keeps a thread of the server busy."""
+"""Maximum concurrent text searches. Each search occupies a server thread."""
 MAX_KEPT = 64
-"""Maximum jobs with open records. Beyond this number, the records of jobs without requests are closed."""
+"""Maximum jobs whose records stay open. If there are more, the records of jobs without current requests are closed."""
 
 
 class NotIndexed(RftError):
-    """The rollouts are still being indexed, or the report is being written; the same request succeeds later."""
+    """The rollouts are still being indexed, or the report is being written. The same request will succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPage:
-    """Page of rollouts. The next page starts after `last`, the last rollout examined, which may not be in `found`."""
+    """Page of rollouts. The next page starts after the rollout with the id `last`."""
 
     found: list[IndexedRollout]
     has_more: bool
@@ -59,12 +59,12 @@ class RolloutPage:
 
 
 WholeRollout = tuple[IndexedRollout, dict[str, Any], dict[str, Any]]
-"""Index entry of a rollout, and the group request and the rollout as in the rollout file."""
+"""Index entry of a rollout, then its group request as JSON and the rollout as JSON."""
 
 
 @dataclass
 class _JobState:
-    """State that requests for the same job share; `num_requests` counts the requests in progress."""
+    """State shared by all requests for one job. `num_requests` counts the requests in progress."""
 
     index: RolloutIndex
     indexing: threading.Lock = field(default_factory=threading.Lock)
@@ -110,7 +110,7 @@ class JobRecords:
     def rollouts(
         self, job: JobRecord, rollout_filter: RolloutFilter, order: Order, limit: int, after: str | None
     ) -> tuple[list[WholeRollout], RolloutPage]:
-        """Return a page of complete rollouts, fewer than `limit` if they are large.
+        """Return complete rollouts and the page of their index entries. Large rollouts make the page shorter.
 
         Raises the errors of `summaries`.
         """
@@ -159,7 +159,7 @@ class JobRecords:
     def row_rewards(
         self, job: JobRecord, rollout_filter: RolloutFilter, order: RowOrder, limit: int, after: str | None
     ) -> tuple[list[RowRewards], bool]:
-        """Return a page with the rewards of rows, and whether more rows follow. Raises the errors of `summaries`."""
+        """Return a page of row rewards, and whether more rows follow. Raises the errors of `summaries`."""
         with self._open_index(job) as index:
             found = rows_after(compute_row_rewards(index, index.check_filter(rollout_filter), order), after)
         return found[:limit], len(found) > limit
@@ -174,7 +174,7 @@ class JobRecords:
             return index.files(), shorten_names(sorted(index.list_values("tools"))), sorted(index.list_values("errors"))
 
     def metrics(self, job: JobRecord, limit: int, after: int | None) -> tuple[list[tuple[int, dict[str, float]]], bool]:
-        """Return the metrics of steps, newest first, and whether more follow.
+        """Return a page of step metrics, newest first, and whether more steps follow.
 
         Raises:
             UnknownCursor: The step `after` has no metrics.
@@ -186,12 +186,12 @@ class JobRecords:
         return found[:limit], len(found) > limit
 
     def settings(self, job: JobRecord) -> dict[str, Any]:
-        """Return the job and its plan, as resolved when the job started; empty if it has not started."""
+        """Return the job's settings and plan as recorded when the job started; empty if it has not started."""
         found = _OwnerRunFolder(self._runs / job.id, _names(job, self._runs)).job()
         return {name: found[name] for name in ("job", "plan") if name in found}
 
     def report(self, job: JobRecord) -> Path | None:
-        """Return the path of the job's report for its owner, or None if the job has not started. Updates old reports.
+        """Update the report for the job's owner if it is old, and return its path, or None if the job has not started.
 
         Raises:
             NotIndexed: Another request is writing the first report.
@@ -236,7 +236,7 @@ class JobRecords:
         return RolloutPage(found[:limit], len(found) > limit, found[:limit][-1].id if found else None)
 
     def _search(self, index: RolloutIndex, among: Iterator[IndexedRollout], text: str, limit: int) -> RolloutPage:
-        """Return a page of the rollouts that contain `text`; it ends early if the search takes too long."""
+        """Return a page of rollouts that contain `text`. The page is shorter if the search takes too long."""
         if not self._searching.acquire(blocking=False):
             raise NotIndexed("too many other text searches are running")
         try:
@@ -271,7 +271,7 @@ class JobRecords:
 
 @contextmanager
 def _try_lock(lock: threading.Lock) -> Iterator[bool]:
-    """Context manager that yields whether it acquired the lock, without waiting."""
+    """Context manager that tries to acquire a lock without waiting, and yields whether it succeeded."""
     is_locked = lock.acquire(blocking=False)
     try:
         yield is_locked
@@ -309,7 +309,7 @@ def _names(job: JobRecord, runs: Path) -> dict[str, str]:
 
 
 class _OwnerRunFolder(RunFolder):
-    """Run folder as the owner of a server's job may see it."""
+    """Run folder of a job as the job's owner may see it."""
 
     def __init__(self, path: Path, names: Mapping[str, str]) -> None:
         super().__init__(path)

@@ -29,7 +29,7 @@ ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
 class RayLauncher:
-    """Launcher (serve/jobs/job_manager.py) on Ray. `dashboard` is the URL of the cluster's job server.
+    """Launcher (serve/jobs/job_manager.py) that uses Ray. `dashboard` is the URL of the cluster's job server.
 
     `program` is the command that starts a driver, and `connect` returns a client for the job server's URL.
     """

@@ -1,4 +1,4 @@
-"""The routers of files, jobs, graders, models and keys. They convert HTTP requests to calls of jobs and stores.
+"""Routers for files, jobs, graders, models and keys. They convert HTTP requests to calls to services and stores.
 
 Routers that call a model are in `agent_rft.serve.inference`.
 """

@@ -28,9 +28,9 @@ FilePurpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", 
 PURPOSES: tuple[FilePurpose, ...] = get_args(FilePurpose)
 MIN_LIFE_S, MAX_LIFE_S = 3_600, 2_592_000
 BATCH_LIFE_S = MAX_LIFE_S
-"""Default lifetime of batch files; files with other purposes do not expire by default."""
+"""Default lifetime of batch files in seconds; files with other purposes do not expire by default."""
 FORM_BYTES = 1_000_000
-"""Maximum size of a form without its file."""
+"""Maximum size of a form in bytes, not counting its file."""
 EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
 FORM = {
     "type": "object",
@@ -52,10 +52,9 @@ MAX_PAGE = 10_000
 def make_router(
     files: FileStore, max_uploads: int = ServerLimits().max_uploads, deadlines: Deadlines = DEADLINES
 ) -> APIRouter:
-    """Return the router of files, which allows `max_uploads` concurrent uploads, at most half of them for one key.
+    """Return the router for file endpoints.
 
-    The limit bounds memory use, since Ray Serve receives request bodies as fast as they arrive and keeps the data in
-    memory until it is written to disk.
+    `max_uploads` limits concurrent uploads, to bound memory use. One API key can use at most half of this limit.
     """
     router = APIRouter(prefix="/files", tags=["files"])
     uploads = OwnerQuota(max_uploads)
@@ -159,7 +158,7 @@ def _check_form(form: UploadForm, num_bytes: int) -> tuple[str, FilePurpose, int
 
 
 def _is_unsafe(name: str) -> bool:
-    """Whether a name is dangerous as a path for clients that download the file; the server never uses it as a path."""
+    """Return whether a filename could be an unsafe path on a client that downloads the file."""
     absolute = re.match(r"[/\\]|[A-Za-z]:", name) is not None
     return absolute or ".." in re.split(r"[/\\]", name) or re.search(r"[\x00-\x1f\x7f]", name) is not None
 

@@ -21,7 +21,7 @@ from agent_rft.serve.routes.readiness_routes import RolloutsPerRow
 from agent_rft.wire.api_errors import ApiError
 
 MAX_CHECKS = 2
-"""Maximum concurrent checks, at most half of them for one key. Each check is a process that reads complete files."""
+"""Maximum concurrent checks; one key can run at most half of them. Each check is a process that reads full files."""
 CHECK_S = 120.0
 
 Files = Annotated[bool, Query(description="If false, only the schema of the request is checked, which is fast.")]
@@ -32,7 +32,7 @@ Samples = Annotated[
 
 
 class JobChecker(Protocol):
-    """Part of agent_rft.serve.jobs.job_manager.Launcher that checks job requests."""
+    """Interface for checking job requests, a part of agent_rft.serve.jobs.job_manager.Launcher."""
 
     async def check_request(self, draft: CheckRequest) -> list[Problem]: ...
 

@@ -110,7 +110,7 @@ def make_router(records: JobRecords) -> APIRouter:
         rollout_filter: Annotated[RolloutFilter, Depends(_parse_filter)],
         order: Annotated[
             Literal["newest", "oldest", "best", "worst"],
-            Query(description="Order by age of the file, or by grade, which omits rollouts without a grade."),
+            Query(description="Order by file age or by grade. Ordering by grade omits rollouts without a grade."),
         ] = "newest",
         view: Annotated[
             Literal["whole", "summary"], Query(description="`summary` omits the request, turns and tokens.")
@@ -158,7 +158,7 @@ def make_router(records: JobRecords) -> APIRouter:
         row: Row = None,
         order: Annotated[
             Literal["worst", "best", "widest"],
-            Query(description="Order by mean reward, or `widest`: by the difference between the rewards of a row."),
+            Query(description="Order by mean reward; `widest` orders by the range of a row's rewards."),
         ] = "worst",
         after: After = None,
         limit: RolloutLimit = ROLLOUTS_PAGE,
@@ -198,7 +198,7 @@ def make_router(records: JobRecords) -> APIRouter:
         with _record_errors(job_id):
             path = records.report(get_job(job_id, key))
         if path is None:
-            message = "The job has no report yet. The report is written after the first step."
+            message = "The job has no report yet. It gets one when it starts."
             raise ApiError(404, message, param="fine_tuning_job_id", code="not_found")
         return FileResponse(path, media_type="text/html; charset=utf-8", headers=HEADERS)
 
@@ -229,9 +229,9 @@ def _build_rollout(job_id: str, whole: WholeRollout) -> JobRollout:
 
 @contextmanager
 def _record_errors(job_id: str, id_param: str = "after") -> Iterator[None]:
-    """Context manager that converts errors of the records to API errors.
+    """Context manager that converts errors from reading records to API errors.
 
-    `id_param` is the parameter that contains a rollout id: the cursor `after`, or the path's `rollout_id`.
+    `id_param` is the request parameter with the rollout id: `after` or `rollout_id`.
     """
     try:
         with job_errors(job_id):

@@ -34,7 +34,7 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=255,
-        description="Unique string for this request. A repeated request with the same string creates no second job.",
+        description="Unique string for this request. A repeat with the same string does not create a second job.",
     ),
 ]
 Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, include_in_schema=False)]
@@ -63,7 +63,7 @@ READINESS = JobKind("readiness check", "readiness_id", is_readiness_check=True)
 
 
 def make_router(service: JobService) -> APIRouter:
-    """Return the router. Its routes are plain functions, so they run in threads and may block on the database."""
+    """Return the router. Its routes are not `async`, so FastAPI runs them in threads, where they may block."""
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"])
     store = service.store
 
@@ -91,7 +91,7 @@ def make_router(service: JobService) -> APIRouter:
     def list_jobs(
         request: Request, key: Reader, include: Include = None, after: After = None, limit: Limit = JOBS_PAGE
     ) -> Page[Job]:
-        """List jobs, newest first. With `metadata[key]=value` in the query, only jobs with this metadata are listed."""
+        """List jobs, newest first. The query `metadata[key]=value` selects jobs with this metadata."""
         with job_errors():
             found, more = store.list_jobs(None, after=after, limit=limit, labels=_read_label_filters(request))
         return Page[Job].from_entries([build_job(job, include) for job in found], more)
@@ -156,7 +156,7 @@ def make_router(service: JobService) -> APIRouter:
 
 
 def _read_label_filters(request: Request) -> dict[str, str]:
-    """Return the metadata filters of the query, `metadata[key]=value`."""
+    """Return the metadata filters, by key, from the query parameters `metadata[key]=value`."""
     found = {
         name.removeprefix("metadata[").removesuffix("]"): value
         for name, value in request.query_params.items()
@@ -168,16 +168,19 @@ def _read_label_filters(request: Request) -> dict[str, str]:
         )
     for name, value in found.items():
         if not 1 <= len(name) <= 64 or len(value) > 512 or '"' in name or "\x00" in name + value:
-            message = "The metadata filter is invalid. Keys have 1 to 64 characters without quotes, values up to 512."
+            message = (
+                "The metadata filter is invalid. Keys must have 1 to 64 characters and no quotes, values at most 512 "
+                "characters."
+            )
             raise ApiError(400, message, param="metadata", code="invalid_value")
     return found
 
 
 def get_own_job(store: JobStore, job_id: str, key: ApiKey) -> JobRecord:
-    """Return a job if the key owns it or has the scope `admin`, since other keys must not read rows and answers.
+    """Return the job if `key` owns it or has the `admin` scope.
 
     Raises:
-        UnknownJob: The job does not exist, or another key owns it.
+        UnknownJob: The job does not exist, or `key` has no access to it.
     """
     return store.get(job_id, None if key.has_scope("admin") else key.id)
 
@@ -186,7 +189,7 @@ def get_own_job(store: JobStore, job_id: str, key: ApiKey) -> JobRecord:
 def job_errors(job_id: str = "", kind: JobKind = JOBS) -> Iterator[None]:
     """Context manager that converts errors of the job store to API errors.
 
-    If `job_id` is the id of another kind of job, the error is the same as for a job that does not exist.
+    A job that is not of this `kind` is reported as missing.
     """
     try:
         if job_id and is_readiness(job_id) != kind.is_readiness_check:

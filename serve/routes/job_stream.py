@@ -28,7 +28,7 @@ from agent_rft.wire.api_errors import ApiError
 STREAM: Responses = {
     200: {
         "content": {"text/event-stream": {"schema": EVENT}},
-        "description": "Events named `job`, `event` and `metrics`. An event's data contains an object of this name.",
+        "description": "Events named `job`, `event` and `metrics`. The data contains an object of the same name.",
     }
 }
 LastSeen = Annotated[str, Query(max_length=100, description="Last-Event-ID, for clients that cannot set the header.")]
@@ -41,9 +41,9 @@ class StreamLimits:
     poll_s: float = 1.0
     """Seconds between two checks of the job for changes."""
     max_polls: int = 60
-    """Number of checks until a stream ends. The client then connects again, and its API key is checked again."""
+    """Number of checks before a stream ends. The client then reconnects, and its API key is checked again."""
     comment_after_polls: int = 15
-    """Number of checks without changes after which the stream sends a comment, so that proxies keep it open."""
+    """Number of checks without changes before the stream sends a comment, which keeps proxies from closing it."""
     max_streams: int = 512
     """Maximum number of concurrent streams."""
     max_streams_of_key: int = 16
@@ -64,10 +64,10 @@ def make_router(store: JobStore, runs: Path, stream_limits: StreamLimits | None 
         last_event_id: Annotated[str, Header(max_length=100)] = "",
         after: LastSeen = "",
     ) -> StreamingResponse:
-        """Stream a job's state and events and, for its owner and admins, each step's metrics, as server-sent events.
+        """Stream a job's state and events as server-sent events. Its owner and admins also receive step metrics.
 
-        The stream begins with up to 100 past events and 1,000 past steps, and ends after a minute. To resume it, send
-        Last-Event-ID. Not part of OpenAI's API.
+        The stream begins with up to 100 past events and 1,000 past steps, and ends after a minute. To resume the
+        stream, send Last-Event-ID. Not part of OpenAI's API.
         """
         with job_errors(job_id):
             job = await run_in_threadpool(store.get, job_id)

@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs/{id}/tool/run: calls a tool of a job once, with the secret headers that the job contains."""
+"""/v1/fine_tuning/jobs/{id}/tool/run: calls a tool of a job once, with the job's secret headers."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def make_router(service: JobService, trials: TrialFactory) -> APIRouter:
 
 
 def _load_tool_settings(service: JobService, job_id: str, key: ApiKey) -> Reinforcement:
-    """Return the settings of a job that contain its tools, if the key may change the job.
+    """Return the `method.reinforcement` settings of a job, which contain its tools.
 
     Raises:
-        ApiError: The key may not change the job, the job has no tools, or this server cannot decrypt it.
+        ApiError: Access is denied, the job has no tools, or its secrets cannot be decrypted.
     """
     with job_errors(job_id):
         job = service.store.get(job_id)

@@ -24,9 +24,9 @@ class KeyRequest(StrictBody):
     """Settings of a new API key."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
-    """Purpose or holder of the key."""
+    """Name that describes the key's purpose or user."""
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=3)]
-    """`read`, `write` (includes read; may change only objects that the key created) or `admin` (everything)."""
+    """`read`, `write` (can read, and can change the key's own objects) or `admin` (can do everything)."""
     expires_after_s: Annotated[int, Field(ge=MIN_LIFE_S, le=MAX_LIFE_S)] | None = None
     """Seconds until the key expires; by default it does not expire."""
     requests_per_minute: Annotated[int, Field(ge=1, le=MAX_REQUESTS_PER_MINUTE)] | None = None
@@ -34,7 +34,7 @@ class KeyRequest(StrictBody):
 
 
 def make_router(keys: KeyStore) -> APIRouter:
-    """Return the router. Its routes are plain functions, so they run in threads and may block on the database."""
+    """Return the router. Its routes are not `async`, so FastAPI runs them in threads, where they may block."""
     router = APIRouter(prefix="/api_keys", tags=["keys"])
 
     @router.get("")
@@ -51,7 +51,7 @@ def make_router(keys: KeyStore) -> APIRouter:
 
     @router.delete("/{key_id}")
     def revoke_key(key_id: Annotated[str, Path(max_length=100)], key: Admin) -> ApiKeyBody:
-        """Revoke an API key. After at most a second, requests with this key are refused. Not part of OpenAI's API."""
+        """Revoke an API key. It stops working within a second. Not part of OpenAI's API."""
         try:
             revoked = keys.revoke(key_id)
         except UserError:

@@ -33,7 +33,7 @@ from agent_rft.serve.routes.job_routes import (
 RolloutsPerRow = Annotated[int, Field(ge=2, le=128)]
 Samples = Annotated[
     RolloutsPerRow,
-    Query(description="Rollouts per row of the training file; `jobs.max_readiness_rollouts` limits their total."),
+    Query(description="Rollouts per row of the training file. `jobs.max_readiness_rollouts` limits the total."),
 ]
 Target = Annotated[
     float | None,
@@ -42,7 +42,7 @@ Target = Annotated[
 
 
 def make_router(service: JobService) -> APIRouter:
-    """Return the router. Its routes are plain functions, so they run in threads and may block on the database."""
+    """Return the router. Its routes are not `async`, so FastAPI runs them in threads, where they may block."""
     router = APIRouter(prefix="/fine_tuning/readiness", tags=["readiness"])
     store = service.store
 
@@ -56,7 +56,7 @@ def make_router(service: JobService) -> APIRouter:
         idempotency_key: IdempotencyKey = None,
         retry: Retry = None,
     ) -> ReadinessBody:
-        """Start a readiness check of a reinforcement job. The request body is as for POST /v1/fine_tuning/jobs."""
+        """Start a readiness check of a reinforcement job, with the same request body as POST /v1/fine_tuning/jobs."""
         readiness = {"samples": samples, "target_s": target_latency_s}
         with job_errors(kind=READINESS):
             job = service.create(body, key.id, idempotency_key=idempotency_key, retry=retry, readiness=readiness)
@@ -92,7 +92,7 @@ def make_router(service: JobService) -> APIRouter:
 
     @router.post("/{readiness_id}/resume")
     def resume_readiness(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
-        """Resume a paused readiness check. It is queued again and continues with the missing rows."""
+        """Resume a paused readiness check. It is queued again and continues with the unfinished rows."""
         with job_errors(readiness_id, READINESS):
             check_may_change(key, store.get(readiness_id).owner, "readiness check")
             return ReadinessBody.model_validate(service.resume(readiness_id))

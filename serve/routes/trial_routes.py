@@ -1,7 +1,7 @@
 """/v1/fine_tuning/alpha: trial runs of a grader or a tool, with the same code as in training.
 
-If grading fails, the response contains the reward 0.0 and the error in `metadata.errors`, as in OpenAI's API. If only
-the client can fix the error (an invalid grader, a private URL, a rejected token), the response has the status 400.
+If grading fails, the response contains the reward 0.0 and the error in `metadata.errors`, as in OpenAI's API. Errors
+that only the client can fix (an invalid grader, a private URL, a rejected token) have the status 400 instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from agent_rft.types import Grade, ToolCall
 from agent_rft.wire.api_errors import ApiError
 
 Id = Annotated[str, Field(min_length=1, max_length=200)]
-LATE = f". A trial call may take at most {MAX_TRIAL_CALL_S:.0f} s; calls of a job may take longer"
+LATE = f". A trial call may take at most {MAX_TRIAL_CALL_S:.0f} s; calls in a job may take longer"
 
 
 class StrictBody(BaseModel):
@@ -139,7 +139,7 @@ def to_public_grader(spec: GraderSpec) -> dict[str, Any]:
 
 
 async def _grade_once(body: RunRequest, pool: GraderPool) -> GraderRun:
-    """Grade once and return the response.
+    """Grade the answer in `body` once, close the pool and return the response.
 
     Raises:
         ApiError: Grading failed because of an error that only the client can fix.
@@ -157,7 +157,6 @@ async def _grade_once(body: RunRequest, pool: GraderPool) -> GraderRun:
 
 
 def _build_run_response(spec: GraderSpec, outcome: Grade | RftError, execution_s: float) -> GraderRun:
-    """Return the response of a grader run for a grade or an error."""
     failed = outcome if isinstance(outcome, RftError) else None
     grade = outcome if isinstance(outcome, Grade) else Grade(0.0)
     metadata = GraderRunMetadata(
@@ -199,7 +198,7 @@ def _parse_tool(body: ToolRequest, operator: OperatorConfig) -> ToolSpec:
 
 
 async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> ToolOutput:
-    """Make one tool call, close the dispatcher and return the response. `param` is the parameter named in errors.
+    """Make one tool call, close the dispatcher and return the response. Errors name the request field `param`.
 
     Raises:
         ApiError: The call failed or was refused.

@@ -19,7 +19,7 @@ from agent_rft.serve.stores.job_tables import Number
 Outcome = Literal["done", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 OPERATOR = "operator"
-"""Actor of entries by the command `agent-rft keys`, which uses the server's folder or database directly."""
+"""Actor in the audit entries of the command `agent-rft keys`."""
 
 
 @dataclass(frozen=True, slots=True)

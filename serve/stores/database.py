@@ -1,8 +1,8 @@
 """Database of a server: SQLite in the server's folder by default, or PostgreSQL by URL.
 
 Each table is defined next to the code that owns it, as a subclass of `Base`. ORM rows never leave a session; stores
-return frozen dataclasses instead. Calls block for milliseconds, so a server makes them in threads. Only its owner may
-enter the server's folder.
+return frozen dataclasses instead. Calls block for milliseconds, so a server makes them in threads. The server's folder
+is private to its owner.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from agent_rft.errors import UserError
 T = TypeVar("T")
 
 DatabaseError = SQLAlchemyError
-"""Base class of the errors of connections and statements."""
+"""Base class of all connection and statement errors."""
 SQLITE_BUSY_S = 30.0
-"""Seconds that a writer waits for another one, unless the URL sets `timeout`. SQLite allows one writer at a time."""
+"""Seconds that a writer waits for another writer, unless the URL sets `timeout`. SQLite allows one writer at a time."""
 TRANSIENT_SQLITE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 POSTGRESQL_DEFAULTS = {"connect_timeout": "5", "tcp_user_timeout": "15000"}
-"""Timeouts of libpq in s and ms, unless the URL sets them. With its defaults, libpq waits minutes for a dead host."""
+"""Default timeouts. The first is in seconds, and the second is in milliseconds."""
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether the error means that the database cannot be reached or is busy; the statement may then succeed later."""
+    """Return whether the database is unreachable or busy. A retry may succeed."""
     if not isinstance(error, InterfaceError | OperationalError):
         return isinstance(error, NoConnection)
     if isinstance(error.orig, sqlite3.Error):
@@ -56,7 +56,7 @@ class Base(DeclarativeBase):
 
 
 def to_record(kind: type[T], row: Any) -> T:
-    """Return an instance of the dataclass `kind`. Its fields get the values of the row's columns of the same names."""
+    """Convert a database row to the dataclass `kind`, whose fields have the names of the row's columns."""
     return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ class Database:
 
     @contextmanager
     def exclusive(self, lock: int) -> Iterator[None]:
-        """Context manager that holds the lock with number `lock` in the database, which one server at a time can hold.
+        """Context manager that holds the database lock with number `lock`, so that no other server can hold it.
 
         With PostgreSQL, the lock is an advisory lock. With SQLite, nothing is locked, because only one server uses the
         database.
@@ -131,14 +131,14 @@ def _create_engine(url: str) -> Engine:
 
 
 def make_private(folder: Path, markers: Sequence[str], user: int | None = None) -> None:
-    """Create a folder with mode 0700, or set this mode if the folder belongs to a server of this user.
+    """Create a server's folder with mode 0700, or set this mode on an existing server's folder.
 
-    A folder counts as a server's folder if this user owns it, and if it is empty or contains a file named in `markers`.
-    Other folders, such as a Kubernetes volume with a group (fsGroup), keep their mode. `user` replaces the user id of
-    this process.
+    The mode of an existing folder is changed only if `user` owns the folder, and if it is empty or contains a file
+    named in `markers`. Other folders, such as a Kubernetes volume with a group (fsGroup), keep their mode. `user`
+    defaults to the user of this process.
 
     Raises:
-        UserError: Every user may enter the folder, and this function may not change its mode.
+        UserError: Every user may enter the folder, and its mode must be kept.
         OSError: The folder cannot be created or read.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

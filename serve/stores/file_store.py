@@ -1,4 +1,4 @@
-"""Files of the server: uploads of clients and results of jobs.
+"""Files of the server: clients' uploads and job results.
 
 A file exists completely or not at all: it is written to a temporary path, moved to its final path, and added to the
 database last. Files are visible to every API key, since a server belongs to one organization. A file is stored under
@@ -28,7 +28,7 @@ from agent_rft.serve.stores.database import Base, Database, to_record
 
 MAX_NAME_CHARS = 255
 ABANDONED_S = 24 * 3600.0
-"""Age of a temporary file after which its upload counts as abandoned, because its server died."""
+"""Age in seconds after which an incomplete upload is deleted. The server that received it has probably died."""
 
 
 class UnknownFile(UserError):
@@ -84,7 +84,7 @@ class IncomingFile:
 
         Raises:
             FileTooLarge: The file would exceed `max_bytes`.
-            NoSpace: The disk is full.
+            ServerDiskFull: The disk is full.
         """
         self.num_bytes += len(data)
         if self.num_bytes > self.max_bytes:
@@ -96,7 +96,7 @@ class IncomingFile:
 
 
 class FileStore:
-    """Store of files. `folder` contains uploads in progress, `blobs` stored files. `clock` returns Unix seconds."""
+    """Store of files. Uploads in progress are in `folder`, stored files in `blobs`. `clock` returns Unix seconds."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class FileStore:
         """Store the content of `incoming` as a file.
 
         Raises:
-            NoSpace: The disk is full.
+            ServerDiskFull: The disk is full.
         """
         now = int(self._clock())
         record = FileRecord(
@@ -178,7 +178,7 @@ class FileStore:
 
         Raises:
             FileTooLarge: The stream exceeds `max_bytes`.
-            NoSpace: The disk is full.
+            ServerDiskFull: The disk is full.
         """
         async with self.receive() as incoming:
             async for data in stream:

@@ -1,4 +1,4 @@
-"""Progress of a job: its step, its current and its first reward or loss. The values are read from a few events."""
+"""Progress of a job: its step, and its first and current reward or loss, read from a few of the job's events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProgress:
-    """Last step of a job, and its rewards, or its losses if `metric` is `loss`. None means not measured.
+    """Latest step of a job, and its rewards or losses, depending on `metric`. Values that were not measured are None.
 
-    `baseline` is the validation's reward or loss before the first step, or else the reward or loss of the first step.
+    `baseline` is the validation reward or loss before the first step, or else the training value of the first step.
     """
 
     metric: Literal["reward", "loss"]
@@ -34,8 +34,8 @@ class MeasuredProgress:
 def load_progress(session: Session, job_id: str, *, validates: bool) -> MeasuredProgress | None:
     """Return the progress of a job, or None if nothing was measured yet.
 
-    `validates` is whether the job has a validation file. At most four rows are read, each near the beginning or the end
-    of the job's events, so the cost does not depend on the number of events.
+    `validates` is True if the job has a validation file. The function reads at most four of the job's events, however
+    many the job has.
     """
     steps = EventRow.job_id == job_id, EventRow.type == "metrics"
     kinds = EventRow.data["kind"].as_string().in_((event_kind(Evaluated), event_kind(LossEvaluated)))

@@ -8,8 +8,8 @@
     validating_files, queued, running          ---> failed
     validating_files, queued, running, paused  ---> cancelled
 
-succeeded, failed and cancelled are terminal. A running job that loses its driver stays running while its manager starts
-another one.
+succeeded, failed and cancelled are terminal. If the driver of a running job dies, the job stays in the state running
+while its manager starts another driver.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnknownJob(RftError):
 
 
 class UnknownCursor(RftError):
-    """The cursor `after` is not an item of the list."""
+    """The cursor `after` is not the id of an item in the list."""
 
 
 class IllegalStateChange(RftError):

@@ -46,7 +46,7 @@ T = TypeVar("T")
 JOB, READINESS = "ftjob", "ftready"
 """Id prefixes of jobs that train, and of readiness checks."""
 CREATE_LOCK = 0x6A6F6273
-"""PostgreSQL advisory lock held while a job is created, because creation reads before it writes."""
+"""PostgreSQL advisory lock held while a job is created, so that two equal requests do not create two jobs."""
 
 
 class JobStore:
@@ -66,13 +66,13 @@ class JobStore:
         idempotency_key: str | None = None,
         retry_window_s: float = 0.0,
     ) -> tuple[JobRecord, bool]:
-        """Create the job of a request, or find the job that exists for it. Return the job, and whether it is new.
+        """Create a job, or find the existing job of a repeated request. Return the job, and whether it is new.
 
         With an Idempotency-Key, the existing job is the owner's job with the same key. Without a key, it is the job of
         an equal request that the owner sent within the last `retry_window_s` seconds.
 
-        `seal` returns the `sealed_spec` for a job id. It is called under the lock of `block_job_creation`, so that no
-        job is sealed with a secret that is being replaced.
+        `seal` takes the new job's id, and returns its `sealed_spec`. It is called while `block_job_creation` is in
+        effect, so that no job is sealed with a secret that is being replaced.
 
         Raises:
             IdempotencyConflict: The Idempotency-Key was used with a different request.
@@ -188,11 +188,11 @@ class JobStore:
     def move(self, job_id: str, to: JobStatus, *, attempt: int | None = None, **changes: Any) -> JobRecord:
         """Change a job's state, and set the columns in `changes`.
 
-        With `attempt`, the job is changed only if `attempt` is the number of the job's latest driver.
+        If `attempt` is set, the job is changed only if its latest driver has this number.
 
         Raises:
             UnknownJob: The job does not exist.
-            IllegalStateChange: `STATE_CHANGES` does not allow the change, or driver `attempt` was replaced.
+            IllegalStateChange: `STATE_CHANGES` does not allow the change, or the job has a newer driver than `attempt`.
         """
         now = self._clock()
         values: dict[str, Any] = {"status": to, "status_changed_at": now} | changes
@@ -217,9 +217,10 @@ class JobStore:
                     return _to_job_record(row)
 
     def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
-        """Change the state of the job that has been queued longest to `running`, and lease the job to `manager`.
+        """Set the job that has been queued longest to `running`, and lease it to `manager`.
 
-        Return None if no job is queued, or if `limit` jobs are already running or have a driver that may still exist.
+        Return None if no job can be claimed, or if `limit` jobs are already running. A job with an earlier driver that
+        may still exist cannot be claimed, and counts as running.
         """
         now, other = self._clock(), aliased(JobRow)
         busy = select(func.count()).where(or_(other.status == "running", other.handle.is_not(None))).scalar_subquery()
@@ -254,7 +255,7 @@ class JobStore:
     # -- drivers -------------------------------------------------------------------------------------------------------
 
     def next_attempt(self, job_id: str, attempt: int, handle: str, *, failures: int) -> bool:
-        """Record that driver number `attempt` + 1 of a job is about to start under the id `handle`.
+        """Record that the job's next driver, number `attempt` + 1, is about to start; `handle` is the driver's id.
 
         Return False if the job is no longer running, or if another driver was started.
         """
@@ -266,9 +267,9 @@ class JobStore:
         return self._update(JobRow.id == job_id, JobRow.handle == handle, JobRow.status != "running", handle=None)
 
     def heartbeat(self, job_id: str, attempt: int) -> JobStatus | None:
-        """Record a heartbeat of driver `attempt`, and return the job's state, or None if the driver was replaced.
+        """Record a heartbeat of the job's driver; return the job's state, or None if the driver was replaced.
 
-        The driver stops if the job is not running. A driver that was replaced must exit immediately.
+        `attempt` is the number of the driver. A driver that was replaced must exit immediately.
         """
         with self._database.session() as session:
             same = JobRow.id == job_id, JobRow.attempt == attempt
@@ -277,9 +278,9 @@ class JobStore:
             return status  # type: ignore[no-any-return]
 
     def update_for_driver(self, job_id: str, attempt: int, **changes: Any) -> bool:
-        """Set columns of a job for its driver `attempt`: trained_tokens, estimated_finish, failures or driver_message.
+        """Set columns of a job for its driver: trained_tokens, estimated_finish, failures or driver_message.
 
-        Return False if the driver was replaced.
+        Return False if the driver with the number `attempt` was replaced.
         """
         return self._update(JobRow.id == job_id, JobRow.attempt == attempt, **changes)
 
@@ -353,7 +354,7 @@ class JobStore:
         return self._list_rows(CheckpointRecord, CheckpointRow, job_id, after, limit)
 
     def _list_rows(self, kind: type[T], table: Any, job_id: str, after: str | None, limit: int) -> tuple[list[T], bool]:
-        """Return a page of a job's rows. Checks that the job exists only if the page is empty or the cursor unknown."""
+        """Return a page of a job's events or checkpoints. If nothing is found, check that the job exists."""
         with self._database.session() as session:
             try:
                 rows, more = _fetch_page(
@@ -372,7 +373,7 @@ class JobStore:
 
 
 def is_readiness(job_id: str) -> bool:
-    """Whether `job_id` is the id of a readiness check. Lists of jobs do not contain readiness checks."""
+    """Return whether `job_id` is the id of a readiness check."""
     return job_id.startswith(f"{READINESS}-")
 
 
@@ -380,7 +381,7 @@ def is_readiness(job_id: str) -> bool:
 
 
 def block_job_creation(session: Session) -> None:
-    """Block the creation of jobs until the transaction ends. In SQLite, an update of no rows locks the database."""
+    """Block the creation of jobs until the transaction ends."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": CREATE_LOCK})
     else:
@@ -405,7 +406,7 @@ def _row(session: Session, job_id: str, owner: str | None = None) -> JobRow:
 
 
 def _select_columns(kind: type[Any], table: Any) -> Select[Any]:
-    """Select the columns of the dataclass `kind`, in the order of its fields. It takes half as long as ORM objects."""
+    """Select the columns of the dataclass `kind`, in field order. This is twice as fast as loading ORM objects."""
     return select(*(getattr(table, field.name) for field in fields(kind)))
 
 
@@ -428,7 +429,7 @@ def _fetch_page(
 
 
 def _to_job_record(row: Any) -> JobRecord:
-    """Return the record of a JobRow, or of a row with its columns."""
+    """Convert a JobRow, or a row with the same columns, to a record."""
     values: dict[str, Any] = {field.name: getattr(row, field.name) for field in fields(JobRecord)}
     values["error"] = None if row.error is None else JobError(**row.error)
     values["result_files"] = tuple(row.result_files)

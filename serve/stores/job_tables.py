@@ -1,7 +1,7 @@
 """Tables of jobs, events and checkpoints, and the records that the store returns.
 
-`number` is the order of creation and the sort key of listings. It has an index, so reading a page takes the same time
-in tables of 10 and of 100,000 rows. Only `sealed_spec` contains secrets, which are encrypted. Clients may see all other
+`number` is the order of creation and the sort key of listings. It has an index, so the time to read a page does not
+depend on the size of the table. Only `sealed_spec` contains secrets, which are encrypted. Clients may see all other
 columns, except `log` in `error`, which is for admins.
 """
 
@@ -122,7 +122,7 @@ class JobError:
 class NewJob:
     """Job to be created.
 
-    `owner` is the id of the key that creates the job, `model` the model id in the request, `base` the id of its base
+    `owner` is the id of the key that creates the job, `model` the requested model id, `base` the id of the base
     model. `method` and `model_options` contain no secrets. `sealed_spec` is the full job, encrypted so that it can be
     decrypted only for this job's id. Equal requests have equal `digest`s. `readiness` has the options of a readiness
     check (`ReadinessOptions` in cluster/run/readiness_check.py); None means that the job trains.
@@ -149,9 +149,9 @@ class NewJob:
 class JobRecord(NewJob):
     """Job in the store. Times are Unix seconds.
 
-    `handle` is the id of the latest driver, or None after it has exited. `attempt` is the number of drivers started
-    so far, and `failures` the number of drivers lost since the last checkpoint. `findings` is the result of a readiness
-    check, without its rows. `estimated_finish` is None unless the job is running.
+    `handle` is the id of the latest driver, or None after it has exited. `attempt` counts the drivers started so far,
+    and `failures` counts the drivers lost since the last checkpoint. `findings` is the result of a readiness check,
+    without its rows. `estimated_finish` is None unless the job is running.
     """
 
     id: str

@@ -51,7 +51,7 @@ class ApiKey:
         return self.expires_at is not None and self.expires_at <= now
 
     def has_scope(self, scope: Scope) -> bool:
-        """Whether the key grants `scope`."""
+        """Return whether the key grants `scope`."""
         return any(SCOPES.index(own) >= SCOPES.index(scope) for own in self.scopes)
 
 

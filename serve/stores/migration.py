@@ -34,11 +34,11 @@ from agent_rft.serve.stores.database import Database, DatabaseError, describe_er
 
 FOLDER = Path(__file__).parent / "migrations"
 _ALEMBIC_LOCK = threading.Lock()
-"""Lock around Alembic, which has one context per process."""
+"""Lock around Alembic, which has only one context per process."""
 REVISIONS_BEFORE_0_2_0 = frozenset([*(f"{number:04}" for number in range(1, 8)), "r0001"])
-"""Revisions of databases made before 0.2.0, which later versions do not read."""
+"""Schema revisions that versions before 0.2.0 created; this version cannot read them."""
 TABLES_LOCK = 0x7461626C
-"""PostgreSQL advisory lock held while migrating, for servers that start concurrently."""
+"""PostgreSQL advisory lock held during a migration, because several servers may start concurrently."""
 
 
 class NewerDatabase(UserError):

@@ -57,7 +57,7 @@ class ModelRecord:
 
 
 class ModelCatalog(Protocol):
-    """Interface of ModelRegistry for finding models."""
+    """Protocol for finding models by id; ModelRegistry implements it."""
 
     def resolve(self, model_id: str) -> ModelRecord:
         """Return the model with this id.
@@ -140,7 +140,7 @@ class ModelRegistry:
             return row.record()
 
     def list(self) -> list[ModelRecord]:
-        """Return all models: base models by alias and known dated name, then all other models, newest first."""
+        """Return a record for each name of a base model, then the other models from newest to oldest."""
         with self._database.session() as session:
             rows = session.scalars(select(_ModelRow).order_by(_ModelRow.created_at.desc(), _ModelRow.id.desc())).all()
             return [self._base_model(name) for name in add_snapshots(self._aliases)] + [row.record() for row in rows]
@@ -161,7 +161,7 @@ class ModelRegistry:
             session.delete(row)
 
     def _base_model(self, name: str) -> ModelRecord:
-        """Return the model of an alias or of a dated name of an alias, under the requested name."""
+        """Return the base model that `name` refers to: an alias, or an alias with a date. The record's id is `name`."""
         folder = self._aliases[match_model_name(name, self._aliases) or name]
         config = Path(folder) / "config.json"
         created = int(config.stat().st_mtime) if config.is_file() else 0  # unknown for a Hugging Face name

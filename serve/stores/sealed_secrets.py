@@ -1,4 +1,4 @@
-"""Encryption of secrets: headers of jobs in the database, and reasoning that clients store between two requests.
+"""Encryption of jobs in the database, and of reasoning that clients store between two requests.
 
 HKDF derives a key for each purpose from one master secret, which is never in the database. A sealed string is
 
@@ -74,7 +74,7 @@ class MasterSecret:
 
     @property
     def id(self) -> str:
-        """Id of the secret, from which the secret cannot be derived."""
+        """Id that identifies the secret without revealing it."""
         return _derive_key(self.text, "id").hex()[:16]
 
     def cipher(self, purpose: Purpose) -> AESGCM:
@@ -128,7 +128,7 @@ class FileSecrets:
 
 
 MasterSecrets = FixedSecrets | FileSecrets
-"""All master secrets that can open a sealed string. New strings are sealed with the first one."""
+"""Source of all master secrets that can open a sealed string. New strings are sealed with the first secret."""
 
 
 def find_master_secrets(folder: Path, environment: Mapping[str, str] = os.environ) -> MasterSecrets:
@@ -153,9 +153,9 @@ class SecretBox:
 
     @classmethod
     def from_folder(cls, folder: Path, environment: Mapping[str, str] = os.environ) -> SecretBox:
-        """Return a box with the master secrets in the environment, or else in the folder's key file.
+        """Load the master secrets from the environment if it sets any, otherwise from the folder's key file.
 
-        If the file does not exist, it is created with a new secret. Only its owner can read it.
+        A missing key file is created with a new secret.
 
         Raises:
             UserError: A secret is invalid.
@@ -186,7 +186,7 @@ class Sealer:
         return prefix + base64.urlsafe_b64encode(sealed).decode()
 
     def open(self, sealed: str) -> str:
-        """Return the text of a sealed string.
+        """Decrypt a sealed string.
 
         Raises:
             UnsealFailed: The text was sealed with another secret, purpose or context, or `sealed` was changed.
@@ -221,7 +221,7 @@ def _derive_key(text: str, info: str) -> bytes:
 
 
 def _create_key_file(path: Path) -> None:
-    """Create a key file atomically, by a hard link, so that servers that start concurrently all use the same key."""
+    """Create a key file atomically, so that all servers that start concurrently use the same key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{KEY_FILE}.") as file:  # with mode 0600
         file.write(MasterSecret.generate().text.encode())

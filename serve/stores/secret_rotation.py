@@ -1,13 +1,12 @@
-"""Rotation of the master secret: `agent-rft keys rotate-master` seals every stored secret again.
+"""Rotation of the master secret, for `agent-rft keys rotate-master`.
 
 1. The new secret becomes the first master secret, and the old one becomes the second. From now on, all processes seal
    with the new secret and can open strings sealed with either one. If the secrets are in a key file, one write replaces
    the file. If they are in environment variables, the operator sets the variables.
-2. The jobs are sealed again, one batch per transaction.
-3. The creation of jobs is blocked. If all jobs are sealed with the new secret, the old secret is removed.
+2. The jobs are sealed with the new secret, one batch per transaction.
+3. The creation of jobs is blocked. If no readable job is sealed with the old secret, the old secret is removed.
 
-The command may be killed at any point: finished batches stay sealed with the new secret, and the next call continues
-with this secret.
+The command may be killed at any point. If it is run again, it continues the interrupted rotation.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class RotationResult:
 
 
 class MasterSecretRotation:
-    """Rotation of the master secret with which the jobs in a database are sealed. `box` uses the same `secrets`."""
+    """Replacement of the master secret that encrypts the jobs in a database. If `box` is set, it must use `secrets`."""
 
     def __init__(
         self,
@@ -83,8 +82,8 @@ class MasterSecretRotation:
             has_jobs = session.scalar(select(JobRow.number).limit(1)) is not None
             if has_jobs and all(self._open_spec(row) is None for row in self._read_jobs(session)):
                 raise UserError(
-                    "the key opens none of the stored jobs, so it is not this server's key. Give the server's folder "
-                    f"with --folder, or set its key in {VARIABLE}."
+                    "the key cannot decrypt any stored job, so it is not this server's key. Set --folder to the "
+                    f"server's folder, or {VARIABLE} to the server's key."
                 )
             if len(masters) == 1 and isinstance(self._secrets, FileSecrets):
                 masters = (MasterSecret.generate(), *masters)
@@ -97,7 +96,7 @@ class MasterSecretRotation:
             return masters[0]
 
     def _seal_all(self, new: MasterSecret) -> int:
-        """Open each job and seal it with `new`; skip jobs that cannot be opened. Return the number of sealed jobs."""
+        """Seal all jobs with `new`, except unreadable jobs; return the number of jobs that were sealed again."""
         total, after = 0, 0
         while True:
             with self._database.session() as session:
@@ -129,7 +128,7 @@ class MasterSecretRotation:
     def _read_jobs(
         self, session: Session, new: MasterSecret | None = None, after: int = 0, limit: int | None = None
     ) -> Iterator[Row[int, str, str]]:
-        """Yield number, id and sealed text of each job after the number `after` that is not sealed with `new`."""
+        """Yield (number, id, sealed text) of the jobs after number `after` that are not sealed with `new`."""
         numbers = select(JobRow.number).where(JobRow.number > after).order_by(JobRow.number).limit(limit)
         if new is not None:
             numbers = numbers.where(~JobRow.sealed_spec.startswith(sealed_prefix(new), autoescape=True))

@@ -168,6 +168,4 @@ def test_each_function_for_an_undocumented_part_says_what_makes_it_unnecessary(p
     ]
     docs = {node.name: ast.get_docstring(node) or "" for node in public}
     assert len(docs) > 5
-    assert [
-        name for name, doc in docs.items() if not re.search(r"\bUses\b.*(Unnecessary once:|until when:)", doc, re.S)
-    ] == []
+    assert [name for name, doc in docs.items() if not re.search(r"\bUses\b.*Remove when:", doc, re.S)] == []

@@ -1,7 +1,8 @@
 """Reads the repository's Markdown files: their blocks, links and headings.
 
 A fenced block has a language and, as needed, a title: the name of its file, or of the file and the place in it
-(`job.yaml, below method.reinforcement`). `<!-- run -->` before a block means that the tests execute it.
+(`job.yaml, below method.reinforcement`). `<!-- run -->` before a block means that the tests execute it, and
+`<!-- run nightly -->` that only the nightly tests do.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from markdown_it import MarkdownIt
 
 from tests.support.paths import ROOT
 
-_MARK = re.compile(r"<!-- (run(?: kubernetes)?) -->\s*\Z")
+_MARK = re.compile(r"<!-- (run(?: kubernetes| nightly)?) -->\s*\Z")
 _TITLE = re.compile(r'title="([^"]*)"')
 _GENERATED = "docs/reference/"
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. `mark` is `run`, `run kubernetes` or empty; `line` is that of its first line of content."""
+    """A fenced block. `mark` is `run`, `run nightly`, `run kubernetes` or empty; `line` is where its content starts."""
 
     page: str
     line: int

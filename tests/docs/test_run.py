@@ -1,4 +1,4 @@
-"""Blocks that are marked `run` do what their page says: all of a page, in order, in one shell and an empty folder."""
+"""Marked blocks do what their page says: all of a page, in order, in one shell and an empty folder."""
 
 from __future__ import annotations
 
@@ -26,13 +26,22 @@ TIMEOUT_S = 1200
 
 
 ALWAYS = ("README.md", "docs/your-agent.md")
-"""Pages whose blocks run in each test run; the blocks of other pages run nightly."""
+"""Pages whose blocks with `run` are executed in each test run; all other marked blocks are executed nightly."""
+
+SMALLER = {
+    "README.md": ("    tools: [", "    limits: {max_completion_tokens: 24}\n    tools: ["),
+    "docs/your-agent.md": ("max_completion_tokens: 2048", "max_completion_tokens: 24"),
+}
+"""A text of a page and its replacement, so that a random model ends its rollouts soon."""
 
 
 def pages_to_run() -> Iterator[object]:
     for page in guides():
-        if any(block.mark == "run" for block in page.blocks):
-            yield pytest.param(page, id=page.path, marks=() if page.path in ALWAYS else pytest.mark.nightly)
+        marks = {block.mark for block in page.blocks} & {"run", "run nightly"}
+        if marks and page.path in ALWAYS:
+            yield pytest.param(page, {"run"}, id=page.path)
+        if "run nightly" in marks or (marks and page.path not in ALWAYS):
+            yield pytest.param(page, marks, id=f"{page.path}, complete", marks=pytest.mark.nightly)
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +68,13 @@ SERVICES = {"docs/openai.md": _moved_job}
 """What a page's blocks need beside them, by page: an environment while it lasts."""
 
 
-@pytest.mark.parametrize("page", list(pages_to_run()))
-def test_the_blocks_of_a_page_run(page: Page, tmp_path: Path, hub_cache: Path) -> None:
+@pytest.mark.parametrize(("page", "marks"), list(pages_to_run()))
+def test_the_blocks_of_a_page_run(page: Page, marks: set[str], tmp_path: Path, hub_cache: Path) -> None:
     with SERVICES.get(page.path, partial(nullcontext, {}))() as service:
-        _run(page, tmp_path, hub_cache, service)
+        _run("\n".join(_script(page, marks)), tmp_path, hub_cache, service)
 
 
-def _run(page: Page, tmp_path: Path, hub_cache: Path, service: dict[str, str]) -> None:
+def _run(script: str, tmp_path: Path, hub_cache: Path, service: dict[str, str]) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AGENT_RFT_", "OPENAI_"))}
     environment |= {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -73,7 +82,6 @@ def _run(page: Page, tmp_path: Path, hub_cache: Path, service: dict[str, str]) -
         "HF_HUB_OFFLINE": "1",
         **service,
     }
-    script = "\n".join(_script(page))
     output = tmp_path / "output"
     here = tmp_path / "here"
     here.mkdir()
@@ -90,21 +98,39 @@ def _run(page: Page, tmp_path: Path, hub_cache: Path, service: dict[str, str]) -
     assert shell.returncode == 0, output.read_text(errors="replace")
 
 
-def _script(page: Page) -> Iterator[str]:
+def _script(page: Page, marks: set[str]) -> Iterator[str]:
     """The page as one script: files are written and marked blocks run, in order; the first failing command ends it."""
     yield "set -eo pipefail"
     for i, block in enumerate(page.blocks):
-        if block.mark == "run":
+        if block.mark in marks:
             yield f"echo '--- {block}'"
-            yield _waiting(block.text) if block.language == "sh" else _heredoc("python -", block.text, i)
+            yield _as_a_reader(block.text) if block.language == "sh" else _heredoc("python -", block.text, i)
         elif block.title and ", " not in block.title:
-            yield _heredoc(f"cat > {block.title}", block.text, i)
+            text = block.text.replace(*SMALLER.get(page.path, ("", "")))
+            yield _heredoc(f"cat > {block.title}", text, i)
 
 
-def _waiting(script: str) -> str:
-    """The script with a wait for each server that it starts in the background, as a reader waits."""
-    wait = r"\g<0>\ntimeout 60 bash -c 'until (echo > /dev/tcp/127.0.0.1/\1) 2> /dev/null; do sleep 0.1; done'"
-    return re.sub(r"^.*-port ([1-9]\d*).*&$", wait, script, flags=re.MULTILINE)
+_WAIT = "timeout 60 bash -c 'until (echo > /dev/tcp/127.0.0.1/{port}) 2> /dev/null; do sleep 0.1; done'"
+_READER = (
+    # A reader waits for a server that a block starts in the background, and opens a second terminal for the API.
+    (r"^.*-port ([1-9]\d*).*&$", r"\g<0>\n" + _WAIT.format(port=r"\1")),
+    (
+        r"^(agent-rft serve\b[^#\n]*)(#.*)?$",
+        r"\1 > served.txt 2>&1 &\n" + _WAIT.format(port=8000) + r"\ngrep -o 'sk-rft-[^ ]*' served.txt > key.txt",
+    ),
+    # Any verdict of `ready` is correct. The run folder that it prints replaces RUN.
+    (r"^(agent-rft ready\b[^#\n]*)(#.*)?$", r"\1 || [ $? = 4 ]"),
+    (r"\bRUN\b", r"$(ls -dt runs/*/ | head -n 1)"),
+    # The key that `serve` printed replaces the one in a file.
+    (r"^python ask\.py$", r'sed -i "s/sk-rft-\\.\\.\\./$(cat key.txt)/" ask.py\n\g<0>'),
+)
+"""Patterns of commands, and what a reader of the page makes of them."""
+
+
+def _as_a_reader(script: str) -> str:
+    for pattern, replacement in _READER:
+        script = re.sub(pattern, replacement, script, flags=re.MULTILINE)
+    return script
 
 
 def _heredoc(command: str, text: str, number: int) -> str:

@@ -50,7 +50,7 @@ def test_a_full_volume_is_named(applied: Cluster) -> None:
     state["emptyDir"] = {"medium": "Memory", "sizeLimit": "32Ki"}
     with started(applied, job):
         message = applied.until("the reason", lambda: message_of(applied, job), 600)
-    assert "0 MiB are free on the disk of /var/lib/agent-rft/runs" in message
+    assert "0 MiB is free on the disk of /var/lib/agent-rft/runs" in message
 
 
 def variant(cluster: Cluster, name: str) -> Object:

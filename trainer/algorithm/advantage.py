@@ -24,8 +24,9 @@ ZeroVarianceKind = Literal["all_right", "all_wrong", "equal"]
 EQUAL_WITHIN = 1e-6
 """Numbers that differ by less count as equal, because of rounding errors."""
 MIN_DIFFERENCE = 1e-3
-"""Minimum difference that penalties must make between equal grades; smaller differences would only train on noise. It
-is also the minimum divisor in `grpo`."""
+"""Minimum difference between rewards that differ only by penalties. Smaller differences count as zero.
+
+`grpo` divides by at least this number."""
 
 
 def center_rewards(rewards: Rewards) -> Rewards:

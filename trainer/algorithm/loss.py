@@ -16,11 +16,10 @@ from torch import Tensor
 def importance_weights(proximal: Tensor, engine: Tensor, cap: float) -> Tensor:
     """Return min(exp(proximal - engine), cap) [M], without gradient.
 
-    The weights correct for tokens that were sampled by another policy than the proximal policy. For example, a token
-    with probability 0.5 under the proximal policy and 0.25 under the engine's policy has weight 2. With the
-    probabilities 0.9 and 0.1, the ratio is 9, and the weight is truncated to the cap. Source: decoupled PPO, Hilton et
-    al. 2021, arXiv 2110.00641. The truncation trades a small bias for bounded variance, as in V-trace, Espeholt et al.
-    2018, arXiv 1802.01561.
+    The weights correct for sampling tokens from the engine's policy instead of the proximal policy. For example, a
+    token with probability 0.5 under the proximal policy and 0.25 under the engine's policy has weight 2. Source:
+    decoupled PPO, Hilton et al. 2021, arXiv 2110.00641. The truncation to `cap` trades a small bias for
+    bounded variance, as in V-trace, Espeholt et al. 2018, arXiv 1802.01561.
     """
     return (proximal - engine).detach().exp().clamp(max=cap)
 
@@ -54,21 +53,20 @@ def is_clipped(logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low:
 def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, max_difference: float) -> Tensor:
     """Return [M] bool, True for tokens whose probability has moved too far from the engine's probability.
 
-    For these tokens, the difference of the probabilities is above `max_difference`, and the surrogate would increase
-    it. Such tokens get no surrogate. With `max_difference` 0.2 and the probability 0.5 in the engine:
+    For these tokens, the two probabilities differ by more than `max_difference`, and the surrogate would increase the
+    difference. Such tokens get no surrogate. With `max_difference` 0.2 and the engine's probability 0.5:
 
         A > 0    p = 0.8    True     the probability has risen enough
         A > 0    p = 0.1    False    the update reduces the difference
         A < 0    p = 0.1    True     the probability has fallen enough
         A < 0    p = 0.8    False    the update reduces the difference
 
-    Clipping does not detect them: the ratio r is 1 at the first update of a batch, however old the tokens are. The
-    bound applies to the difference, not to the ratio. Rare tokens can therefore become likely, but likely tokens cannot
-    suddenly become rare: from 0.001 to 0.01 the ratio is 10 and the difference 0.009; from 0.99 to 0.5 the ratio is 0.5
-    and the difference 0.49. |p - p_engine| is the total variation of the two policies, if all other tokens count as one
-    token. Source: DPPO with the binary total variation, Qi et al. 2026, "Rethinking the Trust Region in LLM
-    Reinforcement Learning", arXiv 2602.04879. The paper uses this mask instead of clipping and truncation; this code
-    uses all three.
+    Clipping does not detect such tokens: the ratio r is 1 at the first update of a batch, however old the tokens are.
+    The bound applies to the difference, not to the ratio. Rare tokens can therefore become likely, but likely tokens
+    cannot suddenly become rare: from 0.001 to 0.01 the ratio is 10 and the difference 0.009; from 0.99 to 0.5 the ratio
+    is 0.5 and the difference 0.49. Source: DPPO with the binary total variation, Qi et al. 2026, "Rethinking the Trust
+    Region in LLM Reinforcement Learning", arXiv 2602.04879. The paper uses this mask instead of clipping and
+    truncation; this code uses all three.
     """
     difference = logprobs.detach().exp() - engine.exp()
     return ((advantages > 0) & (difference > max_difference)) | ((advantages < 0) & (difference < -max_difference))

@@ -1,4 +1,4 @@
-"""Rewards: grades minus penalties for calls, turns, tokens and time. A part of each positive grade always remains."""
+"""Rewards: grades minus penalties for calls, turns, tokens and time. A positive grade never drops to 0."""
 
 from __future__ import annotations
 

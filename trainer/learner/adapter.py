@@ -27,7 +27,7 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 class AdapterConfig:
     """Shape of a LoRA adapter: each adapted weight W becomes W + alpha / rank x B A, where A has `rank` rows.
 
-    `targets` are module names, or the parts of module names after the last dot, or only ALL_LINEAR.
+    `targets` contains names of modules, such as "q_proj", or only ALL_LINEAR.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class AdapterConfig:
     targets: tuple[str, ...] = (ALL_LINEAR,)
 
     def to_lora_spec(self) -> LoraSpec | None:
-        """Return the `lora` setting with which a job continues this adapter; None if no setting can express it."""
+        """Return the `lora` setting for training this adapter further, or None if no setting matches."""
         targets = ALL_LINEAR if self.targets == (ALL_LINEAR,) else self.targets
         try:
             return LoraSpec.model_validate({"rank": self.rank, "alpha": self.alpha, "targets": targets})
@@ -72,7 +72,7 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[s
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder contains an adapter instead of a full model. The base model of an adapter is elsewhere."""
+    """Return whether a folder contains an adapter instead of a full model."""
     return (folder / CONFIG_FILE).is_file()
 
 
@@ -111,7 +111,7 @@ class AdapterFolder:
         The shapes of the adapter's tensors are checked later.
 
         Raises:
-            UserError: The job trains all weights, or an adapter of another rank or alpha.
+            UserError: The job trains all weights, or an adapter with another rank or alpha.
         """
         if lora is not None and (lora.rank, lora.alpha) == (self.config.rank, self.config.alpha):
             return
@@ -130,7 +130,7 @@ class AdapterFolder:
 
 
 class _AdapterConfigFile(BaseModel):
-    """The fields of adapter_config.json that we read. Rejects LoRA variants that compute something else."""
+    """The fields of adapter_config.json that we read. Validation rejects unsupported LoRA variants."""
 
     peft_type: Literal["LORA"]
     base_model_name_or_path: str

@@ -1,7 +1,7 @@
-"""The learner's weights as a Hugging Face checkpoint, in which experts are unmerged and tied weights occur once.
+"""Copies of the learner's weights in Hugging Face's checkpoint format.
 
-The tensors have their original names. At most one part of the weights is copied at a time. Under ZeRO-3, each part is
-gathered from all ranks, used and released.
+The tensors have the names of the original checkpoint: each expert is a separate tensor, and tied weights occur once.
+Only one part of the weights is copied at a time. Under ZeRO-3, each part is gathered from all ranks, used and released.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ WEIGHT_FILES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack
 class CheckpointWeights:
     """Reader of a model's weights or, with `adapter`, of the adapter's tensors only.
 
-    The tensors of `adapter` are keyed by their names in PEFT's files. `gather` takes a list of parameters and returns a
-    context manager, in which these parameters can be copied in full.
+    The tensors of `adapter` are keyed by their names in PEFT's files. `gather` takes parameters, and returns a context
+    manager that makes their full content available.
     """
 
     def __init__(
@@ -92,9 +92,10 @@ class CheckpointWeights:
         return infos
 
     def copy_bucket(self, part: ParameterNames, memory: HostBuffer | None) -> NDArray[np.uint8] | None:
-        """Return the concatenated bytes of a part, in the order of `describe`; valid until `memory` is used again.
+        """Copy a part's tensors to `memory`, and return their concatenated bytes, in the order of `describe`.
 
-        All ranks must call this together. Ranks that do not need the bytes pass None as `memory`, and get None.
+        The bytes are valid until `memory` is used again. All ranks must call this together. Ranks that do not need the
+        bytes pass None as `memory`, and get None.
         """
         if memory is None:
             self._copy(part, None)
@@ -142,7 +143,7 @@ class CheckpointWeights:
 def map_to_model_names(model: PreTrainedModel) -> Callable[[str], str]:
     """Return a function that maps the name of a tensor in the model's files to its name in the loaded model.
 
-    The name in the files may be an older name.
+    Files from older versions of transformers may use other names.
     """
     names = dict.fromkeys(model.state_dict(keep_vars=True), True)
     transforms: list[WeightTransform] = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(
@@ -169,9 +170,9 @@ def read_unused_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, 
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """Return the weight files of a model folder that transformers reads.
+    """Return the files from which transformers reads the weights of a model folder.
 
-    Other files in the folder, which may hold the same weights in another library's format, are not included.
+    The folder may contain the same weights in formats of other libraries; those files are not returned.
     """
     if (index := folder / INDEX).exists():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]

@@ -1,7 +1,7 @@
 """All uses of undocumented parts of DeepSpeed.
 
 Each docstring names the upstream object that is used, the reason, and the change in DeepSpeed that would make the
-function unnecessary. This module does not import DeepSpeed, because DeepSpeed must be imported for a rank's device, and
+function unnecessary. This module does not import DeepSpeed, because a rank must set its device before the import, and
 because some benchmarks run without DeepSpeed.
 """
 
@@ -19,11 +19,11 @@ from torch import distributed as dist
 
 
 def log_errors_only(deepspeed: Any) -> None:
-    """Make DeepSpeed log errors only. Its warnings only report skipped updates, which StepReport reports, too.
+    """Make DeepSpeed log errors only. Its warnings are about skipped updates, which StepReport already contains.
 
     Uses: `deepspeed.utils.set_log_level_from_string`.
     Why: DeepSpeed's logger has a separate level and handler.
-    Unnecessary once: DeepSpeed documents how to set the level.
+    Remove when: DeepSpeed documents how to set the level.
     """
     deepspeed.utils.set_log_level_from_string("error")
 
@@ -35,7 +35,7 @@ def disable_operation_builds(deepspeed: Any) -> None:
     Why: on CPUs, DeepSpeed would compile a shared-memory all-reduce with g++ at first use, although gloo does not need
     it. The compilation takes 30 s, and fails without a compiler. DeepSpeed also searches for compilers to fill the
     table.
-    Unnecessary once: a setting or an environment variable turns the compilation off.
+    Remove when: a setting or an environment variable turns the compilation off.
     """
     deepspeed.ops.__compatible_ops__ = {}
 
@@ -48,7 +48,7 @@ def full_shape(tensor: Tensor) -> tuple[int, ...]:
 
     Uses: `ds_shape` of a parameter.
     Why: under ZeRO-3 a parameter is empty between its uses.
-    Unnecessary once: DeepSpeed documents how to read the shape without gathering the parameter.
+    Remove when: DeepSpeed documents how to read the shape without gathering the parameter.
     """
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
 
@@ -58,7 +58,7 @@ def full_size(parameter: Tensor) -> int:
 
     Uses: `ds_numel` of a parameter.
     Why: under ZeRO-3 a parameter is empty between its uses.
-    Unnecessary once: DeepSpeed documents how to read the size without gathering the parameter.
+    Remove when: DeepSpeed documents how to read the size without gathering the parameter.
     """
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
@@ -67,11 +67,11 @@ def partition_parameter(init: Any, parameter: Any, device: torch.device) -> None
     """Partition a parameter that all ranks have in full, so that this rank keeps only its own part.
 
     Does nothing if the parameter is already partitioned. `init` is a `deepspeed.zero.Init`. Afterwards, the parameter
-    is empty, and on the device where DeepSpeed gathers it.
+    is empty. DeepSpeed later gathers it on `device`.
 
     Uses: `Init._convert_to_deepspeed_param`, and `ds_id` and `partition` of a parameter.
     Why: the documented way copies each parameter to the device and broadcasts it, although all ranks have it.
-    Unnecessary once: Init partitions a parameter when the parameter is registered in its module.
+    Remove when: Init partitions a parameter when the parameter is registered in its module.
     """
     if hasattr(parameter, "ds_id"):
         return
@@ -88,7 +88,7 @@ class ClippedAdamW(torch.optim.AdamW):
 
     Uses: `overflow` and `_global_grad_norm`, which DeepSpeed's engine reads from its optimizer.
     Why: DeepSpeed's own optimizers clip and skip only at ZeRO stages 1 to 3.
-    Unnecessary once: DeepSpeed also clips and skips at stage 0 in float32.
+    Remove when: DeepSpeed also clips and skips at stage 0 in float32.
     """
 
     overflow = False
@@ -109,9 +109,9 @@ class ClippedAdamW(torch.optim.AdamW):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Range of a parameter's elements: `size` elements from `start` on.
+    """Range of a parameter's elements, with `size` elements starting at `start`.
 
-    The elements are stored from `offset` on in `storage`, a flat tensor that Adam updates.
+    The elements are stored in the flat tensor `storage`, starting at `offset`.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Fragment:
     offset: int
 
     def view_of(self, flat: Tensor) -> Tensor:
-        """Return this fragment [size] as a view of `flat`: either `storage`, or one of Adam's moments of `storage`."""
+        """Return this fragment [size] as a view of `flat`, which is `storage` or one of its Adam moments."""
         return flat.detach().view(-1).narrow(0, self.offset, self.size)
 
 
@@ -131,7 +131,7 @@ def iterate_fragments(engine: Any, stage: int) -> Iterator[Fragment]:
     Uses: at stages 1 and 2 `_hp_mapping` of a parameter; at stage 3 `grad_position`, `get_param_id` and
     `fp32_partitioned_groups_flat` of the optimizer.
     Why: DeepSpeed's checkpoints are pickled, and need conversion for another number of ranks or another stage.
-    Unnecessary once: DeepSpeed documents where the state of a parameter is, for every stage.
+    Remove when: DeepSpeed documents where the state of a parameter is, for every stage.
     """
     optimizer = engine.optimizer
     for name, parameter in _trained(engine):
@@ -153,7 +153,7 @@ def trained_sizes(engine: Any) -> dict[str, int]:
     """Return the full number of elements of each trained parameter, by name.
 
     Uses and why: as for `full_size`.
-    Unnecessary once: `full_size` is unnecessary.
+    Remove when: `full_size` is unnecessary.
     """
     return {name: full_size(parameter) for name, parameter in _trained(engine)}
 
@@ -167,17 +167,17 @@ def get_adam_state(engine: Any) -> Any:
 
     Uses: `DeepSpeedEngine.basic_optimizer`.
     Why: ZeRO's optimizers wrap ours, and do not expose all of its state.
-    Unnecessary once: `iterate_fragments` is unnecessary.
+    Remove when: `iterate_fragments` is unnecessary.
     """
     return engine.basic_optimizer.state
 
 
 def begin_state_update(engine: Any, stage: int) -> None:
-    """Prepare the optimizer for new values in its fragments.
+    """Prepare the optimizer for writing new values to its fragments.
 
     Uses: `checkpoint_event_prologue` of the optimizer at stage 3.
-    Why: between updates, all ranks hold small parameters in full.
-    Unnecessary once: `iterate_fragments` is unnecessary.
+    Why: between updates, each rank holds small parameters in full. DeepSpeed partitions them for an update.
+    Remove when: `iterate_fragments` is unnecessary.
     """
     if stage == 3:
         engine.optimizer.checkpoint_event_prologue()
@@ -189,7 +189,7 @@ def finish_state_update(engine: Any, stage: int) -> None:
     Uses: `update_lp_params` of the optimizer at stages 1 and 2; `fp16_partitioned_groups_flat`,
     `fp32_partitioned_groups_flat` and `checkpoint_event_epilogue` at stage 3.
     Why: DeepSpeed copies them only at the end of a step, and our checkpoints are loaded without a step.
-    Unnecessary once: `iterate_fragments` is unnecessary.
+    Remove when: `iterate_fragments` is unnecessary.
     """
     optimizer = engine.optimizer
     if stage in (1, 2):

@@ -24,7 +24,7 @@ ALIGNMENT = 64
 
 Unlock = Callable[[], object]
 LockPages = Callable[[int, int], Unlock | None]
-"""Page-locks a number of bytes at an address. Returns the function that unlocks them, or None on failure."""
+"""Function (address, bytes) that page-locks host memory. Returns the function that unlocks it, or None on failure."""
 
 
 class HostBuffer:

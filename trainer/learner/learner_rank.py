@@ -1,8 +1,8 @@
 """One rank of the learner: a model under DeepSpeed. All ranks of a group must call each method together.
 
-DeepSpeed averages gradients over ranks, which is undone here: an update's gradient is the gradient of one loss over all
-trained tokens of all micro-batches on all ranks. Steps use no random numbers: on a CPU, the same sequences give bitwise
-equal results.
+DeepSpeed averages gradients over ranks, so the loss is multiplied by the number of ranks. An update's gradient is
+therefore the gradient of one loss over all trained tokens of all micro-batches on all ranks. Steps use no random
+numbers: on a CPU, the same sequences give bitwise equal results.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from agent_rft.trainer.model.policy import DeviceBatch, Policy
 from agent_rft.types import LayoutConversion, LearnerLayout, StepReport
 
 MAX_SKIPPED_UPDATES = 2
-"""Consecutive updates that may be skipped for a non-finite gradient. In bfloat16 one may be chance; three are a bug."""
+"""Maximum consecutive updates skipped for non-finite gradients. In bfloat16, one may be chance, but three are a bug."""
 PEERS_TIMEOUT_S = 86_400.0
-"""Timeout for other ranks. It is long because the group detects a hang earlier, from the expected time of a step."""
+"""Timeout of calls that wait for other ranks. It is long because the learner group detects hangs much earlier."""
 
 
 class LearnerRank:
-    """Rank `rank` of `world_size` learner ranks. They connect to each other at `address`, a host:port of rank 0."""
+    """Learner rank number `rank` of `world_size`. All ranks connect to `address`, a host:port of rank 0."""
 
     def __init__(self, config: LearnerConfig, rank: int = 0, world_size: int = 1, address: str | None = None) -> None:
         torch.set_num_threads(config.rank_cores)
@@ -205,7 +205,7 @@ class LearnerRank:
         }
 
     def _sum_over_ranks(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sums over all ranks, equal on all ranks."""
+        """Sum each number over all ranks, and return the sums, which are equal on all ranks."""
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor)
         return [float(number) for number in tensor.tolist()]
@@ -215,7 +215,7 @@ class LearnerRank:
     def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return log-probabilities [T - 1] of all tokens [T] except the first, at temperature 1.
 
-        Engines compute the same values for prompts.
+        They can be compared with an engine's log-probabilities of a prompt.
         """
         sequence = WeightedSequence(token_ids, (np.arange(len(token_ids)) > 0).astype(np.float32))
         [[micro_batch]] = pack_sequences([sequence], num_ranks=1, budget=self._config.micro_batch_tokens)
@@ -251,9 +251,9 @@ class LearnerRank:
         return plan
 
     def gather_bucket(self, index: int) -> NDArray[np.uint8] | None:
-        """Return the bytes of bucket `index` of the last `bucket_plan` on rank 0, and None on other ranks.
+        """Gather bucket `index` of the most recent plan. Return its bytes on rank 0, and None on other ranks.
 
-        All buckets are gathered into the same memory, so the next call overwrites these bytes.
+        The next call overwrites these bytes.
         """
         return self._weights.copy_bucket(self._parts[index], self._bucket if self._rank == 0 else None)
 
@@ -297,21 +297,21 @@ class LearnerRank:
     def write_snapshot(self, folder: Path) -> None:
         """Write the snapshot into `folder`: the model for transformers and vLLM, and the training state for `load`.
 
-        A snapshot can be written only once. This method may run in another thread, concurrently with the other methods.
+        Drops the snapshot once it is written. This method may run in another thread, concurrently with other methods.
 
         Raises:
-            OSError: The disk is full or read-only. The snapshot can then be written again.
+            OSError: The disk is full or read-only. The snapshot is kept, so it can be written again.
         """
         self._state.write(folder)
 
     def load(self, folder: Path) -> LayoutConversion | None:
-        """Restore weights, optimizer and schedule as of `snapshot`; the learner has no random state.
+        """Restore the weights, optimizer and schedule that `write_snapshot` saved. The learner has no random state.
 
         Returns the layout conversion if the folder was written with another layout, else None. With the same layout,
-        further training gives bitwise the same results as training without an interruption.
+        further training is bitwise identical to training without an interruption.
 
         Raises:
-            UserError: The folder is incomplete, or it was trained with another `lora` setting.
+            UserError: The folder is incomplete, or its weights were trained with another `lora` setting.
         """
         self._step, self._skipped, converted = self._state.load(folder)
         return converted

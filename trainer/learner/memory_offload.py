@@ -17,8 +17,7 @@ from torch import Tensor
 from agent_rft.trainer.learner.host_buffer import HostBuffer, copy_bytes
 
 FREE_MEMORY_TIMEOUT_S = 60.0
-"""Timeout of `reload` for enough free GPU memory. After a process is killed, the driver needs a while to free its
-memory."""
+"""Seconds for which `reload` waits for free GPU memory. The memory of a killed process is not freed immediately."""
 FREE_MEMORY_POLL_S = 0.5
 
 FreeBytes = Callable[[], int]
@@ -29,7 +28,7 @@ def _free_gpu_bytes() -> int:
 
 
 class CpuOffload:
-    """Offload of all tensors of this process that are on `device`.
+    """Moves all tensors of this process on `device` to host memory and back.
 
     The tensors cannot be used between `offload` and `reload`. During that time, `buffer` holds their contents, and must
     not be used for anything else.

@@ -1,4 +1,4 @@
-"""Optimizer state by parameter: a snapshot of any layout (ranks, ZeRO stage, dtype) can be loaded into any other.
+"""Optimizer state that is saved in one layout (ranks, ZeRO stage, dtype) and can be loaded into another.
 
 DeepSpeed stores weights and Adam's moments in flat float32 tensors; each rank holds a part of them. This module splits
 the parts into fragments. A fragment is a range of elements of one parameter. A rank's file has a tensor
@@ -44,7 +44,7 @@ WEIGHT, MOMENTS, STEP = "weight", ("exp_avg", "exp_avg_sq"), "step"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A rank's copies in host memory.
+    """Copy of a rank's model and training state in host memory.
 
     `shards` are the model's shards (only on rank 0), `state` is the rank's optimizer state, and `progress` is the
     content of `learner.json`.
@@ -58,7 +58,7 @@ class Snapshot:
 class SnapshotMemory:
     """Reused host memory for a rank's snapshots, which holds one snapshot at a time.
 
-    `in_use` is a lock that is held while a snapshot is taken or written. Different threads take and write snapshots.
+    `in_use` is a lock that is held while a snapshot is taken or written, because these happen in different threads.
     """
 
     def __init__(self, lock_pages: LockPages | None, in_use: AbstractContextManager[object] | None = None) -> None:
@@ -89,7 +89,7 @@ class SnapshotMemory:
 
 
 class RankState:
-    """Snapshots of a rank, and their files in a checkpoint.
+    """Takes snapshots of a rank, writes them to checkpoints and loads them.
 
     `engine` is the DeepSpeed engine of rank `rank` in a group with this `layout`. `files` are written in addition to
     the base model's files; None means no additional files.
@@ -114,7 +114,7 @@ class RankState:
         self._memory = memory
 
     def take_snapshot(self, step: int, skipped: int) -> None:
-        """Take a snapshot after `step` steps; the most recent `skipped` updates in a row were skipped."""
+        """Take a snapshot after `step` steps. `skipped` counts the updates skipped since the last applied update."""
         progress = asdict(self._layout) | {
             "trained": self._model.trained_weights_description,
             "step": step,
@@ -130,10 +130,10 @@ class RankState:
     def write(self, folder: Path) -> None:
         """Write the snapshot into `folder`.
 
-        A snapshot can be written only once. This method may run in another thread than the other methods.
+        Drops the snapshot once it is written. This method may run in a separate thread.
 
         Raises:
-            OSError: The disk is full or read-only. The snapshot can then be written again.
+            OSError: The disk is full or read-only. The snapshot is kept, so it can be written again.
         """
         with self._memory.lock_for_writing() as snapshot:
             if snapshot.state:
@@ -152,7 +152,7 @@ class RankState:
         The conversion is None if the folder was written with the same layout.
 
         Raises:
-            UserError: The folder is incomplete, or it was trained with another `lora` setting.
+            UserError: The folder is incomplete, or its weights were trained with another `lora` setting.
         """
         progress: dict[str, Any] = json.loads((folder / LEARNER_STATE_FILE).read_text())
         trained, expected = progress["trained"], self._model.trained_weights_description
@@ -183,7 +183,7 @@ def copy_state(engine: Any, stage: int, memory: HostBuffer) -> dict[str, Tensor]
 
 
 def load_state(engine: Any, stage: int, folder: Path) -> None:
-    """Restore weights and moments from the files of all ranks in `folder`. Any layout may have written them.
+    """Restore weights and moments from the files of all ranks in `folder`, which may be from another layout.
 
     All ranks must call this together.
 
@@ -210,7 +210,7 @@ def load_state(engine: Any, stage: int, folder: Path) -> None:
 
 
 class _SavedState:
-    """State files of all ranks; reads only the requested fragments."""
+    """Reader of the state files of all ranks. Reads only the requested fragments."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         self._folder = folder
@@ -239,7 +239,7 @@ class _SavedState:
                     raise UserError(f"{what}; {fix}")
 
     def read(self, kind: str, fragment: Fragment, into: Tensor) -> None:
-        """Fill `into` with a fragment, from all saved pieces that overlap this fragment."""
+        """Read a fragment from the saved pieces into the tensor `into`."""
         for start, piece in self._pieces[kind, fragment.name]:
             low = max(start, fragment.start)
             high = min(start + piece.get_shape()[0], fragment.start + fragment.size)

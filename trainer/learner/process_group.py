@@ -17,10 +17,7 @@ from agent_rft.trainer.learner.deepspeed_internals import disable_operation_buil
 
 
 def join_rank_group(on_gpu: bool, timeout_s: float, rank: int, world_size: int, address: str | None) -> Any:
-    """Connect to the other ranks; return the deepspeed module, imported for this rank's device.
-
-    DeepSpeed then logs errors only.
-    """
+    """Import DeepSpeed for this rank's device, connect to the other ranks, and return the deepspeed module."""
     host, port = (address or f"127.0.0.1:{find_free_port()}").rsplit(":", 1)
     os.environ |= {
         "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
@@ -96,8 +93,8 @@ def create_loopback_socket(host: str, port: int) -> socket.socket | None:
 
 
 BROADCAST_TIMEOUT_S = 120.0
-"""Timeout for forming the group, and for sending one bucket. It expires if a member is lost: then gloo raises an
-error, and NCCL ends the process."""
+"""Timeout for joining the group, and for sending one bucket. On a timeout, gloo raises an error, but NCCL ends the
+process."""
 SENDER = 0
 
 
@@ -107,7 +104,7 @@ class BroadcastGroup:
     def __init__(self, address: str, rank: int, size: int, device: torch.device) -> None:
         """Join the group, and wait until all members have joined.
 
-        `address` is the host:port of a free port on the sender's node.
+        `address` is a host:port on the sender's node; the port must be free.
         """
         host, port = address.rsplit(":", 1)
         self._device = device
@@ -124,7 +121,7 @@ class BroadcastGroup:
         self._from_sender.rootRank = SENDER
 
     def send(self, data: Tensor) -> None:
-        """Send bytes (uint8, on any device) to all other members; return when the tensor may be changed.
+        """Send bytes (uint8, on any device) to all other members. Afterwards, the tensor may be changed.
 
         Raises:
             RuntimeError: A member is lost.

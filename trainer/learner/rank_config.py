@@ -26,13 +26,13 @@ class LearnerConfig:
     """Configuration of a learner rank.
 
     Attributes:
-        model: A local folder with a full model or, with `lora`, with an adapter whose training continues.
+        model: A local folder that contains a full model, or an adapter to continue if `lora` is set.
         steps: Number of `step` calls in the job, for the learning rate schedule.
         warm_up_steps: Warm-up steps of the schedule; None means 3 % of `steps`.
         algorithm: Settings of the loss, and the sampling temperature.
         collective_timeout_s: Time limit of each call that all ranks make together. Long steps have a limit that is
             computed from their tokens and the time of earlier steps.
-        assumed_token_s: Seconds per token that the plan assumes; 0 if unknown.
+        assumed_token_s: Seconds per token of a step, as assumed by the step plan; 0 if unknown.
         files: Files to write in addition to the base model's files; None means no additional files.
         stop_token_ids: The engine's stop tokens, for masks of constrained decoding. If empty, the tokenizer's end token
             is used.
@@ -104,7 +104,7 @@ def create_deepspeed_engine(config: LearnerConfig, policy: Policy, deepspeed: An
 def check_zero3_support(policy: Policy) -> None:
     """Check that the policy has no layers that run once per sequence, which ZeRO stage 3 does not support.
 
-    Ranks would gather the weights of these layers a different number of times.
+    Ranks with different numbers of sequences would gather these layers' weights a different number of times.
 
     Raises:
         UserError: The policy has such layers.

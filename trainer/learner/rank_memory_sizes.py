@@ -1,10 +1,9 @@
-"""Memory sizes of a rank. This module does not import torch, because planning uses it, too."""
+"""Memory sizes of a learner rank. This module does not import torch, because job planning uses it without torch."""
 
 from __future__ import annotations
 
 BUCKET_ELEMENTS = 200_000_000
-"""Maximum number of elements of a gradient bucket. DeepSpeed allocates buckets in full; smaller models need fewer
-elements."""
+"""Maximum number of elements in a gradient bucket."""
 
 
 def effective_zero_stage(in_bfloat16: bool, zero_stage: int, offloads: bool = False) -> int:

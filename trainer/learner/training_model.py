@@ -27,7 +27,7 @@ needed."""
 
 @dataclass(frozen=True, slots=True)
 class TrainingModel:
-    """The model in `folder`, which is trained in full or, with `lora`, with an adapter.
+    """The model in `folder`. All of its weights are trained, or only an adapter if `lora` is set.
 
     If the folder contains an adapter, `adapter` is this adapter, and its training continues.
     """
@@ -39,7 +39,7 @@ class TrainingModel:
 
     @classmethod
     def from_folder(cls, folder: Path, dtype: torch.dtype, lora: LoraSpec | None) -> TrainingModel:
-        """Create the training model, after reading whether the folder contains a full model or an adapter.
+        """Return the training model for a folder that contains a full model or an adapter.
 
         Raises:
             UserError: The folder contains an adapter that does not match `lora`.
@@ -55,7 +55,7 @@ class TrainingModel:
 
     @property
     def trained_weights_description(self) -> str:
-        """Human-readable name of the trained weights. A checkpoint can be loaded only if it has the same name."""
+        """Human-readable description of the trained weights. A loaded checkpoint must have the same description."""
         return "all weights" if self.lora is None else f"LoRA of {self.lora}"
 
     def load(
@@ -92,7 +92,7 @@ class TrainingModel:
 
 @contextmanager
 def partition_on_read(deepspeed: Any, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Context manager in which each weight that transformers reads is partitioned for ZeRO 3 before the next one.
+    """Context manager that partitions each weight for ZeRO 3 as soon as transformers has read it.
 
     Transformers renames, converts and merges weights before it sets them in the model. Weights that need no conversion
     are views of the file, so only the pages with this rank's part are read. DeepSpeed's own way would copy each weight

@@ -1,6 +1,6 @@
 """Layout of the weight buckets that the learner sends to engines.
 
-This module does not import torch, because planning uses it, too.
+This module does not import torch, because job planning uses it without torch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ ITEMSIZES = {
     **{"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8},
     **{"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8},
 }
-"""Bytes per element by torch's name of a dtype."""
+"""Bytes per element, by the dtype's name in torch."""
 
 TensorInfo = tuple[str, str, tuple[int, ...]]
-"""Name, dtype (such as "bfloat16") and shape."""
+"""Name, dtype (such as "bfloat16") and shape of a tensor."""
 BucketLayout = list[TensorInfo]
-"""Bucket layout: the tensors of a bucket in the order of their bytes, without gaps."""
+"""Layout of a bucket: its tensors in the order of their bytes, without gaps between tensors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ FORMAT = 3
 TRAINING_STATE = "state"
 """Subfolder with the state that only training needs. Only the latest checkpoint has one; older ones are just models."""
 LOOP_STATE_FILE = "loop.json"
-"""File with the state of the loop. It distinguishes a checkpoint from an earlier checkpoint of the same step."""
+"""File of a checkpoint with the state of the training loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ INITIAL_STATE = LoopState(0, 0, 0, [], 0, None)
 
 
 def list_checkpoints(folder: Path) -> list[tuple[Path, LoopState]]:
-    """Return all complete checkpoints in a run's `checkpoints` folder, oldest first; empty without such a folder.
+    """Return path and state of each complete checkpoint in `folder`, oldest first; empty if `folder` does not exist.
 
     This only reads, so it is safe while another thread or process saves a checkpoint.
 
@@ -108,7 +108,7 @@ def best_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
     """Return the checkpoint with the highest validation reward, among the servable checkpoints.
 
     Among equal rewards, returns the earliest checkpoint. If no checkpoint has a reward, returns the last servable
-    checkpoint. Raises the same errors as `list_checkpoints`.
+    checkpoint, or None if no checkpoint is servable. Raises the same errors as `list_checkpoints`.
     """
     servable = [(path, state) for path, state in list_checkpoints(folder) if state.is_servable]
     ranked = [entry for entry in servable if math.isfinite(_ranking_reward(entry[1]))]
@@ -116,20 +116,20 @@ def best_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
 
 
 class CheckpointUploads(Protocol):
-    """Protocol that uploads checkpoints in the background."""
+    """Protocol for uploading checkpoints in the background."""
 
     def add(self, checkpoint: Path, prune: Callable[[], None]) -> None:
         """Schedule the upload of a complete checkpoint; call `prune` when the folder is no longer needed."""
 
     def is_uploading(self, checkpoint: Path) -> bool:
-        """Whether the checkpoint is being uploaded. It must not be removed during the upload."""
+        """Return whether the checkpoint is being uploaded. It must not be removed during the upload."""
 
 
 class Checkpoints:
     """Writes the `checkpoints` folder of a run. When created, it removes incomplete files of a killed process.
 
-    `uploads` uploads complete checkpoints. `shown` is the path of the folder in the paths that `save` and `update`
-    return; None means `folder`.
+    `copies` uploads complete checkpoints; None means no uploads. In the paths that `save` and `update` return, `shown`
+    replaces `folder`.
     """
 
     def __init__(self, folder: Path, copies: CheckpointUploads | None = None, shown: Path | None = None) -> None:
@@ -165,7 +165,7 @@ class Checkpoints:
         return self._shown / final.name
 
     async def update(self, state: LoopState) -> Path:
-        """Replace the loop's state in the latest checkpoint, which already has the learner's state of the same step.
+        """Replace the loop's state in the latest checkpoint, which must be of the same step.
 
         Raises:
             OSError: The disk is full or read-only; the checkpoint is unaffected.
@@ -195,7 +195,7 @@ class Checkpoints:
         await asyncio.to_thread(self._prune)
 
     def _prune(self) -> None:
-        """Keep the latest checkpoint in full, and the best other ones as models. Several threads may call this."""
+        """Remove superfluous checkpoints. Only the latest keeps its training state. This method is thread-safe."""
         with self._pruning:
             self._remove_superfluous()
 
@@ -245,10 +245,7 @@ def _serialize(state: LoopState) -> bytes:
 
 
 def _remove(folder: Path) -> None:
-    """Rename a folder, then remove it.
-
-    Even if the process is killed, no incomplete folder then has the name of a checkpoint.
-    """
+    """Remove a folder. It is renamed first, so that a partly removed folder does not look like a checkpoint."""
     shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}-removed.tmp")))
 
 

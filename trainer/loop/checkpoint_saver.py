@@ -1,4 +1,4 @@
-"""Saving of checkpoints by a training loop. Each checkpoint has the loop's full state and the learner's state.
+"""Saver of a training loop's checkpoints. Each checkpoint has the loop's full state and the learner's state.
 
 A checkpoint interrupts training only for a copy to host memory: the learner writes this copy to disk while training
 continues. A full disk pauses the job instead of ending it.
@@ -34,7 +34,7 @@ from agent_rft.trainer.loop.journal import Journal
 
 
 class CheckpointSaver:
-    """Current state of one training loop, and the checkpoints of this state.
+    """Holds the current state of one training loop, and saves it in checkpoints.
 
     When a checkpoint is written, the records that it covers are removed from `journal`.
     """
@@ -92,7 +92,7 @@ class CheckpointSaver:
         return self._saved.step >= self.step and self._saved.is_servable
 
     def best(self) -> LoopState | None:
-        """Return the state of the best checkpoint by validation reward; None without a checkpoint."""
+        """Return the state of the best checkpoint by validation reward; None if there is no checkpoint."""
         found = self._checkpoints.best()
         return None if found is None else found[1]
 
@@ -116,7 +116,7 @@ class CheckpointSaver:
         return state
 
     async def resume(self, reported: Container[int]) -> LoopState:
-        """Set and return the loop's state of the latest checkpoint, or of the start if there is no checkpoint.
+        """Load the latest checkpoint with `load_latest`; set `state` to its result, and return it.
 
         `reported` contains the steps whose StepDone was already emitted. If it does not contain the checkpoint's step,
         StepDone is emitted for this step.
@@ -131,8 +131,8 @@ class CheckpointSaver:
     async def save(self, state: LoopState) -> dict[str, float]:
         """Copy the learner's state, and write a checkpoint of `state` in the background.
 
-        Does nothing if `state` is already saved. Returns a metric: the duration of the copy and of the wait for the
-        previous checkpoint.
+        Does nothing and returns no metrics if `state` is already saved. Otherwise returns one metric: the seconds spent
+        on the copy and on waiting until the previous checkpoint was written.
 
         Raises:
             OSError: This or the previous checkpoint could not be written. Earlier checkpoints are unaffected.
@@ -155,7 +155,7 @@ class CheckpointSaver:
         return {"time_checkpoint_s": seconds}
 
     async def save_last(self) -> None:
-        """Save the latest step as a checkpoint offered as a model, unless one exists, and wait until it is written.
+        """Save a servable checkpoint of the latest step, unless there is one, and wait until it is written.
 
         Raises the same errors as `save`.
         """
@@ -183,7 +183,7 @@ class CheckpointSaver:
             self._sink.emit(TrainingWaitedForCheckpoint(steps=interval, waited_s=seconds))
 
     def _fit_interval(self, write_s: float) -> None:
-        """Adapt the minutes between checkpoints to the duration of a write, but not below the job's setting."""
+        """Update the checkpoint interval after a write that took `write_s` seconds."""
         fitting, was = self._interval.extend_for_writes(write_s), self._current_interval.minutes
         if fitting.minutes is None or was is None:
             return
@@ -260,20 +260,20 @@ class FullDiskRetry:
                 if error.errno not in FULL or self._stopping or waited_s >= MAX_DISK_WAIT_S:
                     raise
                 if not waited_s:
-                    self._on_full()
+                    self._begin_disk_wait()
                 await self._sleep(DISK_RETRY_INTERVAL_S)
                 waited_s += DISK_RETRY_INTERVAL_S
             else:
                 if waited_s:
-                    self._on_freed()
+                    self._end_disk_wait()
                 return result
 
-    def _on_full(self) -> None:
+    def _begin_disk_wait(self) -> None:
         self._waiting += 1
         if self._waiting == 1:
             self._sink.emit(DiskFull())
 
-    def _on_freed(self) -> None:
+    def _end_disk_wait(self) -> None:
         self._waiting -= 1
         if not self._waiting:
             self._sink.emit(DiskFreed())

@@ -1,4 +1,4 @@
-"""Evaluation of all rows of a file on one frozen policy version, with fixed seeds, counts and confidence intervals."""
+"""Evaluation of one policy version on all rows of a file. Seeds are fixed; results have confidence intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_rft.trainer.loop.rl_metrics import rollout_metrics
 from agent_rft.types import DiscardedRollout, Evaluation, Group, GroupRequest, Purpose, Rollout, Task
 
 MAX_CONCURRENT_GROUPS = 512
-"""Maximum number of concurrent groups. It bounds the engines' queues; the engines limit the rollouts that run."""
+"""Maximum number of concurrent groups. It only bounds the engines' queues; engines limit their own concurrency."""
 
 
 async def evaluate(

@@ -43,10 +43,10 @@ class Batch:
 class GroupBuffer:
     """Holds groups between engines and learner, and bounds the staleness of trained groups.
 
-    A group is outstanding from its admission until the weights that were trained on it are published. At most
-    (max_staleness + 1) x batch_size outstanding groups may still be trained. Because batches are formed in the order of
-    admission, a group that is admitted at version v is trained at version v + max_staleness at the latest, and slow
-    rows are trained as often as fast rows. With batch_size 2 and max_staleness 1:
+    A group is outstanding from its admission until the weights that were trained on it are published. Not counting
+    skipped groups, at most (max_staleness + 1) x batch_size groups are outstanding. Because batches are formed in the
+    order of admission, a group that is admitted at version v is trained at version v + max_staleness at the latest, and
+    slow rows are trained as often as fast rows. With batch_size 2 and max_staleness 1:
 
         version 0    groups 0 1 2 3 are admitted; group 4 has to wait, since 4 = (1 + 1) x 2 are outstanding
                      they finish in the order 2 0 3 1; next_batch() waits for group 1 and returns groups 0 1
@@ -57,9 +57,9 @@ class GroupBuffer:
     soon as the group finishes; otherwise a batch could wait for several rounds of new groups. If group 1 in the example
     had zero variance, group 4 would be admitted when group 1 finishes, and the first batch would be 0 2.
 
-    `classify(group)` returns TRAIN, the group's kind of zero variance, or None if too few of its rollouts were graded.
-    At most `max_skipped` skipped groups per batch are replaced by other groups; each further skipped group makes the
-    batch smaller.
+    `classify(group)` returns TRAIN if the group can be trained, None if too few of its rollouts were graded, and
+    otherwise the kind of zero variance. At most `max_skipped` skipped groups per batch are replaced. Each further
+    skipped group makes the batch smaller.
     """
 
     def __init__(
@@ -84,10 +84,9 @@ class GroupBuffer:
 
     @property
     def outstanding(self) -> int:
-        """Number of groups that were admitted, and on which no published weights were trained yet.
+        """Number of admitted groups whose batch is not published yet.
 
-        The batch in training always counts as `batch_size` groups, even if it has fewer, because it becomes one
-        version.
+        The batch in training counts as `batch_size` groups, even if it has fewer.
         """
         return self._admitted - self._batch_start + self._unpublished
 

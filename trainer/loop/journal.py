@@ -28,7 +28,7 @@ from agent_rft.types import Group
 FORMAT = 1
 """Version of the batch record format. Raise it if older programs must not replay the records."""
 UNKNOWN_STARTS = 1000
-"""A number that is larger than any number of starts between two checkpoints."""
+"""Number of starts that `count_restore` adds; larger than the real number of starts between two checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,7 @@ class Journal:
         return self._count(1)
 
     def count_restore(self) -> None:
-        """Count more starts than can have happened after this journal was copied, so that no attempt number repeats.
-
-        Call this when a journal was restored from a copy.
-        """
+        """Increase the start count of a journal that was restored from a copy. This keeps attempt numbers unique."""
         if (self._folder / "starts.json").exists():
             self._count(UNKNOWN_STARTS)
 
@@ -118,10 +115,10 @@ class Journal:
             await asyncio.wait(set(self._writing))
 
     async def drop(self, batch: Batch) -> None:
-        """Remove a batch and all groups from the batch's first group on, and ignore groups that finish later.
+        """Remove a batch, its groups and all later groups, and ignore groups that finish afterwards.
 
-        A resumed run samples these groups again. Groups after the batch are removed, too: they come from the same
-        engines, and could become too stale when other groups are trained first.
+        A resumed run samples these groups again. Later groups are removed, too: they come from the same engines, and
+        could become too stale when other groups are trained first.
         """
         first = self._dropped = min(group.request.index for group in batch.all_groups)
         await self.wait_settled()
@@ -165,7 +162,7 @@ class Journal:
         return records
 
     def read_batch(self, record: BatchRecord) -> Batch:
-        """Load the batch of a record; its groups are bitwise equal to the recorded ones."""
+        """Load the batch of a record. Its groups are bitwise equal to the groups that were recorded."""
         return Batch(
             [self.read_group(i) for i in record.to_train], [(self.read_group(i), kind) for i, kind in record.skipped]
         )

@@ -15,11 +15,11 @@ from agent_rft.loop_protocols import LoopEventSink
 
 T = TypeVar("T")
 PAUSES_S = (1.0, 10.0, 60.0)
-"""Pause before each allowed restart at one step. Replacing a lost node may take a minute."""
+"""Seconds before the first, second and third restart at one step. Replacing a lost node may take a minute."""
 
 
 class LearnerRestarts:
-    """Restart budget of one loop.
+    """Restarts a lost learner for one training loop, up to a maximum number of times per step.
 
     `recover` starts the learner again and restores its state. `get_step` returns the number of completed steps. `sleep`
     takes seconds.
@@ -57,7 +57,7 @@ class LearnerRestarts:
                 await self._wait_or_raise(failure, self._current_step())
 
     async def _wait_or_raise(self, failure: LearnerFailed, step: int) -> None:
-        """Wait before the next restart, after a failure with `step` completed steps; raise if no restart is left."""
+        """Wait before the next restart, or raise if no restart is left. `step` is the number of completed steps."""
         if step > self._step:  # steps that a supervised job repeats from its checkpoint do not reset it
             self._step, self._failures = step, []
         self._failures.append(failure)

@@ -136,7 +136,7 @@ class ReinforcementLoop:
         self._disk.stop()
 
     async def run(self) -> LoopState:
-        """Train until the last step, or until early stopping, `stop`, or the point where nothing is left to learn.
+        """Train until the last step, early stopping or a call to `stop`, or until nothing is left to learn.
 
         Raises:
             UserError: An endpoint refuses access.
@@ -281,12 +281,12 @@ class ReinforcementLoop:
         )
 
     async def _validate_base_model(self) -> None:
-        """Validate the base model. Early stopping compares later rewards with its reward."""
+        """Validate the base model, because early stopping compares later rewards with the base model's reward."""
         if not self._progress.state.valid_rewards and (evaluation := await self._validate()) is not None:
             await self._record_validation(self._progress.state.with_validation(evaluation.reward, {}))
 
     async def _record_validation(self, validated: LoopState) -> LoopState:
-        """Record a validation before it takes effect, unless `stop` has cancelled it."""
+        """Record a validation in the journal and in the loop's state. Do nothing if `stop` was called."""
         if not self._stopping.is_set():
             await self._disk.retry_while_full(partial(self._journal.add_validation, validated))
             self._progress.state = replace(self._progress.state, valid_rewards=validated.valid_rewards)
@@ -294,7 +294,7 @@ class ReinforcementLoop:
 
     @asynccontextmanager
     async def _drop_if_halted(self, batch: Batch) -> AsyncIterator[None]:
-        """Context manager that drops a batch if TrainingHalted is raised inside.
+        """Context manager that drops a batch from the journal if TrainingHalted is raised inside.
 
         A resumed run must not learn from this batch.
         """
@@ -326,7 +326,10 @@ class ReinforcementLoop:
             await self._rollouts.publish(version)  # the weight buckets for late engines were lost
 
     async def _replay(self, state: LoopState, last_step: int | None = None) -> None:
-        """Repeat the recorded updates after `state` up to `last_step`; if None, repeat all and set the progress."""
+        """Repeat the updates recorded after `state`, up to `last_step`.
+
+        If `last_step` is None, repeat all of them, and update the loop's state.
+        """
         if state.step == 0 and (validated := self._journal.with_validation(state)) is not None:
             state = replace(state, valid_rewards=validated.valid_rewards)
         if last_step is None:
@@ -348,7 +351,7 @@ class ReinforcementLoop:
                 await self._progress.save(validated)
 
     async def _validate(self) -> Evaluation | None:
-        """Grade the validation file on the engines' current version; no training group starts until it is graded."""
+        """Grade the validation file on the engines' current version. No training group starts during the validation."""
         self._admitting.clear()
         validation = self._validation.run(self._progress.step, self._buffer.outstanding)
         try:

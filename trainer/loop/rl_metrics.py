@@ -54,7 +54,7 @@ def step_times(started: float, run_started: float) -> dict[str, float]:
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], discarded: Sequence[DiscardedRollout] = ()) -> dict[str, float]:
-    """Return means and counts over rollouts; only counts if no rollout was graded."""
+    """Return counts and means over rollouts; without graded rollouts, return only counts."""
     metrics: dict[str, float] = {f"discarded/{k}": float(n) for k, n in Counter(d.reason for d in discarded).items()}
     total = len(rollouts) + len(discarded)
     if total:
@@ -90,7 +90,7 @@ def part_metric(part: str) -> str:
 
 
 def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
-    """Return the metrics of graders, guards and judges. The parts of an `invalid_grade` have no scores."""
+    """Return the metrics of graders, guards and judges. A part's mean ignores grades that lack this part."""
     metrics: dict[str, float] = {}
     for part in dict.fromkeys(part for grade in grades for part in grade.scores):
         metrics[part_metric(part)] = fmean(g.scores[part] for g in grades if part in g.scores)
@@ -110,7 +110,7 @@ def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
 def slow_rows_graded_ratio(groups: Sequence[Group]) -> float:
     """Return the share of graded rollouts in the slowest quarter of groups, divided by the share in all groups.
 
-    The ratio is 1 if slow rows are trained as often as other rows, and NaN with fewer than four groups.
+    Return NaN if there are fewer than four groups or no graded rollouts.
     """
     slow = sorted(groups, key=lambda group: group.wall_s)[-(len(groups) // 4) :] if len(groups) >= 4 else []
 
@@ -142,9 +142,10 @@ def _tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
-    """Return (tool, output tokens) per call: the tokens between two turns, divided among the calls by output length.
+    """Return (tool name, output tokens) of each call.
 
-    Omits the calls between two segments, where the number of tokens is unknown.
+    The tokens between two turns are divided among the calls in proportion to their output lengths. Calls between two
+    segments are omitted, because their number of tokens is unknown.
     """
     found = []
     for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):

@@ -26,7 +26,7 @@ RATIO_HALTS_AT = 4.0
 
 
 class StepChecks:
-    """Checks the steps of a job with `total_steps` steps."""
+    """Runs the checks of this module on each of a job's `total_steps` steps."""
 
     def __init__(self, total_steps: int, sink: LoopEventSink) -> None:
         self._alarms = RewardHackingAlarms(total_steps)
@@ -92,7 +92,7 @@ class StepChecks:
             self._sink.emit(alarm)
 
     def _check_calls(self, batch: Batch, step: int) -> None:
-        """Emit NoToolCalls once when no rollout with tools calls one; ignore batches without such rollouts."""
+        """Emit NoToolCalls if a batch has tools but no calls, unless the previous batch had no calls either."""
         rollouts = [r for group in batch.all_groups if group.request.task.tools for r in group.rollouts]
         if not rollouts:
             return
@@ -105,7 +105,7 @@ class StepChecks:
 
 
 NEARLY_ALL = 0.9
-"""Share of the rollouts, or of their calls, that a cause must explain."""
+"""Minimum share of the rollouts or tool calls that must have a problem before `diagnose` reports it."""
 ERROR_CHARS = 200
 
 
@@ -133,7 +133,7 @@ def diagnose(batch: Batch) -> Diagnosis:
 
 
 def _diagnose_calls(groups: Sequence[Group]) -> Diagnosis | None:
-    """Return the problem with the tool calls, or None if they do not explain the batch."""
+    """Return the problem with the tool calls that explains a zero-variance batch; None if there is no such problem."""
     with_tools = [rollout for group in groups if group.request.task.tools for rollout in group.rollouts]
     pairs = [pair for r in with_tools for pair in zip(r.calls, r.results, strict=True)]
     if with_tools and not pairs:

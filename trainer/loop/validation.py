@@ -68,7 +68,7 @@ def validation_metrics(evaluation: Evaluation | None) -> dict[str, float]:
 
 
 def count_since_last_gain(rewards: Sequence[float], min_gain: float) -> int:
-    """Return the number of rewards since the last reward that exceeded the previous best by more than `min_gain`."""
+    """Return the number of rewards since the best reward last rose by more than `min_gain`."""
     best, count = -math.inf, 0
     for reward in rewards:
         gained = reward > best + min_gain
@@ -77,5 +77,5 @@ def count_since_last_gain(rewards: Sequence[float], min_gain: float) -> int:
 
 
 def should_stop(settings: EarlyStop | None, rewards: Sequence[float]) -> bool:
-    """Whether early stopping with these `settings` ends a job whose validations had these `rewards`."""
+    """Return whether early stopping with these `settings` ends a job whose validations had these `rewards`."""
     return settings is not None and count_since_last_gain(rewards, settings.min_gain) >= settings.patience

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoTokenizer
 from agent_rft.trainer.model.micro_batches import MicroBatch, TokenMasks
 
 CACHE_BYTES = 256 << 20
-"""Size of the cache of compiled grammars. Each row may have different tools, and thus another grammar."""
+"""Size of the cache of compiled grammars."""
 
 
 class GrammarMasks:

@@ -1,8 +1,8 @@
-"""Log-probabilities of tokens, computed without all logits in memory at the same time.
+"""Log-probabilities of tokens, computed in chunks so that the logits never exist in full.
 
 Rows of hidden states pass through the output head in chunks, forward and backward. The logits of 16k tokens with a
-vocabulary of 150k take 10 GB in float32, and a plain log-softmax keeps three such tensors. Here, only one chunk of the
-logits exists at a time; the backward pass recomputes each chunk.
+vocabulary of 150k take 10 GB in float32, and a plain log-softmax keeps three such tensors. The backward pass recomputes
+each chunk.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Head:
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Function log p_t = z_t - logsumexp(z) of scores z, with the gradient d log p_t / dz = onehot(t) - softmax(z)."""
+    """Autograd function log p_t = z_t - logsumexp(z) of scores z. Gradient: d log p_t / dz = onehot(t) - softmax(z)."""
 
     @staticmethod
     def forward(

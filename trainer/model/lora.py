@@ -90,10 +90,10 @@ def find_adapted_layers(model: PreTrainedModel, lora: LoraSpec) -> dict[str, nn.
 
 
 def _adaptable_layers(model: PreTrainedModel) -> set[nn.Linear]:
-    """Return the language model's linear layers that are called as modules, so that an adapter takes effect.
+    """Return the language model's linear layers that an adapter can change.
 
-    Excludes the output head, subclasses of Linear (such as routers that return more than a product), and the output
-    layer of Mamba mixers, because GPU kernels read only its weight.
+    Excludes the output head, subclasses of Linear (such as routers), and the output layer of Mamba mixers, because
+    their GPU kernels bypass it.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     kernel_layers = {m.out_proj for m in decoder.modules() if hasattr(m, "A_log") and hasattr(m, "D")}
@@ -141,7 +141,7 @@ def get_adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Par
 
 @contextmanager
 def as_reference(policy: Policy) -> Iterator[None]:
-    """Context manager in which the policy computes like the reference model, without the trained adapter.
+    """Context manager in which the policy behaves like the reference model.
 
     The trained adapter still runs but is scaled by 0. ZeRO-3 therefore sees the same layers in each pass, and no
     parameter changes `requires_grad`.

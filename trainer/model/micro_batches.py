@@ -20,8 +20,7 @@ from agent_rft.types import TrainSegment
 ATTENTION_BREAK_EVEN_LENGTH = 24_576
 """Sequence length at which causal attention costs as much as a layer's matmuls.
 
-About 12 x the hidden size, which is 2,048 here, as in a 1.5B model. Only the balance between micro-batches depends on
-this number."""
+It is 12 times a typical hidden size of 2,048. It only affects the balance between micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class MicroBatch:
 class TokenMasks:
     """Allowed tokens of M targets, as K distinct masks.
 
-    K is far smaller than M, since the tokens inside a string share one mask.
+    K is far smaller than M, because many tokens, such as those inside a JSON string, have the same mask.
 
     Attributes:
         allowed: [K, ceil(V / 32)] int32, one bit per token, lowest bit first; mask 0 allows all tokens.
@@ -132,9 +131,9 @@ def pack_sequences(sequences: Sequence[AnySequence], *, num_ranks: int, budget: 
     rows = [_pack_row(sequence) for sequence in sequences]
     for row in rows:
         if len(row.token_ids) < 2 or row.weights[0] != 0:
-            raise ValueError("a sequence needs at least two tokens, and its first token cannot be trained")
+            raise ValueError("a sequence needs at least two tokens, and its first token cannot be trained on")
     if not any(row.weights.any() for row in rows):
-        raise ValueError("the sequences contain no token to train")
+        raise ValueError("the sequences contain no token to train on")
     lengths = [row.num_tokens for row in rows]
     bins = [chosen for chosen in _fill_bins(lengths, num_ranks, budget) if chosen]
     bins += [[]] * (-len(bins) % num_ranks)

@@ -1,4 +1,4 @@
-"""Tests of a loaded model on a few tokens: packed sequences stay separate, and the head gives the model's own logits.
+"""Tests of a loaded model on a few tokens: packed sequences stay separate, and our head agrees with the model's.
 
 Every architecture that passes can be trained, whatever its name. `can_share_prefixes` tests whether a common prefix of
 several sequences can be computed only once.
@@ -19,10 +19,9 @@ from agent_rft.trainer.model.micro_batches import WeightedSequence, pack_sequenc
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
 
 LENGTH = 9
-"""Tokens per sequence; more than a short convolution reads."""
+"""Tokens per sequence. It exceeds the kernel size of short convolutions."""
 MAX_LEAK = {torch.float32: 0.001, torch.bfloat16: 0.05}
-"""Largest accepted effect of another sequence on a token's log-probability, divided by the effect of the first token
-of the same sequence. Ideally 0, but experts that get additional tokens may round differently."""
+"""Largest accepted result of `_measure_leak`. It is not 0, because experts may round differently in larger batches."""
 MAX_LOGIT_ERROR = {torch.float32: 0.001, torch.bfloat16: 0.5}
 """Largest accepted difference between log-probabilities from the head and from the model's own, rounded logits."""
 FIX = "use a model whose architecture is in the manual's list"
@@ -47,8 +46,8 @@ def check_model(policy: Policy, device: torch.device) -> None:
     dtype = policy.model.get_output_embeddings().weight.dtype
     if not leak <= MAX_LEAK[dtype]:
         what = (
-            f"{name} lets packed rollouts see each other: the effect of one rollout on the next rollout "
-            f"is {leak:.2g} times the next rollout's effect on itself"
+            f"{name} lets packed rollouts see each other: a rollout is affected {leak:.2g} times as much "
+            "by the preceding rollout as by its own first token"
         )
         raise UserError(f"{what}; {FIX}")
     if not error <= MAX_LOGIT_ERROR[dtype]:
@@ -58,7 +57,7 @@ def check_model(policy: Policy, device: torch.device) -> None:
 
 
 def can_share_prefixes(policy: Policy, device: torch.device) -> bool:
-    """Whether log-probabilities stay equal, in float32, if the common prefix of two sequences is computed only once.
+    """Return whether float32 log-probabilities stay equal if a common prefix is computed only once.
 
     Makes two passes of about 50 tokens. Under ZeRO 3, all ranks must call this together.
     """
@@ -76,9 +75,9 @@ def can_share_prefixes(policy: Policy, device: torch.device) -> bool:
 
 
 def _measure_leak(policy: Policy, device: torch.device) -> float:
-    """Return how much the first of two packed sequences changes the log-probabilities of the second sequence.
+    """Return how much the log-probabilities of a sequence depend on the sequence that is packed before it.
 
-    The change is divided by the change that the second sequence's own first token causes.
+    The result is relative to how much they depend on the sequence's own first token.
     """
     first, second, other = _sequences(policy)
 

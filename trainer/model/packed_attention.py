@@ -66,12 +66,14 @@ class Packing:
 
 
 _FLASH_SUPPORTS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""True from torch 2.12 on."""
+"""Whether torch's flash kernel supports grouped-query attention, as it does from torch 2.12 on."""
 MAX_FLASH_HEAD_SIZE = 256
 """Largest head size of the flash kernel. The full attention of Gemma 4 has larger heads."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Packing, float | None, int | None], Tensor]
-"""Arguments: query [1, H, N, D], key and value [1, K, N, D], packing, scaling, sliding window. Result: [1, N, H, D]."""
+"""Attention of query [1, H, N, D] to key and value [1, K, N, D]; returns [1, N, H, D].
+
+The other arguments are packing, scaling and sliding window."""
 
 
 def packed_attention(
@@ -96,8 +98,8 @@ def packed_attention(
     tokens, including the token itself; `chunked_attention` layers limit it to the token's chunk. There is no dropout,
     because the learner's log-probabilities must match the engine's.
 
-    `softcap` bounds the scores, and `s_aux` [H] are the scores of attention sinks; with either, `loop_attention` is
-    always used. Otherwise, `attend` replaces the default implementation, which is the fastest exact one.
+    `softcap` bounds the scores, and `s_aux` [H] are the scores of attention sinks. With a softcap, sinks or parents,
+    `loop_attention` is always used. Otherwise, `attend` defaults to the result of `choose_attention`.
 
     Raises:
         UserError: The model passes its own attention mask, or both softcap and sinks.
@@ -118,7 +120,7 @@ def packed_attention(
 
 
 def _chunk_size(module: nn.Module) -> int | None:
-    """Return the chunk size of a Llama 4 layer, or None. Transformers passes the chunk size to layers only in masks."""
+    """Return the chunk size of a layer with chunked attention, or None for other layers."""
     layer: Any = module
     kinds = getattr(getattr(layer, "config", None), "layer_types", None) or ()
     chunked = "chunked_attention" in kinds and kinds[layer.layer_idx] == "chunked_attention"
@@ -157,7 +159,7 @@ def loop_attention(
 
 
 def _prepend_parents(parts: Sequence[Tensor], parents: Sequence[int]) -> tuple[Tensor, ...]:
-    """Prepend to the keys or values of each sequence [1, K, N, D] the keys or values of the sequences it continues."""
+    """Put the keys or values of parent sequences before those of each sequence. All tensors are [1, K, N, D]."""
     full: list[Tensor] = []
     for part, parent in zip(parts, parents, strict=True):
         full.append(part if parent == NO_PARENT else torch.cat([full[parent], part], dim=2))
@@ -233,10 +235,7 @@ def _attend_with_sinks(
     masks: dict[Any, Any],
     sinks: Tensor,
 ) -> Tensor:
-    """Compute attention with an additional first token, whose score is the head's sink and whose value is 0.
-
-    The score is stored in an additional element of each query, so that any kernel computes it and its gradient.
-    """
+    """Compute attention with an additional first token. Its score is the head's sink, and its value is 0."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = (sinks.to(query.dtype) / scaling)[None, :, None, None].expand(*query.shape[:3], 1)
     query = functional.pad(torch.cat([query, scores], dim=-1), (0, 0, 1, 0))
@@ -248,7 +247,7 @@ def _attend_with_sinks(
 def _attend_with_softcap(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, softcap: float
 ) -> Tensor:
-    """Compute attention with tanh-bounded scores. No torch kernel supports it, so all scores are in memory."""
+    """Compute attention with tanh-bounded scores. Torch has no kernel for this, so it needs more memory."""
     groups, length, num_keys = query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -258,7 +257,7 @@ def _attend_with_softcap(
 
 
 def _visible_keys(length: int, num_keys: int, window: int, device: torch.device) -> Tensor:
-    """Return [N, M] bool: the keys that each of the last N tokens sees, at most `window` and including itself."""
+    """Return a mask [length, num_keys] of the keys that each token may attend to."""
     before = num_keys - length
     visible = torch.ones(length, num_keys, dtype=torch.bool, device=device)
     return visible.tril_(before).triu_(before + 1 - window)

@@ -1,4 +1,4 @@
-"""The learner's policy: packed tokens in, log-probabilities of the trained tokens out.
+"""The learner's policy, which computes the log-probabilities of the trained tokens in packed sequences.
 
 Parameters keep their transformers names (with the prefix "model.") and their identity, so tied weights stay tied.
 """
@@ -167,7 +167,7 @@ def check_layer_support(config: PreTrainedConfig) -> None:
         )
     model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model is not None and not (model.is_backend_compatible() or model._is_stateful):
-        raise UserError(f"{model.__name__} has its own attention, with which packed rollouts would see each other")
+        raise UserError(f"{model.__name__} uses its own attention code, so packed rollouts would see each other")
 
 
 def layer_kinds(config: PreTrainedConfig) -> set[str]:

@@ -22,7 +22,7 @@ _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
 
 
 def num_experts(config: PreTrainedConfig) -> int:
-    """Return the number of experts from which a router of the language model chooses; 0 if there are no experts."""
+    """Return the number of experts in each MoE layer of the language model; 0 if there are no experts."""
     return next((number for name in _NUM_EXPERTS if (number := getattr(config, name, None))), 0)
 
 
@@ -32,7 +32,7 @@ def experts_per_token(config: PreTrainedConfig) -> int:
 
 
 def replay_routers(decoder: nn.Module, config: PreTrainedConfig) -> None:
-    """Make each layer of `decoder` use the experts in the `packing` that it is called with, if there are any."""
+    """Make each layer of `decoder` use the experts in its `packing` argument, unless they are None."""
     if (experts := num_experts(config)) == 0:
         return
     layers = (module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_SHARED: Final = 16
-"""Minimum number of shared tokens that is worth a separate attention call."""
+"""Minimum length of a shared prefix; a shorter prefix is not worth a separate attention call."""
 MIN_SAVING: Final = 0.1
 """Minimum share of tokens that sharing must save. Attention to a shared prefix needs a mask, and also computes the
 masked scores."""
@@ -27,19 +27,19 @@ NO_PARENT: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """Packed sequences of N tokens as a tree of segments, in which T <= N tokens are computed.
+    """Packed sequences as a tree of segments: of N tokens, only T are computed.
 
     For example, with min_shared 2, the sequences 10 11 12 13 and 10 11 20 become
 
-        computed  0 1 2 3 6           T = 5: the segments 10 11, 12 13 and 20
-        places    0 1 2 3 0 1 4       N = 7
-        lengths   2, 2, 1
-        parents  -1, 0, 0
+        computed        0 1 2 3 6           T = 5: the segments 10 11, 12 13 and 20
+        state_indices   0 1 2 3 0 1 4       N = 7
+        lengths         2, 2, 1
+        parents        -1, 0, 0
 
     Attributes:
-        computed: [T] int64, the index in N of each computed token.
-        places: [N] int64, the index in T of each token's state.
-        lengths: Number of tokens of each segment, in the order of T.
+        computed: [T] int64, the index of each computed token among all N tokens.
+        state_indices: [N] int64, the index of each token's state among the T computed tokens.
+        lengths: Number of tokens of each segment. The T computed tokens are in the order of the segments.
         parents: The index of the earlier segment that each segment continues, or NO_PARENT.
     """
 
@@ -60,7 +60,7 @@ class PrefixTree:
     def from_tokens(
         cls, token_ids: NDArray[np.int64], lengths: Sequence[int], min_shared: int = MIN_SHARED
     ) -> PrefixTree:
-        """Build the tree of token_ids [N] with these sequence lengths; share prefixes from `min_shared` tokens on."""
+        """Build the tree of token_ids [N] with these lengths; share only prefixes of at least `min_shared` tokens."""
         starts = np.cumsum([0, *lengths[:-1]])
         rows = np.split(token_ids, starts[1:])
         places = np.empty(len(token_ids), np.int64)

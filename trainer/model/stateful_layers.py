@@ -38,9 +38,9 @@ def separate_sequences(model: nn.Module) -> list[nn.Module]:
 
 
 def carries_state(mixer: nn.Module) -> bool:
-    """Whether a mixer carries a state from token to token.
+    """Return whether a mixer carries a state from token to token.
 
-    Transformers' attention modules, which read earlier tokens without a state, have the attribute `is_causal`.
+    Attention modules carry no state. They are recognized by their attribute `is_causal`.
     """
     return not hasattr(mixer, "is_causal") and not _STATE.isdisjoint(inspect.signature(mixer.forward).parameters)
 
@@ -55,7 +55,7 @@ class _PerSequence:
     def start(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Store the packing before each pass or recomputation of the layer.
 
-        Not every layer passes the packing on to its mixer.
+        This is necessary because not every layer passes the packing on to its mixer.
         """
         self._packing = kwargs["packing"]
 

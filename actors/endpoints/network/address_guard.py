@@ -1,7 +1,7 @@
 """SSRF guard: restricts a job's endpoints to public addresses and addresses that the operator allows.
 
 The address and port are checked when the socket is created. An earlier resolution of the host name, or an unusual
-notation of a numeric address, can therefore not bypass the check.
+notation of a numeric address, therefore cannot bypass the check.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class AddressKind(StrEnum):
 NOT_ALLOWED_BY_HOST = frozenset(
     {AddressKind.METADATA, AddressKind.UNSPECIFIED, AddressKind.LINK_LOCAL, AddressKind.MULTICAST}
 )
-"""Kinds of addresses that the operator can allow by a network entry, but not by a host entry.
+"""Kinds of addresses that the operator can allow by address, but not by host name.
 
-No tool has such an address, and with a host entry the owner of the name could redirect requests to the address."""
+Otherwise, the owner of an allowed host name could redirect requests to such an address."""
 _FORBIDDEN = {
     ip_network("168.63.129.16/32"): AddressKind.METADATA,
     ip_network("169.254.169.254/32"): AddressKind.METADATA,
@@ -56,9 +56,9 @@ _FORBIDDEN = {
     ip_network("192.88.99.0/24"): AddressKind.RESERVED,
     ip_network("fec0::/10"): AddressKind.PRIVATE,
 }
-"""Networks that `ipaddress` considers global or classifies less precisely."""
+"""Kinds of forbidden networks for which `ipaddress` reports no kind, or a less precise one."""
 _LOCAL = tuple(map(ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")))
-"""Loopback and private networks (RFC 1918, RFC 4193). `ipaddress` counts reserved networks as private, too."""
+"""Loopback and private networks (RFC 1918, RFC 4193)."""
 _EMBEDDED_IPV4 = {  # IPv6 network -> left shift of the embedded IPv4 address in bits
     ip_network("::/96"): 0,  # IPv4-compatible, deprecated
     ip_network("64:ff9b::/96"): 0,  # NAT64
@@ -68,10 +68,10 @@ _EMBEDDED_IPV4 = {  # IPv6 network -> left shift of the embedded IPv4 address in
 
 
 class ForbiddenAddress(OSError):
-    """The guard forbids connections to `address`.
+    """Error: the guard forbids connections to `address`.
 
     `why` names the kind of address, and `fix` names the configuration entry that would allow the address. All instances
-    have the same message, because asyncio raises the first of several errors unchanged only if all messages are equal.
+    have the same message, so that asyncio does not merge several errors into one.
     """
 
     def __init__(self, address: str, why: str, fix: str) -> None:
@@ -132,7 +132,7 @@ class AddressGuard:
         return None
 
     def make_socket(self, host: str, info: tuple[Any, ...]) -> socket.socket:
-        """Create a socket for `info`, a result of getaddrinfo for `host`, the host of the request's URL.
+        """Create a socket if its address is allowed. `info` is a getaddrinfo result for `host`, the host of the URL.
 
         Raises:
             ForbiddenAddress: The address is forbidden.
@@ -172,13 +172,13 @@ class _SingleHostConnector(aiohttp.TCPConnector):
 
 
 def is_local(address: IPAddress) -> bool:
-    """Whether the address is a loopback or private address, but not a cloud metadata address."""
+    """Return whether the address is a loopback or private address, but not a cloud metadata address."""
     candidate = (address.ipv4_mapped if isinstance(address, IPv6Address) else None) or address
     return _classify(candidate) is not AddressKind.METADATA and any(candidate in network for network in _LOCAL)
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether the address is public, so that the guard allows it without an entry in the operator's configuration."""
+    """Return whether the address is public. The guard allows public addresses by default."""
     return all(_classify(candidate) is None for candidate in (*_extract_ipv4(address), address))
 
 
@@ -213,7 +213,7 @@ def _classify(address: IPAddress) -> AddressKind | None:
 
 
 def _extract_ipv4(address: IPAddress) -> tuple[IPv4Address, ...]:
-    """Return the IPv4 addresses that are embedded in an IPv6 address and that its traffic may reach."""
+    """Return the IPv4 addresses that are embedded in an IPv6 address; traffic to the IPv6 address may reach them."""
     if isinstance(address, IPv4Address):
         return ()
     if address.ipv4_mapped is not None:

@@ -1,4 +1,4 @@
-"""Blocking HTTP client for commands, based on httpx, with checked settings and readable errors.
+"""Blocking HTTP client for command-line programs, based on httpx. Validates settings and raises readable errors.
 
 Messages of httpx exceptions are never shown, since some contain the headers, including the key.
 """
@@ -27,7 +27,7 @@ class SourcedSetting(NamedTuple):
 
 
 class BlockingClient(httpx.Client):
-    """Client of one server; connects through `proxy` unless `proxy` is None."""
+    """HTTP client of one server, which connects through `proxy` if it is not None."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout: httpx.Timeout, proxy: Proxy | None) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class Unreachable(Exception):
 
 @contextmanager
 def translate_errors(client: httpx.Client) -> Iterator[None]:
-    """Context manager that translates the httpx errors of a request and its response to errors of this project.
+    """Context manager that translates httpx errors.
 
     Raises:
         Unreachable: No complete response arrived.

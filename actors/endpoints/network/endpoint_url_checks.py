@@ -56,7 +56,7 @@ def find_url_problem(url: str) -> str | None:
 
 
 def find_base_url_problem(url: str) -> str | None:
-    """Return the problem with a base URL, as `find_url_problem` does. A base URL must also contain no white space."""
+    """Return the problem with a base URL, as `find_url_problem` does. A base URL cannot contain white space."""
     return "contains white space" if re.search(r"[\s\x00-\x1f\x7f]", url) else find_url_problem(url)
 
 
@@ -75,7 +75,7 @@ def list_secrets(url: str, header_values: Iterable[str]) -> list[str]:
 
 
 def scrub(text: str, secrets: Sequence[str]) -> str:
-    """Replace the secrets in `text` by "[redacted]", since some servers echo the secrets of a request."""
+    """Replace the secrets in `text` with "[redacted]", since some servers echo the secrets of a request."""
     for secret in secrets:
         text = text.replace(secret, "[redacted]")
     return text

@@ -18,8 +18,7 @@ from agent_rft.actors.runtime.keep_alive import set_keep_alive
 from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES
 
 MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
-"""Maximum number of bytes that are read of a body. JSON takes up to 6 bytes per byte of output (\\u0000); the rest is
-for other keys."""
+"""Maximum bytes read from a response. One byte of output takes up to 6 bytes in JSON; the rest is for other keys."""
 WAIT_STATUSES = frozenset({408, 425, 429, 503})
 REMAINING = ("X-RateLimit-Remaining", "RateLimit-Remaining")
 """Headers with the number of requests left before the endpoint's rate limit."""
@@ -110,8 +109,8 @@ class Transport:
     def _open_session(self) -> aiohttp.ClientSession:
         """Return the aiohttp session, created at the first call so that it belongs to the running event loop.
 
-        It has no connection limit, since the gate limits requests. Cookies are ignored, since they would leak from one
-        rollout to the next.
+        The session has no connection limit, since the gate limits requests. Cookies are ignored, since they would leak
+        from one rollout to the next.
         """
         if self._session is None:
             headers = CIMultiDict({"Content-Type": "application/json"})
@@ -149,7 +148,7 @@ async def _read_body(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, b
 
 
 def describe_transport_error(error: Exception) -> str:
-    """Return the reason of an error. Omits aiohttp's own message, which may contain the full URL with its query."""
+    """Return why a request failed, without aiohttp's own message, which may contain the full URL with its query."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return f"the connection was refused ({format_status(error.status)})"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):

@@ -57,7 +57,7 @@ def find_proxy_problem(url: str, environment: Mapping[str, str] = os.environ) ->
 
 
 def _read_variable(environment: Mapping[str, str], name: str) -> tuple[str, str | None]:
-    """Return the name and value of the variable in lower case or, if that is not set, in upper case, as curl does."""
+    """Return the name and value of the lowercase variable or, if it is not set, of the uppercase one, as in curl."""
     lower, upper = read_variable(environment, name), read_variable(environment, name.upper())
     return (name.upper(), upper) if lower is None else (name, lower)
 

@@ -30,14 +30,14 @@ class ServedModel:
 
 
 class DamagedModel(UserError):
-    """Error: the folder of one model is damaged. The engine and its other models still work."""
+    """The folder of one model is damaged. The engine and its other models still work."""
 
 
 class ChatEngine:
     """Engine for chat requests to the model of `config` and, if `config.lora` is set, to adapters of this model.
 
-    An adapter is loaded by the first request that uses it. `config.reasoning_delimiters` is replaced by the reasoning
-    delimiters of the model's chat template. The reasoning of an adapter with other delimiters is not limited.
+    An adapter is loaded by the first request that uses it. The reasoning delimiters come from the model's chat
+    template, not from `config`. If an adapter has other delimiters, the length of its reasoning is not limited.
     """
 
     def __init__(self, config: EngineConfig, settings: ServeSettings) -> None:
@@ -106,7 +106,7 @@ class ChatEngine:
 
     @asynccontextmanager
     async def _prepare(self, model: ServedModel) -> AsyncIterator[tuple[ChatModel, Any | None]]:
-        """Context manager that returns the model and its adapter's LoRARequest, and keeps the adapter loaded."""
+        """Context manager that yields the model and its adapter's LoRARequest, and keeps the adapter loaded."""
         assert self._engine is not None
         served = await self._get_chat_model(model)
         if model.folder is None:
@@ -117,7 +117,7 @@ class ChatEngine:
             yield served, lora
 
     async def _get_chat_model(self, model: ServedModel) -> ChatModel:
-        """Return the template and parsers of a model, from a cache."""
+        """Return the ChatModel of a served model from a cache; load it if it is missing."""
         async with self._load_lock:
             found = self._models.pop(repr(model), None)
             if found is None:

@@ -47,14 +47,14 @@ FORWARDED_FIELDS = (
 """Request fields that are passed on to vLLM. Clients may not set other fields of vLLM, such as templates and extra
 arguments."""
 NEAREST_EFFORT = {"none": "low", "minimal": "low", "xhigh": "high"}
-"""Nearest reasoning effort of training, for each effort that training does not support."""
+"""Nearest supported reasoning effort for each unsupported reasoning effort."""
 NO_TOOLS = "This model does not support tools, because no parser can read its tool calls"
 VLLM_CALL_ID = "chatcmpl-tool-"
 VLLM_EXTRAS = frozenset({"prompt_token_ids", "prompt_text", "metrics"})
 
 
 def _load_renderer(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) -> Renderer:
-    """Return a renderer with the dialect in the settings, else in the model's card, else with a detected dialect."""
+    """Return a renderer whose dialect comes from the settings, else from the model card, else from detection."""
     card = read_card(folder) if settings.dialect is None else None
     dialect = settings.dialect or (card.dialect if card is not None else None)
     if dialect is not None:
@@ -65,7 +65,7 @@ def _load_renderer(tokenizer: Tokenizer, settings: ServeSettings, folder: Path) 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Error response to a request: HTTP status, and the message, param and code of an error in OpenAI's API."""
+    """Error response to a request: the HTTP status, and the fields of an error in OpenAI's API."""
 
     status: int
     message: str
@@ -74,9 +74,9 @@ class Refusal:
 
 
 class ChatModel:
-    """Chat template, parsers and settings of the model in `folder`. Creating an instance takes a second.
+    """Chat template, parsers and settings of the model in `folder`. Creating an instance takes about a second.
 
-    `context_length` is the engine's maximum. The model's maximum in `settings` may be smaller.
+    `context_length` is the engine's maximum in tokens. The model's maximum in `settings` may be smaller.
     """
 
     def __init__(self, folder: Path, settings: ServeSettings, context_length: int) -> None:
@@ -97,8 +97,7 @@ class ChatModel:
     def connect(self, client: Any, engine_delimiters: tuple[str, str] | None) -> None:
         """Create vLLM's serving layer for this model on the AsyncLLM `client`.
 
-        The AsyncLLM can limit reasoning only between its own delimiters, `engine_delimiters`; None: it has no
-        delimiters.
+        The length of reasoning can be limited only if the model's delimiters are `engine_delimiters`.
         """
         from agent_rft.actors.engine.chat import reasoning_parser
 
@@ -145,7 +144,7 @@ class ChatModel:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     async def _create_completion(self, body: Mapping[str, Any], lora: Any | None) -> Any:
-        """Return vLLM's response: a ChatCompletionResponse, or a stream of events."""
+        """Return vLLM's response (a ChatCompletionResponse or a stream of events), or a Refusal."""
         from pydantic import ValidationError
 
         if (refusal := self._refuse_calls(body)) is not None:
@@ -220,9 +219,9 @@ class ChatModel:
         )
 
     def _required_structure(self, request: Mapping[str, Any], budget: int | None) -> str | None:
-        """Return the structural tag for a request that requires calls.
+        """Return the structural tag for a request that requires tool calls.
 
-        Returns None if the request does not require calls, or if vLLM must enforce the calls.
+        Returns None if the request does not require calls, or if no grammar for calls is known.
         """
         choice, tools = request.get("tool_choice", "auto"), request.get("tools", ())
         named = isinstance(choice, Mapping)
@@ -234,7 +233,7 @@ class ChatModel:
         return build_required_calls_structure(self._renderer, tools, budget, one_call=alone)
 
     def _render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the prompt's tokens, as in a rollout after these turns and results."""
+        """Return the tokens of the prompt, which are the same as in a rollout with these messages."""
         limit = self.settings.max_tool_output_tokens
         results = [
             self._renderer.encode_truncated_result(message["content"], limit)[0]
@@ -244,7 +243,7 @@ class ChatModel:
         return self._renderer.render_history(messages, tools, results)
 
     def _refuse_calls(self, body: Mapping[str, Any]) -> Refusal | None:
-        """Return the Refusal of a request with tools or calls if the model does not support tools, else None."""
+        """Return a Refusal if the request contains tools or calls but the model does not support tools, else None."""
         if self._renderer.family.tool_parser is not None:
             return None
         calls = any(message.get("tool_calls") or message["role"] == "tool" for message in body["messages"])
@@ -313,7 +312,7 @@ def _clean_completion(answer: dict[str, Any], stop_tokens: Collection[int]) -> d
 
 
 def _is_cut_off(choice: Mapping[str, Any], stop_tokens: Collection[int]) -> bool:
-    """Return whether a turn reached the token limit. vLLM reports `tool_calls` for such a turn if it starts a call."""
+    """Return whether a turn ended at the token limit."""
     if choice["finish_reason"] != "tool_calls":
         return bool(choice["finish_reason"] == "length")
     tokens = choice["token_ids"]

@@ -20,7 +20,7 @@ Call = tuple[str, dict[str, Any]]
 _QUESTION: Message = {"role": "user", "content": "Where is order A 17?"}
 _REASONING = "I look it up."
 SHARED_MARK = "</think>"
-"""Closes reasoning in most families, so a template that contains it may belong to any of them."""
+"""Closing delimiter of reasoning in most families, so it does not identify the family of a template."""
 
 
 def _make_tool(name: str, **properties: str) -> ToolSchema:
@@ -43,7 +43,7 @@ ROUND_TRIP_CALLS: tuple[Call, ...] = (
 class RoundTrip:
     """Result of a round trip: a turn as rendered (`rendered_text`), and as the parser read it (`parsed_turn`).
 
-    `problem` is the difference; None if the parser read the same calls and reasoning.
+    `problem` is the difference between them; None if the parser read the same calls and reasoning.
     """
 
     rendered_text: str
@@ -87,12 +87,12 @@ def find_problem(renderer: Renderer, parse: TurnParser) -> str | None:
             trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:number])
             if trip.problem is not None:
                 text = _shorten(trip.rendered_text)
-                return f"the parser read {trip.problem} from this turn with {number} call(s): {text}"
+                return f"a turn that contains {number} call(s) was parsed as {trip.problem}: {text}"
         if renderer.reasoning_mode != "none":
             trip = run_round_trip(renderer, parse, ROUND_TRIP_TOOLS, ROUND_TRIP_CALLS[:1], _REASONING)
             if trip.problem is not None:
                 text = _shorten(trip.rendered_text)
-                return f"the parser read {trip.problem} from this turn with reasoning and a call: {text}"
+                return f"a turn that contains reasoning and a call was parsed as {trip.problem}: {text}"
     except (RenderFailed, ValueError) as error:
         if isinstance(error, RenderFailed) and error.kind not in ("raised", "failed"):
             raise
@@ -123,11 +123,11 @@ def find_unread_names(renderer: Renderer, names: Sequence[str]) -> list[str]:
 
 
 def find_dialect(tokenizer: Tokenizer, requested: Dialect, tool_parser: str = "auto") -> tuple[Renderer, str | None]:
-    """Return a renderer with the model's dialect, and the reason why no parser reads the model's calls, or None.
+    """Return a renderer with the model's dialect, and a problem or None.
 
-    `requested` contains the user's template, arguments and stop tokens. If `tool_parser` is auto, the parsers of the
-    known families are tried first, then all other parsers of vLLM. If no parser reads the calls, the dialect is the
-    most likely one. Use `without_tools_renderer` in this case.
+    The problem explains why no parser can read the model's tool calls. The dialect is then the most likely one, and
+    the caller should use `without_tools_renderer`. `requested` contains the user's template, arguments and stop tokens.
+    If `tool_parser` is auto, all parsers are tried.
 
     Raises:
         RenderFailed: The template is not valid Jinja, or costs too much to render.
@@ -148,9 +148,9 @@ def find_dialect(tokenizer: Tokenizer, requested: Dialect, tool_parser: str = "a
 
 
 def without_tools_renderer(renderer: Renderer) -> Renderer | None:
-    """Return a renderer for a model whose calls no parser can read: without tools, every turn is an answer.
+    """Return a renderer that treats every turn as an answer, for a model whose calls no parser can read.
 
-    Reasoning is still delimited as in the template's family. Returns None if a turn of the family consists of several
+    Reasoning has the delimiters of the template's family. Returns None if a turn of the family consists of several
     messages, because only the family's parser can separate them.
     """
     family = renderer.family
@@ -161,17 +161,14 @@ def without_tools_renderer(renderer: Renderer) -> Renderer | None:
 
 
 def _contains_mark(template: str, family: ModelFamily) -> bool:
-    """Whether a template contains the family's call mark, or a reasoning mark that other families do not use."""
+    """Return whether a template contains the family's call mark, or a reasoning mark that only this family uses."""
     closing = family.reasoning_delimiters[1]
     marks = (family.call_mark or family.tool_parser, None if closing == SHARED_MARK else closing)
     return any(mark is not None and mark in template for mark in marks)
 
 
 def _resolve_dialect(renderer: Renderer) -> Renderer:
-    """Return the renderer with all detected values in its dialect.
-
-    Engines and servers then need not detect them again.
-    """
+    """Return a renderer whose dialect contains all detected values, so that they need not be detected again."""
     marks = renderer.reasoning_delimiters if renderer.reasoning_end_id is not None else None
     ends = tuple(renderer.stop_tokens.values())
     return Renderer(renderer.tokenizer, replace(renderer.dialect, stop_tokens=ends, reasoning_delimiters=marks))

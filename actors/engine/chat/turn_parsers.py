@@ -94,11 +94,11 @@ class VllmParser:
         return ParsedTurn((found.content or "") if not malformed else "", calls, malformed, reasoning)
 
     def _create_parser(self, tools: Any) -> Any:
-        """Create a parser for one turn, because it has state; some parsers take argument types from the tools."""
+        """Create a parser for one turn. Parsers have state, and some of them read argument types from `tools`."""
         return self._parser_class(self._tokenizer, tools or None)
 
     def _get_request(self, tools: Sequence[dict[str, Any]]) -> Any:
-        """Return a cached request with these tools; creating one is slow."""
+        """Return a request with these tools from a cache, because creating a request is slow."""
         key = json.dumps(tools)
         if key not in self._requests:
             plain = [resolve_references(tool) for tool in tools]
@@ -107,7 +107,7 @@ class VllmParser:
 
 
 def resolve_references(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the tool with each `$ref` in its parameters replaced by its target, for parsers that read types.
+    """Return the tool with each `$ref` in its parameters replaced by its target, for parsers that read argument types.
 
     Returns the tool unchanged if the references are recursive.
     """
@@ -119,7 +119,7 @@ def resolve_references(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 HARMONY = "openai"
-"""vLLM's name for the parser of gpt-oss. vLLM also implements it with `openai_harmony`."""
+"""vLLM's name for the parser of gpt-oss. HarmonyParser replaces it; both are based on `openai_harmony`."""
 _FUNCTIONS = "functions."
 
 

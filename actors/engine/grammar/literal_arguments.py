@@ -1,7 +1,7 @@
 """Grammars for call arguments that a model family writes in its own literal syntax instead of JSON.
 
-A grammar enforces types, names, enum values and required arguments, but not patterns, lengths, ranges and conditions. A
-call that violates a schema in one of these respects gets an error as its tool result.
+A grammar enforces types, names, enum values and required arguments, but not patterns, lengths, ranges or conditions. If
+a call violates one of these, its tool result is an error.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class LiteralStyle:
         string_rule: Grammar rule that matches any string.
         quote: Delimiter before and after a string that the schema prescribes.
         has_escapes: Whether strings escape the delimiter with a backslash and contain no line break.
-        argument_format: Format of an argument's name and the text up to the value; `{}` stands for the name.
-        member_format: Format of the name of an object's member and the text up to the value; `{}` stands for the name.
+        argument_format: Format of the text before an argument's value; `{}` stands for the argument's name.
+        member_format: Format of the text before the value of an object's member; `{}` stands for the member's name.
         separator: Text between two arguments, members or list items.
         constant_words: The words for true, false and null.
         is_ordered: Whether arguments and members are sorted by name. Otherwise they have the order of the schema.
@@ -79,7 +79,7 @@ def build_literal_format(schema: Mapping[str, Any], style: LiteralStyle) -> dict
 
 
 class _GrammarWriter:
-    """Writes one rule for each part of a schema, so that a part may contain itself."""
+    """Writer of a grammar with one rule for each part of a schema, so that recursive schemas are possible."""
 
     def __init__(self, root: Mapping[str, Any], style: LiteralStyle) -> None:
         self._root = root
@@ -110,7 +110,7 @@ class _GrammarWriter:
         return f"r{len(self._rules) - 1}"
 
     def _value_rule(self, schema: Any) -> str:
-        """Return the name of the rule for a value; each part of the schema has one rule."""
+        """Return the name of the rule that matches values of `schema`; write the rule if it does not exist yet."""
         schema = self._follow_references(schema)
         if not isinstance(schema, dict):
             schema = self._anything
@@ -156,7 +156,7 @@ class _GrammarWriter:
                 return style.string_rule
 
     def _members_rule(self, schema: Any, name_format: str) -> str:
-        """Return the rule of an object's members, each after its name in `name_format`."""
+        """Return the rule that matches an object's members. `name_format` is the format of the text before a value."""
         style = self._style
         schema = schema if isinstance(schema, dict) else {}
         separator = _quote(style.separator)

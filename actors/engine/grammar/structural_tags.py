@@ -12,11 +12,11 @@ from agent_rft.chat.model_family import CallSyntax, MessageSyntax, ModelFamily
 from agent_rft.chat.renderer import Renderer
 
 LINE_BREAKS: dict[str, Any] = {"type": "regex", "pattern": "\\n{0,2}"}
-"""Line breaks that templates put around reasoning and after calls."""
+"""xgrammar format of the line breaks that templates put around reasoning and after calls."""
 
 
 class GrammarUnavailable(ValueError):
-    """Error: there is no grammar for the format in which the model should write a turn."""
+    """There is no grammar for the format in which the model should write a turn."""
 
 
 def build_reasoning_format(renderer: Renderer, max_tokens: int | None) -> dict[str, Any] | None:

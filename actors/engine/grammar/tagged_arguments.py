@@ -13,12 +13,12 @@ from typing import Any, Final
 from agent_rft.spec.schemas.schema_inlining import inline_references
 
 MAX_TYPED_ARGUMENTS: Final = 200
-"""Maximum number of arguments that schemas constrain, because compile time grows with the square of their number."""
+"""Maximum number of arguments for which a schema is enforced; compile time is quadratic in the number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentTags:
-    """Texts around an argument: before its name, between its name and its value, and after its value.
+    """Strings around an argument: before its name, between its name and its value, and after its value.
 
     No value may contain one of the strings `excluded_strings`, because the parser would end the value or the call
     there.
@@ -45,7 +45,7 @@ _LINE_BREAK: Final = {"type": "const_string", "value": "\n"}
 def build_tagged_format(schema: Mapping[str, Any], tags: ArgumentTags) -> dict[str, Any]:
     """Return the xgrammar format of a call's arguments, in schema order. Optional arguments may be omitted.
 
-    The value of an argument whose schema contains itself is not constrained.
+    If the schema of an argument is recursive, the value of the argument is not constrained.
     """
     found = inline_references(schema, schema)[0] or schema
     properties = found.get("properties")
@@ -77,7 +77,7 @@ def _any_text(tags: ArgumentTags) -> dict[str, Any]:
 
 
 def _value_format(schema: Any, tags: ArgumentTags) -> dict[str, Any]:
-    """Return the format of a value: one of its choices, an unquoted string, or JSON."""
+    """Return the format of a value: one of the schema's choices, an unquoted string, or JSON."""
     schema = _merge_all_of(schema)
     if _may_be_string(schema):
         return _any_text(tags)
@@ -91,7 +91,7 @@ def _value_format(schema: Any, tags: ArgumentTags) -> dict[str, Any]:
 
 
 def _merge_all_of(schema: Any) -> dict[str, Any]:
-    """Return the schema with its single `allOf` merged in; {} for a schema that allows anything."""
+    """Return the schema, merged with the entry of `allOf` if there is exactly one; {} if the schema is not a dict."""
     plain = schema if isinstance(schema, dict) else {}
     match plain.get("allOf"):
         case [dict(only)]:
@@ -100,7 +100,7 @@ def _merge_all_of(schema: Any) -> dict[str, Any]:
 
 
 def _may_be_string(schema: Any) -> bool:
-    """Whether the schema's type allows any string."""
+    """Return whether the schema permits arbitrary strings."""
     schema = _merge_all_of(schema)
     if "const" in schema or schema.get("enum"):
         return False
@@ -112,7 +112,7 @@ def _may_be_string(schema: Any) -> bool:
 
 
 def _format_choice(choice: Any) -> str:
-    """Return a string unchanged, or as JSON if the parser would read it as another type."""
+    """Return a choice as the model writes it. Strings have no quotes, unless they are valid JSON."""
     if isinstance(choice, str):
         try:
             json.loads(choice)

@@ -33,9 +33,9 @@ TICK_S = 5.0
 LEASE_TICKS = 12
 """Ticks after which a lease ends if the job does not renew it: a minute."""
 IDLE_TICKS = 12
-"""Ticks for which an engine without a job stays: a minute."""
+"""Ticks after which an engine without jobs ends: a minute."""
 START_TICKS = 72
-"""Ticks for which an engine stays for a job that waits for its other resources: six minutes."""
+"""Ticks (six minutes) that an idle engine waits for a job to get its other resources."""
 
 
 class Leases:
@@ -55,7 +55,7 @@ class Leases:
         return True
 
     def renew(self, job: str) -> None:
-        """Restart the time of a job's lease; do nothing if the lease has ended."""
+        """Reset the remaining time of a job's lease; do nothing if the lease has ended."""
         if job in self._ticks_left:
             self._ticks_left[job] = LEASE_TICKS
 
@@ -80,7 +80,7 @@ class Leases:
 
     @property
     def should_end(self) -> bool:
-        """Whether no job has a lease and the engine has been idle for long enough to end."""
+        """Whether the engine should end, because it has been idle for long enough."""
         return not self._ticks_left and self._idle_ticks_left <= 0
 
 
@@ -89,7 +89,7 @@ T = TypeVar("T")
 NAMESPACE = "agent-rft"
 MAX_ENGINE_TRIES = 4
 HANG_TIMEOUT_S = 180.0
-"""An engine whose core does not answer for this many seconds ends, so that its jobs start another one."""
+"""Seconds to wait for a health check of the engine. The shared engine ends if this time is exceeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ class SharedConfig:
 async def retry_if_engine_ends(work: Callable[[], Awaitable[T]], pause_s: float) -> T:
     """Run `work`, and run it again if the engine has ended.
 
-    Retries are needed because an engine that ends can still be found by its name for a moment. The function waits for
-    `pause_s` seconds before each retry.
+    Retries are necessary because Ray can still find an engine by its name for a moment while the engine ends. The
+    function waits for `pause_s` seconds before each retry.
     """
     for _ in range(MAX_ENGINE_TRIES):
         try:
@@ -169,7 +169,7 @@ async def retry_if_engine_ends(work: Callable[[], Awaitable[T]], pause_s: float)
 
 
 class SharedEngine(ChannelActor):
-    """Ray actor of a shared engine. Each call acts for one job; expected errors are returned and not raised."""
+    """Ray actor of a shared engine. Each call acts for one job; expected errors are returned, not raised."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class SharedEngine(ChannelActor):
         return self._engine.live_metrics(job)
 
     async def _tick_until_idle(self) -> None:
-        """Remove tenants whose leases have expired. End the engine when no tenant is left or vLLM has died."""
+        """Remove tenants whose leases have expired. End the engine if it has been idle too long or vLLM has died."""
         while not self._leases.should_end:
             await asyncio.sleep(self._tick_s)
             if self._starting is not None and not self._starting.done():

@@ -32,7 +32,7 @@ ENGINE_FULL_MESSAGE = (
 class EngineClient:
     """Client of a shared engine, used in place of an `Engine`. Each client is a separate tenant of the engine.
 
-    If the engine worker of a job is replaced, its replacement is a new tenant.
+    If a job's engine worker is replaced, the new worker becomes a new tenant.
     """
 
     def __init__(self, config: SharedConfig, wait_s: float = LEASE_TIMEOUT_S) -> None:

@@ -1,4 +1,4 @@
-"""Record of the experts that a mixture of experts chose for each token on CPUs; on GPUs, vLLM reports the experts.
+"""Record of the experts that a mixture-of-experts model chose for each token on CPUs. On GPUs, vLLM reports them.
 
 The choices are stored by the cache slot of the token. They are therefore also available for prompt tokens that another
 request had already computed.
@@ -27,8 +27,7 @@ class ExpertLog:
     `k` is the number of experts that a layer chooses for a token.
 
     Raises:
-        ValueError: vLLM cannot watch the model's routers, or no layer attends to all tokens. The log needs such a
-            layer, because only its cache has slots for all tokens of a request.
+        ValueError: vLLM cannot watch the model's routers, or no layer of the model attends to all tokens.
     """
 
     def __init__(self, runner: Any, num_layers: int, num_experts: int, k: int, max_requests: int) -> None:
@@ -91,7 +90,7 @@ class ExpertLog:
             del self._requests[old]
 
     def _cache_slots(self, blocks: NDArray[np.int32], num_tokens: int) -> NDArray[np.int64]:
-        """Return the cache slots of a request's first tokens."""
+        """Return the cache slots of the first `num_tokens` tokens of a request with these cache blocks."""
         at = np.arange(num_tokens)
         slots: NDArray[np.int64] = blocks[at // self._block_tokens] * self._block_tokens + at % self._block_tokens
         return slots

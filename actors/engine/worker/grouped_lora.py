@@ -1,4 +1,4 @@
-"""LoRA operations on CPUs that multiply all rows of a batch with the same adapter together.
+"""LoRA operations on CPUs, with one multiplication for all rows of a batch that use the same adapter.
 
 vLLM's own operations on CPUs copy the adapter's matrices for each token, which takes gigabytes for a long prompt. They
 also apply the last slot's adapter to rows without an adapter.
@@ -13,11 +13,11 @@ from torch import Tensor
 from agent_rft.actors.engine.vllm_internals import cpu_lora_operations
 
 Groups = list[tuple[int, Tensor | slice]]
-"""Pairs of a slot and the rows that use it."""
+"""(adapter slot, rows of the batch that use the slot's adapter), for each slot that a row uses."""
 
 
 def group_rows_by_slot(slots: Tensor) -> Groups:
-    """Return each slot with the rows that use the slot. `slots` has the slot of each row, or -1 without an adapter.
+    """Return each slot with the rows that use it. `slots` contains each row's slot, or -1 if the row has no adapter.
 
     The rows are a slice if all rows use one slot, otherwise a tensor of row numbers.
     """
@@ -53,9 +53,9 @@ class GroupedLora(cpu_lora_operations()):  # type: ignore[misc] # vLLM has no ty
         output_slices: tuple[int, ...],
         **_: Any,
     ) -> None:
-        """Add x A B to each slice of the columns of `y`, in place, with A and B of each row's adapter.
+        """Add the product x A B to `y` in place, where A and B belong to each row's adapter.
 
-        `x` is [T, in], and `y` is [T, out].
+        `x` is [T, in], and `y` is [T, out]. Each slice of the columns of `y` has its own A and B.
         """
         x, y = x.view(-1, x.shape[-1]), y.view(-1, y.shape[-1])
         for slot, rows in self._token_groups:
@@ -78,7 +78,7 @@ class GroupedLora(cpu_lora_operations()):  # type: ignore[misc] # vLLM has no ty
 
 
 def _add_product(y: Tensor, rows: Tensor | slice, inputs: Tensor, b: Tensor) -> None:
-    """Add inputs B to rows of y. The last columns of y may be padding."""
+    """Add the product of `inputs` and B to rows of `y`. The last columns of `y` may be padding."""
     if isinstance(rows, slice):
         y[rows, : len(b)].addmm_(inputs.to(y.dtype), b.T.to(y.dtype))
     else:

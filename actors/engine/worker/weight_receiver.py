@@ -3,8 +3,8 @@
 A vLLM worker is not a Ray worker and cannot read Ray's object store. The engine's actor therefore writes each bucket to
 a file in shared memory, which the worker maps. This works on CPUs and GPUs, within and across nodes.
 
-vLLM allows only one transport class per engine. An engine that joins late is not in the broadcast group and has to load
-from shared memory. The transport class therefore supports both ways.
+vLLM allows only one transport class per engine. An engine that starts later is not in the broadcast group and must load
+from shared memory. The transport class therefore supports both shared memory and broadcasts.
 
 Each bucket has a checksum. `DirectCopies` detects weights that a model copies straight into its parameters.
 """
@@ -63,10 +63,7 @@ class DirectCopies(TorchFunctionMode):
 
     @contextmanager
     def skip_interception(self) -> Iterator[None]:
-        """Context manager in which copies are not intercepted, for a loader's own copies.
-
-        Copies of a loader into parameters without memory only count the loaded elements.
-        """
+        """Context manager that disables the interception of copies."""
         before, self._is_loading = self._is_loading, True
         try:
             yield
@@ -147,7 +144,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
                     held.weight_loader = self._record_loads(loader)
 
     def _record_loads(self, loader: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a parameter's loader to record the loaded tensors. vLLM unwraps loaders by name and `__wrapped__`."""
+        """Wrap a parameter's loader to record the loaded tensors. vLLM reads the name and `__wrapped__` of loaders."""
 
         @wraps(loader)
         def record_and_load(*arguments: Any, **named: Any) -> Any:

@@ -43,7 +43,7 @@ if current_platform.is_cpu():  # this module is imported when vLLM's worker is c
 
 
 class WorkerExtension:
-    """Mixin class of vLLM's worker, with methods that the engine calls. vLLM sets `model_runner` and `vllm_config`."""
+    """Mixin class for vLLM's worker, with methods that the engine calls. vLLM sets `model_runner` and `vllm_config`."""
 
     weight_transfer_engine: ShmWeightTransferEngine
     model_runner: Any
@@ -54,7 +54,7 @@ class WorkerExtension:
         return self.weight_transfer_engine.last_update_report()
 
     def prepare_adapters(self) -> None:
-        """On CPUs, replace vLLM's LoRA operations by `GroupedLora`."""
+        """On CPUs, replace vLLM's LoRA operations with `GroupedLora`."""
         if not current_platform.is_cpu():
             return
         scheduler = self.vllm_config.scheduler_config

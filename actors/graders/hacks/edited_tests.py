@@ -1,6 +1,6 @@
 """Detection of answers that change the tests or fool the test runner, instead of solving the task.
 
-The text to check is a trajectory's calls as a JSON list, a patch, or Python code. The syntax decides which it is.
+The text to check is a JSON list of a trajectory's calls, a patch, or Python code. The syntax determines the type.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PATCHED = re.compile(
 
 
 def detect_edited_tests(text: str, patterns: tuple[str, ...]) -> str | None:
-    """Return how a text changes or bypasses the tests; None if it does not seem to.
+    """Return how a text changes or bypasses the tests; None if it seems to do neither.
 
     `patterns` match the paths of files that must not change; see `parse_file_patterns`.
 
@@ -59,7 +59,7 @@ def detect_edited_tests(text: str, patterns: tuple[str, ...]) -> str | None:
     if calls is not None:
         for call in calls:
             if path := _find_protected(_written_paths(call), patterns, seen):
-                return f"a call of {_get_function(call).get('name')!r} changes {path}"
+                return f"a call to {_get_function(call).get('name')!r} changes {path}"
         return None
     if path := _find_protected((match[1].strip() for match in _PATCHED.finditer(text)), patterns, seen):
         return f"the patch changes {path}"
@@ -102,7 +102,7 @@ def _find_protected(paths: Iterable[str], patterns: tuple[str, ...], seen: set[s
 
 
 def is_protected(path: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a pattern matches the path or its last components; for example, `tests/*` matches /app/tests/x."""
+    """Return whether a pattern matches the path or its last components; for example, `tests/*` matches /app/tests/x."""
     parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")][-MAX_PARTS:]
     ends = ["/".join(parts[i:]) for i in range(len(parts))]
     return any(fnmatchcase(end, pattern.removeprefix("./")) for end in ends for pattern in patterns)
@@ -151,7 +151,7 @@ def _written_paths(call: Any) -> Iterator[str]:
 
 
 def _files_changed_by_shell(command: str) -> Iterator[str]:
-    """Yield the files that redirections and writing commands change."""
+    """Yield the files that a shell command changes by redirections or by commands such as `rm`."""
     for line in command.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>()")
         lexer.whitespace_split = True

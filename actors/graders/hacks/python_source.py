@@ -61,7 +61,7 @@ def parse_source(text: str) -> PythonSource:
 
 
 def normalize_tree(node: ast.AST) -> str:
-    """Return a tree as normalized text, which is equal for trees that differ only in names, comments or annotations.
+    """Return a string that is the same for syntax trees that differ only in names, comments or annotations.
 
     Whitespace, comments, docstrings and annotations are removed. Names that the code binds are replaced by numbered
     names; attributes and all other names stay unchanged.
@@ -71,7 +71,7 @@ def normalize_tree(node: ast.AST) -> str:
 
 
 def count_nodes(node: ast.AST) -> int:
-    """Return the number of nodes in a syntax tree, not counting the contexts of names."""
+    """Return the number of nodes in a syntax tree, not counting Load, Store and Del."""
     return sum(not isinstance(child, ast.expr_context) for child in ast.walk(node))
 
 
@@ -110,7 +110,7 @@ def is_literal(node: ast.AST) -> bool:
 
 
 def _fenced_blocks(text: str) -> list[str]:
-    """Return the blocks between fences. The last closing fence may be missing, if the answer was truncated."""
+    """Return the code blocks between Markdown fences. A truncated answer may lack the last fence."""
     blocks: list[list[str]] = []
     fence = ""
     for line in text.split("\n"):
@@ -174,7 +174,7 @@ class _Renamer(ast.NodeTransformer):
         self._names = names
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Replace the names to rename, and remove docstrings and annotations, in this node and all nodes below it."""
+        """Rename bound names, and remove docstrings and annotations, in this node and all nodes below it."""
         for key in ("id", "name", "arg", "asname"):
             if isinstance(value := getattr(node, key, None), str) and not isinstance(node, ast.keyword):
                 setattr(node, key, self._names.get(value, value))

@@ -23,7 +23,7 @@ CHECKS: dict[str, Callable[[PythonSource, PythonSource], str | None]] = {
     "trivial_output": detect_trivial_output,
     "result_hard_coded": detect_hard_coded_result,
 }
-"""Checks whose reference is code. The reference of `detect_edited_tests` is a list of files."""
+"""Checks whose reference is code. The reference of `detect_edited_tests` is a list of file patterns."""
 
 
 class CodeCheck:

@@ -1,8 +1,8 @@
 """Grader of kind `endpoint`, which sends POST {sample, item, trace_id} to the user's server.
 
 The server answers {"score": 0.5}, or {"score": 0.5, "reason": "no unit", "scores": {"value": 1, "unit": 0}}. `scores`
-contains the parts of the score. `reason` and `scores` are recorded, but do not affect the grade. Invalid values in them
-are ignored, so the rollout is not discarded.
+contains the parts of the score. `reason` and `scores` are recorded, but do not affect the grade. If they are invalid,
+they are ignored, and the rollout is not discarded.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class EndpointCaller:
 
     def _parse_object(self, answer: HttpResponse) -> dict[str, Any]:
         if not answer.ok:
-            raise self._client.make_bad_answer_error(answer, "a grader must answer 200 with a score")
+            raise self._client.make_bad_answer_error(answer, "a grader must respond with status 200 and a score")
         if (body := answer.json_object) is None:
             raise self._client.make_bad_answer_error(answer, 'the body is not a JSON object such as {"score": 0.5}')
         return body

@@ -1,6 +1,6 @@
 """Arithmetic expressions over grades, with `+ - * / ^`, parentheses, numbers and the functions in FUNCTIONS.
 
-Expressions are checked here when their job is checked; simpleeval evaluates them. `^` is exponentiation, with the usual
+Expressions are validated when the job is checked, and evaluated with simpleeval. `^` is exponentiation, with the usual
 precedence.
 """
 
@@ -68,7 +68,7 @@ class Expression:
 
 
 def parse_expression(text: str, names: Iterable[str]) -> Expression:
-    """Parse an expression whose variables are names of graders, `names`.
+    """Parse an expression. `names` are the names of graders, which are the allowed variables.
 
     Raises:
         ValueError: The expression is invalid; the message lists all its problems.
@@ -80,7 +80,7 @@ def parse_expression(text: str, names: Iterable[str]) -> Expression:
 
 
 def expression_problems(text: str, names: Iterable[str]) -> list[str]:
-    """Return the problems of an expression that can be found before the values of its variables, `names`, are known."""
+    """Return the problems of an expression that can be found before grading; `names` are the allowed variables."""
     known = set(names)
     try:
         tree = _parse_tree(text)
@@ -140,7 +140,7 @@ def _collect_problems(node: ast.AST, known: set[str], problems: list[str], depth
 
 
 def _find_part_without_value(tree: ast.expr) -> Iterator[str]:
-    """Yield a part that has no finite value, whatever the grades are: a division by constant 0, or an overflow."""
+    """Yield a message if a part never has a finite value, such as a division by 0."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr) or any(isinstance(part, ast.Name) for part in _walk_operands(node)):
             continue

@@ -39,7 +39,7 @@ MAX_CACHED_ANSWERS = 4_096
 PARAMETERS = {"max_completions_tokens": "max_completion_tokens"}
 """Name in OpenAI's grader types -> name in the chat API."""
 RESERVED_PARAMETERS = frozenset({"model", "messages", "response_format", "stream", "n", "tools", "tool_choice"})
-"""Parameters that the grader sets, so `sampling_params` must not."""
+"""Parameters that the grader sets; `sampling_params` must not contain them."""
 LABEL_FIX = (
     "ask for one of the labels and nothing else, show examples in earlier user and assistant messages, and use short "
     "labels such as yes and no; a judge that reasons before it answers does not support log-probabilities"
@@ -52,9 +52,9 @@ class _InvalidAnswer(Exception):
 
 @dataclass(unsafe_hash=True)
 class _Question:
-    """A request body and its hash. Answers are cached by hash, because thousands of bodies could fill the memory.
+    """Request to the judge. `digest` is the hash of `body`, and the key of the cached answer.
 
-    `num_tokens` counts the tokens spent for this object; it stays 0 if the answer comes from the cache.
+    `num_tokens` counts the tokens spent on this question; it stays 0 if the answer comes from the cache.
     """
 
     digest: bytes
@@ -234,7 +234,7 @@ def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strip_reasoning_and_fence(content: str) -> str:
-    """Return the answer without the reasoning before it and the code fence around it, which some servers leave in."""
+    """Return the answer without reasoning before it or a code fence around it, which some servers do not remove."""
     text = content.rpartition("</think>")[2].strip()
     if text.startswith("```") and text.endswith("```"):
         text = text[3:-3].removeprefix("json")
@@ -242,6 +242,6 @@ def _strip_reasoning_and_fence(content: str) -> str:
 
 
 def _join_conclusions(steps: Any) -> str:
-    """Join the judge's conclusions to one string, for traces."""
+    """Join the judge's conclusions into one string, for traces."""
     found = [step.get("conclusion") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
     return truncate_reason(" ".join(text for text in found if isinstance(text, str)))

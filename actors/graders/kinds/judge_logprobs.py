@@ -1,4 +1,4 @@
-"""Grades from log-probabilities: each label counts with the probability that the judge's answer begins with it.
+"""Grades from log-probabilities: each label is weighted by the probability that the judge's answer begins with it.
 
 If the judge answers with something other than a label, grading fails; such an answer never becomes a low grade.
 """
@@ -20,11 +20,11 @@ LOGPROBS_PARAMETERS = {
     "temperature": 1,
     "top_p": 1,
 }
-"""Parameters of a request. Some servers, such as ours, return log-probabilities after temperature and top_p."""
+"""Request parameters. Some servers, such as ours, apply temperature and top_p to log-probabilities, so both are 1."""
 MIN_LABEL_SHARE = 0.5
-"""Minimum total probability of the labels, so that the judge answers with a label at least half of the time."""
+"""Minimum total probability of the labels."""
 MIN_PREFIX_CHARS = 3
-"""Minimum length of a token that counts as the beginning of a label; shorter ones begin other words too ("in", "I")."""
+"""Minimum length of a token that counts as the beginning of a label; "in" or "I" could begin many other words."""
 ROUNDING = 1.001
 
 
@@ -80,14 +80,14 @@ def weigh_labels(choice: Mapping[str, Any], values: Mapping[str, float]) -> tupl
     if total < MIN_LABEL_SHARE:
         tokens = ", ".join(f"{token[:20]!r} {share:.2f}" for token, share in likely[:3])
         raise MissingLabel(
-            f"the judge's answer begins with a label with a probability of only {total:.2f}; "
+            f"the probability that the judge's answer begins with a label is only {total:.2f}; "
             f"likely first tokens: {tokens}"
         )
     return sum(values[label] * share for label, share in shares.items()) / total, shares
 
 
 def _begins_label(token: str, label: str) -> bool:
-    """Whether a first token is the label, in upper or lower case, or the beginning of the label."""
+    """Return whether a first token is the label, in upper or lower case, or the beginning of the label."""
     word = token.strip()
     return word.casefold() == label.casefold() or (len(word) >= MIN_PREFIX_CHARS and label.startswith(word))
 

@@ -18,7 +18,7 @@ MARKERS = re.compile(
 """Matches the first character of markers that chat templates write between messages: <|im_end|>, </s>, [INST], ..."""
 
 Fill = Callable[[str, str], str]
-"""(template, field that contains it) -> rendered template"""
+"""Function (template, name of the field that contains the template) -> rendered template."""
 
 
 def escape_markers(text: str) -> str:

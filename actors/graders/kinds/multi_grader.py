@@ -1,7 +1,7 @@
-"""Grader of kind `multi`: an expression over the grades of its parts, which run concurrently.
+"""Grader of kind `multi`, which combines the grades of its parts with an expression.
 
-If a part fails, the multi grader fails too. But if a part cannot read a sample and the spec has an `invalid_grade`, the
-sample gets this grade.
+The multi grader fails if a part fails. If a part cannot read the sample and the spec sets `invalid_grade`, the result
+is `invalid_grade` instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAMPLE_PARSE_ERROR = "sample_parse_error"
 
 
 class Multi:
-    """A grader of kind `multi` over named graders. `label` names the grader in messages."""
+    """A grader of kind `multi`, which combines the grades of named graders. `label` names the grader in messages."""
 
     def __init__(self, spec: MultiGrader, label: str, parts: Mapping[str, Grader]) -> None:
         self._where = f"grader {label!r}, calculate_output"
@@ -58,9 +58,9 @@ class Multi:
 
 
 def cannot_read_sample(error: Exception) -> bool:
-    """Whether a grader failed because of the model's output, for example because the sample lacks a template's path.
+    """Return whether a grader failed because it cannot read the model's output.
 
-    A path that is missing in the row is an error in the data instead. All other failures are infrastructure failures.
+    Returns False for errors in the row or the infrastructure.
     """
     if not isinstance(error, GraderFailed):
         return False

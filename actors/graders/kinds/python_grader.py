@@ -1,8 +1,8 @@
 """Grader of kind `python`: runs the user's `grade(sample, item)` in a sandbox. If a run fails, only its grade fails.
 
 Each grade runs in a fork of a warm worker process in a sandbox (`agent_rft.actors.sandbox`). A worker runs one grade at
-a time. The body of the grader's module runs once per worker, before the first sample. A worker that is late, dies or
-exceeds its memory limit is killed with all its descendants, and another worker starts immediately.
+a time. The body of the grader's module runs once per worker, before the first sample. A worker that dies or exceeds
+its time or memory limit is killed with all its descendants, and another worker starts immediately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
 
 
 class PythonRunner:
-    """A grader of kind `python`. `label` names the grader in messages; by default it has one worker per core."""
+    """A grader of kind `python`, by default with one worker per core. `label` names the grader in messages."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PythonRunner:
         """Return the grade of one sample. `timeout_s` limits the run, not the wait for a free worker.
 
         Raises:
-            GraderFailed: The grader failed. `details` has code (python_grader_runtime_error or
+            GraderFailed: The grader failed. `details` contains the code (python_grader_runtime_error or
                 python_grader_server_error) and python_grader_runtime_error_details or python_grader_server_error_type.
             UserError: This machine cannot create a sandbox.
         """
@@ -98,10 +98,7 @@ class PythonRunner:
 
     @contextmanager
     def _take_slot(self) -> Iterator[_Slot]:
-        """Context manager that takes the most recently used free slot, whose worker is the warmest.
-
-        Also starts the worker of the next slot, and restarts workers that were lost in the meantime.
-        """
+        """Context manager that takes the most recently used free slot and starts missing workers of other slots."""
         slot = self._idle.pop()
         for number, other in enumerate(reversed(self._idle)):
             if number == 0 or other.was_used:
@@ -202,7 +199,7 @@ class _Slot:
         return self._task is not None
 
     def start(self) -> None:
-        """Start a worker unless there is one. If this fails, `worker` raises the error, and the next call retries."""
+        """Start a worker unless one is starting or ready. If the start fails, `worker` raises the error."""
         if self._task is None or (self._task.done() and not self.is_ready):
             self._discard_worker()
             self._task = asyncio.create_task(self._owner.start_worker())
@@ -285,7 +282,7 @@ class _Worker:
 
 
 def ignores_sample(source: str) -> bool:
-    """Whether the function `grade` in a valid `source` never reads its first parameter, the sample."""
+    """Return whether the function `grade` in a valid `source` never reads its first parameter, the sample."""
     if len(source) > MAX_PARSED_CHARS:
         return False
     match [node for node in _parse_module(source).body if _defines_grade(node)]:
@@ -342,7 +339,7 @@ def _is_function(node: ast.AST) -> bool:
 
 
 def _defines_grade(node: ast.AST) -> bool:
-    """Whether the node may define the name `grade`. Nested nodes are checked too, such as the body of `if` or `try`."""
+    """Return whether the node may define the name `grade`; for example, a function, a variable or an import."""
     match node:
         case ast.FunctionDef(name="grade") | ast.AsyncFunctionDef(name="grade") | ast.ClassDef(name="grade"):
             return True

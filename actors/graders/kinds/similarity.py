@@ -42,7 +42,7 @@ def load_similarity_metric(name: Similarity) -> SimilarityMetric:
 
 
 def split_words(text: str) -> list[str]:
-    """Return runs of letters and digits in lower case. This extends rouge-score's rule from ASCII to all scripts."""
+    """Return the words (runs of letters and digits) in lower case. rouge-score's own tokenizer supports only ASCII."""
     return _WORD.findall(text.lower())
 
 

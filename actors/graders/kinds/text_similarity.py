@@ -79,7 +79,7 @@ class Cosine:
         await self._client.close()
 
     async def _request_embedding(self, text: str) -> NDArray[np.float32]:
-        """Request the embedding of `text`; return it as [D], normalized to length 1."""
+        """Request the embedding of `text`, and return it scaled to length 1."""
         answer = await self._client.ask({"input": [text], "encoding_format": "float"})
         try:
             vector = np.asarray(answer["data"][0]["embedding"], dtype=np.float64)

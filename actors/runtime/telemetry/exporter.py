@@ -38,11 +38,11 @@ DEFAULT_PORT = 9464
 PORT, HOST = "AGENT_RFT_METRICS_PORT", "AGENT_RFT_METRICS_HOST"
 PERIOD_S = 5.0
 SILENT_S = 4 * PERIOD_S
-"""Age of a metrics file from which its process counts as dead or hung."""
+"""Age of a metrics file at which its process counts as dead or hung."""
 DELETE_AFTER_S = 300.0
 """Age at which the metrics file of a silent process is deleted."""
 REQUEST_S = 10.0
-"""Timeout for a client to send a request."""
+"""Timeout for receiving a client's request."""
 STOP_S = 0.1
 """Interval at which the server checks whether it should shut down."""
 MAX_SCRAPE_INTERVAL_S = 20.0
@@ -129,7 +129,7 @@ class Telemetry:
         self._thread.start()
 
     def close(self) -> None:
-        """Write the metrics a last time and release the port. If a regular scrape is due soon, answer it first."""
+        """Write the metrics one last time and release the port. If a regular scrape is due soon, answer it first."""
         self._ended.set()
         self._thread.join()
 
@@ -173,9 +173,9 @@ class Telemetry:
 
 
 def start_telemetry(address: MetricsAddress | None, process: str) -> Recorder:
-    """Return the recorder of a process that never calls `Telemetry.close`, such as an actor.
+    """Start exporting this process's metrics, and return the recorder. Without an address, nothing is exported.
 
-    Without an address, the metrics are not exported.
+    Use this in processes that never call `Telemetry.close`, such as actors.
     """
     return Recorder() if address is None else Telemetry(address, process).recorder
 
@@ -198,7 +198,7 @@ def _label_sample(sample: str, labels: str) -> str:
 
 
 def merge_texts(texts: Iterable[tuple[str, bool]]) -> str:
-    """Merge the metrics texts of several processes into one text.
+    """Merge the metrics of several processes, each rendered as text, into one text.
 
     Each metric family occurs only once in the result, as the format requires. Each text comes with a flag that is True
     if its process is silent. Gauges of silent processes are dropped. Comments other than HELP and TYPE, such as
@@ -236,7 +236,7 @@ def read_metric_files(
 
 
 def _read_scrape_times(folder: Path) -> tuple[float, float]:
-    """Return the times of the last two scrapes of this node, by any process."""
+    """Return the times of this node's last two scrapes, whichever process answered them."""
     try:
         before, latest = map(float, (folder / SCRAPES_FILE).read_text().split())
     except (OSError, ValueError):  # no scrape yet, or the file is being written

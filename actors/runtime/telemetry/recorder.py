@@ -1,7 +1,7 @@
 """Recorder of one process's Prometheus metrics. It accepts only metric names of `agent_rft.metrics`.
 
-A name includes the values of its labels, as in metrics.jsonl: `grading_errors/deadline`. Values that other code already
-counts come from a source: a function that is called only when metrics are collected.
+A name includes the values of its labels, as in metrics.jsonl: `grading_errors/deadline`. A source is a function that
+returns current values. It is called only when metrics are collected.
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ from pathlib import Path
 from agent_rft.errors import RftError
 
 MAX_BYTES = 30
-"""Maximum length of the folder's path: the path of a socket has at most 107 bytes. The longest socket path in the
-folder is Ray's object store of `agent-rft serve`:
+"""Maximum length of the folder's path. Socket paths in the folder then have at most 107 bytes, the limit of Linux.
+
+The longest socket path is the path of Ray's object store, started by `agent-rft serve`:
 /rft-12345678/session_2026-01-31_12-00-00_123456_1234567/sockets/plasma_store."""
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 VARIABLES = ("TMPDIR", "RAY_TMPDIR")
-"""Variables that set the socket folder of a local cluster; the second one takes precedence."""
+"""Environment variables that set the socket folder of a local cluster. RAY_TMPDIR takes precedence."""
 
 
 @contextmanager

@@ -31,9 +31,9 @@ from agent_rft.spec.operator.operator_config import TraceSettings
 QUEUE_SPANS, BATCH_SPANS = 4_096, 512
 PERIOD_MS = 1_000
 EXPORT_S = 5.0
-"""Timeout of one export. Its spans are dropped after the timeout."""
+"""Timeout of one export. If it expires, the spans of the export are dropped."""
 FLUSH_S = 6.0
-"""Timeout for sending the last spans of a process: enough for one export that times out, and other quick ones."""
+"""Timeout, in seconds, for sending the last spans of a process."""
 LINKS = 64
 LIMITS = SpanLimits(max_span_attributes=32, max_span_attribute_length=256, max_events=8, max_links=LINKS)
 ERROR = "error.type"
@@ -94,7 +94,7 @@ class Tracer:
 
     @contextmanager
     def span(self, trace_id: str, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """Context manager that creates a child of a rollout's root span. The root span may be in another process."""
+        """Context manager that creates a child span of a rollout's root span, which may be in another process."""
         number = _parse_trace_id(trace_id)
         if self._tracer is None or number is None:
             yield INVALID_SPAN
@@ -116,8 +116,7 @@ class Tracer:
     ) -> Span:
         """Record a span of past work between two Unix times, with links to rollouts.
 
-        `rollouts` are the trace ids of the linked rollouts. `parent_span` is the parent span. `error` is the type of
-        the error that ended the work.
+        `rollouts` are the trace ids of the linked rollouts. `error` is the type of the error that ended the work.
         """
         if self._tracer is None:
             return INVALID_SPAN
@@ -192,7 +191,7 @@ def mark_failed(span: Span, kind: str) -> None:
 
 
 class _RolloutIdGenerator(RandomIdGenerator):
-    """Generator of random ids, except for a rollout's root span, whose ids are computed from the trace id."""
+    """Generator of random ids. The ids of a rollout's root span are computed from the trace id instead."""
 
     def generate_trace_id(self) -> int:
         root = _ROOT_TRACE_ID.get()
@@ -205,9 +204,9 @@ class _RolloutIdGenerator(RandomIdGenerator):
 
 @contextmanager
 def _use_span(span: Span) -> Iterator[Span]:
-    """Context manager that makes `span` current, and ends it.
+    """Context manager that makes `span` the current span, and ends the span on exit.
 
-    Only the type of an error is recorded, since its message may contain texts of rows, models or tools.
+    Only the type of an error is recorded, since its message may contain text from rows, models or tools.
     """
     with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
         try:
@@ -218,7 +217,7 @@ def _use_span(span: Span) -> Iterator[Span]:
 
 
 def _parse_trace_id(trace_id: str) -> int | None:
-    """Return a trace id as a number; None if agent-rft did not create the id, but for example an API client."""
+    """Return a trace id as a number; None if agent-rft did not create the id."""
     found = _TRACE_ID.fullmatch(trace_id)
     return (int(found[1], 16) or None) if found else None
 

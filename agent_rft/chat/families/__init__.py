@@ -34,13 +34,13 @@ FAMILIES = (
 
 
 def find_family(tool_parser: str) -> ModelFamily:
-    """Return the family with this vLLM tool parser; for an unknown parser, a family without any known syntax."""
+    """Return the model family of a vLLM tool parser; for an unknown parser, a family without any known syntax."""
     return next(
         (known for known in FAMILIES if known.tool_parser == tool_parser), ModelFamily(tool_parser, tool_parser)
     )
 
 
 def find_family_without_calls(name: str) -> ModelFamily:
-    """Return the family `name` for a model that makes no calls: with reasoning and stop tokens, but no call syntax."""
+    """Return the family `name` without its call syntax, for a model that makes no calls."""
     family = next((known for known in FAMILIES if known.name == name), ModelFamily(name, None))
     return replace(family, tool_parser=None, call_syntaxes=(), call_mark=None, write_calls=None)

@@ -1,4 +1,4 @@
-"""Kimi K2: the model writes an id for each call, which contains the call's number in the conversation."""
+"""Kimi K2: the model writes an id for each call. The id contains the call's number in the conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LFM2: a turn has a list of calls in Python syntax. The first published template does not render earlier calls."""
+"""LFM2: a turn has a list of calls in Python syntax. The first release's template does not render earlier calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Mistral: calls follow `[TOOL_CALLS]`. The chat template requires call ids of nine letters and digits.
 
-Models until 2024, whose vocabularies lack `[ARGS]`, write one JSON list of calls per turn. A call may have an id after
-its arguments. Later models write `[TOOL_CALLS]`, the name, `[ARGS]` and the arguments for each call.
+Older models write the calls of a turn as one JSON list. Newer models write `[TOOL_CALLS]`, the name, `[ARGS]` and the
+arguments for each call.
 """
 
 from __future__ import annotations

@@ -71,16 +71,16 @@ def make_server_client(
         from_profile("base_url"),
     )
     if url is None:
-        raise UserError(f"no server is configured: give --base-url, AGENT_RFT_BASE_URL, or base_url in {profiles}")
+        raise UserError(f"no server is configured: set --base-url, AGENT_RFT_BASE_URL, or base_url in {profiles}")
     name, other = ("OPENAI_API_KEY", None) if url is openai else ("AGENT_RFT_API_KEY", from_profile("api_key"))
     key = first_not_none(_non_empty_setting(api_key, "--api-key"), from_environment(name), other)
     if key is None:
-        raise UserError(f"no API key is configured: give --api-key, {name}, or api_key in {profiles}")
+        raise UserError(f"no API key is configured: set --api-key, {name}, or api_key in {profiles}")
     return create_blocking_client(url, key, environment, timeout)
 
 
 def _non_empty_setting(value: object, source: str) -> SourcedSetting | None:
-    """Return the setting with surrounding white space removed from its value; None if the value is empty."""
+    """Return `value`, without surrounding white space, as a setting from `source`; None if the value is empty."""
     text = "" if value is None else str(value).strip()
     return SourcedSetting(text, source) if text else None
 
@@ -96,7 +96,7 @@ def profiles_file() -> Path:
 def load_profiles(path: Path) -> dict[str, dict[str, Any]]:
     """Return the profiles in a file, by name.
 
-    The result is empty if the file cannot be read: it does not exist, or this user may not read it.
+    The result is empty if the file does not exist or this user may not read it.
 
     Raises:
         UserError: The file is not a valid profiles file.
@@ -154,7 +154,7 @@ def raise_for_status(response: httpx.Response) -> None:
 
 def _wrong_server_hint(response: httpx.Response) -> str:
     where = response.request.url.copy_with(query=None, username=None, password=None)
-    return f"the response of {where} is not in the format of this API; check the base URL, which must end with /v1"
+    return f"the response from {where} is not in the format of this API; check the base URL, which must end with /v1"
 
 
 def download(client: httpx.Client, path: str, out: Path) -> None:

@@ -33,7 +33,7 @@ WAITING_PHASES = {"validating_files": "checking the job", "queued": "waiting in 
 
 
 class JsonProgress:
-    """Progress output as JSON lines: one line per event, then one line with the ended job."""
+    """Progress output as JSON lines: one line per event, then one line with the finished job."""
 
     def show_event(self, event: dict[str, Any]) -> None:
         typer.echo(json.dumps(event))
@@ -46,7 +46,7 @@ class JsonProgress:
 class LiveProgress:
     """Live view of a job in the terminal.
 
-    While an event is handled, the view's clock shows the event's time, so that past events appear as they happened.
+    Each event is shown with the time at which it happened, even if it is received later.
     """
 
     def __init__(self, job: dict[str, Any], console: Console) -> None:
@@ -95,7 +95,7 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Show a job's progress until the job ends, and return the API's object for the ended job.
+    """Show a job's progress until the job ends, and return the API's object for the finished job.
 
     Raises:
         ServerUnavailable: The server was unreachable for more than UNREACHABLE_TIMEOUT_S seconds.
@@ -121,7 +121,7 @@ def follow(
 
 
 def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) for a succeeded job: the best checkpoint, and commands to try it and to list all."""
+    """Yield (label, text) for a succeeded job: the best checkpoint, and commands to try it and to list checkpoints."""
     found = list(iter_pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
     rewards = [(entry["metrics"].get(REWARD), entry["fine_tuned_model_checkpoint"]) for entry in found]
     model, known = job["fine_tuned_model"], [pair for pair in reversed(rewards) if pair[0] is not None]

@@ -38,10 +38,10 @@ CANCELLED = 3
 MAX_LINE = 10_000
 TIMES = ("created_at", "created")
 
-files = typer.Typer(no_args_is_help=True, help="Upload, list, download and delete files of a server.")
-jobs = typer.Typer(no_args_is_help=True, help="Create, watch and control fine-tuning jobs of a server.")
-events = typer.Typer(no_args_is_help=True, help="List the events of a server's job.")
-checkpoints = typer.Typer(no_args_is_help=True, help="List the checkpoints of a server's job.")
+files = typer.Typer(no_args_is_help=True, help="Upload, list, download and delete files on a server.")
+jobs = typer.Typer(no_args_is_help=True, help="Create, watch and control fine-tuning jobs on a server.")
+events = typer.Typer(no_args_is_help=True, help="List the events of a job on a server.")
+checkpoints = typer.Typer(no_args_is_help=True, help="List the checkpoints of a job on a server.")
 models = typer.Typer(no_args_is_help=True, help="Examine local models; list and delete a server's models.")
 
 BaseUrl = Annotated[
@@ -54,8 +54,8 @@ Key = Annotated[
     str | None,
     typer.Option(
         "--api-key",
-        help="API key, which other users of this machine can see in the list of processes (default: AGENT_RFT_API_KEY; "
-        "OPENAI_API_KEY if the server is OPENAI_BASE_URL; or the profile's key)",
+        help="API key (default: AGENT_RFT_API_KEY; OPENAI_API_KEY if the URL comes from OPENAI_BASE_URL; or the "
+        "profile's key); other users of this machine can see this option in the list of processes",
     ),
 ]
 Profile = Annotated[
@@ -78,9 +78,9 @@ FileIdArgument = Annotated[str, typer.Argument(help="id of the file, file-...", 
 def store_connection_options(
     context: typer.Context, base_url: BaseUrl = None, api_key: Key = None, profile: Profile = "default"
 ) -> None:
-    """Store a function in `context.obj` that creates an HTTP client for the selected server.
+    """Set `context.obj` to a function that creates an HTTP client for the selected server.
 
-    Commands call this function when they run, so that --help works without a server.
+    The client is created only when a command runs, so that --help works without a server.
     """
     if context.obj is None:
         context.obj = partial(make_server_client, base_url, api_key, profile, os.environ, profiles_file())
@@ -140,9 +140,9 @@ def create_job(
     follow: Annotated[bool, typer.Option(help="show the job's progress until it ends")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a job. Local files of rows that REQUEST names are uploaded first.
+    """Create a job. Local files of rows in REQUEST are uploaded first.
 
-    The text of a chat template file is inserted into the request. Relative paths start at the folder of REQUEST.
+    The text of a chat template file is inserted into the request. Paths are relative to the folder of REQUEST.
     """
     from agent_rft.spec.config_reader import Variables
     from agent_rft.spec.job import FILES  # imports pydantic, which other commands do not need
@@ -218,7 +218,10 @@ def show_job_log(
     job_id: JobIdArgument,
     attempt: Annotated[
         int | None,
-        typer.Option(min=0, help="driver process whose output is shown, counted from 1; 0: the validation of the job"),
+        typer.Option(
+            min=0,
+            help="driver process whose output to show, numbered from 1; 0 shows the output of the job's validation",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:

@@ -33,8 +33,8 @@ def traces_command(
     name: Annotated[
         str | None,
         typer.Option(
-            help="rollout file, such as step-12 or test-before (default: all files with another filter, else the "
-            "newest)"
+            help="rollout file, such as step-12 or test-before (default: the newest file; with another filter, all "
+            "files)"
         ),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="only this step and its validation")] = None,
@@ -48,8 +48,8 @@ def traces_command(
     error: Annotated[
         str | None,
         typer.Option(
-            help="only rollouts with a call that failed with this error, such as tool_error, or discarded for this "
-            "reason"
+            help="only rollouts in which a call failed with this error, such as tool_error, or that were discarded "
+            "for this reason"
         ),
     ] = None,
     tool: Annotated[str | None, typer.Option(help="only rollouts that called this tool")] = None,

@@ -1,4 +1,4 @@
-"""Source of a job in an export folder, and size limits that `agent_rft.cli.openai_import.openai_source` uses as well.
+"""Source that reads a job from an export folder, and the size limits of all sources.
 
 Users save the folder with OpenAI's SDK. It contains `job.json` and `train.jsonl`, and optionally `validation.jsonl`,
 `events.jsonl` and `checkpoints.jsonl`. Job, events and checkpoints are objects of the SDK, each saved on one line with
@@ -64,7 +64,7 @@ class FolderSource:
 
 
 ROWS = {"training_file": "train.jsonl", "validation_file": "validation.jsonl"}
-"""Name of the file of rows for each setting of the job, in an export folder and in the folder that is written."""
+"""File names of rows in export folders and imported folders, keyed by the job's setting."""
 
 
 def parse_object(model: type[M], text: str | bytes, what: str) -> M:

@@ -30,12 +30,12 @@ Source = ApiSource | FolderSource
 
 
 def import_job(source: Source, out: Path | None, replacements: Mapping[str, Path], model: str | None) -> str:
-    """Write the job, its rows and its record at OpenAI into a new folder, and return the text of its README.
+    """Write the job, its rows and a record of the job at OpenAI into a new folder, and return the text of the README.
 
     Args:
         source: Source of the job.
         out: Path of the new folder; None for a folder that has the job's id as its name.
-        replacements: Files of rows to use instead of the job's files, by setting, such as training_file.
+        replacements: Files that replace the job's files. The keys are training_file and validation_file.
         model: Base model for the job file; None to propose a model.
 
     Raises:
@@ -149,7 +149,7 @@ def format_yaml(value: Mapping[str, Any], about: str) -> str:
 
 
 def format_job_record(job: OpenAIJob, events: Sequence[OpenAIEvent], checkpoints: Sequence[OpenAICheckpoint]) -> str:
-    """Return the state, checkpoints, metrics and last events of the job at OpenAI as JSON, for comparisons."""
+    """Return a record of the job at OpenAI as JSON: its state, checkpoints with metrics, and last events."""
     steps = sorted(checkpoints, key=lambda checkpoint: checkpoint.step_number)
     value = {
         "job": job.model_dump(mode="json", include=RECORDED_FIELDS),

@@ -231,10 +231,10 @@ def _with_openai_timeouts(endpoint: Any, place: str, notes: list[str]) -> Any:
 
 
 def _validate(raw: dict[str, Any], secrets: SecretVariables, notes: list[str]) -> JobSpec:
-    """Remove unknown keys from `raw`, with a note for each key, and return `raw` as a job.
+    """Remove unknown keys from `raw`, add a note for each key, and return the validated job.
 
     Raises:
-        InvalidJob: The job has other problems.
+        InvalidJob: The job has problems other than unknown keys.
     """
     variables = Variables(_placeholder_values(secrets))
     while True:
@@ -262,10 +262,10 @@ def _placeholder_values(secrets: SecretVariables) -> dict[str, str]:
 
 
 def _check_endpoints(reinforcement: Reinforcement, written: Mapping[str, Any], notes: list[str]) -> None:
-    """Check the endpoints of graders and tools. Add notes for forbidden addresses, because an operator may allow them.
+    """Check the endpoints of graders and tools. Forbidden addresses become notes, because an operator may allow them.
 
     Raises:
-        InvalidJob: The graders or tools have other problems.
+        InvalidJob: The graders or tools have problems other than forbidden addresses.
     """
     models = {name: ModelEndpoint(base_url=judge["base_url"]) for name, judge in written.get("models", {}).items()}
     problems = check_endpoints(reinforcement, OperatorConfig(models=models))
@@ -286,7 +286,7 @@ def _check_endpoints(reinforcement: Reinforcement, written: Mapping[str, Any], n
 
 
 def _configure_judges(reinforcement: Reinforcement, secrets: SecretVariables, notes: list[str]) -> dict[str, Any]:
-    """Return the operator's `models` for the job's judges, which use OpenAI's API until the user edits it."""
+    """Return the setting `models` of agent-rft.yaml, with OpenAI's API as the server of each judge in the job."""
     models: dict[str, Any] = {}
     for _, grader in iterate_graders(reinforcement):
         judge = {"base_url": OPENAI, "api_key": "${OPENAI_API_KEY}"}
@@ -320,7 +320,7 @@ def _python_notes(reinforcement: Reinforcement) -> Iterator[str]:
 def _choose_model(
     job: OpenAIJob, rows: Mapping[str, ConvertedRows], model: str | None, notes: list[str]
 ) -> dict[str, Any]:
-    """Return `model` and the `cluster` settings that it requires."""
+    """Return the setting `model`, and the context length for the section `cluster` if the rows are long."""
     longest = max(found.longest_bytes for found in rows.values()) // BYTES_PER_TOKEN
     context = longest + RolloutLimits.model_fields["max_completion_tokens"].default
     proposed = propose_model(_base_name(job.model), context, tools=any(found.has_tools for found in rows.values()))
@@ -376,7 +376,7 @@ def _metadata_notes(job: OpenAIJob) -> Iterator[str]:
 
 
 def _convert_integrations(job: OpenAIJob, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the supported trackers with their supported settings, and add notes."""
+    """Yield the supported trackers with their supported settings, and add a note for each tracker to `notes`."""
     for integration in job.integrations or ():
         match integration:
             case {"type": "wandb", "wandb": dict(settings)}:
@@ -396,7 +396,7 @@ def _parse_suffix(tuned: str | None) -> str | None:
 
 
 def _strip_date(model: str) -> str:
-    """Return the base name of a model without a date suffix. An alias with this name matches dated names as well."""
+    """Return the base name of a model without a date suffix, such as `gpt-4o` for `gpt-4o-2024-08-06`."""
     return re.sub(r"-\d{4}-\d\d-\d\d$", "", _base_name(model))
 
 

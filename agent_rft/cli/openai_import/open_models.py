@@ -18,7 +18,7 @@ class OpenModel:
     parameters_in_billions: float
     """Parameters in billions."""
     context_length: int
-    """Maximum tokens of a conversation: `max_position_embeddings` in the model's `config.json`."""
+    """Maximum tokens in a conversation: `max_position_embeddings` in the model's `config.json`."""
     tool_parser: str | None
     """Name of vLLM's parser for the model's tool calls; None if the model does not support tools."""
     license: str
@@ -35,15 +35,15 @@ OPEN_MODELS = (
 )
 """Models to choose from, smallest first."""
 MIN_BILLIONS = {"nano": 1.0, "mini": 4.0}
-"""Minimum size in billions of parameters of the model proposed for an OpenAI model with this word in its name.
+"""Minimum size, in billions of parameters, of the replacement for an OpenAI model with this word in its name.
 
-The sizes are guesses, because OpenAI publishes no sizes.
+The sizes are guesses, because OpenAI does not publish its models' sizes.
 """
 DEFAULT_MIN_BILLIONS = 8.0
 
 
 def propose_model(model: str, context: int, *, tools: bool) -> OpenModel:
-    """Return the smallest model that can replace OpenAI's `model` with at least `context_length` tokens of context.
+    """Return the smallest model that can replace OpenAI's `model` with at least `context` tokens of context.
 
     If `tools` is true, the returned model supports tools. If no model fits, return the model with the longest context.
     """

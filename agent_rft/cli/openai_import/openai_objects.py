@@ -38,7 +38,7 @@ class OpenAIJob(OpenAIObject):
     validation_file: str | None = None
     method: dict[str, Any] | None = None
     hyperparameters: dict[str, Any] | None = None
-    """Hyperparameters of a supervised job. Older versions of the API have them here instead of in `method`."""
+    """Hyperparameters of a supervised job in older versions of the API; newer versions use `method`."""
     seed: int | None = None
     user_provided_suffix: str | None = None
     fine_tuned_model: str | None = None
@@ -51,7 +51,7 @@ class OpenAIJob(OpenAIObject):
 
 
 class OpenAIListEntry(OpenAIObject):
-    """Base class of the objects in the API's lists. The next page of a list begins after the `id` of an object."""
+    """Base class of the objects in the API's lists. A request for the next page contains the last `id`."""
 
     id: str
 

@@ -86,7 +86,7 @@ class ApiSource:
     ) -> None:
         """Create the source with a client from `make_openai_client`.
 
-        `on_retry` is called before each repeated request, with the reason and the length of the delay.
+        `notify` is called before each repeated request, with a message that contains the reason and the delay.
         """
         self._max_file_bytes = max_file_bytes
         self._client = client
@@ -102,11 +102,11 @@ class ApiSource:
         return parse_object(OpenAIJob, self._fetch_json(self._path), f"the answer for {self._job_id}")
 
     def read_events(self) -> list[OpenAIEvent]:
-        """Request the last events of the job, newest first, at most MAX_EVENTS."""
+        """Request at most MAX_EVENTS events of the job, newest first."""
         return self._fetch_list(OpenAIPage[OpenAIEvent], "events", MAX_EVENTS)
 
     def read_checkpoints(self) -> list[OpenAICheckpoint]:
-        """Request the checkpoints of the job, at most MAX_CHECKPOINTS."""
+        """Request at most MAX_CHECKPOINTS checkpoints of the job."""
         return self._fetch_list(OpenAIPage[OpenAICheckpoint], "checkpoints", MAX_CHECKPOINTS)
 
     def fetch_rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
@@ -180,7 +180,6 @@ class ApiSource:
             raise OpenAIUnavailable(error.why) from None
 
     def _raise_for_status(self, response: httpx.Response, path: str) -> None:
-        """Raise the error for an unsuccessful response."""
         if response.is_success:
             return
         reason = f"{format_status(response.status_code)}{self._error_text(response)}"
@@ -208,7 +207,7 @@ class ApiSource:
             case httpx.codes.UNAUTHORIZED:
                 return f"set OPENAI_API_KEY to a key that {self._where} accepts"
             case httpx.codes.FORBIDDEN:
-                return "use a key of the job's project that may read jobs and files, or import an export (--from)"
+                return "use a key of the job's project that can read jobs and files, or import an export (--from)"
             case httpx.codes.NOT_FOUND:
                 return "check the job's id, and that the key (or OPENAI_PROJECT_ID) belongs to the job's project"
         if response.is_redirect:
@@ -217,9 +216,9 @@ class ApiSource:
 
 
 def make_openai_client(base_url: str | None, environment: Mapping[str, str]) -> tuple[httpx.Client, str]:
-    """Return an HTTP client configured by the environment variables of OpenAI's SDK, and its API key.
+    """Return (HTTP client, API key), configured by the environment variables of OpenAI's SDK.
 
-    If `base_url` is None, the URL is read from OPENAI_BASE_URL, or else is OpenAI's URL.
+    If `base_url` is None, the URL is OPENAI_BASE_URL or, if this variable is not set, OpenAI's URL.
 
     Raises:
         UserError: The key is missing, or the key, the URL, an account header or the proxy is invalid.
@@ -227,7 +226,7 @@ def make_openai_client(base_url: str | None, environment: Mapping[str, str]) -> 
     key = read_variable(environment, "OPENAI_API_KEY")
     if key is None:
         raise UserError(
-            "OPENAI_API_KEY is not set: export OPENAI_API_KEY=... with a key of the account that has the job"
+            "OPENAI_API_KEY is not set: export OPENAI_API_KEY=... with a key of the account that owns the job"
         )
     names = {header: (read_variable(environment, name), name) for name, header in ACCOUNT_HEADERS.items()}
     headers = {header: SourcedSetting(value, name) for header, (value, name) in names.items() if value is not None}

@@ -16,7 +16,7 @@ from agent_rft.rows.dataset_rows import find_row_error, parse_row
 
 MAX_LINE_BYTES = 32 << 20
 MAX_PROBLEMS = 1_000
-"""Maximum number of problems per file; the rest of the file is then not read."""
+"""Maximum number of problems per file; after this number of problems, the rest of the file is not read."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 HINT = "correct a copy of the file, and give the copy with --{option}"
 
@@ -37,7 +37,7 @@ class ConvertedRows:
 
 @dataclass(frozen=True, slots=True)
 class ImportedRowLocation:
-    """Location of a row for messages: the setting of the job, such as training_file, the file and the line."""
+    """Location of a row, for error messages. `field` is a setting of the job, such as training_file."""
 
     field: str
     file: str
@@ -139,7 +139,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _find_unsupported(row: Any) -> str | None:
-    """Return a description of unsupported content in the row; None if all of it is supported."""
+    """Return a description of unsupported content in the row; None if all content is supported."""
     for i, message in enumerate(_messages(row)):
         content = message.get("content")
         for j, part in enumerate(content if isinstance(content, list) else []):

@@ -1,7 +1,7 @@
 """Replacement of secrets in imported jobs: header values and credentials in URLs become `${NAME}`.
 
-OpenAI's API never returns header values, so the user must set them in any case. The names of the variables begin with
-KEY_, so that an imported job cannot read an existing variable with another purpose.
+OpenAI's API never returns header values, so the user must set them. The names of the variables begin with KEY_, so that
+an imported job cannot read an existing variable with another purpose.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SecretVariables:
     def replace_secrets(self, spec: Any, place: str, *url_keys: str) -> Any:
         """Return the endpoint `spec` with its secrets in headers and URLs replaced by variables.
 
-        `place` is the path of the endpoint in the method, and `url_keys` are the endpoint's keys with URLs.
+        `place` is the endpoint's path in the job's method; `url_keys` are the keys of `spec` whose values are URLs.
         """
         if not isinstance(spec, dict):
             return spec

@@ -1,4 +1,4 @@
-"""Reader of a CSV file of examples: each line has a question, its reference answer, and other columns of the user.
+"""Reader of a CSV file of examples: each line has a question, its reference answer, and any extra fields.
 
 The first line contains the names of the columns. The delimiter is detected, and a byte order mark is removed. Columns
 are recognized only by their names, never by their values.
@@ -31,7 +31,7 @@ CODE = "invalid_example"
 
 @dataclass(frozen=True, slots=True)
 class CsvExample:
-    """Example in one line of a CSV file; `extra_fields` contains the values of the user's other columns, by name."""
+    """Example in one line of a CSV file; `extra_fields` contains the values of all other columns, by name."""
 
     question: str
     answer: str
@@ -40,11 +40,7 @@ class CsvExample:
 
 @dataclass(slots=True)
 class CsvExamples:
-    """Examples in a CSV file, and the names of the file's columns.
-
-    `question_column` and `answer_column` are the names of two columns; `extra_fields` are the names of all other
-    columns.
-    """
+    """Examples in a CSV file, and the names of its columns. `extra_columns` are all except question and answer."""
 
     question_column: str
     answer_column: str
@@ -89,7 +85,7 @@ def read_examples(path: Path) -> CsvExamples:
 
 
 def normalize_question(question: str) -> str:
-    """Return the question in lower case and with single spaces, so that equal questions can be found."""
+    """Return the question in lower case and with single spaces, so that repeated questions can be found."""
     return " ".join(question.casefold().split())
 
 
@@ -101,9 +97,9 @@ def _add_example(
     path: Path,
     first_lines: dict[str, tuple[int, str]],
 ) -> Problem | None:
-    """Add the example in a line to `found`, or return a problem with the line.
+    """Add the example in a line to `found`, or return a problem if the line is invalid.
 
-    `first_lines` maps each question to the first line with the question, and its answer.
+    `first_lines` maps each question to (line, answer) of its first example. Repeated examples are only counted.
     """
 
     def make_line_problem(column: str, message: str, fix: str) -> Problem:
@@ -146,7 +142,7 @@ def _detect_delimiter(text: str) -> str:
 
 
 def _read_records(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line number and the values of each record; empty lines are skipped."""
+    """Yield (number of the first line, values) for each record of a CSV text; empty records are skipped."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_detect_delimiter(text), strict=True)
     limit, line = csv.field_size_limit(MAX_FIELD_CHARS), 1
     try:
@@ -155,14 +151,14 @@ def _read_records(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield line, values
             line = reader.line_num + 1
     except csv.Error as error:
-        fix = "write a quote inside a quoted value twice, and close each quoted value"
+        fix = "double each quote inside a quoted value, and close each quoted value"
         raise UserError(f"{path}:{line} is not CSV: {error}; {fix}") from None
     finally:
         csv.field_size_limit(limit)
 
 
 def _parse_header(header: list[str], path: Path) -> CsvExamples:
-    """Return empty examples with the columns for question, answer and extra fields.
+    """Return an empty `CsvExamples` with the names of the columns in `header`.
 
     Raises:
         InvalidJob: A column is missing, unnamed or duplicated.

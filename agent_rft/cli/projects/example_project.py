@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from agent_rft.cli.projects.project_folder import SCHEMAS, make_editor_and_operator_files, shell_command, write_files
+from agent_rft.cli.projects.project_folder import SCHEMAS, make_config_files, shell_command, write_files
 
 EXAMPLES = Path(str(resources.files("agent_rft.cli.projects")))
 LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", "vocabulary", "world")
@@ -75,8 +75,7 @@ def write_project(folder: Path, example: str, with_operator_file: bool = False) 
     project = PROJECTS[example]
     write_files(
         folder,
-        _build_contents(project, EXAMPLES / example)
-        | make_editor_and_operator_files(project.ports, with_operator_file),
+        _build_contents(project, EXAMPLES / example) | make_config_files(project.ports, with_operator_file),
     )
     return _next_steps(folder, project)
 

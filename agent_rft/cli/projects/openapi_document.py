@@ -1,4 +1,4 @@
-"""Reader of an untrusted YAML or JSON document at a path or URL, with limits on size and depth, and line numbers."""
+"""Reader of untrusted YAML or JSON documents. It limits size and depth, and provides line numbers for messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agent_rft.spec.operator.allowed_networks import parse_allowed
 from agent_rft.spec.schemas.schema_limits import shorten
 
 MAX_BYTES = 8 << 20
-"""Maximum size, far above the size of one agent's operations: parsing needs a multiple of this size in memory."""
+"""Maximum size of a document. Parsing takes several times as much memory."""
 MAX_DEPTH = 200
 MAX_FIELD_CHARS = 300
 _OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
@@ -99,7 +99,7 @@ class SourceDocument:
 
     @cached_property
     def _lines(self) -> LineNumbers:
-        """Line numbers, computed only for problems, because a large document takes seconds."""
+        """Line numbers of the document's keys, for error messages."""
         try:
             self._check_events()
             return LineNumbers(yaml.compose(self._text, yaml.CSafeLoader))
@@ -138,8 +138,7 @@ def read_document(source: str) -> SourceDocument:
 
 TIMEOUT_S = 30.0
 OWN_NETWORKS = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-"""Private networks, which are allowed because the user gave the URL. Cloud metadata, link-local and multicast addresses
-are not allowed."""
+"""Private networks from which documents may be read, because the user gave the URL."""
 SAVE_HINT = "or save the file yourself and give its path"
 
 

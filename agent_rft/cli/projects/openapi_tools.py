@@ -40,11 +40,7 @@ OMIT_HINT = "or omit the operation: select the others, each with --tool"
 
 @dataclass(frozen=True, slots=True)
 class ApiOperation:
-    """Tool and the HTTP request for a call of the tool.
-
-    `path` is appended to the API's URL. `argument_places` maps each argument to the part of the request that contains
-    it.
-    """
+    """Tool and the HTTP request that each call sends. `path` is appended to the API's URL."""
 
     tool: ProjectTool
     method: str
@@ -186,7 +182,7 @@ def _absolute_url(where: str, url: str) -> str | None:
 
 
 class _OperationReader:
-    """Reader of one operation of a document; `at` is the path of the operation."""
+    """Reader of one operation of a document; `at` is the location of the operation in the document."""
 
     def __init__(self, document: SourceDocument, name: str, at: KeyPath) -> None:
         self._document = document
@@ -234,7 +230,7 @@ class _OperationReader:
     def _parameters(
         self, item: Mapping[str, Any], raw: Mapping[str, Any]
     ) -> dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]]:
-        """Return the operation's parameters by (name, place), including the parameters of its path."""
+        """Return the operation's parameters, each with its key path, as a dict with the keys (name, place)."""
         found: dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]] = {}
         for start, owner in ((self._at[:2], item), (self._at, raw)):
             parameters = owner.get("parameters")
@@ -272,7 +268,7 @@ class _OperationReader:
             required.append(BODY)
 
     def _resolve(self, at: KeyPath, value: Any) -> tuple[KeyPath, Mapping[str, Any]]:
-        """Return (path, value) of `value`; if `value` is a `$ref`, of the value to which the `$ref` refers."""
+        """Return `(at, value)` or, if `value` is a `$ref`, the location and value of the target."""
         if isinstance(value, dict) and "$ref" in value:
             found = resolve_reference(self._document.raw, str(value["$ref"]))
             if found is None or not isinstance(found[1], dict) or "$ref" in found[1]:

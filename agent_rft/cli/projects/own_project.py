@@ -22,7 +22,7 @@ from agent_rft.cli.projects.example_project import EXAMPLES
 from agent_rft.cli.projects.openapi_tools import ToolApi, read_api
 from agent_rft.cli.projects.project_folder import (
     check_new_or_empty,
-    make_editor_and_operator_files,
+    make_config_files,
     shell_command,
     write_files,
 )
@@ -130,13 +130,13 @@ def _notes(sources: ProjectSources, request: ProjectRequest) -> Iterator[str]:
     """Yield notes on the sources and on the content of the project."""
     if (module := sources.module) is not None:
         yield (
-            f"tools: {', '.join(tool.name for tool in module.tools)} of {module.name} in {module.root}; the module was "
-            "imported once in a separate process to read its type hints, and no function was called"
+            f"tools: {', '.join(tool.name for tool in module.tools)} from {module.name} in {module.root}; the module "
+            "was imported once in a separate process to read its type hints, and no function was called"
         )
         if module.undocumented:
             yield f"tools without a docstring, which the model knows only by name: {', '.join(module.undocumented)}"
     if (api := sources.api) is not None:
-        yield f"tools: {', '.join(tool.name for tool in sources.tools)} of {api.url}; the API was not called"
+        yield f"tools: {', '.join(tool.name for tool in sources.tools)} from {api.url}; the API was not called"
         if changing := [tool.name for tool in sources.tools if tool.may_change_data]:
             yield f"tools that may change data; the server calls them only with API_CHANGES=1: {', '.join(changing)}"
     if (examples := sources.examples) is not None:
@@ -145,7 +145,7 @@ def _notes(sources: ProjectSources, request: ProjectRequest) -> Iterator[str]:
         if GROUP in examples.extra_columns:
             yield f"rows with the same value of {GROUP!r} are in the same file"
         if examples.num_repeated:
-            yield f"number of omitted lines that repeat a question with its answer: {examples.num_repeated}"
+            yield f"omitted duplicate lines (same question and answer): {examples.num_repeated}"
     else:
         yield "the rows are generated from the tools' schemas; give your own questions and answers as --from FILE.csv"
     if request.model is None:
@@ -199,7 +199,7 @@ def _build_contents(
         found[Path("operations.json")] = (json.dumps(operations, indent=2, ensure_ascii=False) + "\n").encode()
     if toy:
         found |= {Path("base", path.name): path.read_bytes() for path in sorted(TOY.iterdir())}
-    return found | make_editor_and_operator_files([request.port], request.with_operator_file)
+    return found | make_config_files([request.port], request.with_operator_file)
 
 
 def _literal(value: str | Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from agent_rft.errors import UserError
 from agent_rft.spec.operator.operator_file import DEFAULT_FILE
 
 SCHEMAS = "schemas"
-"""Folder of the project's JSON schemas. For editors, each YAML file begins with the path of its schema."""
+"""Folder of the project's JSON schemas. Each YAML file begins with the path of its schema, for editors."""
 
 
 def check_new_or_empty(folder: Path) -> None:
@@ -55,8 +55,8 @@ def write_files(folder: Path, contents: Mapping[Path, bytes]) -> None:
         raise
 
 
-def make_editor_and_operator_files(ports: Sequence[int], with_operator_file: bool) -> dict[Path, bytes]:
-    """Return the contents of a project's JSON schemas for editors and of `agent-rft.yaml`, by path.
+def make_config_files(ports: Sequence[int], with_operator_file: bool) -> dict[Path, bytes]:
+    """Return the JSON schemas and the `agent-rft.yaml` of a project as {path: content}.
 
     Args:
         ports: Ports of the project's server.
@@ -78,6 +78,6 @@ def make_editor_and_operator_files(ports: Sequence[int], with_operator_file: boo
 
 
 def shell_command(name: str) -> str:
-    """Return the name of a command of this installation if a shell finds it by name, or else its quoted path."""
+    """Return the shell command for this installation's program: `name` if it is on the PATH, else its quoted path."""
     path = str(Path(sys.executable).with_name(name))
     return name if shutil.which(name) == path else shlex.quote(path)

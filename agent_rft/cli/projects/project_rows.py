@@ -15,9 +15,9 @@ from agent_rft.spec.schemas.json_schema import SchemaValidator
 FILES = ("train", "validation", "test")
 MIN_ROWS = len(FILES)
 MAX_VALIDATION, MAX_TEST = 100, 300
-"""Largest target sizes of the validation and test files: more rows would cost time and add little precision."""
+"""Approximate maximum numbers of validation and test rows. Groups of rows are not split."""
 GROUP = "group"
-"""Name of a column for a customer or document, for example.
+"""Name of the column that groups related rows, such as all rows about one customer or document.
 
 Rows with the same value stay in one file, so that facts in training rows do not reveal answers of test rows.
 """
@@ -33,7 +33,7 @@ WORDS = ("lamp", "blue chair", "Ada", "2026-03-02", "north", "1042", "summer", "
 
 
 def make_rows(examples: Sequence[CsvExample], tools: Sequence[ProjectTool], system: str) -> list[dict[str, Any]]:
-    """Return a row for each example, with the tools and, unless it is empty, the system message `system`."""
+    """Return a row for each example, with the tools, and with the system message `system` if it is not empty."""
     return [
         _make_row(example.question, tools, system) | example.extra_fields | {REFERENCE_ANSWER: example.answer}
         for example in examples
@@ -73,7 +73,7 @@ def split_rows(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
         groups.setdefault(row.get(GROUP, i), []).append(row)
     if len(groups) < MIN_ROWS:
         what = f"different values of {GROUP!r}" if len(groups) < len(rows) else "different examples"
-        fix = "give at least one each for training, validation and test; thirty are a start"
+        fix = "give at least one each for training, validation and test; thirty is a start"
         raise UserError(f"there are only {len(groups)} {what}: {fix}")
     shuffled = list(groups.values())
     random.Random(0).shuffle(shuffled)
@@ -104,7 +104,7 @@ def _make_arguments(tool: ProjectTool, variant: int) -> dict[str, Any]:
 
 
 def _vary_value(schema: Any, variant: int, index: int) -> Any:
-    """Return a value of the schema's type; None for objects, lists, and strings that have a pattern or format."""
+    """Return a value that depends on `variant` and `index`; None for objects, lists and constrained strings."""
     if not isinstance(schema, dict):
         return None
     if choices := [*_choices(schema)]:

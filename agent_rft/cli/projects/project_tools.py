@@ -10,7 +10,7 @@ from typing import Any
 from agent_rft.errors import InvalidJob, Problem, UserError
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Names that OpenAI's API and the parsers of model families accept."""
+"""Pattern of tool names that OpenAI's API and the parsers of model families accept."""
 NAME_RULE = "a tool's name must have 1 to 64 characters: letters a-z or A-Z, digits, _ or -"
 MAX_TOOLS = 64
 """Maximum number of tools. Every prompt describes all tools, so more tools are rarely intended."""
@@ -32,13 +32,13 @@ class ProjectTool:
     may_change_data: bool = False
 
     def to_chat_tool(self) -> dict[str, Any]:
-        """Return the tool in the chat format that the key `tools` of a row contains."""
+        """Return the tool in chat format, for the key `tools` of a row."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 def select_tools(names: Sequence[str], requested: Sequence[str], what: str, where: str) -> list[str]:
-    """Return those of `names` that are requested; all `names` if `requested` is empty.
+    """Return the requested names; if `requested` is empty, return all `names`.
 
     For error messages, `what` is the kind of tool, such as function, and `where` is the source of the tools.
 
@@ -58,7 +58,7 @@ def select_tools(names: Sequence[str], requested: Sequence[str], what: str, wher
 
 
 def raise_problems(message: str, problems: Sequence[Problem]) -> None:
-    """Raise an error with the first MAX_PROBLEMS problems if there are any; `message` is the start of its message.
+    """Raise an error with the first MAX_PROBLEMS problems, if any; `message` is the start of the error's message.
 
     Raises:
         InvalidJob: There are problems.

@@ -1,7 +1,7 @@
 """Reader of a Python file whose public functions are tools.
 
-The functions, and the lines of problems, are found by parsing the file without running it. To create JSON schemas from
-the type hints, the module is imported once, in a separate process with a timeout (`function_schemas`).
+Functions are found by parsing the file, so that problems have line numbers. To create JSON schemas from the type hints,
+the module is imported once, in a separate process with a timeout (`function_schemas`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _python_version() -> str:
 
 
 def _locate_module(path: Path) -> tuple[Path, str]:
-    """Return the folder to import from and the module's name there; a folder with `__init__.py` is a package.
+    """Return (folder to import from, full name of the module), such as `pkg.tools` if `pkg` has an `__init__.py`.
 
     Raises:
         UserError: A module with this name cannot be imported.
@@ -129,7 +129,7 @@ def _locate_module(path: Path) -> tuple[Path, str]:
 
 
 def _public_functions(tree: ast.Module) -> list[Function]:
-    """Return the top-level functions in `__all__`; without `__all__`, all with names that do not begin with `_`."""
+    """Return the top-level functions in `__all__` or, without `__all__`, those that do not begin with `_`."""
     functions = [node for node in tree.body if isinstance(node, Function)]
     for node in tree.body:
         targets = (
@@ -152,7 +152,7 @@ def _find_problems(functions: Sequence[Function], path: Path) -> Iterator[Proble
 
         if not NAME.fullmatch(name):
             yield problem(
-                function, name, f"{NAME_RULE}", "rename the function, or select only other functions with --tool"
+                function, name, f"{NAME_RULE}", "rename the function, or omit it: select the others, each with --tool"
             )
         if (text := ast.get_docstring(function) or "") != text.encode(errors="replace").decode():
             message = "its docstring contains a lone surrogate, such as \\ud800"
@@ -201,7 +201,7 @@ def _read_schemas(root: Path, module: str, names: Sequence[str], path: Path) -> 
 
 
 def _read_last_line(path: str) -> str:
-    """Return the last line of the output, which is the error."""
+    """Return the last line of the output in `path`, usually an error message; empty if there is no output."""
     with Path(path).open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - 4 * MAX_PRINTED_CHARS))

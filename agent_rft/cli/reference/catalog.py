@@ -34,17 +34,17 @@ Kind = Literal[
 
 SHOWN_MATCHES = 5
 EXTRA_ERROR_TYPES = frozenset(("ip_any_network",))
-"""Error types that pydantic defines in addition to pydantic_core's."""
+"""Pydantic error types that pydantic_core's `ErrorType` does not list."""
 _WHOLE_FILE = {"job": "the job's file", "operator": "the operator's configuration", "nodes": "the list of nodes"}
 _OTHER_GRADERS = re.compile(r"(?:guards\[\d*\]\.grader|held_out_grader)(?=\.)|(?<=grader)\.graders\.[^.]+(?=\.)")
-"""Part of a setting's path that names a grader other than `method.reinforcement.grader`, where settings are listed."""
+"""Pattern of guards, held-out graders and subgraders in a setting's path."""
 _BRACKETS = re.compile(r"\[(\w*)\]")
 _LABELS, _SAMPLE_PART = re.compile(r"\{[^{]*\}$"), re.compile(r"_(total|bucket|sum|count)$")
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """Explanation of one name; `facts` are further facts, each with a title such as type, default or unit."""
+    """Explanation of one name; `facts` maps titles, such as type, default or unit, to values."""
 
     kind: Kind
     name: str
@@ -73,7 +73,7 @@ def build_catalog(settings: Iterable[DocumentedSetting]) -> list[CatalogEntry]:
 
 
 def find_entries(name: str, entries: Sequence[CatalogEntry]) -> list[CatalogEntry]:
-    """Return the entries for a name. A name may be both a problem code and a discard reason, and have two entries."""
+    """Return the entries for a name. A name may have two entries, such as a problem code and a discard reason."""
     entry_names = set(_entry_names(name))
     found = [entry for entry in entries if entry.name in entry_names and entry.kind != "setting"]
     return found + _find_settings(name, [entry for entry in entries if entry.kind == "setting"])
@@ -86,7 +86,10 @@ def similar_names(name: str, entries: Sequence[CatalogEntry]) -> list[str]:
 
 
 def _entry_names(name: str) -> Iterator[str]:
-    """Yield names of entries for a name: the name, its metric or code family, and the metric of a Prometheus name."""
+    """Yield the catalog names that the user may mean by `name`.
+
+    These are `name`, the family of the metric or code, and the metrics with this Prometheus name.
+    """
     yield name
     if (metric := find_metric(name)) is not None:
         yield metric[0]
@@ -102,7 +105,7 @@ def _bare_names(entry: str) -> set[str]:
 
 
 def _is_member(code: str, family: str) -> bool:
-    """Whether a problem code belongs to the family of codes.
+    """Return whether a problem code belongs to a family of codes.
 
     A code of the family `invalid_<type>` must end with an error type of pydantic.
     """
@@ -124,7 +127,10 @@ def _path_suffixes(path: str) -> Iterator[re.Pattern[str]]:
 
 
 def _path_pattern(path: str) -> re.Pattern[str]:
-    """Return a pattern for a path as users write it: `tools[0].name` for `tools[].name`, with or without `[kind]`."""
+    """Return a pattern of a setting's path as users write it. Brackets are optional, and a list may have an index.
+
+    The pattern of `tools[].name` matches `tools.name`, `tools[].name` and `tools[0].name`.
+    """
     keys = ("[^.]+" if key == "NAME" else _BRACKETS.sub(_make_optional, key) for key in path.split("."))
     return re.compile(r"\.".join(keys))
 

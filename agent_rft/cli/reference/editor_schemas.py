@@ -1,8 +1,7 @@
 """JSON schemas (draft 2020-12) of job, operator and nodes files, for completion, help and checks in editors.
 
 A schema checks keys, types and bounds; `agent-rft check` also checks rules that involve several settings. A schema is
-stricter than the reader of the file in two cases: it rejects quoted numbers and booleans, and it rejects a number in
-place of a boolean, or a boolean in place of a number.
+stricter than agent-rft's own reader: the schema rejects "1" and "true" in quotes, and 1 in place of true.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ TITLES = {
 }
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VARIABLE = r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"
-"""Reference to an environment variable, allowed in any scalar. The reader replaces it before it checks types."""
+"""Pattern of a reference to an environment variable. Any scalar may contain references."""
 EXPONENT = r"^[-+]?[0-9.]+[eE][-+]?[0-9]+$"
-"""Number such as 1e-6. YAML 1.1 reads it as a string, because the decimal point is missing; the reader converts it."""
+"""Pattern of numbers such as 1e-6, which YAML 1.1 reads as strings. The reader of the file converts them."""
 NON_STRING_TYPES = {"integer", "number", "boolean"}
 ANNOTATIONS = ("description", "default")
 OMITTED_KEYS = ("title", "format", "writeOnly")
 
 
 def editor_schema(file: str) -> Schema:
-    """Return the schema for editors of a kind of file: job, operator or nodes."""
+    """Return the JSON schema with which editors check a job, operator or nodes file; `file` is the kind of file."""
     schema = model_schema(file)
     models = schema["$defs"]
     for model in _find_models(MODELS[file]):
@@ -58,13 +57,13 @@ def model_schema(file: str) -> Schema:
 
 
 def union_variants(schema: Schema) -> dict[str, str]:
-    """Return the reference to the model for each value of `type` in a union of models, in declaration order."""
+    """Return the `$ref` of each model in a union of models, by the value of `type`, in declaration order."""
     kinds = {ref: kind for kind, ref in schema["discriminator"]["mapping"].items()}
     return {kinds[model["$ref"]]: model["$ref"] for model in schema["oneOf"]}
 
 
 def _find_models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield all models in a type annotation."""
+    """Yield all models in a type annotation, and all models in their fields."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
         for field in annotation.model_fields.values():
@@ -88,10 +87,7 @@ def _join_lines(value: Any) -> Any:
 
 
 def _adapt_for_editors(schema: Schema, models: Schema, is_option: bool = False) -> Schema:
-    """Return the schema without keys that editors do not use, with variables allowed and unions selected by `type`.
-
-    `is_option` is true if the schema is one of several for the same value; these share one pattern for variables.
-    """
+    """Return the schema without keys that editors ignore, and with `${NAME}` allowed unless `is_option` is true."""
     found = {key: value for key, value in schema.items() if key not in OMITTED_KEYS}
     if isinstance(found.get("default"), dict | list):
         del found["default"]  # an editor would insert all of it

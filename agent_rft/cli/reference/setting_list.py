@@ -51,7 +51,7 @@ class DocumentedSetting:
 
 @dataclass(frozen=True, slots=True)
 class SettingSection:
-    """Settings directly below `path`, which is empty for the top level of the file."""
+    """Settings of one section of a file. `path` is empty for the top-level section."""
 
     file: str
     path: str
@@ -78,7 +78,7 @@ class _SettingsWalker:
         self._models = models
 
     def walk_sections(self, path: str, model: Schema) -> Iterator[SettingSection]:
-        """Yield the section of a model, then the sections in it.
+        """Yield the section with the settings of `model`, then all sections below it.
 
         In a section, the setting `type` comes first, then the required settings, then all others.
         """
@@ -109,7 +109,7 @@ class _SettingsWalker:
         )
 
     def _inner(self, path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
-        """Yield (path, model) of each model directly in a field."""
+        """Yield (path, model) for each model that the setting at `path` accepts as its value or as an item."""
         for option in schema.get("anyOf", [schema]):
             if "$ref" in option:
                 yield path, self._model(option["$ref"])

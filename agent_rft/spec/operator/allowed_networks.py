@@ -20,16 +20,18 @@ _PORT = re.compile(r"(?P<place>\[[^]]*\]|[^:]*):(?P<port>[0-9]{1,5})")
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-"""Last label of a host that some resolvers parse as an IPv4 address, such as 2130706433 or 0x7f.1."""
+"""Number at the end of a host. Some resolvers parse such a host as an IPv4 address."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedDestination:
     """Network or host that jobs may connect to.
 
-    Either `network` or `host` (in lower case) is set. `port` None: all ports. A `host` allows connections to URLs with
-    this host, whatever addresses the host resolves to. With `is_local_only`, `host` may be an IP address, and
-    connections are allowed only to loopback and private addresses.
+    Attributes:
+        network: Allowed network; None if `host` is set.
+        host: Allowed host in lower case; None if `network` is set.
+        port: Allowed port; None for all ports.
+        is_local_only: Whether only loopback and private addresses of `host` are allowed.
     """
 
     network: Network | None

@@ -1,6 +1,6 @@
-"""Matching of requested model names with the operator's names; a request may add a date to the operator's name.
+"""Lookup of requested model names in the operator's configuration.
 
-For example, the operator's `gpt-5` serves requests for `gpt-5-2025-08-07` too, unless the operator defines that name.
+For example, the operator's `gpt-5` also serves requests for `gpt-5-2025-08-07`, unless the operator defines that name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SNAPSHOTS = (
     *("o1-2024-12-17", "o1-mini-2024-09-12", "o1-preview-2024-09-12", "o1-pro-2025-03-19"),
     *("o3-2025-04-16", "o3-mini-2025-01-31", "o3-pro-2025-06-10", "o4-mini-2025-04-16"),
 )
-"""OpenAI's dated names of text models, for lists of models. Names with other dates are served as well."""
+"""Dated names of OpenAI's text models, which are shown in lists of models. Requests may contain other dates."""
 
 _DATED = re.compile(r"(.+)-(\d{4}-\d{2}-\d{2})", re.ASCII)
 _MAX_COMPARED = 100

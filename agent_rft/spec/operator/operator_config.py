@@ -33,7 +33,7 @@ class ModelEndpoint(Endpoint):
     returns 20 `top_logprobs`. Use it for small judges, or for fine-grained, repeatable grades at the cost of one
     token."""
     response_format: AnswerFormat | None = None
-    """Method to make the judge answer in JSON: `json_schema` (the server enforces the schema), `json_object` (the
+    """Response format that the judge is asked for: `json_schema` (the server enforces the schema), `json_object` (the
     server enforces JSON, and the schema is in the system message) or `none` (for servers without response formats).
     null: `json_schema`, or `json_object` once the server has rejected `json_schema`. Answers are parsed equally
     strictly in all cases."""
@@ -58,8 +58,8 @@ class ServerLimits(StrictModel):
     """Default rate limit of an API key; further requests are rejected with 429 and Retry-After."""
     max_trial_calls: PositiveInt = 16
     """Maximum number of concurrent sandboxes, judge requests and endpoint calls of trials (`graders/run`, `tool/run`,
-    and the `grader` of chat completions and responses). One key may use three quarters of them. Others wait for up to
-    two minutes and are then rejected with 429."""
+    and the `grader` of chat completions and responses). One API key may use three quarters of this number. Further
+    calls wait for up to two minutes and are then rejected with 429."""
 
 
 class EngineLimits(StrictModel):
@@ -83,7 +83,7 @@ class EngineLimits(StrictModel):
     replica."""
     idle_s: Seconds = 300.0
     """Seconds without requests after which a model is stopped and its resources are released. Surplus engines stop
-    after the same time. The next request has to wait for a start."""
+    after the same time. The next request waits until the model has started again."""
     max_start_wait_s: Seconds = 120.0
     """Maximum seconds that a request waits for its model's engine to start; it is then rejected with 503 and
     Retry-After. Raise it for large models if clients can wait that long."""
@@ -108,8 +108,8 @@ class JobLimits(StrictModel):
     """Maximum rows of a validation file in the API; a job with more rows fails. OpenAI's limit is 1,000."""
     max_readiness_rollouts: PositiveInt = 100_000
     """Maximum rollouts of a readiness check in the API: rows of the training file times `samples`. A check with more
-    rollouts fails. All rollouts are held in memory at the end, at some kilobytes each. A running check takes the place
-    of a job."""
+    rollouts fails. All rollouts are held in memory at the end, a few kilobytes each. A running check counts
+    as one of the `max_running` jobs."""
 
 
 class RecordLimits(StrictModel):
@@ -121,7 +121,7 @@ class RecordLimits(StrictModel):
 
     max_rollouts: PositiveInt | None = None
     """Maximum number of rollouts in a run folder; null: no limit. If long runs fill the disk, set this or
-    `max_rollout_bytes`: a rollout takes some kilobytes."""
+    `max_rollout_bytes`: a rollout takes a few kilobytes."""
     max_rollout_bytes: PositiveInt | None = None
     """Maximum size in bytes of the rollout files of a run folder; null: no limit."""
 
@@ -134,8 +134,8 @@ class TraceSettings(StrictModel):
     headers: Headers = Field(default_factory=dict)
     """HTTP headers sent with the traces, such as `Authorization: Bearer ${TRACES_KEY}`."""
     sampling_ratio: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Share of the rollouts that are traced. A rollout has a span for itself, each turn, each call, its grade and its
-    session requests. All steps are traced, each with a span for itself and about five for its parts."""
+    """Share of the rollouts that are traced. A traced rollout has one span, and one more for each turn, call, grade and
+    session request. All steps are traced, each with one span and about five more for its parts."""
 
 
 class OperatorConfig(StrictModel):
@@ -149,8 +149,8 @@ class OperatorConfig(StrictModel):
     command that starts its own Ray cluster on this machine may also call the loopback and private addresses in its job
     file; set an empty list to forbid that."""
     models: dict[str, ModelEndpoint] = Field(default_factory=dict)
-    """Judge and embedding models, by the name that graders use in `model`. A name also matches the name with a date
-    suffix."""
+    """Judge and embedding models, by the name that graders use in `model`. A grader may add a date suffix to the
+    name."""
     unsandboxed_python: bool = False
     """Run python graders even if no sandbox can be created. A grader can then use the network and read every file of
     the job's user: set this only if you trust all graders."""
@@ -159,8 +159,8 @@ class OperatorConfig(StrictModel):
     no secrets. Jobs and trials wait for such a node for `wait_for_nodes_s`, at least 60 s. Set it on Kubernetes,
     together with the component `k8s/graders`. `agent-rft grade` always runs graders locally."""
     aliases: dict[str, str] = Field(default_factory=dict)
-    """Base models of the server: names in client code, such as gpt-5, mapped to a folder or a Hugging Face name. A name
-    also matches the name with a date suffix, such as gpt-5-2025-08-07, unless that has its own entry."""
+    """Base models of the server: names in client code, such as gpt-5, mapped to a folder or a Hugging Face name. A
+    client may add a date suffix, as in gpt-5-2025-08-07, unless the name with the suffix has its own entry."""
     limits: ServerLimits = ServerLimits()
     """Limits of the API server."""
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
@@ -184,7 +184,7 @@ class OperatorConfig(StrictModel):
     servers of jobs have a `traceparent` header."""
     checkpoint_store: str | None = None
     """Store to which complete checkpoints are uploaded; null: no uploads. It is an fsspec URL such as
-    s3://bucket/checkpoints or gs://bucket/checkpoints, below which each run has a folder with its name. A run whose
+    s3://bucket/checkpoints or gs://bucket/checkpoints. Each run gets a folder with its name there. A run whose local
     folder was lost resumes from the store. Credentials come from the environment. Set it if run folders are on disks
     that may be lost."""
 
@@ -202,7 +202,7 @@ class OperatorConfig(StrictModel):
     def with_job_endpoints(self, endpoints: Iterable[AllowedDestination]) -> OperatorConfig:
         """Return a copy that also allows `endpoints`, which belong to a job that the operator runs.
 
-        A configuration file cannot contain such endpoints, so they are never allowed for jobs of other users.
+        These endpoints are not part of the configuration file, so they are never allowed for jobs of other users.
         """
         copy = self.model_copy()
         copy._job_endpoints = tuple(endpoints)

@@ -1,4 +1,4 @@
 """JSON schemas that users write: checks of the schemas, validation of values, and simplified schemas for models.
 
-All work has bounded time and memory. The package does not depend on jobs or operators: schemas are passed as values.
+Time and memory of all operations are bounded. The package does not depend on jobs or operators.
 """

@@ -1,8 +1,7 @@
 """Validation of values with users' JSON schemas, for the API, job checks, rollouts and grammars.
 
-The time of all functions is bounded. `schema_limits` limits the size of schemas. Patterns run on an engine with linear
-time. Patterns with lookaround or backreferences run on another engine, with a limit on backtracking steps. A value that
-is too large for its schema is a violation. jsonschema-rs follows no reference out of a schema.
+The validation time is limited, because users write the schemas. A value that is too large for its schema is reported as
+a violation.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from agent_rft.spec.schemas.schema_limits import (
 REGEX_BYTES = 1 << 20
 """Maximum memory of a compiled pattern, and of the states that it caches while it runs."""
 MAX_BACKTRACKS = 10_000
-"""Maximum backtracking steps of a pattern for one string: some milliseconds."""
+"""Maximum backtracking steps of a pattern for one string; they take some milliseconds."""
 MAX_COMPARISONS = 5_000_000
-"""Maximum product of values and subschemas in one validation: at most a few seconds, usually milliseconds."""
+"""Limit on the number of values multiplied by the number of subschemas in one validation."""
 MAX_PATTERN_WORK = 1_000_000
-"""Maximum product of characters and patterns in one validation: at most a few seconds, usually milliseconds."""
+"""Limit on the number of characters multiplied by the number of patterns in one validation."""
 BACKTRACKING_COST = 10
-"""Cost of a backtracking pattern relative to a linear one."""
+"""Number of patterns on the linear-time engine that cost as much as one pattern on the backtracking engine."""
 MAX_VALUE_DEPTH = 200
-"""Maximum nesting depth of a value: jsonschema-rs raises an error from about 250 levels."""
+"""Maximum nesting depth of a value. jsonschema-rs fails beyond about 250 levels."""
 MAX_MESSAGE_CHARS = 300
 MAX_VALUE_CHARS = 60
 MAX_EXPLAINED = 50
@@ -61,10 +60,10 @@ _BACKTRACKING = jsonschema_rs.FancyRegexOptions(
     backtrack_limit=MAX_BACKTRACKS, size_limit=REGEX_BYTES, dfa_size_limit=REGEX_BYTES
 )
 MAX_REPEATS = 1_000
-"""Maximum repetitions, as in {1,1000}, in a grammar's pattern. Compile time grows with their square: 0.04 s at the
-limit."""
+"""Maximum sum of the repetition counts, such as 1000 in {1,1000}, of a pattern in a grammar. Compile time grows with
+the square of this sum: 0.04 s at the limit."""
 MAX_TOTAL_REPETITIONS = 10_000
-"""Maximum sum of such repetitions in a schema."""
+"""Maximum sum of the repetition counts of all patterns in a schema for a grammar."""
 _REPETITION = re.compile(r"\{(?:\d*,)?(\d+),?\}")
 _NOT_IN_GRAMMARS = re.compile(r"\\[bBpP]")
 
@@ -72,7 +71,7 @@ _NOT_IN_GRAMMARS = re.compile(r"\\[bBpP]")
 def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem | None:
     """Return why values cannot be validated with this JSON schema; None if they can. Compiles every pattern.
 
-    With `grammar`, check in addition whether decoding can be constrained to the schema.
+    With `grammar`, also check whether decoding can be constrained to the schema.
     """
     if schema is None:
         return None
@@ -86,9 +85,11 @@ def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem 
         if repeats > MAX_REPEATS or all_repeats > MAX_TOTAL_REPETITIONS:
             message = f"the pattern has {repeats:,} repetitions, and the patterns so far have {all_repeats:,}; "
             message += (
-                f"at most {MAX_REPEATS:,} and {MAX_TOTAL_REPETITIONS:,} are allowed if a grammar constrains the value"
+                f"if a grammar constrains the value, at most {MAX_REPEATS:,} are allowed in one pattern and "
+                f"{MAX_TOTAL_REPETITIONS:,} in all patterns"
             )
-            return SchemaProblem("schema_too_large", path, message, "use + or *, and minLength and maxLength")
+            fix = "use + or *, and limit the length with minLength and maxLength"
+            return SchemaProblem("schema_too_large", path, message, fix)
     try:
         _, options = _compile(_plain(schema), _get_dialect(schema))
     except ValueError as error:
@@ -131,10 +132,9 @@ def find_structure_problem(schema: Any, *, grammar: bool = False) -> SchemaProbl
 
 
 class SchemaValidator:
-    """Validates values with a JSON schema.
+    """Validator of values against a JSON schema.
 
-    The schema of a job that started with an earlier version may violate the current limits. Then only the top level of
-    the schema is used.
+    A schema that violates the current limits, for example in a job of an earlier version, is reduced to its top level.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -151,7 +151,7 @@ class SchemaValidator:
 
         The message has the format `at $.path: problem`.
         """
-        num_values, num_chars, depth = _measure(value)
+        num_values, num_chars, depth = _measure_size(value)
         if depth > MAX_VALUE_DEPTH:
             return f"at $: the value is nested more than {MAX_VALUE_DEPTH} levels deep"
         if num_values * self._num_subschemas > MAX_COMPARISONS or num_chars * self._pattern_cost > MAX_PATTERN_WORK:
@@ -167,7 +167,6 @@ class SchemaValidator:
         return shorten(f"at {format_schema_path(path)}: {words}", MAX_MESSAGE_CHARS)
 
     def _get_subschema_validator(self, path: Path) -> jsonschema_rs.Validator | None:
-        """Return the compiled validator of the subschema at a path."""
         if self._parts is None:
             self._parts = jsonschema_rs.validator_map_for(
                 {**self._schema, "$schema": _dialect_url(self._dialect)},
@@ -199,7 +198,7 @@ def keep_top_level(schema: Any) -> dict[str, Any]:
 
 
 def _compile(schema: Any, dialect: type[jsonschema_rs.Validator]) -> tuple[jsonschema_rs.Validator, Any]:
-    """Return the validator of a schema and its pattern options: linear time if that supports all patterns."""
+    """Compile a schema; return (validator, regex options). Uses the linear-time engine if it supports all patterns."""
     for options in (_LINEAR, _BACKTRACKING):
         with suppress(ValueError):
             return dialect(schema, validate_formats=False, offline=True, mask=_VALUE, pattern_options=options), options
@@ -235,7 +234,7 @@ def _dialect_url(dialect: type[jsonschema_rs.Validator]) -> str:
 
 
 def _plain(schema: Any) -> Any:
-    """Remove ids and dialects from a schema, so that all references resolve from its root by one set of rules."""
+    """Remove ids and dialects from a schema, so that all references resolve from its root."""
     if not isinstance(schema, dict):
         return schema
     plain = {key: value for key, value in schema.items() if key not in ("$schema", "$vocabulary")}
@@ -256,7 +255,7 @@ def _escape_pointer(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
 
 
-def _measure(value: Any) -> tuple[int, int, int]:
+def _measure_size(value: Any) -> tuple[int, int, int]:
     """Return the number of values in a JSON value, the number of characters in its strings and keys, and its depth."""
     num_values = num_chars = depth = 0
     level = [value]
@@ -276,7 +275,7 @@ def _children(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 class _Explanation:
-    """Search for the violation to report: the first one on the path from the root.
+    """Search for one violation to report, from the root of the schema down to the subschema that rejects the value.
 
     jsonschema-rs could list all violations, but their number grows exponentially with the depth of a value.
     """
@@ -286,10 +285,7 @@ class _Explanation:
         self._left = MAX_EXPLAINED
 
     def explain(self, at: Path, value: Any, path: Path) -> tuple[int, Path, str]:
-        """Return a violation of the subschema at `at` by `value`, which is at `path` in the validated value.
-
-        Returns (depth of the violation, path of the violation, message).
-        """
+        """Return why the subschema at `at` rejects `value`, as (path length, path of the violation, message)."""
         schema = _value_at(self._root, at)
         if not isinstance(schema, dict):
             return len(path), path, f"{_format_value(value)} is not allowed here"
@@ -309,7 +305,7 @@ class _Explanation:
         return len(path), path, f"{_format_value(value)} breaks the rule {rest}"
 
     def _find_own_violation(self, schema: Mapping[str, Any], value: Any) -> str | None:
-        """Return the violation of the schema's own keywords, without subschemas; None if there is no violation."""
+        """Return how `value` violates the schema's own keywords, ignoring its subschemas; None if it does not."""
         own = {
             key: part
             for key, part in schema.items()
@@ -326,7 +322,7 @@ class _Explanation:
         return None
 
     def _iter_applied_subschemas(self, schema: Mapping[str, Any], at: Path, value: Any, path: Path) -> Any:
-        """Yield (subschema path, value, value path) for references, `allOf`, properties and items."""
+        """Yield (subschema path, value, value path) for each reference, `allOf`, property and item to validate."""
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             if isinstance(schema.get(key), str) and (found := resolve_reference(self._root, schema[key])) is not None:
                 yield found[0], value, path
@@ -353,7 +349,7 @@ class _Explanation:
     def _explain_branches(
         self, key: str, at: Path, schema: Mapping[str, Any], value: Any, path: Path
     ) -> tuple[int, Path, str] | None:
-        """Return the violation of the branch that the value matches most deeply, if there is one such branch."""
+        """Return why `value` violates `key`, which is anyOf or oneOf; None if it does not."""
         branches = range(len(schema[key]))
         fitting = [i for i in branches if self._is_valid((*at, key, i), value)]
         if fitting:
@@ -388,8 +384,8 @@ def _describe_violation(error: jsonschema_rs.ValidationError, value: Any) -> str
 
 
 def _format_value(value: Any) -> str:
-    """Return a shortened value as JSON; a large value is not serialized."""
-    if isinstance(value, dict | list) and _measure(value)[0] > MAX_VALUE_CHARS:
+    """Return a value as shortened JSON, or a phrase such as "the object" if the value is large."""
+    if isinstance(value, dict | list) and _measure_size(value)[0] > MAX_VALUE_CHARS:
         return "the object" if isinstance(value, dict) else "the list"
     try:
         text = json.dumps(value, ensure_ascii=False)

@@ -20,7 +20,7 @@ from agent_rft.spec.schemas.schema_limits import (
 )
 
 MAX_NODES = 2_000
-"""Maximum subschemas of one tool after following references, which can grow without bound."""
+"""Maximum subschemas of one tool after inlining. Nested references could multiply them without limit."""
 MAX_DEPTH = 40
 MAX_DESCRIPTION_CHARS = 1_000
 OMITTED_KEYWORDS = frozenset(
@@ -42,7 +42,7 @@ OMITTED_KEYWORDS = frozenset(
 
 
 def inline_references(schema: Any, root: Any, path: Path = ()) -> tuple[dict[str, Any] | None, SchemaProblem | None]:
-    """Return the schema with each reference replaced by its target, and None; or None and the problem.
+    """Return (schema with each reference replaced by its target, None), or (None, problem) if that fails.
 
     The schema is at `path` in the document `root`. References are resolved in this document.
     """
@@ -100,7 +100,8 @@ class _Inliner:
             raise make_schema_error(at, message, "bundle all documents into one file first")
         if reference in above:
             message = f"{reference[:200]} contains itself, so the schema is infinite"
-            fix = "replace the inner reference by {type: object}, or select only other tools with --tool"
+            fix = "replace the inner reference with {type: object}, or omit the tools that use this schema: "
+            fix += "select the others, each with --tool"
             raise make_schema_error(at, message, fix)
         target = resolve_reference(self._root, reference)
         if target is None:

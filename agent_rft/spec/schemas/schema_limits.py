@@ -18,7 +18,7 @@ MAX_DEPTH = 64
 """Maximum nesting depth; each object or list is a level. Deeper schemas crash grammar compilers; real schemas have
 about ten levels."""
 MAX_BYTES = 256 << 10
-"""Maximum size as JSON. A tool's schema is part of every prompt that offers the tool, and no context is longer."""
+"""Maximum size of a schema as JSON. Prompts contain the schemas of tools, and no context can hold a larger one."""
 MAX_SUBSCHEMAS = 5_000
 """Maximum subschemas after following references: compiling a grammar with 5,000 subschemas takes about a second, and a
 value is checked against each subschema."""
@@ -29,35 +29,34 @@ MAX_PATTERNS = 100
 MAX_PATTERN_CHARS = 2_000
 """Maximum length of a pattern; the longest common patterns, for dates and URLs, have a few hundred characters."""
 MAX_LOWER_BOUND = 10_000
-"""Maximum of lower bounds such as minItems: example values of this length are generated, and a model's turn cannot be
-longer."""
+"""Maximum value of keywords such as minItems and minLength."""
 MAX_UPPER_BOUND = 1_000_000
-"""Maximum of upper bounds such as maxItems, if a grammar has to count them."""
+"""Maximum value of upper bounds such as maxItems in a schema for a grammar, which has to count the items."""
 
 MIN_KEYWORDS = ("minLength", "minItems", "minProperties", "minContains")
 MAX_KEYWORDS = ("maxLength", "maxItems", "maxProperties", "maxContains")
 NUMERIC = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 BOUNDS = (*zip(MIN_KEYWORDS, MAX_KEYWORDS, strict=True), *product(NUMERIC[:2], NUMERIC[2:]))
-"""Pairs of lower and upper bounds."""
+"""Pairs of keywords for the lower and the upper bound of the same quantity."""
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 ANCHORS = ("$anchor", "$dynamicAnchor")
 IN_PLACE_KEYWORDS = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"}
 )
-"""Keywords whose schemas apply to the same value."""
+"""Keywords whose subschemas apply to the value itself, and not to a part of it."""
 DEFINITIONS = frozenset({"$defs", "definitions"})
-"""Keywords whose schemas apply only where they are referenced."""
+"""Keywords whose subschemas apply only where they are referenced."""
 SCHEMA_KEYWORDS = frozenset(
     {
         *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
         *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
     }
 )
-"""Keywords with a schema. `items` may also be a list of schemas."""
+"""Keywords whose value is a schema. `items` may also be a list of schemas."""
 SCHEMA_LIST_KEYWORDS = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
-"""Keywords with a list of schemas."""
+"""Keywords whose value is a list of schemas."""
 SCHEMA_MAP_KEYWORDS = frozenset({"dependencies", "dependentSchemas", "patternProperties", "properties"}) | DEFINITIONS
-"""Keywords with schemas by name."""
+"""Keywords whose value is an object that maps names to schemas."""
 
 Path = tuple[str | int, ...]
 
@@ -173,7 +172,7 @@ def resolve_reference(root: Any, reference: str) -> tuple[Path, Any] | None:
 
 
 class _Nodes:
-    """All schemas within a schema, each once, and the schemas that each one applies. Boolean schemas are omitted.
+    """Graph of a schema and its subschemas. Boolean schemas are omitted.
 
     Raises:
         SchemaRejected: A reference does not resolve within the schema, or there are too many subschemas.

@@ -26,7 +26,7 @@ from agent_rft.spec.job import JobSpec, Reinforcement
 PARSER = "model_options.tool_parser"
 TEMPLATE = "model_options.chat_template"
 SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
-"""Names of template arguments for a reasoning effort."""
+"""Names of template arguments that set the reasoning effort or turn reasoning on."""
 OWN_TEMPLATE = (
     f"set {TEMPLATE} to a template that renders tools, calls and results (`agent-rft models template FOLDER` adds them "
     "to the model's own template)"
@@ -40,9 +40,7 @@ class DialectResult(NamedTuple):
 
     Attributes:
         renderer: The renderer for the dialect that was found; None if the template cannot be used.
-        unread_calls_problem: Why no parser reads the model's calls; None if a parser does. This is a problem only for
-        jobs that
-            need calls (see `tool_call_check`).
+        unread_calls_problem: Problem that affects only jobs with tool calls; None if there is no such problem.
         problems: All problems of the template and the job's model options.
     """
 
@@ -52,10 +50,10 @@ class DialectResult(NamedTuple):
 
 
 def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None) -> DialectResult:
-    """Find the dialect of a job's model.
+    """Find the dialect (conversation format) of a job's model, and check that its parser reads the template's calls.
 
-    The round trip is skipped if the job uses the template and the parser that the model's `card` names, because the job
-    that trained the model has passed the check with them.
+    The check is skipped if the job uses the template and the parser that the model's `card` names, because the job that
+    trained the model has passed the check with them.
     """
     options = job.model_options
     asked = replace(

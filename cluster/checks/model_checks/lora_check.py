@@ -50,7 +50,7 @@ def check_lora(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Probl
 
 
 def can_adapt(job: JobSpec, config: Any) -> bool:
-    """Whether `lora: auto` may choose an adapter for a model with this config. Always true if the job sets `lora`."""
+    """Return whether `lora: auto` may choose an adapter for this model. Always true if the job sets `lora`."""
     if job.optimizer_settings.lora != "auto":
         return True
     try:

@@ -31,9 +31,8 @@ from agent_rft.trainer.model.router_replay import num_experts
 class LoadableModel(ModelSizes):
     """Model that learner and engines can load, and the renderer that turns its conversations into tokens.
 
-    `unread_calls_problem` is why no parser reads the model's tool calls, a problem only for jobs that need calls; None
-    if a parser reads them. `can_use_lora` is whether adapters of the model can be trained and, if the job samples
-    rollouts, whether vLLM can use them.
+    `unread_calls_problem` is set if no parser reads the model's tool calls, which is a problem only for jobs that
+    need them. `can_use_lora` is true if the learner and, for jobs with rollouts, vLLM support adapters of the model.
     """
 
     renderer: Renderer
@@ -42,7 +41,7 @@ class LoadableModel(ModelSizes):
 
 
 def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tuple[LoadableModel | None, list[Problem]]:
-    """Return the job's model and its problems; with `trains`, also the problems of the setting `lora`.
+    """Return (the job's model, its problems). With `trains`, settings that affect only training are checked, too.
 
     The model is None if it cannot be loaded. A model that can be loaded but not trained is returned with its problems.
     """

@@ -1,7 +1,6 @@
-"""Check that a job needs no tool calls if no parser reads the calls of its model.
+"""Check that a job needs no tool calls if no parser can read its model's tool calls.
 
-Such a model can be used only without tools, so that each of its turns is an answer. Rows that need calls are refused.
-Otherwise the template would leave the calls out of the prompt, or calls that the model writes would be lost.
+Such a model can be used only without tools. Each of its turns is an answer.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from agent_rft.spec.job import JobSpec
 def check_calls_in_rows(
     model: LoadableModel, job: JobSpec, rows: Sequence[CheckedRow]
 ) -> tuple[LoadableModel, list[Problem]]:
-    """Return the model as the job uses it, and problems if the job needs tool calls although no parser reads them.
+    """Return the model, and problems if the job needs tool calls although no parser reads them.
 
     If no parser reads calls and the job needs none, the returned model treats each turn as an answer.
     """
@@ -51,7 +50,7 @@ def tools_warning(model: LoadableModel) -> str | None:
 
 
 def _find_calls(row: CheckedRow) -> list[tuple[str, str]]:
-    """Return the path and the name of the first part of a row that needs tool calls; empty if no part needs them."""
+    """Return [(path, description)] of the first use of tools in the row, or an empty list."""
     if row.task.tools:
         return [(".tools", "tools")]
     for i, message in enumerate(row.task.messages):

@@ -1,8 +1,8 @@
 """Digests of a job's files and model, to detect changes since a run began.
 
-A digest includes the size that the file had, so that the file still matches after lines were appended. The digest of a
-large model file covers only samples of its bytes: reading all bytes could take minutes, and samples suffice, because
-training changes nearly all weights.
+A file's digest includes the file's size, so that lines appended later can be ignored. The digest of a large model file
+covers only samples of its bytes, because reading all bytes could take minutes. Samples suffice, because training
+changes nearly all weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK_BYTES = 2**20
 SAMPLE_BYTES = 2**16
 NUM_SAMPLES = 64
 MAX_FULL_BYTES = 2 * NUM_SAMPLES * SAMPLE_BYTES
-"""Maximum size of the model files that are read completely."""
+"""Maximum size of a model file that is read completely; only samples of larger files are read."""
 
 
 def digest_path(path: Path) -> str | None:
@@ -30,7 +30,7 @@ def digest_path(path: Path) -> str | None:
 
 
 def matches_digest(path: Path, digest: str) -> bool | None:
-    """Whether a file or a model's folder has this digest; None if it cannot be read.
+    """Return whether a file or a model's folder has this digest; None if it cannot be read.
 
     Lines that were appended to the file are ignored.
     """
@@ -44,7 +44,7 @@ def matches_digest(path: Path, digest: str) -> bool | None:
 
 
 def _digest_file(path: Path, size: int) -> str:
-    """Return the digest of the first `size` bytes; empty if no line ends there."""
+    """Return the digest of a file's first `size` bytes, or an empty string if they end within a line."""
     found, last, left = hashlib.blake2b(digest_size=16), b"", size
     with path.open("rb") as file:
         while left and (chunk := file.read(min(left, CHUNK_BYTES))):
@@ -66,7 +66,7 @@ def _digest_model(folder: Path) -> str:
 
 
 def _read_digested_parts(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield all bytes of a small file; of a large file, samples at equal distances from its beginning to its end."""
+    """Yield all bytes of a small file, or evenly spaced samples of a large file."""
     if size <= MAX_FULL_BYTES:
         yield file.read()
         return

@@ -2,8 +2,10 @@
 
 The values are recorded in the run folder's job.resolved.json. A setting that the job file leaves out gets the recorded
 value. A setting that the job file contains must equal the recorded value. Settings in `resume_compat.MAY_DIFFER` are
-exceptions: their new values are used and shown. Secrets are not recorded, so they are not compared: values of headers
-and signing secrets, extra fields of tools, and credentials and queries of URLs.
+exceptions: their new values are used and shown.
+
+Secrets are neither recorded nor compared. Secrets are the values of headers, signing secrets, extra fields of tools,
+and the credentials and queries of URLs.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from agent_rft.spec.step_plan import GROUP_SIZE, StepPlan
 
 CONTENTS_FIX = f"restore the contents, or {START_AGAIN}"
 VALIDATION_NUMBERS = ("eval_interval", "eval_samples")
-"""Numbers of a plan that the job file may change when a run resumes."""
+"""Numbers of the plan that the job file may change when a run resumes."""
 
 
 class _Format(BaseModel):
-    """Format number in job.resolved.json, which every version can read."""
+    """Format number in job.resolved.json."""
 
     format: int = 0
 
@@ -58,7 +60,7 @@ class RecordedRun:
     """Record of a run's start: its job without secrets, and the values to which `auto` was resolved.
 
     `digests` maps each job field that names a file to the digest of the file's contents. `layout` has the resolved
-    values of the job's section `cluster`. `num_checkpoints` is the number of checkpoints that the run has now.
+    values of the job's section `cluster`. `num_checkpoints` is the current number of checkpoints.
     """
 
     job: JobSpec
@@ -99,8 +101,7 @@ class RecordedRun:
     def recorded_plan(self, job: JobSpec, current: StepPlan) -> StepPlan:
         """Return the recorded plan for the resumed `job`.
 
-        Two kinds of numbers come from the plan `current`: those that the record lacks, and those about validations that
-        the job sets.
+        Numbers that the record lacks, and VALIDATION_NUMBERS that the job sets, come from the plan `current`.
 
         Raises:
             InvalidJob: The recorded plan is damaged.
@@ -144,10 +145,9 @@ class RecordedRun:
         return (*moved, *comparison.changes)
 
     def list_layout_changes(self, resumed: JobSpec, placement: Placement) -> tuple[SettingDifference, ...]:
-        """Return the recorded layout settings that are `auto` in `resumed` and have another value in `placement`.
+        """Return the differences between the recorded layout and `placement`, for `auto` settings of `resumed`.
 
-        The first difference has the setting `cluster` and the full layout as text. It is followed by the differences of
-        settings that this text does not contain.
+        Differences in CHOSEN settings are combined into one difference, which describes both layouts.
         """
         now = RecordedLayout.from_placement(placement)
         values = {name: (getattr(self.layout, name), getattr(now, name)) for name in RECORDED}
@@ -190,7 +190,7 @@ class RecordedRun:
         return known | {f"{section}.algorithm.lora": self.job.optimizer_settings.adapter}
 
     def _file_problems(self, job: JobSpec) -> Iterator[Problem]:
-        """Yield a problem for each file whose contents differ from the run's file; its path may differ.
+        """Yield a problem for each file of `job` that does not match the run's file.
 
         Unreadable files are skipped, because the check of the job reports them.
         """
@@ -228,7 +228,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def _to_job_file_format(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Convert a recorded job to the format of a job file, in which the schema of `response_format` is wrapped."""
+    """Convert a recorded job to the format of a job file, which wraps the schema of `response_format`."""
     match recorded:
         case {"method": {"reinforcement": {"response_format": dict(schema)}}}:
             method = recorded["method"]

@@ -2,8 +2,8 @@
 
 These settings are the contents of the model and of the files, graders and guards, the reward, the algorithm, the seed,
 the answer format, and the limits of calls, tokens and steps. Settings in `MAY_DIFFER` may change: access to endpoints,
-resources, the interval of validations and early stopping. A setting that is added to the schema later must be the same,
-too, unless it is added to `MAY_DIFFER`.
+resources, the interval of validations and early stopping. Settings that are added to the schema later must be the same,
+unless they are added to `MAY_DIFFER`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
     EndpointGrader: frozenset({"url", "hedge_after_s", "rate_limit_per_s"}),
     PythonGrader: frozenset({"timeout_s"}),
 }
-"""Settings that may differ, including all settings below them."""
+"""Settings that may differ from the run's settings, by class. All settings within them may differ, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SettingDifference:
 
 
 def may_differ(model: type[BaseModel], name: str) -> bool:
-    """Whether the setting `name` of `model`, or of one of its base classes, may differ from the run's value."""
+    """Return whether the setting `name` of `model` or one of its base classes may differ from the run's value."""
     return any(name in MAY_DIFFER.get(base, ()) for base in model.__mro__)
 
 
@@ -74,7 +74,7 @@ def difference_problem(setting: str, now: Any, was: Any, fix: str = FIX) -> Prob
 
 @dataclass(frozen=True, slots=True)
 class ResumeComparison:
-    """Comparison of the settings of a job and of a run's job. Files and the model are not compared.
+    """Comparison of a job's settings with the run that it resumes. Files and the model are not compared.
 
     `resolved` has the numbers to which the run's `auto` settings were resolved, by setting.
     """
@@ -84,7 +84,7 @@ class ResumeComparison:
     changes: list[SettingDifference] = field(default_factory=list)
 
     def merge(self, job: JobSpec, before: JobSpec) -> JobSpec:
-        """Return `job`, with all settings that it leaves out set to the values of the run's job `before`.
+        """Return `job`, with unset settings filled in from the run's job `before`.
 
         Differences that are not allowed are added to `problems`, the others to `changes`.
         """

@@ -65,7 +65,7 @@ FLEET_DASHBOARD = Dashboard(
                     "Failed jobs in 15 minutes",
                     (Query(failed_jobs_expr(CHOSEN["job"])), Query(API_FAILED, "of the server")),
                     min_axis_max=1,
-                    about="Jobs whose driver ended with an error, and failed jobs of the server.",
+                    about="Jobs whose driver ended with an error, and failed jobs on the server.",
                     alerts=(find_alert("JobFailed"),),
                 ),
                 Panel(

@@ -1,4 +1,4 @@
-"""Builder of the JSON of Grafana dashboards.
+"""Grafana dashboards, and their conversion to JSON.
 
 It supports only what our dashboards use: rows of panels, one Prometheus data source, and variables.
 
@@ -24,7 +24,7 @@ WINDOWS = {
 Metrics recorded once per step use the longer `steps`, because a window without a step has no value to average.
 """
 CONSOLE = "http://127.0.0.1:8000"
-"""Default of the text field for the server's URL in each dashboard. Links to the console start with that field."""
+"""Default of the text field for the server's URL in each dashboard. Links to the console start with this URL."""
 ALERT_COLORS = {"warning": "orange", "critical": "red"}
 SCHEMA_VERSION = 39
 TAG = "agent-rft"
@@ -71,9 +71,8 @@ class Panel:
     - `width`: Width in 24ths of the page.
     - `about`: Tooltip of the title.
     - `no_data_text`: Text that is shown instead of "No data".
-    - `console_page`: Console page that opens when the viewer clicks a value. Grafana replaces `${__value.numeric}` in
-    the
-      page's URL by the value, and `${__value.time}` by the time in ms.
+    - `console_page`: Console page that opens when the viewer clicks a value. In the page's URL, Grafana replaces
+      `${__value.numeric}` with the value, and `${__value.time}` with the time in ms.
     - `min_axis_max`: The vertical axis extends at least to this value.
     - `legend_at_right`: Whether the legend is to the right of the chart. More than six series do not fit below it.
     - `alerts`: Alerts whose numeric thresholds are drawn as lines.
@@ -96,7 +95,7 @@ class Panel:
 
     @property
     def thresholds(self) -> dict[float, str]:
-        """Color of each numeric threshold, in ascending order of the thresholds."""
+        """Colors of the numeric thresholds of `alerts`, by threshold in ascending order."""
         found = {each.condition.threshold: ALERT_COLORS[each.severity] for each in self.alerts}
         return {value: found[value] for value in sorted(value for value in found if not isinstance(value, str))}
 
@@ -309,7 +308,7 @@ def _line_options(panel: Panel) -> dict[str, Any]:
 
 
 _COUNTED = ("short", "none", "percentunit")
-"""Units with which Grafana draws the axis up to 100 if all values are 0."""
+"""Units whose axis Grafana would extend to 100 if all values are 0; `min_axis_max` prevents this."""
 _LEGEND_AT_RIGHT = {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull"]}
 _PANEL_OPTIONS: dict[str, dict[str, Any]] = {
     "timeseries": {

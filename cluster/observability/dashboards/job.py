@@ -29,7 +29,7 @@ from agent_rft.cluster.observability.dashboards.queries import (
 
 ROLLOUTS = "jobs/$job/rollouts"
 ROLLOUTS_THEN = f"{ROLLOUTS}?at=${{__value.time}}"
-"""Console page with the rollouts of the last step before the time of a point."""
+"""Console page with the rollouts of the step that the user clicks in a panel."""
 TRACES = f"""Each point belongs to a **step**. Click a point in the panel on the left, or in the panels of reward,
 grades and tool calls, to open the rollouts of that step in the console (`{ROLLOUTS}?step=12`; set the URL of the
 console in the field *console* above). On a host with the run folder:
@@ -225,7 +225,7 @@ JOB_DASHBOARD = Dashboard(
                     (Query(failed_trackers_expr(CHOSEN["job"]), "{{tracker}}"),),
                     "none",
                     min_axis_max=1,
-                    about="Trackers that no longer receive metrics of the job.",
+                    about="Trackers that no longer receive metrics from the job.",
                     alerts=(find_alert("TrackerFails"),),
                 ),
                 panel(query_rate("events/<level>", per="minute")),

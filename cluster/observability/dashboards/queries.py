@@ -89,7 +89,7 @@ def query_max(name: str, by: Labels = ()) -> MetricQuery:
 def query_mean(name: str, by: Labels = (), *, series: str = "", window: str = "") -> MetricQuery:
     """Build a query for the mean of a histogram's observations in the window.
 
-    A live histogram with few observations per step needs the window STEPS, because WINDOW may contain no observation.
+    Pass STEPS as `window` for a live histogram with few observations, because the default WINDOW may contain none.
     """
     found = _ListedMetric(name, by, window)
     return found.query(f"{found.rate('sum')} / {found.rate('count')}", series=series)
@@ -121,7 +121,7 @@ def query_rate(
 
 
 def query_increase(name: str, by: Labels = (), *, series: str = "") -> MetricQuery:
-    """Build a query for the growth of a counter, or of a histogram's number of observations, in 15 minutes."""
+    """Build a query for the growth of a counter, or of a histogram's count, in 15 minutes."""
     found = _ListedMetric(name, by)
     counted = found.samples("count" if found.metric.kind == "histogram" else None)
     expr = f"sum by ({', '.join(found.by)}) (increase({counted}[15m]))"
@@ -173,7 +173,7 @@ def panel(
     titles, units = {query.title for query in shown}, {query.unit for query in shown}
     if len(units) > 1 or (len(titles) > 1 and not title):
         raise ValueError(
-            f"the panel {title!r} of {sorted(titles)} needs a title and a single unit instead of {sorted(units)}"
+            f"the panel {title!r} with {sorted(titles)} needs a title and a single unit, but has {sorted(units)}"
         )
     metrics = {query.metric: query.series or query.metric.label for query in shown}
     shared = len(metrics) > 1
@@ -200,7 +200,7 @@ def panel(
 
 
 def _threshold(shown: Alert, *, many_jobs: bool) -> Query:
-    """Return the query for the threshold of an alert that has one threshold per series."""
+    """Return the query that draws the threshold of an alert whose threshold is a PromQL expression."""
     chosen = f"({shown.condition.threshold}) and on (job) {samples('disk_total_bytes', CHOSEN['job'])}"
     legend = f"alert {shown.name} {{{{job}}}}" if many_jobs else f"alert {shown.name}"
     return Query(chosen, legend, dashed=True, color=ALERT_COLORS[shown.severity])

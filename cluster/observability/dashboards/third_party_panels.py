@@ -1,7 +1,7 @@
 """Panels for metrics from vLLM, Ray and NVIDIA's DCGM exporter, limited to our processes and nodes.
 
-Other programs may export metrics with the same names to the same Prometheus. So vLLM queries select our processes, and
-the other queries select the label `job` that our scrape configuration gives to their targets.
+Other programs may export metrics with the same names to the same Prometheus. Therefore vLLM queries select our
+processes, and the other queries select the label `job` that our scrape configuration gives to their targets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agent_rft.cluster.observability.promql import DCGM_TARGETS, RAY_HEAD_MEMORY
 PROCESS = ("job", "process")
 JOB = f"{{{CHOSEN['job']}}}"
 OURS = f"and on (job, process) {samples('process_up', CHOSEN['job'])}"
-"""Condition that selects the series of our processes."""
+"""PromQL condition, appended to a vLLM query, that selects the series of agent-rft's processes."""
 BY_PROCESS = "{{process}} {{job}}"
 RAY, DCGM = f'job="{RAY_TARGETS}"', f'job="{DCGM_TARGETS}"'
 APPLICATION = f'{RAY},application=~"agent-rft.*"'
@@ -43,7 +43,7 @@ VLLM = (
         about="Reported by vLLM: time from a request's arrival at the engine to its first token, including the queue.",
     ),
     Panel(
-        "Tokens per second of the engines",
+        "Engine tokens per second",
         (vllm_rate("generation_tokens_total", "sampled"), vllm_rate("prompt_tokens_total", "prompt")),
         about="Reported by vLLM. Prompt tokens found in the prefix cache are included.",
     ),
@@ -95,7 +95,7 @@ NODES = (
         "Memory in use on the head",
         (Query(RAY_HEAD_MEMORY, "{{ip}}"),),
         "percentunit",
-        about="Reported by Ray: used share of the node's memory, or in a container, of its memory limit.",
+        about="Reported by Ray: share of the node's memory in use; in a container, share of the container's limit.",
         alerts=(find_alert("HeadMemory"),),
     ),
     Panel(
@@ -131,7 +131,7 @@ GPUS = (
     ),
     _gpu_panel("GPU power", "watt", f"ray_node_gpu_power_milliwatts{{}} / {MILLI}", "DCGM_FI_DEV_POWER_USAGE{}"),
 )
-"""Tested against samples of both exporters, but not yet on a real GPU."""
+"""GPU panels. Tested with sample metrics of both exporters, but not yet on a real GPU."""
 _REQUESTS = "ray_serve_deployment_request_counter_total"
 _LATENCY = "ray_serve_deployment_processing_latency_ms_bucket"
 _SERVED = ("application",)
@@ -149,7 +149,7 @@ SERVED = (
         about="Reported by Ray Serve, for each served model and the API.",
     ),
     Panel(
-        "Requests of served models per second",
+        "Requests per second to served models",
         (Query(rate(f"{_REQUESTS}{{{APPLICATION}}}", WINDOW, _SERVED), "{{application}}"),),
         width=8,
         about="Reported by Ray Serve, for each served model and the API.",

@@ -31,14 +31,14 @@ class GroupSink(Protocol):
 
 
 class RunWatcher(Sink, Protocol):
-    """Sink through which a server follows the driver of one of its jobs. It also gets the prepared job."""
+    """Sink through which a server follows the driver of one of its jobs. It also receives the checked job."""
 
     def handle_prepared(self, prepared: CheckedJob) -> None:
-        """Receive the job when it has passed its check, before any event, and again if its layout changes."""
+        """Receive the job after its check and before any event, and again if its layout changes."""
 
 
 class EventStream:
-    """Event stream of a run: passes each event to all sinks. It is the training loop's EventSink, and thread-safe.
+    """Thread-safe event stream of a run that passes each event to all sinks.
 
     `job` is the job's name, and `clock` returns Unix seconds. `describe` returns an event's human-readable message.
     """
@@ -73,7 +73,7 @@ class EventStream:
             sink.handle_groups(name, groups)
 
     def close(self) -> None:
-        """Close all plugin sinks concurrently, within some seconds. The caller closes the other sinks."""
+        """Close all plugin sinks concurrently, within a few seconds. The caller closes the other sinks."""
         for plugin in self._plugins:
             plugin.end_events()
         for plugin in self._plugins:
@@ -82,7 +82,7 @@ class EventStream:
             self._report_cut_off()
 
     def _to_run_event(self, event: Event) -> RunEvent:
-        """Return the event as stored: without credentials and queries of URLs, and with null for non-finite numbers."""
+        """Return the event as stored: URLs without credentials and query strings, and null for non-finite numbers."""
         message, data = str(to_plain_json(self._describe(event))), to_plain_json(to_event_data(event))
         step = 0 if event.step is None else event.step
         return load_run_event(self._job, step, self._clock(), event.level, message, event.kind, event.VERSION, data)
@@ -102,7 +102,7 @@ class EventStream:
         self._report_cut_off()
 
     def _report_cut_off(self) -> None:
-        """Report plugins that were cut off. A plugin may fail during such a report, too."""
+        """Emit an event for each plugin that was cut off."""
         failed = next((plugin for plugin in self._plugins if plugin.failure is not None), None)
         if failed is not None:
             self._plugins.remove(failed)

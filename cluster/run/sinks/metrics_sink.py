@@ -1,7 +1,6 @@
 """Prometheus metrics of the driver: metrics of steps and rollouts, checkpoint age and free disk space.
 
-Other processes export the metrics that are `live`. The driver does not export them; their sums per step are only in
-metrics.jsonl.
+Metrics with `is_live` are left out, because other processes export them.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class MetricsSink:
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACES,
     ) -> None:
-        """`folder` is the run folder. `tracer` decides which rollouts are traced and become exemplars."""
+        """Create the sink of a run. `tracer` decides which rollouts are traced and become exemplars."""
         self.address = address
         self._telemetry = None if address is None else Telemetry(address, "driver")
         self.recorder = Recorder() if self._telemetry is None else self._telemetry.recorder

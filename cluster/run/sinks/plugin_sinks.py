@@ -24,10 +24,10 @@ from agent_rft.stored_events import RunEvent
 
 GROUP = "agent_rft.sinks"
 MAX_WAITING = 1_000
-"""Maximum number of events that wait for a sink."""
+"""Maximum number of events in the queue of a sink."""
 CALL_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 180.0
-"""Timeout for importing the package and creating the sink, long because a cluster may be busy. Events wait."""
+"""Timeout for importing the package and creating the sink, which can take long on a busy cluster."""
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -79,7 +79,7 @@ class PluginSink:
             self.failure = f"it is {MAX_WAITING} events behind"
 
     def make_cut_off_event(self) -> Event:
-        """Return the event which reports that the sink was cut off, with `failure` as the reason."""
+        """Return an event that reports `failure` as the reason for the cut-off."""
         return SinkCutOff(sink=self.name, reason=str(self.failure))
 
     def end_events(self) -> None:
@@ -91,7 +91,7 @@ class PluginSink:
         self._ended_at = self._clock()
 
     def close(self) -> None:
-        """Wait until the sink has handled all events and closed, but only until a few seconds after `end_events`."""
+        """Wait up to a few seconds for the sink to handle its remaining events and close."""
         if self._ended_at is None:
             self.end_events()
         if self.failure is not None:

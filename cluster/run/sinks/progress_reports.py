@@ -16,7 +16,7 @@ from agent_rft.types import Purpose, Rollout
 EVERY_S = 1.0
 SHOWN_CALLS, CALL_CHARS, ANSWER_CHARS = 4, 40, 80
 ReadNextBatchProgress = Callable[[], tuple[int, list[int]]]
-"""`GroupBuffer.next_batch_progress` as a function."""
+"""Function that returns the number of finished groups in the next batch, and the indices of unfinished groups."""
 
 
 class ProgressReports:

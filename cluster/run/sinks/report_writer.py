@@ -22,7 +22,7 @@ write_report(Path(sys.argv[1]))
 """
 MIN_EVERY_S = 30.0
 REST_FACTOR = 20
-"""Pause after a report, as a multiple of the time that it took: at most a twentieth of one CPU core is used."""
+"""Pause after each report, as a multiple of its writing time. Reports use at most a twentieth of a CPU core."""
 
 
 class ReportWriter:

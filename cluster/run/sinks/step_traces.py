@@ -23,7 +23,7 @@ PARTS = (
     ("learning", "time_learn_s"),
     ("weight sync", "sync_total_s"),
 )
-"""Consecutive parts of a step from its start, and the metrics of their durations."""
+"""Name and duration metric of each part of a step, in order."""
 
 
 class StepTraces:

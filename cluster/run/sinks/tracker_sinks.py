@@ -37,7 +37,7 @@ from agent_rft.spec.trackers import (
 CLOSE_S = FINISH_S + 5.0
 """Seconds that the end of a run waits for the last uploads."""
 ImportModule = Callable[[str], Any]
-"""Function that imports the module of this name."""
+"""Function that imports a module by its name."""
 
 
 class TrackerPluginSink(PluginSink):
@@ -81,7 +81,7 @@ def _make_tracker(integration: Integration, access: TrackerAccess, run: TrackedR
     """Create the tracker of an integration.
 
     Raises:
-        CannotTrack: The tracker's package is not installed, or the operator has not set it up.
+        TrackerUnavailable: The tracker's package is not installed, or the operator has not set it up.
     """
     match integration:
         case WandbTrackerSpec():
@@ -98,7 +98,7 @@ NO_REPORTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "WANDB_ERROR_REPORTING": "false",
 }
-"""Environment that turns off telemetry and console output of the packages."""
+"""Environment variables that turn off the packages' telemetry and console output."""
 
 
 def _import_package(load: ImportModule, module: str, extra: str) -> Any:

@@ -25,7 +25,7 @@ from agent_rft.metrics.confidence_intervals import Interval
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38
 LABEL = 34
-"""Space for the quadrant names above and below the dots."""
+"""Pixels for the quadrant names above and below the dots."""
 MAX_SEPARATE = 24
 """Rollouts with at least this many turns or calls share one bar."""
 BAR_WIDTH = 150
@@ -80,9 +80,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Histogram: share of the rollouts that have each number of turns or calls, with one bar per compared evaluation.
+    """Histogram of turns or calls per rollout, with bars for each compared evaluation.
 
-    `unit` is what is counted, turns or calls. `p95` has the 95th percentile of each compared evaluation.
+    `unit` is "turns" or "calls". `p95` contains the 95th percentile of each evaluation.
     """
 
     unit: str
@@ -160,7 +160,7 @@ def make_scatter(rows: Sequence[ComparisonRow], side: int, quadrants: Counter[tu
 
 
 def make_histogram(comparison: EvaluationComparison, metric: Literal["turns", "tool_calls"]) -> Histogram:
-    """Create the histogram of turns or calls per evaluation. It shows the tail, which a mean hides."""
+    """Create the histogram of turns or calls per rollout."""
     unit = "turn" if metric == "turns" else "call"
     found = [
         [int(rollout.measures[metric]) for row in comparison.rows for rollout in row.rollouts[side]]
@@ -240,6 +240,6 @@ def _count_label(value: int) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Round up to 1, 2, 4, 5 or 10 times a power of ten, so that axes end at short numbers."""
+    """Round up to 1, 2, 4, 5 or 10 times a power of ten, so that axes end at round numbers."""
     power: float = 10.0 ** math.floor(math.log10(value))
     return next(factor * power for factor in (1, 2, 4, 5, 10) if factor * power >= value * (1 - 1e-9))

@@ -31,12 +31,12 @@ from agent_rft.metrics.metric import Metric
 
 Verdict = Literal["better", "worse", "unclear", "same"]
 NO_TOOL = "(none)"
-"""Name in place of the first and last tool of a rollout without calls."""
+"""Placeholder tool name for rollouts that call no tool."""
 REWARD_CHANGE_LABELS: Mapping[int, str] = {1: "reward up", 0: "same reward", -1: "reward down"}
 CALL_CHANGE_LABELS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 1: "more calls"}
-"""Names of the quadrants, by the sign of the change."""
+"""Names of the quadrants, by the sign of the change in tool calls."""
 SLOW_SHARE: Final = "slow_share"
-"""Additional measure if there is a target for the latency: share of a row's rollouts that exceed the target."""
+"""Measure that is added if there is a latency target: share of a row's rollouts that exceed the target."""
 BEST_OF_PREFIX: Final = "best_of_"
 """Prefix of the measure `best_of_k`, with k samples per row."""
 EQUAL = 1e-9
@@ -47,7 +47,7 @@ EQUAL = 1e-9
 class ComparisonRow:
     """Row that was graded in all compared evaluations (sides). `rollouts` and `means` have one entry per side.
 
-    If each row has at least k > 1 rollouts at each side, `means` includes `best_of_k`, the best grade among the row's
+    If each row has at least k > 1 rollouts on each side, `means` includes `best_of_k`, the best grade among the row's
     first k rollouts.
     """
 
@@ -81,7 +81,7 @@ class MeasureChange:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the change. It is better or worse only if the interval excludes 0."""
+        """Verdict on the change, based on the confidence interval."""
         low, high, better = self.interval.low, self.interval.high, self.metric.better_direction
         if self.interval.mean == 0.0 and not low < high:
             return "same"
@@ -102,7 +102,7 @@ class SideToolUse:
     """Use of a tool in one of the compared evaluations.
 
     `calls` is the mean number of calls per rollout. `failed` and `repeated` are shares of the tool's calls. `first` and
-    `last` are the shares of rollouts whose first or last call is a call of this tool.
+    `last` are the shares of rollouts whose first or last call is to this tool.
     """
 
     calls: float
@@ -142,8 +142,8 @@ class SideComparison:
 class EvaluationComparison:
     """Comparison of several evaluations (sides) with the first one.
 
-    `unshared_rows` and `ungraded` have one entry per side: the ids of rows that another side lacks, and the ids of
-    shared rows that were not graded at the side.
+    `unshared_rows` lists each side's rows that another side lacks. `ungraded` lists each side's shared rows without a
+    grade.
     """
 
     sides: tuple[LoadedEvaluation, ...]
@@ -165,7 +165,7 @@ class EvaluationComparison:
 def compare_evaluations(
     sides: Sequence[LoadedEvaluation], num_shown: int, target_s: float | None = None
 ) -> EvaluationComparison:
-    """Compare all other evaluations with the first one. `num_shown` limits the lists of rows that gained or lost most.
+    """Compare each evaluation with the first one. `num_shown` limits the lists of rows that gained or lost most.
 
     `target_s` is a target for the model and tool time of a rollout. If it is set, the share of slower rollouts is also
     compared.
@@ -183,7 +183,7 @@ def compare_evaluations(
     metrics = {name: EVALUATION_METRICS[name] for name in MEASURES if _rows_with(rows, name)}
     if k > 1:
         metrics[f"{BEST_OF_PREFIX}{k}"] = Metric(
-            f"best of {k}", "", "mean over rows of their best grade", better_direction=1
+            f"best of {k}", "", "mean of each row's best grade", better_direction=1
         )
     if target_s is not None:
         metrics[SLOW_SHARE] = _slow_share_metric(target_s)
@@ -246,7 +246,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _rows_with(rows: Sequence[ComparisonRow], name: str) -> list[ComparisonRow]:
-    """Return the rows that have this measure at all sides; it is missing where the held-out grader failed."""
+    """Return the rows that have the measure in all evaluations. The held-out grade is missing if its grader failed."""
     return [row for row in rows if not any(math.isnan(means[name]) for means in row.means)]
 
 
@@ -325,7 +325,7 @@ def _summarize_tools(rollouts: Sequence[RolloutBrief]) -> dict[str, SideToolUse]
 
 
 def comparison_json(comparison: EvaluationComparison) -> dict[str, Any]:
-    """Return all statistics as JSON, and for each compared row the means and trace ids in each evaluation."""
+    """Return all statistics as JSON, with the means and trace ids of each compared row in each evaluation."""
     return {
         "sides": [
             {"label": side.label, "run": side.run, "name": side.name}

@@ -1,4 +1,4 @@
-"""Terminal output of a comparison: changes of all measures with intervals, counts of rows by change, tools, rows."""
+"""Terminal output of a comparison of evaluations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def describe_left_out(comparison: EvaluationComparison) -> Iterator[str]:
 
 
 def measure_lines(comparison: EvaluationComparison) -> Iterator[list[tuple[str, Verdict | None]]]:
-    """Yield the lines of the measures table: label, value of the first evaluation, value and change of the others."""
+    """Yield the lines of the measures table: label, first value, then value and change for each other evaluation."""
     for lines in zip(*(against.changes for against in comparison.side_comparisons), strict=True):
         first = lines[0]
         yield [

@@ -1,8 +1,8 @@
-"""Selection of the evaluations to compare, from the arguments of the command line.
+"""Selection of the evaluations to compare, from command-line arguments.
 
 RUN                  newest evaluation of the test file or, if not all runs have one, of the validation file
 RUN:test-before      rollouts with this name
-MODEL FOLDER         evaluation of a model or checkpoint with a job, unless a run folder already has this evaluation
+MODEL FOLDER         recorded evaluation of this model, or a new evaluation if there is none
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.spec.job import JobSpec
 
 FILES = ("test_file", "validation_file", "training_file")
-"""Data files in order of preference; the test file does not influence training."""
+"""Data files in order of preference. The test file is first because it does not influence training."""
 COMPARED_ENGINE_SETTINGS: Final = ("context_length", "dtype")
 """Settings of `cluster` that affect a model's answers."""
 _NAMES = {
@@ -30,7 +30,7 @@ _NAMES = {
     "validation_file": r"validation-\d+|eval-validation",
     "training_file": r"eval-training",
 }
-"""Patterns of the rollout names of each file's evaluations."""
+"""Patterns of evaluation names, by data file."""
 
 Evaluate = Callable[[Path], Path]
 """Callback that evaluates a model folder and returns the run folder."""
@@ -46,7 +46,7 @@ class NamedEvaluation:
 
     @classmethod
     def parse(cls, text: str, name: str | None) -> NamedEvaluation:
-        """Parse `RUN:NAME`, or a path alone; with a path alone, `name` is the rollout name.
+        """Parse `RUN:NAME` or a path. `name` is the rollout name if `text` is a path.
 
         Raises:
             UserError: The folder does not exist.
@@ -71,8 +71,8 @@ def load_evaluations(
 ) -> list[LoadedEvaluation]:
     """Load the evaluations in order. Model folders are first evaluated with `evaluate`.
 
-    For a run that is given without a rollout name, `name` selects the rollouts; None selects the newest evaluation of
-    the data file `file`.
+    `name` is the default rollout name of a run. If `name` is None, the default is the newest evaluation of the data
+    file `file`.
 
     Raises:
         UserError: An evaluation does not exist or cannot be read.
@@ -130,7 +130,7 @@ def common_file(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
 
 
 def _short_labels(texts: Sequence[str]) -> list[str]:
-    """Return the shortest distinct path suffixes, such as the names of two evaluations of one run."""
+    """Return the shortest path suffixes that are distinct, as labels."""
     parts = [re.split(r"(?<=[/:])", safe_text(text).rstrip("/")) for text in texts]
     for length in range(1, max(map(len, parts)) + 1):
         labels = ["".join(part[-length:]) for part in parts]
@@ -143,7 +143,7 @@ def _short_labels(texts: Sequence[str]) -> list[str]:
 
 
 def _settings_match(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
-    """Whether settings match the recorded settings of a run; `auto` matches any recorded value."""
+    """Return whether settings match the recorded settings of a run; `auto` matches any recorded value."""
     return all(value in ("auto", recorded.get(name)) for name, value in given.items())
 
 

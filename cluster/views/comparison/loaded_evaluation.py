@@ -1,4 +1,4 @@
-"""Loading of one evaluation for a comparison. Only the measures and tool names of its rollouts stay in memory.
+"""Evaluation that is loaded for a comparison. Only the measures and tool names of its rollouts stay in memory.
 
 Tokens and text of displayed rollouts are read again from the rollout file.
 """
@@ -20,7 +20,7 @@ from agent_rft.rows.rollout_files import LinePosition
 from agent_rft.types import GroupRequest, Rollout
 
 HELD_OUT: Final = "held_out"
-"""The only measure that may be missing from a rollout, as NaN."""
+"""Name of the held-out grade, the only measure that a rollout may lack. Its value is then NaN."""
 MEASURES: Mapping[str, Callable[[Rollout], float]] = {
     "grade": lambda rollout: rollout.grade.value,
     HELD_OUT: lambda rollout: math.nan if rollout.grade.held_out is None else rollout.grade.held_out,
@@ -30,17 +30,17 @@ MEASURES: Mapping[str, Callable[[Rollout], float]] = {
     "tool_calls": lambda rollout: float(len(rollout.calls)),
     "turns": lambda rollout: float(len(rollout.turns)),
 }
-"""Measures of a rollout that are compared, by their names in EVALUATION."""
+"""Functions that compute the measures of a rollout, by measure name."""
 QUESTION_CHARS = 300
-"""Maximum length of a row's question; a note at its end counts the characters that are left out."""
+"""Maximum length of a row's question. Longer questions are truncated and end with a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBrief:
-    """Data of a rollout for a comparison: its measures, and the names of the tools that it called (`calls`).
+    """Measures and tool names of a rollout, for a comparison.
 
-    `failed` and `repeated` are the tools of failed and of repeated calls. A call is repeated if the rollout has called
-    the same tool with the same arguments before. `read_rollout` reads the full rollout from its file.
+    `calls`, `failed` and `repeated` contain the tool names of all, failed and repeated calls. A repeated call has the
+    same tool and arguments as an earlier call. `read_rollout` reads the full rollout from its file.
     """
 
     trace_id: str
@@ -52,7 +52,7 @@ class RolloutBrief:
 
     @classmethod
     def from_rollout(cls, rollout: Rollout, whole: Callable[[], Rollout]) -> RolloutBrief:
-        """Extract the data of a rollout that a comparison needs; `read_rollout` reads the rollout again."""
+        """Extract the data of a rollout that a comparison needs; `whole` reads the rollout again."""
         seen: set[tuple[str, str]] = set()
         repeated = []
         for call in rollout.calls:

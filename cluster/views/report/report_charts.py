@@ -14,7 +14,7 @@ from agent_rft.types import Evaluation
 
 Steps = Sequence[Mapping[str, float]]
 CHART_COLORS = ("#4c78d8", "#e0803a", "#3aa36f", "#b05fc0", "#c9a227", "#d1495b", "#3aa6b9", "#8a8f98")
-"""Distinguishable for color-blind readers, and visible on light and dark backgrounds."""
+"""Colors of curves, distinguishable for color-blind readers, and visible on light and dark backgrounds."""
 
 
 def section_figures(section: Literal["agent", "training"], steps: Steps) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def _curve(chart: Chart, steps: Steps, name: str, label: str) -> dict[str, Any]:
 
 
 def _figure(chart: Chart, curves: list[dict[str, Any]], *, legend: bool = False) -> dict[str, Any]:
-    """Return a chart; `legend` shows the legend even if there is only one curve."""
+    """Return the plotly.js figure of a chart. If `legend`, the legend is shown even for a single curve."""
     for curve, color in zip(curves, cycle(CHART_COLORS), strict=False):
         curve["marker"] = {"color": color} | curve.get("marker", {})
         if curve.get("type") != "bar":
@@ -125,7 +125,7 @@ def _figure(chart: Chart, curves: list[dict[str, Any]], *, legend: bool = False)
 
 
 def _describe_curves(chart: Chart, curves: Sequence[Mapping[str, Any]]) -> str:
-    """Return one sentence: the first and last value, if the chart shows a single number, and how to read the chart."""
+    """Describe a chart in one sentence: how to read it and, for a single or stacked curve, the first and last value."""
     stacked = chart.kind == "area"
     points = [
         y

@@ -58,7 +58,7 @@ class ComparedEvaluations:
     graded_before: NamedGroups | None
     graded_after: NamedGroups
     left_out: Sequence[str] = ()
-    """Problems of the rollout files that could not be read. Their rollouts are missing in the report."""
+    """Problems of the rollout files that could not be read. Their rollouts are missing from the report."""
 
     @property
     def changes(self) -> list[BeforeAfterChange]:
@@ -125,7 +125,7 @@ def write_report(run: RunFolder | Path) -> Path:
 def _choose_evaluations(
     run: RunFolder, evaluations: Mapping[str, Evaluation], validations: Sequence[tuple[int, Evaluation]]
 ) -> ComparedEvaluations | None:
-    """Return the test file before and after; else the first and last validation; else the last evaluation."""
+    """Return the tests before and after training; else the first and last validation; else the last evaluation."""
     names = set(run.rollout_names())
     left_out: list[str] = []
 
@@ -165,7 +165,7 @@ def _notice(
     evaluations: Mapping[str, Evaluation],
     events: Sequence[RunEvent],
 ) -> str:
-    """Return a sentence about what is missing in a run that ended early or still runs; empty if it is complete."""
+    """Return a sentence about a run that ended early or is still running; empty if the run is complete."""
     early = [event for event in events if isinstance(event.event, EarlyStopped | NothingLeftToLearn)]
     if early and steps and early[-1].step == steps[-1]["step"]:
         return f"This run {early[-1].message}."
@@ -181,7 +181,7 @@ def _notice(
 
 
 def _fewer_calls_note(events: Sequence[RunEvent]) -> str:
-    """Return the sentence on a checkpoint with fewer calls, or an empty string."""
+    """Return the run's FewerCallsFound message, or an empty string."""
     return next((f"{event.message}." for event in reversed(events) if isinstance(event.event, FewerCallsFound)), "")
 
 

@@ -19,7 +19,7 @@ SHOWN_ROWS, SHOWN_ROLLOUTS = 1000, 16
 MAX_CHARS = 20_000_000
 """Maximum length of all traces on a page. A page of 20 MB opens within seconds."""
 ENDS = 5
-"""Maximum rows in each of the lists of worst and best rows."""
+"""Maximum number of rows in the list of worst rows, and in the list of best rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ReportRow:
 
     @property
     def question(self) -> str:
-        """Text of the last message of the prompt, which is from the user."""
+        """Text of the user message at the end of the prompt."""
         return str(self.after.group.request.task.messages[-1].get("content") or "")
 
     @property
@@ -115,7 +115,7 @@ def make_report_rows(before: tuple[str, Sequence[Group]] | None, after: tuple[st
 
 
 def _badness(row: ReportRow) -> tuple[bool, float, float]:
-    """Sort key: the worst rows first; among equal rows, the largest loss first."""
+    """Return a sort key: the worst rows first and, among equal rows, the largest loss first."""
     grade = row.after.grade
     return grade is None, grade or 0.0, row.change or 0.0
 

@@ -16,7 +16,7 @@ EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {
 STREAMED: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 """Responses of routes that return an object or, on request, server-sent events."""
 UnixTime = Annotated[int, BeforeValidator(int)]
-"""Unix time in full seconds, truncated from a record's fractional time."""
+"""Unix time in seconds, truncated to an integer."""
 
 
 def _remove_defaults(schema: dict[str, Any]) -> None:
@@ -60,14 +60,14 @@ class Page(ResponseBody, Generic[T]):
     first_id: str | None = None
     """Id of the first entry of `data`; null if `data` is empty."""
     last_id: str | None = None
-    """Value of `after` for the next page: the id of the last entry of `data`, or of the last entry that a text search
-    examined. Null if there is no such entry."""
+    """Value of `after` for the next page: the id of the last entry in `data`. If a text search ended early, it is the
+    id of the last entry that was searched. Null if there are no entries."""
 
     @classmethod
     def from_entries(cls, entries: Sequence[Any], has_more: bool, last_id: str | None = None) -> Self:
-        """Return a page with `entries`, which are list entries or the records that the list entries are built from.
+        """Return a page of `entries`.
 
-        The next page begins after the entry `last_id`; None means after the last entry of this page.
+        `last_id` is the cursor for the next page. The default is the id of the last entry.
         """
         page = cls(data=list(entries), has_more=has_more, last_id=last_id)
         if page.data:

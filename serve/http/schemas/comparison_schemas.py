@@ -30,7 +30,7 @@ class JobEvaluation(ResponseBody):
 class EvaluationList(ResponseBody):
     object: Literal["list"] = "list"
     data: list[JobEvaluation]
-    """Evaluations of the test file first; for each file, oldest first."""
+    """Evaluations, grouped by file (test file first); oldest first within each group."""
 
 
 class ComparedSide(ResponseBody):
@@ -43,22 +43,23 @@ class ComparedSide(ResponseBody):
     name: str
     """Name of the evaluation."""
     rows_of_this_side_only: list[str]
-    """Ids of rows that this evaluation has, but not every other evaluation."""
+    """Ids of rows that are not compared, because another evaluation does not have them."""
     rows_not_graded: list[str]
     """Ids of rows that this evaluation did not grade."""
     num_rollouts: int
     """Number of rollouts of the compared rows."""
     means: dict[str, float | None]
-    """Means over rows: grade, reward, busy_s, completion_tokens, tool_calls, turns. Also held_out, the grade of the
-    held-out grader, and best_of_k, the best grade of k rollouts per row."""
+    """Means over rows: grade, reward, busy_s, completion_tokens, tool_calls, turns, held_out (grade of the held-out
+    grader) and best_of_k (best grade of k rollouts per row)."""
     turns_p95: float
-    """95th percentile of the turns of a rollout."""
+    """95th percentile of turns per rollout."""
     busy_p95_s: float
-    """95th percentile of a rollout's model and tool time, in seconds."""
+    """95th percentile of model and tool time per rollout, in seconds."""
     repeated: float
-    """Calls per rollout that repeat an earlier call of the rollout."""
+    """Number of calls per rollout that repeat an earlier call of the same rollout."""
     tools: dict[str, dict[str, float]]
-    """For each tool, calls per rollout and the shares of failed, repeated, first and last calls."""
+    """Use of each tool: calls per rollout, the shares of failed and repeated calls, and the shares of rollouts in which
+    the tool is called first and last."""
 
 
 class ComparedRowSide(ResponseBody):
@@ -88,13 +89,13 @@ class ComparedRow(ResponseBody):
 
 
 class ComparisonBody(ResponseBody):
-    """Row-by-row comparison of evaluations with the first evaluation. Not part of OpenAI's API."""
+    """Row-by-row comparison of evaluations; the first evaluation is the baseline. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.comparison"] = "fine_tuning.comparison"
     sides: list[ComparedSide]
     """The compared evaluations, in the order of the request."""
     changes: list[dict[str, Any]]
-    """Differences between each other evaluation and the first one: `measures` with interval and verdict, `quadrants`,
-    and the ids of the rows that `gained` and `lost` most."""
+    """Comparisons of the other evaluations with the first one. `gained` and `lost` list the ids of the rows with the
+    largest gains and losses in reward."""
     rows: list[ComparedRow]
     """The rows that all evaluations graded."""

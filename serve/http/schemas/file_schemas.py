@@ -18,13 +18,13 @@ class FileObject(ListEntry):
     bytes: int = Field(validation_alias="num_bytes")
     """Size of the file in bytes."""
     created_at: int
-    """Unix time of the upload, in seconds."""
+    """Upload time in Unix seconds."""
     expires_at: int | None
-    """Unix time in seconds at which the file is deleted; null if it does not expire."""
+    """Expiry time in Unix seconds; null if the file does not expire."""
     filename: str
-    """Name with which the file was uploaded."""
+    """Name that the client gave the uploaded file."""
     purpose: str
-    """Purpose given with the upload; `fine-tune-results` for the result files of jobs."""
+    """Purpose from the upload, or `fine-tune-results` for a job's result files."""
     status: Literal["processed"] = "processed"
     """Always `processed`, since files are checked only when a job uses them."""
     status_details: str | None = None

@@ -56,12 +56,12 @@ class GraderRunMetadata(ResponseBody):
     sampled_model_name: str | None
     """The judge's model; null if the grader has no judge."""
     token_usage: int | None
-    """Number of tokens that judges used; null if no judge was called."""
+    """Number of tokens that all judges used; null if no judge was called."""
     errors: GraderErrors
 
 
 class GraderRun(ResponseBody):
-    """Result of a grader run. If one of `metadata.errors` is true, the grader failed and `reward` is not a grade."""
+    """Result of a grader run. If the grader failed, `reward` is 0 and a flag in `metadata.errors` is true."""
 
     reward: float
     """The grade; 0 if the grader failed."""

@@ -10,7 +10,7 @@ from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class ModelOutput(ResponseBody):
-    """Base class of the parts of a model's answer. Unset fields are omitted: fields with a default may be missing."""
+    """Base class of the parts of a model's answer. Fields that are not set are omitted."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=False)
 
@@ -51,8 +51,8 @@ class Choice(ModelOutput):
     message: AnswerMessage
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
-    """Reason for the end: `stop` if the model ended its message, `length` at a token limit, or `tool_calls` if the
-    model waits for tool results."""
+    """`stop` if the model ended its message, `length` if a token limit was reached, or `tool_calls` if the model waits
+    for tool results."""
 
 
 class CachedTokens(ModelOutput):
@@ -80,7 +80,7 @@ class TokenUsage(ModelOutput):
 
 
 class BestOf(ModelOutput):
-    """Scores of the samples of a best-of-n request."""
+    """Scores of all samples in best-of-n sampling."""
 
     scores: list[float | None]
     """Grade of each sample; null if its grading failed."""
@@ -148,7 +148,7 @@ class OutputCall(ModelOutput):
     type: Literal["function_call"]
     status: Literal["completed", "incomplete"]
     call_id: str
-    """Id to repeat in the `function_call_output` item with the result."""
+    """Id of the call. Repeat it in the `function_call_output` item that contains the result."""
     name: str
     arguments: str
     """Arguments as JSON text. The model wrote it, so it may be invalid."""
@@ -166,13 +166,13 @@ class OutputReasoning(ModelOutput):
 
 
 class IncompleteDetails(ModelOutput):
-    """Reason for which a response is incomplete."""
+    """Reason why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class Response(ModelOutput):
-    """A response: the model's output, and the settings of the request."""
+    """A model's response, with the settings of the request."""
 
     id: str
     object: Literal["response"]

@@ -18,7 +18,7 @@ class JobFailure(ResponseBody):
     message: str
     """Problem, location and fix."""
     param: str | None
-    """Field of the request with the problem; null if no field is wrong."""
+    """Invalid field of the request; null if no field is invalid."""
 
 
 class JobProgress(ResponseBody):
@@ -31,13 +31,13 @@ class JobProgress(ResponseBody):
     total_steps: int | None
     """Number of planned training steps; null before the first step."""
     train: float | None
-    """Mean in the last step; null if not measured."""
+    """Mean of `metric` in the last training step; null if not measured."""
     validation: float | None
-    """Mean in the last validation; null if there was no validation."""
+    """Mean of `metric` in the last validation; null if there was no validation."""
     baseline: float | None
-    """Value to compare with; see `baseline_of`."""
+    """Value of `metric` before training; null if not measured."""
     baseline_of: Literal["train", "validation"] | None
-    """Source of `baseline`: the validation before the first step, or the first step's rollouts; null before them."""
+    """Source of `baseline`: `validation` before the first step, or `train` in the first step; null if not measured."""
 
 
 class Job(ListEntry):
@@ -47,15 +47,15 @@ class Job(ListEntry):
     """Id of the job, `ftjob-...`."""
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
     created_at: UnixTime
-    """Unix time of the creation, in seconds."""
+    """Creation time in Unix seconds."""
     finished_at: UnixTime | None
-    """Unix time in seconds at which the job succeeded, failed or was cancelled; null if it has not ended."""
+    """End time in Unix seconds; null until the job has ended."""
     estimated_finish: UnixTime | None
-    """Estimated end as Unix time in seconds; null unless the job is running and has completed enough steps."""
+    """Estimated end time in Unix seconds; null unless the job is running and has completed enough steps."""
     model: str
     """Id of the base model, as in the request."""
     fine_tuned_model: str | None
-    """Id of the tuned model for chat and responses requests; null until the job has succeeded."""
+    """Id of the tuned model, for use as `model` in requests; null until the job has succeeded."""
     organization_id: str = "local"
     """Always `local`, since a server has only one organization."""
     status: JobStatus
@@ -63,11 +63,11 @@ class Job(ListEntry):
     error: JobFailure | None
     """Error of a failed job; otherwise null."""
     hyperparameters: dict[str, Any]
-    """The hyperparameters of `method`, for clients of older versions of OpenAI's API."""
+    """The hyperparameters of `method`, for older OpenAI clients."""
     method: dict[str, Any]
-    """Method of the request, with defaults for all missing hyperparameters and without secrets."""
+    """Method from the request, with default hyperparameters added and secrets removed."""
     model_options: dict[str, Any] | None
-    """Model options of the request, or null."""
+    """Model options from the request, or null."""
     training_file: str
     """Id of the training file."""
     validation_file: str | None
@@ -75,17 +75,17 @@ class Job(ListEntry):
     test_file: str | None
     """Id of the test file, or null."""
     result_files: list[str]
-    """Ids of the result files: a CSV file with the metrics of each step."""
+    """Ids of result files. A succeeded job has one: a CSV file with the metrics of each step."""
     trained_tokens: int | None
-    """Number of trained tokens so far; null before the first step."""
+    """Number of tokens trained on up to the last checkpoint; null before the first checkpoint."""
     seed: int
-    """Seed of the row order and of sampling: from the request, or else chosen randomly."""
+    """Seed for row order and sampling; random if the request has no seed."""
     suffix: str | None
     """Part of the tuned model's name."""
     metadata: dict[str, str] | None = Field(validation_alias="labels")
-    """Metadata of the request."""
+    """Metadata from the request."""
     integrations: Annotated[list[dict[str, Any]], BeforeValidator(lambda trackers: trackers or [])]
-    """Trackers of the request."""
+    """Trackers from the request that receive the job's metrics."""
     progress: JobProgress | None = None
     """Progress, if the request has `include=progress`; null before the first measurement."""
 
@@ -98,9 +98,9 @@ class JobProblem(ResponseBody):
     field: str
     """Field of the request, such as `method.reinforcement.grader.url`, or field of a row in a file."""
     line: int | None
-    """First line with the problem in the file; null if the problem is not in a line of a file."""
+    """Number of the first line with the problem; null if the problem does not concern a line of a file."""
     rows: str
-    """All lines with the same problem, such as `1-7, 9`; empty unless several rows have it."""
+    """All lines with the same problem, such as `1-7, 9`; empty if at most one line has it."""
     message: str
     """Description of the problem."""
     fix: str
@@ -112,9 +112,9 @@ class JobCheck(ResponseBody):
 
     object: Literal["fine_tuning.job.check"] = "fine_tuning.job.check"
     valid: bool
-    """Whether the check found no problems. The check does not call tools and graders; a created job does so first."""
+    """Whether the check found no problems. The check does not call tools or graders."""
     problems: list[JobProblem]
-    """All schema problems of the request or, if its schema is valid, of its files, model, tools and graders."""
+    """Problems of the request. If its schema is invalid, only schema problems are listed."""
 
 
 class JobEventBody(ListEntry):
@@ -124,7 +124,7 @@ class JobEventBody(ListEntry):
     """Id of the event, `ftevent-...`."""
     object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
     created_at: UnixTime
-    """Unix time of the event, in seconds."""
+    """Time of the event in Unix seconds."""
     level: Literal["info", "warn", "error"]
     """Severity of the event."""
     type: Literal["message", "metrics"]
@@ -136,14 +136,14 @@ class JobEventBody(ListEntry):
 
 
 class JobOutput(ResponseBody):
-    """Last part of the output of a process that belongs to a job."""
+    """Last part of the output of one of a job's processes."""
 
     process: Literal["validation", "driver"]
     """Kind of process."""
     attempt: int
-    """Number of the driver, from 1; 0 for the validation."""
+    """Driver number, starting at 1; 0 for the validation process."""
     written_at: UnixTime = Field(validation_alias="at")
-    """Unix time of the last output, in seconds."""
+    """Time of the last output in Unix seconds."""
     text: str
     """End of the output, without secrets."""
 
@@ -157,7 +157,7 @@ class JobLog(ResponseBody):
     error: str | None
     """Full error of the job, with details that the job object omits; null if the job has no error."""
     outputs: list[JobOutput]
-    """Outputs of the processes, oldest first. They are kept for 30 days, and only for the last ten drivers."""
+    """Outputs, oldest first. Outputs are stored for 30 days, and only for the last ten drivers."""
 
 
 class Checkpoint(ListEntry):
@@ -167,12 +167,12 @@ class Checkpoint(ListEntry):
     """Id of the checkpoint, `ftckpt-...`."""
     object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
     created_at: UnixTime
-    """Unix time of the creation, in seconds."""
+    """Creation time in Unix seconds."""
     fine_tuned_model_checkpoint: str = Field(validation_alias="model")
-    """Model id of the checkpoint for chat and responses requests."""
+    """Model id of the checkpoint, for use as `model` in requests."""
     fine_tuning_job_id: str = Field(validation_alias="job_id")
     """Id of the job."""
     step_number: int = Field(validation_alias="step")
     """Training step after which the checkpoint was saved."""
     metrics: dict[str, float]
-    """Metrics of this step and of the validation after it."""
+    """Metrics of the training step, and of the validation after it."""

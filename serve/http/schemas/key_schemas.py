@@ -15,15 +15,15 @@ class ApiKeyBody(ResponseBody):
     """Public part of the key."""
     object: Literal["api_key"] = "api_key"
     name: str
-    """Purpose or holder of the key."""
+    """Name of the key, such as its purpose or user."""
     scopes: list[Scope]
     """Scopes of the key: `read`, `write` (includes read) or `admin` (includes write)."""
     created_at: int
-    """Unix time of the creation, in seconds."""
+    """Creation time in Unix seconds."""
     expires_at: int | None
-    """Unix time of the expiry, in seconds; null if the key does not expire."""
+    """Expiry time in Unix seconds; null if the key does not expire."""
     revoked_at: int | None
-    """Unix time of the revocation, in seconds; null if the key is not revoked."""
+    """Revocation time in Unix seconds; null if the key is not revoked."""
     requests_per_minute: int | None
     """Rate limit of the key; null for the server's default."""
     is_own: bool

@@ -15,14 +15,14 @@ class EngineLiveStatus(ResponseBody):
 
     name: str
     state: Literal["waiting", "starting", "offloaded", "ready"]
-    """`waiting` for resources, `starting`, which includes loading weights, `offloaded` while the learner uses its GPUs,
-    or `ready`."""
+    """`waiting` for resources, `starting` (includes loading weights), `offloaded` while the learner uses its GPUs, or
+    `ready`."""
     rollouts: int
     """Number of running rollouts on the engine."""
 
 
 class ActorActivity(ResponseBody):
-    """Something that a process is currently doing."""
+    """Current activity of a process."""
 
     trace_id: str
     """Trace id of the rollout; empty if the activity does not belong to a rollout."""
@@ -37,13 +37,13 @@ class ActorLiveStatus(ResponseBody):
 
     name: str
     work: list[ActorActivity]
-    """Current activities; for an engine, the oldest rollouts in each stage."""
+    """Current activities. For an engine, only the oldest rollouts in each stage are listed."""
     silent_s: float
     """Seconds since the process last responded to a heartbeat."""
 
 
 class EndpointLiveStatus(ResponseBody):
-    """State of a tool, session server, grader or judge. Recent values cover the last `recent_s` seconds, about 60."""
+    """State of a tool, session server, grader or judge. Recent values cover about one minute (`recent_s` seconds)."""
 
     name: str
     limit: float
@@ -52,7 +52,7 @@ class EndpointLiveStatus(ResponseBody):
     queued: int
     """Number of queued requests."""
     breaker: Literal["closed", "half_open", "open"]
-    """State of the circuit breaker; open: the endpoint fails and gets only occasional probes."""
+    """State of the circuit breaker. If it is `open`, the endpoint is failing and gets only occasional probes."""
     down_s: float | None = None
     """Seconds since the breaker opened; null if it is closed."""
     delayed_calls: int = 0
@@ -81,7 +81,7 @@ class JobLiveStatus(ResponseBody):
     status: JobStatus
     """Status of the job."""
     age_s: float | None
-    """Age of the lists in seconds; null if the job has no processes, in which case all lists are empty."""
+    """Seconds since the lists were updated; null, with empty lists, if the job has no processes."""
     engines: list[EngineLiveStatus] = Field(default=[])
     actors: list[ActorLiveStatus] = Field(default=[])
     endpoints: list[EndpointLiveStatus] = Field(default=[])

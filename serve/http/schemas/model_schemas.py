@@ -10,13 +10,13 @@ from agent_rft.serve.http.schemas.base import ResponseBody
 
 
 class ModelBody(ResponseBody):
-    """A model of the server, which requests can use."""
+    """A model that requests can use."""
 
     id: str
     """Value of `model` in requests."""
     object: Literal["model"] = "model"
     created: int = Field(validation_alias="created_at")
-    """Unix time of the creation, in seconds; 0 if unknown."""
+    """Creation time in Unix seconds; 0 if unknown."""
     owned_by: str
     """Owner of the model."""
 

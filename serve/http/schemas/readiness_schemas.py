@@ -20,21 +20,21 @@ class ReadinessReason(ResponseBody):
     decides: bool
     """Whether the reason decides the verdict; false for a note."""
     message: str
-    """Measurement behind the reason."""
+    """Human-readable description of the reason."""
     fix: str
     """Recommended action."""
 
 
 class ReadinessBody(ListEntry):
-    """A readiness check: it samples the model before training and reports whether training is likely to help."""
+    """A readiness check, which samples the model before training and reports whether training is likely to help."""
 
     id: str
     """Id of the readiness check, `ftready-...`."""
     object: Literal["fine_tuning.readiness"] = "fine_tuning.readiness"
     created_at: UnixTime
-    """Unix time of the creation, in seconds."""
+    """Creation time in Unix seconds."""
     finished_at: UnixTime | None
-    """Unix time in seconds at which the check succeeded, failed or was cancelled; null if it has not ended."""
+    """End time in Unix seconds; null until the check has ended."""
     model: str
     """Id of the base model, as in the request."""
     status: JobStatus
@@ -42,7 +42,7 @@ class ReadinessBody(ListEntry):
     error: JobFailure | None
     """Error of a failed check; otherwise null."""
     method: dict[str, Any]
-    """Method of the request, with defaults for all missing hyperparameters and without secrets."""
+    """Method from the request, with default hyperparameters added and secrets removed."""
     training_file: str
     """Id of the training file, whose rows are sampled."""
     validation_file: str | None
@@ -50,15 +50,15 @@ class ReadinessBody(ListEntry):
     test_file: str | None
     """Id of the test file, or null."""
     seed: int
-    """Seed of sampling, from the request or random."""
+    """Seed for sampling; random if the request has no seed."""
     suffix: str | None
-    """Suffix of the request, or null."""
+    """Suffix from the request, or null."""
     metadata: dict[str, str] | None = Field(validation_alias="labels")
-    """Metadata of the request."""
+    """Metadata from the request."""
     samples: int = Field(validation_alias=AliasPath("readiness", "samples"))
     """Rollouts per row."""
     target_latency_s: float | None = Field(validation_alias=AliasPath("readiness", "target_s"))
-    """Target for the model and tool time of a rollout in seconds, or null."""
+    """Target for a rollout's model and tool time in seconds, or null."""
     verdict: Verdict | None = Field(default=None, validation_alias=AliasPath("findings", "verdict"))
     """`train`, `fix_first` or `sft_warm_up`; null until the check has succeeded."""
     reasons: list[ReadinessReason] = Field(default=[], validation_alias=AliasPath("findings", "reasons"))

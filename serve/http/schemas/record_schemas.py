@@ -23,12 +23,12 @@ class JobRollout(ListEntry):
     request: dict[str, Any]
     """The request for the rollout: task with its row, epoch, purpose and temperature."""
     rollout: dict[str, Any]
-    """The rollout as in the rollout file. If `kind` is `rollout`, it has turns, answer, grade, reward and tokens. If
-    `kind` is `discarded`, it has the reason. A single rollout has `num_tokens` of its segments instead of tokens."""
+    """The rollout as in the rollout file. `kind` is `rollout`, or `discarded` if the rollout has no grade. A response
+    with a single rollout contains `num_tokens` instead of the tokens."""
 
 
 class JobRolloutSummary(ListEntry):
-    """Summary of a rollout, which the list of rollouts contains if `view=summary`. Not part of OpenAI's API."""
+    """Summary of a rollout, as listed with `view=summary`. Not part of OpenAI's API."""
 
     id: str
     """Id of the rollout: file and number, such as `step-000012.57`."""
@@ -43,14 +43,14 @@ class JobRolloutSummary(ListEntry):
     sample: int
     """Number of the rollout in its group."""
     grade: float | None
-    """Grade. This and the following numbers are null if the rollout was discarded."""
+    """Grade. Like all numbers below, it is null if the rollout was discarded."""
     reward: float | None
     finish: RecordedFinish
-    """Reason for which the rollout ended: an answer, a limit, or discarded."""
+    """Reason why the rollout ended, or `discarded`."""
     tools: list[str]
     """Names of the tools that the rollout called."""
     errors: list[str]
-    """Kinds of errors of the rollout's calls, or the reason for which it was discarded."""
+    """Kinds of errors in the rollout's calls, or the reason why it was discarded."""
     num_calls: int | None
     num_sampled: int | None
     """Number of sampled tokens."""
@@ -73,20 +73,20 @@ class RolloutToken(ResponseBody):
 
 
 class RolloutTokens(ResponseBody):
-    """Some tokens of a segment of a rollout, as the engine processed them. Not part of OpenAI's API."""
+    """Tokens of a rollout's segment, as the engine processed them. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.rollout.tokens"] = "fine_tuning.job.rollout.tokens"
     rollout_id: str
     segment: int
     start: int
-    """Index of the first entry of `tokens` in the segment."""
+    """Index of `tokens[0]` in the segment."""
     num_tokens: int
     """Number of tokens in the segment, including its prompt."""
     tokens: list[RolloutToken]
 
 
 class JobRowRewards(ListEntry):
-    """Reward distribution of a row's rollouts. Not part of OpenAI's API."""
+    """Reward distribution of a row. Not part of OpenAI's API."""
 
     id: str = Field(validation_alias="row_id")
     """Id of the row: its line number and a digest."""
@@ -115,7 +115,7 @@ class IndexedFile(ResponseBody):
 
 
 class RolloutFilters(ResponseBody):
-    """Values by which the rollouts of a job can be filtered. Not part of OpenAI's API."""
+    """Values for filtering a job's rollouts. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.rollout_filters"] = "fine_tuning.job.rollout_filters"
     files: list[IndexedFile]

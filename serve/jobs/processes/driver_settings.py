@@ -41,8 +41,8 @@ class DriverSettings:
         database: URL of the database.
         files: Folder of the files, as an fsspec URL; None means the subfolder `files`.
         config: Path of the operator's configuration file.
-        organization: Organization name, a part of the ids of tuned models.
-        address: Address of the Ray cluster if Ray does not set RAY_ADDRESS; None starts a local cluster.
+        organization: Name of the organization in the ids of tuned models.
+        address: Address of the Ray cluster, used if RAY_ADDRESS is not set. None starts a local cluster.
     """
 
     folder: str
@@ -76,7 +76,7 @@ class DriverSettings:
 
 
 class ServerAccess:
-    """Access of a driver or a check to the server's state: operator configuration, stores and secrets."""
+    """Server state that a driver or a check uses: operator configuration, stores and secrets."""
 
     def __init__(self, settings: DriverSettings) -> None:
         folder = Path(settings.folder)
@@ -123,7 +123,7 @@ class ServerAccess:
     def client_names_in(self, spec: JobSpec, model: str, ids: Mapping[str, str | None]) -> dict[str, str]:
         """Return a mapping from the paths in `spec` to the names that clients see instead.
 
-        The names are the model id `model` and the file ids in `ids`, whose keys are the fields of `spec`.
+        `model` is the id of the model. `ids` contains the file ids by field name.
         """
         files = {path: id for name in FILES if (path := getattr(spec, name)) and (id := ids[name])}
         models = {spec.model: model} if spec.model.startswith("/") else {}

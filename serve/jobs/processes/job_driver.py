@@ -3,10 +3,9 @@
     python -m agent_rft.serve.jobs.processes.job_driver --settings FILE --job ID --attempt N   # trains
     python -m agent_rft.serve.jobs.processes.job_driver --settings FILE --job ID --check OUT   # checks the job
 
-A driver works as long as the job is `running` in the store and no newer driver of the job exists. It checks both
-conditions every few seconds. If the job was paused, the driver saves a checkpoint and exits; otherwise it exits
-immediately. Exit code 0 means that the store contains the outcome. After any other exit code, the driver counts as
-lost, and another driver resumes the job from its last checkpoint.
+Every few seconds, a driver checks that its job is still `running` in the store and has no newer driver. If not, the
+driver exits; if the job was paused, it saves a checkpoint first. Exit code 0 means that the store contains the
+outcome. After any other exit code, another driver resumes the job from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from agent_rft.spec.job import JobSpec
 
 HEARTBEAT_S = 2.0
 LOST = 3
-"""Exit code of a driver if another driver should continue its job."""
+"""Exit code if another driver must continue the job."""
 
 
 async def check(server: ServerAccess, job_id: str) -> list[Problem]:
@@ -151,7 +150,7 @@ def _send_heartbeats(
     ended: threading.Event,
     on_status: Callable[[JobStatus | None], object],
 ) -> None:
-    """Send heartbeats from a thread, because reading a large file blocks the event loop of a healthy driver."""
+    """Send heartbeats until the job ends. Blocks the calling thread."""
     logs = JobLogs(Path(server.settings.folder))
     while not ended.wait(HEARTBEAT_S):
         logs.truncate(job_id, attempt)
@@ -228,7 +227,7 @@ def _unexpected_error(error: Exception, job_id: str) -> JobError:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train one job of a server, or with --check only check it.")
+    parser = argparse.ArgumentParser(description="Train one job of a server, or only check it with --check.")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--job", required=True)
     parser.add_argument("--attempt", type=int, default=0)

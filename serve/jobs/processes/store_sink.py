@@ -1,7 +1,7 @@
 """Sink that writes events, metrics, checkpoints and progress of a running job to the server's store.
 
-One thread does all writes in order, so that training never waits for the database. Events arrive redacted. The
-checkpoints in the store mirror the checkpoints on disk.
+One thread does all writes in order, so that training never waits for the database. Events are already redacted.
+The checkpoints in the store mirror the checkpoints on disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RETRYING = Retrying(
     wait=wait_exponential(0.1, max=5),
     reraise=True,
 )
-"""Retries of a write while the database is unavailable. If all retries fail, the write is dropped."""
+"""Retry policy for writes while the database is unavailable. If all retries fail, the write is dropped."""
 STEPS_FOR_ESTIMATE = 20
 PROGRESS_EVERY_S = 30.0
 
@@ -52,9 +52,8 @@ PROGRESS_EVERY_S = 30.0
 class StoreSink:
     """RunWatcher (cluster/run/sinks/event_stream.py) that writes the events of one driver to the store.
 
-    Clients read these events. Fields that only the operator may see are therefore left out, and each path in `names` is
-    replaced by its name. `name` returns the model id of the checkpoint of a step, or of the tuned model if the step is
-    None.
+    Clients read these events, so operator-only fields are removed and paths are replaced. `names` maps each path to
+    its replacement. `name` returns a model id for a checkpoint's step, or for the tuned model if the step is None.
     """
 
     def __init__(
@@ -126,8 +125,7 @@ class StoreSink:
     def sync_checkpoints(self) -> None:
         """Make the store's checkpoints and models match the checkpoints on disk that can be served as models.
 
-        The row of a checkpoint is added after its model, and deleted after its model. If the connection is lost, the
-        call can therefore be repeated.
+        A checkpoint's model is added or deleted before the checkpoint, so the call can be repeated after an error.
         """
         on_disk = list_checkpoints(self._checkpoints)
         kept = {state.step: (path, state) for path, state in on_disk if state.is_servable}
@@ -148,9 +146,9 @@ class StoreSink:
                 self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
 
     def register_final(self) -> str | None:
-        """Register the last checkpoint as the tuned model and return the model's id; None if there is no checkpoint.
+        """Register the final checkpoint as the tuned model and return its id, or None if there is no checkpoint.
 
-        If the job stopped early, its best checkpoint is registered instead.
+        The final checkpoint is the last one, or the best one if the job stopped early.
         """
         servable = {state.step: path for path, state in list_checkpoints(self._checkpoints) if state.is_servable}
         if not servable:

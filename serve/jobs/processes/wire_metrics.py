@@ -1,7 +1,6 @@
 """Conversion of a job's metrics to the formats of the API: metrics events, checkpoints and the result file.
 
-All metrics of `agent_rft.metrics` are also included under their original names. A metric that was not measured is left
-out or null, never 0.
+All metrics are included under their names in `agent_rft.metrics`. Unmeasured metrics are missing or null, not 0.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from agent_rft.metrics import METRICS
 
 SHOWN = {name: metric.message for name, metric in METRICS.items() if metric.message}
-"""Labels in the message of a metrics event, by metric name."""
+"""Labels for event messages, by metric name."""
 FIRST_COLUMNS = ("step", *(name for name, metric in METRICS.items() if metric.in_result_columns))
 CHECKPOINT_KEYS = ("step", "train_mean_reward", "full_valid_mean_reward", "train_loss", "full_valid_loss")
 TIMES = (
@@ -76,7 +75,7 @@ def make_wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a checkpoint, selected from the `make_wire_data` result for its step."""
+    """Return the metrics of a checkpoint, a subset of its step's `make_wire_data`."""
     return {key: float(data[key]) for key in CHECKPOINT_KEYS if data.get(key) is not None}
 
 

@@ -285,7 +285,7 @@ def test_the_template_of_a_job_file_is_a_path_and_becomes_the_text(tmp_path: Pat
     [
         (None, "unreadable_template", "own.jinja cannot be read: No such file"),
         (b"\xff", "unreadable_template", "is not UTF-8 text"),
-        (b"{{ x }}" + bytes(65_000), "unreadable_template", "has more than 64,000 bytes"),
+        (b"{{ x }}" + bytes(65_000), "unreadable_template", "is larger than 64,000 bytes"),
         (b"hello", "invalid_value_error", "must be the text of a Jinja template"),
     ],
 )
@@ -346,13 +346,13 @@ SUPERVISED: dict[str, Any] = {"model": "m", "training_file": "t", "method": {"ty
         (
             raw_job() | {"cluster": {"dispatchers": 2}},
             "cluster.dispatchers",
-            "dispatchers was removed: the number of dispatchers follows from the engines' sequences "
+            "dispatchers was removed: the number of dispatchers is derived from the engines' sequences "
             "and the tools' max_concurrency",
         ),
         (
             SUPERVISED | {"method": {"type": "supervised", "supervised": {"algorithm": {"context_weight": 0.1}}}},
             "method.supervised.algorithm.context_weight",
-            "context_weight was removed: only the assistant's tokens are trained",
+            "context_weight was removed: the model is trained only on the assistant's tokens",
         ),
     ],
 )

@@ -13,10 +13,10 @@ from agent_rft.spec.trackers import MlflowAccess, MlflowSettings
 TAG = "agent_rft.run"
 """Tag by which a resumed run finds its MLflow run."""
 REQUESTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "8", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""Limits for an unreachable server, for which MLflow's defaults wait many minutes. Unsent metrics are sent later."""
+"""Request limits; by default, MLflow waits many minutes for an unreachable server. Unsent metrics are sent later."""
 STATUS: dict[Outcome, str] = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 MAX_BATCH = {"metrics": 1_000, "params": 100}
-"""MLflow's limits per request."""
+"""Maximum number of metrics and of parameters in one MLflow request."""
 MAX_PARAM_CHARS = 500
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 
@@ -25,10 +25,10 @@ class MlflowRun:
     """MLflow run whose tag TAG is our run's name, so that a resumed run continues the same MLflow run."""
 
     def __init__(self, mlflow: Any, run: TrackedRun, settings: MlflowSettings, access: MlflowAccess | None) -> None:
-        """`mlflow` is the package.
+        """Create the MLflow run, or continue it if our run was resumed. `mlflow` is the imported package.
 
         Raises:
-            CannotTrack: The operator has not set the tracking URI.
+            TrackerUnavailable: The operator has not set the tracking URI.
         """
         if access is None:
             raise TrackerUnavailable("not_allowed", "set trackers.mlflow.tracking_uri in the operator's configuration")

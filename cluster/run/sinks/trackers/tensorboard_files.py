@@ -14,7 +14,7 @@ class TensorboardFiles:
     """Folder with event files for `tensorboard --logdir`. A resumed run adds a file to the same folder."""
 
     def __init__(self, summary: Any, run: TrackedRun) -> None:
-        """`summary` is the module `tensorboard.summary`."""
+        """Open a new event file. `summary` is the imported module `tensorboard.summary`."""
         self._writer = summary.Writer(str(run.folder / FOLDER))
 
     def log(self, point: MetricsPoint) -> None:

@@ -1,4 +1,4 @@
-"""Data of a run that trackers receive: metrics and hyperparameters, but never rows, text, URLs or secrets."""
+"""Run data that trackers receive: metrics and hyperparameters, but never rows, text, URLs or secrets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MetricsPoint:
 
 
 class Tracker(Protocol):
-    """Run in an experiment tracker. Its methods may block, and may raise any error."""
+    """Interface to an experiment tracker. Its methods may block, and may raise any error."""
 
     def log(self, point: MetricsPoint) -> None: ...
 
@@ -89,7 +89,7 @@ class TrackerSink:
 
 
 def extract_point(event: RunEvent) -> MetricsPoint | None:
-    """Return the metrics in an event, such as `train_mean_reward` or `validation/grade`, or None."""
+    """Return the metrics in an event, such as `train_mean_reward` or `validation/grade`; None if there are none."""
     match event.event:
         case StepDone(metrics=metrics):
             found: Mapping[str, Any] = metrics
@@ -106,7 +106,7 @@ def extract_point(event: RunEvent) -> MetricsPoint | None:
 
 
 def extract_settings(job: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return the hyperparameters of a public job by the path of the setting. The model appears without its folder."""
+    """Return the hyperparameters of a job, keyed by setting path. `job` must not contain secrets."""
     method = job["method"]["type"]
     parts = {name: part for name, part in job["method"][method].items() if name in SECTIONS}
     found = {"model": Path(job["model"]).name, "method": method, "seed": job["seed"]} | dict(_flatten(parts, ""))

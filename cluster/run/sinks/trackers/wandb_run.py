@@ -13,13 +13,13 @@ START_S, FINISH_S = 20.0, 20.0
 
 
 class WandbRun:
-    """Weights & Biases run whose id is our run's name. So a resumed run continues the same Weights & Biases run."""
+    """Weights & Biases run whose id is our run's name, so that a resumed run continues it."""
 
     def __init__(self, wandb: Any, run: TrackedRun, settings: WandbSettings, access: WandbAccess | None) -> None:
-        """`wandb` is the package.
+        """Create or continue the Weights & Biases run. `wandb` is the imported package.
 
         Raises:
-            CannotTrack: The operator has not set the API key.
+            TrackerUnavailable: The operator has set neither the API key nor offline mode.
         """
         if access is None or (access.api_key is None and not access.offline):
             raise TrackerUnavailable("not_allowed", "set trackers.wandb.api_key in the operator's configuration")

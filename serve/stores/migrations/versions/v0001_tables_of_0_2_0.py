@@ -1,4 +1,4 @@
-"""Tables of version 0.2.0, the oldest version whose databases later versions read."""
+"""Tables of version 0.2.0, the oldest version whose databases can be migrated."""
 
 import sqlalchemy as sa
 from alembic import op

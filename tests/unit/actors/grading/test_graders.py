@@ -236,7 +236,8 @@ async def test_a_403_of_a_grader_that_has_answered_fails_one_grade(pool: Pool) -
     async with FakeEndpoint(one_by_one([(200, {"score": 1}), (403, "closed"), (200, {"score": 0.5})])) as server:
         grader = pool(grader_spec(type="endpoint", url=server.url))
         await grader.grade(SAMPLE, ITEM, "t")
-        with pytest.raises(GraderFailed, match=r"HTTP 403 Forbidden, but a grader must answer 200.*closed"):
+        message = r"HTTP 403 Forbidden, but a grader must respond with status 200.*closed"
+        with pytest.raises(GraderFailed, match=message):
             await grader.grade(SAMPLE, ITEM, "t")
         assert (await grader.grade(SAMPLE, ITEM, "t")).value == 0.5
 

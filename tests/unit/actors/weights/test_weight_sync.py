@@ -45,7 +45,7 @@ async def test_an_engine_one_of_whose_processes_loaded_other_bytes_has_failed(
     assert sync.check_loaded_weights(published, WHOLE) == 0.5
     failed = sync.check_loaded_weights(published, WeightLoadResult(0.5, (7, 6)))
     assert isinstance(failed, EngineFailed)
-    assert failed.message == "its weights have another checksum than the learner's version 3"
+    assert failed.message == "the checksum of its weights differs from the learner's version 3"
 
 
 async def test_an_engine_whose_parameters_missed_a_tensor_has_failed_if_another_took_it(

@@ -164,7 +164,7 @@ def test_a_key_is_used_without_white_space_and_refused_without_being_shown(sourc
 
 def test_an_answer_that_is_not_json_names_the_base_url() -> None:
     page = httpx.MockTransport(lambda request: httpx.Response(200, html="<p>hello"))
-    said = "the response of http://host/models is not in the format of this API; check the base URL"
+    said = "the response from http://host/models is not in the format of this API; check the base URL"
     with httpx.Client(base_url="http://host", transport=page) as client, pytest.raises(UserError, match=said):
         send_request(client, "GET", "/models")
 
@@ -200,7 +200,7 @@ def test_the_server_is_found_by_options_then_environment_then_profile(tmp_path: 
     with pytest.raises(UserError, match="OPENAI_API_KEY"):  # no other key goes there
         found(None, None, "default", ours)
     assert found(None, None, "default", {}) == ("http://profile/v1/", "Bearer k3")
-    with pytest.raises(UserError, match="give --api-key, AGENT_RFT_API_KEY"):
+    with pytest.raises(UserError, match="set --api-key, AGENT_RFT_API_KEY"):
         found(None, None, "other", {})
     with pytest.raises(UserError, match="has no profile 'none'"):
         found(None, None, "none", {})

@@ -86,7 +86,7 @@ def test_a_project_of_functions_and_questions_runs_at_once(tmp_path: Path) -> No
     assert result.exit_code == 0, result.output
     lines = [line.strip() for line in result.output.splitlines()]
     assert (
-        f"- tools: add, price of prices in {tmp_path}; the module was imported once in a separate process"
+        f"- tools: add, price from prices in {tmp_path}; the module was imported once in a separate process"
         in result.output
     )
     assert "- question: column 'question'; reference_answer: column 'answer'; extra fields of the rows: kind" in lines

@@ -73,7 +73,7 @@ def template(text: str) -> Callable[[Path], None]:
         (removed("tokenizer.json", "tokenizer_config.json"), "not_a_model", "has no tokenizer", "add tokenizer.json"),
         (only_gguf, "not_a_model", "has no config.json", GGUF),
         (gguf_weights, "not_a_model", "has no weights", GGUF),
-        (quantized("fp8"), "unsupported_model", "quantized (fp8)", "before it was quantized"),
+        (quantized("fp8"), "unsupported_model", "quantized (fp8)", "before quantization"),
         (quantized("mxfp4"), "unsupported_model", "quantized (mxfp4)", "Mxfp4Config(dequantize=True)"),
         (template("{% if x %}"), "template_syntax", "line 1", "correct the syntax"),
         (template(ENDLESS), "template_too_costly", "2 s of CPU time", "remove nested loops"),

@@ -31,7 +31,7 @@ async def test_a_run_that_only_grades_needs_room_neither_for_a_learner_nor_for_c
     assert [place.role for place in prepared.cluster.assignments] == ["engine"]
 
 
-@pytest.mark.parametrize(("shm_bytes", "message"), [(None, "no shared memory exists"), (1 << 20, "1 MiB are free")])
+@pytest.mark.parametrize(("shm_bytes", "message"), [(None, "no shared memory exists"), (1 << 20, "1 MiB is free")])
 async def test_too_little_shared_memory_is_refused(case: Case, shm_bytes: int | None, message: str) -> None:
     case.free = FreeSpace(PLENTY.disk_bytes, shm_bytes)
     problem = await case.only_problem()

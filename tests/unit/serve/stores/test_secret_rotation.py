@@ -207,7 +207,7 @@ def test_a_job_that_no_secret_opens_is_named_and_left_as_it_is(server: Server) -
 def test_a_key_that_is_not_the_servers_is_refused_before_anything_changes(server: Server) -> None:
     server.secrets.write((MasterSecret.generate(),))
     before = server.secrets.path.read_text()
-    with pytest.raises(UserError, match="opens none of the stored jobs"):
+    with pytest.raises(UserError, match="cannot decrypt any stored job"):
         server.rotate()
     assert server.secrets.path.read_text() == before
 

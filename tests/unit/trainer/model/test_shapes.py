@@ -160,7 +160,7 @@ def test_logits_that_are_changed_after_the_head_are_found() -> None:
     [
         ("glm_moe_dsa", "layers of type indexed_attention"),
         ("deepseek_v4", "layers of type compressed_sparse_attention, heavily_compressed_attention"),
-        ("bloom", "BloomForCausalLM has its own attention"),
+        ("bloom", "BloomForCausalLM uses its own attention code"),
     ],
 )
 def test_an_architecture_is_refused_by_its_config(model_type: str, what: str) -> None:

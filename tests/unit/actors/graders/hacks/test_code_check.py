@@ -325,6 +325,10 @@ def test_tables_and_constants_are_found_without_the_tests(code: str) -> None:
             "class P:\n    def __exit__(self, *a):\n        return 0\n\n    def run(self, x):\n        return x + 1\n",
             "",
         ),
+        (
+            "def double(s):\n    match s:\n        case 'automobile':\n            return s.upper()\n    return s\n",
+            "assert double('automobile') == 'AUTOMOBILE'",
+        ),
         ("It is Paris.", ""),
         ("", ""),
     ],

@@ -97,7 +97,7 @@ async def test_case_spaces_and_first_parts_of_a_label_count_but_no_single_letter
 
 async def test_a_token_that_begins_two_labels_says_neither() -> None:
     spec = label(labels=["strong", "string"], passing_labels=["strong"])
-    with pytest.raises(GraderFailed, match=r"begins with a label with a probability of only 0\.30"):
+    with pytest.raises(GraderFailed, match=r"begins with a label is only 0\.30"):
         await graded(spec, first_token(strong=0.3, str=0.7))
 
 
