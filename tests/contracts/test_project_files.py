@@ -41,7 +41,7 @@ def test_manual_and_manifests_name_images_and_wheels_of_this_version() -> None:
     for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "k8s").rglob("*.yaml")]:
         for version in re.findall(r"(?:agent-rft:|newTag: |agent_rft-)(\d+\.\d+\.\d+)-", path.read_text()):
             named[f"{path.relative_to(ROOT)}: {version}"] = version
-    assert {"docs/your-agent.md", "docs/kubernetes.md"} < {name.split(":")[0] for name in named}
+    assert {"docs/clusters.md", "docs/kubernetes.md"} < {name.split(":")[0] for name in named}
     assert [name for name, version in named.items() if version != PROJECT["version"]] == []
 
 

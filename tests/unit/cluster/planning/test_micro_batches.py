@@ -54,7 +54,7 @@ def test_a_small_model_with_a_short_context_fits_a_machine_with_24_gib() -> None
     assert plan.fits and choice.value == 7168
     assert "as many as memory allows" in str(choice)
     refused = plan_cluster(request(CORES_24, SMOLLM2_135M, 256, micro_batch_tokens=8192))
-    assert "23.0 GiB of memory are needed" in refused.problems[0].message
+    assert "23.0 GiB of memory is needed" in refused.problems[0].message
     assert refused.problems[0].fix == "set cluster.micro_batch_tokens to auto"
 
 

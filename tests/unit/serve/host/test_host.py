@@ -68,7 +68,7 @@ def test_the_openapi_page_says_what_keys_mean(state: ServerState) -> None:
     settings = [schemas[name] for name in ("RolloutLimits", "ToolSpec", "EndpointGrader", "ErrorDetail")]
     for model in (create, *settings):
         assert [key for key, value in model["properties"].items() if "description" not in value] == []
-    assert "Unix time" in schemas["Job"]["properties"]["finished_at"]["description"]
+    assert "Unix seconds" in schemas["Job"]["properties"]["finished_at"]["description"]
     assert "log-probability" in schemas["ChatRequest"]["properties"]["logprobs"]["description"]
     assert "encrypted_content" in schemas["ResponsesRequest"]["properties"]["include"]["description"]
 
