@@ -66,7 +66,7 @@ COLUMNS = (
     Column("purpose", "string", "train, validation or test", lambda run, trace: trace.request.purpose),
     Column("row_id", "string", "the row: its line number and a digest", lambda run, trace: trace.outcome.row_id),
     Column("group", "int64", "number of the group, in order of admission", lambda run, trace: trace.request.index),
-    Column("sample", "int64", "number in the group", lambda run, trace: trace.outcome.sample),
+    Column("sample", "int64", "number within the group", lambda run, trace: trace.outcome.sample),
     Column("epoch", "int64", "pass over the training file", lambda run, trace: trace.request.epoch),
     Column("trace_id", "string", "id in requests to tools and graders", lambda run, trace: trace.outcome.trace_id),
     Column("finish", "string", "answer, max_steps, max_tokens, context or discarded", _finish_value),
