@@ -28,11 +28,20 @@ TIMEOUT_S = 1200
 ALWAYS = ("README.md", "docs/your-agent.md")
 """Pages whose blocks with `run` are executed in each test run; all other marked blocks are executed nightly."""
 
-SMALLER = {
-    "README.md": ("    tools: [", "    limits: {max_completion_tokens: 24}\n    tools: ["),
-    "docs/your-agent.md": ("max_completion_tokens: 2048", "max_completion_tokens: 24"),
+REPLACEMENTS = {
+    "README.md": (
+        ("    tools: [", "    limits: {max_completion_tokens: 24}\n    tools: ["),
+        (
+            'float(body["sample"]["output_text"].strip() == body["item"]["answer"])',
+            'len(body["sample"]["output_text"]) % 2',
+        ),
+    ),
+    "docs/your-agent.md": (
+        ("max_completion_tokens: 2048", "max_completion_tokens: 24"),
+        ('float(numbers == [body["item"]["reference_answer"]])', 'len(body["sample"]["output_text"]) % 2'),
+    ),
 }
-"""A text of a page and its replacement, so that a random model ends its rollouts soon."""
+"""Texts of a page and their replacements, so that a random model ends its rollouts soon and gets different grades."""
 
 
 def pages_to_run() -> Iterator[object]:
@@ -106,7 +115,9 @@ def _script(page: Page, marks: set[str]) -> Iterator[str]:
             yield f"echo '--- {block}'"
             yield _as_a_reader(block.text) if block.language == "sh" else _heredoc("python -", block.text, i)
         elif block.title and ", " not in block.title:
-            text = block.text.replace(*SMALLER.get(page.path, ("", "")))
+            text = block.text
+            for old, new in REPLACEMENTS.get(page.path, ()):
+                text = text.replace(old, new)
             yield _heredoc(f"cat > {block.title}", text, i)
 
 
