@@ -86,7 +86,7 @@ def render(
         nonlocal num_chars
         num_chars += len(text)
         if num_chars > max_chars:
-            problem = f"{where}: the rendered template has more than {max_chars:,} characters"
+            problem = f"{where}: the grader's rendered templates have more than {MAX_CHARS:,} characters in total"
             raise GraderFailed(problem, kind=TOO_LONG)
         parts.append(text)
 

@@ -80,8 +80,3 @@ def test_a_path_without_a_value_is_an_invalid_variable_error_that_names_it(path:
 def test_an_invalid_template_is_found_without_a_row(template: str, problem: str) -> None:
     [found] = template_problems(template)
     assert problem in found
-
-
-def test_a_text_that_exceeds_its_limit_names_this_limit() -> None:
-    with pytest.raises(GraderFailed, match=r"grader 'x', input: the rendered template has more than 1,024 characters"):
-        render("{{ item.answer }}" * 205, "grader 'x', input", item=ITEM, sample=SAMPLE, max_chars=1024)
