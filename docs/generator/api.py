@@ -19,14 +19,14 @@ Schema = Mapping[str, Any]
 
 _INTRO = """# The API
 
-A server of `agent-rft serve` answers OpenAI's API for files, fine-tuning jobs, models, chat completions and responses,
-so that OpenAI's clients work with it. Every request below `/v1` has a key: `Authorization: Bearer sk-rft-...`. A failed
-request is answered with `{"error": {"message", "type", "param", "code"}}`; what a code means is in
-[Problem codes](problems.md). Fields below `method` are described in [The job](job.md), and what is not described here
-is as in OpenAI's API.
+`agent-rft serve` provides OpenAI's API for files, fine-tuning jobs, models, chat completions and responses, so OpenAI's
+clients work with it. Every request below `/v1` needs a key: `Authorization: Bearer sk-rft-...`. The response to a
+failed request is `{"error": {"message", "type", "param", "code"}}`; [Problem codes](problems.md) explains each code.
+[Job settings](job.md) describes the fields of `method`. Everything that this page does not describe is as in OpenAI's
+API.
 
-The OpenAPI document is [openapi.json](schemas/openapi.json). A server has the same at `/openapi.json`, and a page to
-try it at `/docs`.
+The OpenAPI document is [openapi.json](schemas/openapi.json). A server has the same document at `/openapi.json`, and a
+page to try requests at `/docs`.
 """
 _REFS = "#/components/schemas/"
 

@@ -14,23 +14,25 @@ AGREES = "agrees"
 _INTRO = """
 ## Architectures
 
-By `model_type` of `config.json`, of a model that sees that of its text part. Each was tried with a tiny random model of
-a few layers, never with its real weights unless said elsewhere.
+Each row is a `model_type` in `config.json`; for a model with images, it is the type of the text model. Each
+architecture was tested with a tiny random model of a few layers, not with real weights.
 
-- **learner**: its log-probabilities of packed sequences are those that transformers computes for each sequence alone,
-  and for one architecture of each kind of layers the gradients too (`tests/unit/trainer/model/test_shapes.py`).
-- **LoRA**: each adapter learns, and a merged model computes what its base with the adapter does
-  (`tests/unit/actors/weights/test_adapter_merge.py`). Not of experts: see [LoRA](../models.md#layers-without-adapters).
-  *supervised only*: vLLM has no adapters for it.
-- **sync**: weights are published as transformers writes them: names, dtypes, shapes and bytes. `yes`: a running engine
-  on a CPU then computes with them; `names`: this was not tried with an engine.
-- **engine on a CPU**: vLLM's log-probabilities agree with the learner's; else why not. On GPUs nothing was tried.
+- **learner**: the log-probabilities of packed sequences equal those that transformers computes for each sequence alone.
+  For one architecture per kind of layer, the gradients are equal too (`tests/unit/trainer/model/test_shapes.py`).
+- **LoRA**: each adapter learns, and the merged model gives the same results as the base model with the adapter
+  (`tests/unit/actors/weights/test_adapter_merge.py`). Experts have no adapters: see
+  [LoRA](../models.md#layers-without-adapters). *supervised only*: vLLM does not support adapters for this architecture.
+- **sync**: published weights have the names, dtypes, shapes and bytes that transformers writes. `yes`: a running engine
+  on a CPU then computes with the new weights. `names`: this was not tested with an engine.
+- **engine on a CPU**: vLLM's log-probabilities agree with the learner's; otherwise, the reason why not. Engines on GPUs
+  were not tested.
 
-Layers that carry a state from token to token (linear attention, Mamba, convolutions) run one packed sequence at a time,
-which is exact on any device; the kernels that some GPUs have for packed ones are not used. Such models are trained with
-`cluster.zero_stage` 0, 1 or 2; stage 3 is refused when the learner starts. On CPUs an engine computes
-the prompts of such models again in each turn, since vLLM caches states only with chunked prefill. Other architectures
-are tested when the learner starts, by what their layers do, and are refused if packed rollouts would see each other.
+Layers that carry a state from token to token (linear attention, Mamba, convolutions) process one packed sequence at a
+time. This is exact on every device, but does not use the kernels that some GPUs have for packed sequences. Such models
+need `cluster.zero_stage` 0, 1 or 2; the learner refuses stage 3 when it starts. On CPUs, an engine computes the prompts
+of such models again in each turn, because vLLM caches states only with chunked prefill.
+
+All other architectures are tested when the learner starts. They are refused if packed rollouts would see each other.
 Indexed and compressed attention (`glm_moe_dsa`, `deepseek_v4`) is refused.
 
 """

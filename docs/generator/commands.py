@@ -16,8 +16,8 @@ from docs.generator.markdown import code, plain, table
 
 _INTRO = """# Commands
 
-`agent-rft COMMAND --help` prints the same as this page. `agent-rft --install-completion` makes bash, zsh or fish
-complete commands, options and values.
+`agent-rft COMMAND --help` prints the same text. After `agent-rft --install-completion`, bash, zsh and fish complete
+commands, options and values.
 
 """
 _OWN = ("help", "install_completion", "show_completion")

@@ -10,12 +10,12 @@ from docs.generator.markdown import code, plain, table
 _INTRO = """# Events
 
 A run appends each event to `events.jsonl` in its folder, as a JSON object with `time`, `level`, `kind`, `version`,
-`job`, `step`, `message` and `data`. `message` is a sentence for people; programs use `kind` and the fields of the
-kind, which are in `data`. `version` is raised when fields of a kind change their meaning or are removed; new fields
-may appear at any time.
+`job`, `step`, `message` and `data`. `message` is a sentence for people. Programs should use `kind` and the fields in
+`data`, which depend on the kind. `version` increases when fields of a kind are removed or change their meaning. New
+fields may be added at any time.
 
-In the API, a `step_done` is an event of type `metrics`. Other events have `kind`, `version` and `step` in `data` too;
-`rollout_discarded` and `job_ended` are left out.
+In the API, `step_done` is an event of type `metrics`. All other events also have `kind`, `version` and `step` in
+`data`. The API does not return `rollout_discarded` and `job_ended`.
 
 """
 

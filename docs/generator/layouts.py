@@ -78,15 +78,15 @@ JOB = JobSpec.model_validate(
 )
 INTRO = f"""# Layouts
 
-**Calculated, not measured:** no GPU has run any of these. Each cell is what `agent-rft plan` chooses for a
-reinforcement job that gives nothing below `cluster` and no `lora`, with a context of {CONTEXT:,} tokens. Each node has
-{CORES_PER_GPU} cores and {HOST_GIB_PER_GPU} GiB of memory for each GPU, and at least {MIN_HOST_GIB} GiB. 8 % of all
-memory stays free.
+**Calculated, not measured:** none of these layouts has run on GPUs. Each cell is the layout that `agent-rft plan`
+chooses for a reinforcement job without `lora` and without settings in `cluster`, with a context of {CONTEXT:,} tokens.
+Each node has {CORES_PER_GPU} cores and {HOST_GIB_PER_GPU} GiB of memory for each GPU, and at least {MIN_HOST_GIB} GiB.
+8 % of all memory stays free.
 
 `2 x 2 + 4, ZeRO 3, LoRA` means two engines of two GPUs each and four learner ranks of one GPU each, with ZeRO stage 3
 and an adapter of rank 32. Without `LoRA` all weights are trained. `shared` means that engine and rank share the GPU,
-`offload` that the optimizer is in the node's memory, `offload all` that activations are there, too. An empty cell does
-not fit; `plan` prints what would.
+`offload` that the optimizer is in the node's memory, and `offload all` that activations are there too. An empty cell
+means that the model does not fit; `plan` prints what would fit.
 """
 
 

@@ -12,15 +12,15 @@ from docs.generator.markdown import code, plain, table
 
 _INTRO = """# Metrics
 
-Each line of `metrics.jsonl` in the run folder is a JSON object with the names of the first column. Prometheus receives
-the same values from every node that runs a part of a job, at the port for metrics; how to set it up, and what the
-dashboards are for, is in [Monitoring](../monitoring.md).
+Each line of `metrics.jsonl` in the run folder is a JSON object whose keys are the names in the first column. Prometheus
+reads the same values from the metrics port of every node that runs a part of a job. [Monitoring](../monitoring.md)
+describes the setup and the dashboards.
 
-A name with a `<placeholder>` stands for a family: `tool/<tool>/errors` is `tool/search/errors` in the file and
-`agent_rft_tool_errors_total{tool="search"}` in Prometheus. Every sample also has the labels `job` and `process`.
-`agent-rft explain NAME` prints one of them.
+A name with a `<placeholder>` stands for several metrics: `tool/<tool>/errors` is `tool/search/errors` in the file and
+`agent_rft_tool_errors_total{tool="search"}` in Prometheus. Every sample in Prometheus also has the labels `job` and
+`process`. `agent-rft explain NAME` prints the description of a metric.
 
-By its kind, Prometheus receives of a metric:
+The kind of a metric determines what Prometheus receives:
 
 """
 
@@ -31,7 +31,7 @@ def pages() -> dict[str, str]:
     groups = "".join(f"\n## {title}\n\n{_group(metrics)}" for title, metrics in METRIC_GROUPS.items())
     head = ("Name", "Unit", "Meaning")
     rows = ((code(name), metric.unit, plain(to_sentence(metric.help))) for name, metric in EVALUATION_METRICS.items())
-    before_after = "What `agent-rft train` compares on the test file, and the report shows in a table.\n\n"
+    before_after = "Values that `agent-rft train` compares on the test file, and that the report shows in a table.\n\n"
     return {"metrics.md": _INTRO + kinds + groups + f"\n## Before and after\n\n{before_after}{table(head, rows)}"}
 
 

@@ -15,28 +15,35 @@ FOUND = Path(__file__).with_suffix(".json")
 """What `python -m tests.support.templates` found. A test computes it again."""
 _INTRO = """# Model families
 
-Each row is the chat template of one or more models, with what `agent-rft models doctor` finds about it. It was found
-with the **real template**, and a vocabulary in which bytes and the template's marks are the tokens: by rendering calls,
-which the parser must read, results, thoughts and whole conversations. How far each family was tried is below.
+Each row describes the chat template of one or more models, as `agent-rft models doctor` does. The results come from the
+**real template**, with a vocabulary that consists of bytes and the template's special tokens. The test renders tool
+calls, results, reasoning and complete conversations, and parses the calls again. [Tests per family](#tests-per-family)
+lists which parts of each family were tested.
 
-- **own tools**: the template itself shows the tools. The others do with what `agent-rft models template` writes before
-  them, which is what the rest of their row is about.
-- **reasoning**: a turn may start with one (*yes*), the prompt opens one (*always*), or they are messages of their own.
-  *dropped*: the history is rendered without them.
-- **parallel calls**: the history keeps several calls of a turn together. Else they are written one after another.
-- **rollout**: *one segment* where the template only appends; else each turn is a training sample of its own.
-- **supervised**: samples of a conversation with a call, its result and two answers; *a turn* also where only thoughts
-  or a second question make the template write earlier turns again.
-- **structured**: a `response_format` for rows with tools, since the form of the calls is known.
+- **own tools**: the template itself shows the tools. For all other templates, `agent-rft models template` adds a part
+  that shows the tools. The remaining columns then describe the extended template.
+- **reasoning**: *yes*: a turn may begin with reasoning. *always*: the prompt begins the reasoning. *messages*:
+  reasoning is a separate message. *dropped*: the template omits the reasoning of earlier turns.
+- **parallel calls**: *yes*: several calls of a turn stay together in the history. *no*: the calls are written one after
+  another.
+- **rollout**: *one segment*: the template only appends text, so a rollout is one training sample. *a turn*: each turn
+  is a separate training sample.
+- **supervised**: training samples of a conversation with a call, its result and two answers. *a turn* also applies to
+  templates that change earlier turns only because of reasoning or a second question.
+- **structured**: rows with tools may have a `response_format`, because the syntax of the calls is known.
 
 """
 _SHOWN = """
-## How it was shown
+## Tests per family
 
-Each cell names all that was used: **template** is the real one, in `make test`; **short template** is one in the
-family's form; **vocabulary** is that of the real model; **tiny weights** are random, in an engine and a learner
-(`make nightly`; Hermes and Qwen3.5 in `make test`); **weights** are those of a real model, trained (`examples/orders`).
-A dash: not tried, or the family has no such thing.
+Each cell lists what the tests used:
+
+- **template**: the real template, in `make test`
+- **short template**: a shorter template with the family's syntax
+- **vocabulary**: the vocabulary of the real model
+- **tiny weights**: random weights, in an engine and a learner (`make nightly`; Hermes and Qwen3.5 in `make test`)
+- **weights**: the weights of a real model that was trained (`examples/orders`)
+- a dash: not tested, or the family does not have this feature
 
 """
 COLUMNS = ("template", "parser", "reasoning", "parallel calls", "supervised", "structured output", "engine and learner")

@@ -9,9 +9,8 @@ from docs.generator.markdown import plain
 
 _INTRO = """# Problem codes
 
-A code stands in brackets after each problem that the command line prints, in the `code` of an error of the API, and in
-the `error` of a failed job. `agent-rft explain CODE` prints the text of this page. In a code with a `*`, that part is
-computed.
+The command line prints a code in brackets after each problem. The API returns it as the `code` of an error, and in the
+`error` of a failed job. `agent-rft explain CODE` prints the text of this page. A `*` in a code stands for any text.
 """
 
 
@@ -24,5 +23,5 @@ def pages() -> dict[str, str]:
             shown = re.sub(r"<\w+>", "*", name)
             text += f"\n### `{shown}`\n\n{plain(code.meaning)}\n\nWhat to do: {plain(code.fix)}\n"
             if not stops_accepted_job(name):
-                text += "\nA run that is resumed continues with a warning.\n"
+                text += "\nA resumed run continues with a warning.\n"
     return {"problems.md": text}

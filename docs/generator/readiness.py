@@ -5,11 +5,10 @@ from __future__ import annotations
 from agent_rft.problems.readiness_reasons import REASONS, Verdict
 from docs.generator.markdown import plain
 
-_INTRO = """# Reasons of readiness
+_INTRO = """# Readiness reasons
 
-`agent-rft ready` and `POST /v1/fine_tuning/readiness` end with a verdict and its reasons;
-[how to read them](../readiness.md).
-`agent-rft explain CODE` prints the text of this page.
+`agent-rft ready` and `POST /v1/fine_tuning/readiness` end with a verdict and its reasons. [Readiness
+check](../readiness.md) explains how to read them. `agent-rft explain CODE` prints the text of this page.
 """
 _TITLES: dict[Verdict | None, str] = {
     "train": "`train`",

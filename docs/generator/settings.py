@@ -10,23 +10,23 @@ from agent_rft.cli.reference.setting_list import SECTION, DocumentedSetting, Set
 from docs.generator.markdown import code, plain, table
 
 _INTRO = {
-    "job": """# The job
+    "job": """# Job settings
 
-A job file is YAML or JSON: `agent-rft check JOB.yaml` lists its mistakes, `agent-rft train JOB.yaml` trains. The API
-takes the same settings as JSON, with ids of uploaded files in place of paths. Paths are relative to the job file.
-`${NAME}` in a value is replaced by the environment variable of that name, in the command line only. Unknown keys are
-refused, except in a tool, where they are kept.
+A job file is YAML or JSON. `agent-rft check JOB.yaml` lists its problems, and `agent-rft train JOB.yaml` trains. The
+API takes the same settings as JSON, with ids of uploaded files instead of paths. Paths are relative to the job file. In
+files, `${NAME}` in a value is replaced with the environment variable of that name; in the API, it is not. Unknown keys
+are refused, except in tools, where they are kept.
 """,
-    "operator": """# The operator's configuration
+    "operator": """# Operator configuration
 
-The operator of a cluster says here what jobs may reach and use; a job cannot change it. It is the file in `--config`,
-else the one in `AGENT_RFT_CONFIG`, else `agent-rft.yaml` in the working directory. Without a file, all defaults apply.
-`${NAME}` in a value is replaced by the environment variable of that name. How to run a server is in
-[The server](../server.md).
+In this file, the operator of a cluster limits what jobs may reach and use. A job cannot change the limits. The file is
+the one in `--config`, otherwise the one in `AGENT_RFT_CONFIG`, otherwise `agent-rft.yaml` in the working directory.
+Without a file, all defaults apply. `${NAME}` in a value is replaced with the environment variable of that name.
+[Server](../server.md) describes how to run a server.
 """,
-    "nodes": """# The list of nodes
+    "nodes": """# Nodes file
 
-`agent-rft plan JOB.yaml --cluster NODES.yaml` says whether a job fits on a cluster that does not exist yet; see
+`agent-rft plan JOB.yaml --cluster NODES.yaml` prints whether a job fits on a cluster that does not exist yet: see
 [Clusters](../clusters.md).
 
 ```yaml title="nodes.yaml"
@@ -39,9 +39,9 @@ nodes:
 _GRADERS = """
 ## Graders
 
-A grader is chosen by its `type`. Each type may be the `grader` of a job, its `held_out_grader`, a guard's grader or a
-part of a `multi` grader, except that `multi` may only be the first two. Texts that are called templates may contain
-`{{ item.x }}`, a key of the row, and `{{ sample.x }}`, one of the rollout; see [Rewards and graders](../graders.md).
+The `type` of a grader selects its settings. Each type can be the `grader` of a job, its `held_out_grader`, a guard's
+grader or a part of a `multi` grader; `multi` can only be the first two. A template may contain `{{ item.x }}`, a key of
+the row, and `{{ sample.x }}`, a key of the rollout: see [Rewards and graders](../graders.md).
 """
 _KIND = re.compile(r"\[(\w+)\]$")
 
@@ -55,9 +55,9 @@ def pages() -> dict[str, str]:
 
 def _page(file: str) -> str:
     editors = (
-        f"\nEditors complete and check the file with [its JSON schema](schemas/{file}.json), which\n"
-        f"`agent-rft schema {file}` prints: write it to a file, and begin yours with\n"
-        "`# yaml-language-server: $schema=FILE`. `agent-rft explain SETTING` prints one setting.\n"
+        f"\nWith [this JSON schema](schemas/{file}.json), editors complete and check the file. Save the output of\n"
+        f"`agent-rft schema {file}`, and begin your file with `# yaml-language-server: $schema=SCHEMA_FILE`.\n"
+        "`agent-rft explain SETTING` prints the description of a setting.\n"
     )
     found = list_sections(file)
     kinds = [section for section in found if _KIND.search(section.path)]
