@@ -101,7 +101,9 @@ class PythonNodes:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self._channel is None:
-            options: dict[str, Any] = {"runtime_env": {"env_vars": hidden}} if (hidden := _blank_variables()) else {}
+            options: dict[str, Any] = (
+                {"runtime_env": {"env_vars": hidden}} if (hidden := _empty_job_variables()) else {}
+            )
             self._actor = cast(Any, PythonGraderActor).options(**options).remote(self._unsandboxed)
             self._channel = ChannelClient(self._actor, ACTOR_NAME, GraderFailed, restart_s=self._wait_s)
         return await self._channel.call(method, *arguments)
@@ -179,7 +181,7 @@ def _num_workers_here() -> int:
     return max(1, int(resources[PYTHON_GRADER]))
 
 
-def _blank_variables() -> dict[str, str]:
+def _empty_job_variables() -> dict[str, str]:
     """Return empty values for the job's environment variables, which Ray would otherwise pass to the actor."""
     variables = ray.get_runtime_context().runtime_env.get("env_vars") or {}
     return {name: "" for name in variables if not name.startswith(KEPT_PREFIXES)}

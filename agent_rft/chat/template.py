@@ -127,7 +127,7 @@ class ChatTemplate:
         self._limits = limits
         self._now = now or datetime.now()
         self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._process: _RenderProcess | None = None
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], /, *, generate: bool, **arguments: Any
@@ -178,7 +178,7 @@ class ChatTemplate:
 
     def _request_text(self, request: bytes) -> str:
         if self._process is None or not self._process.alive:
-            self._process = _Process(self._limits, self._now)
+            self._process = _RenderProcess(self._limits, self._now)
             try:
                 self._process.ask(json.dumps({"template": self.text}).encode())
             except RenderFailed:
@@ -191,7 +191,7 @@ class _ProcessLost(Exception):
     """Error: the process ended, did not answer in time or sent an invalid answer, without exceeding a limit."""
 
 
-class _Process:
+class _RenderProcess:
     """A running `template_process`; the process ends when this object is deleted."""
 
     def __init__(self, limits: TemplateLimits, now: datetime) -> None:

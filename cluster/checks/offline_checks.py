@@ -53,7 +53,7 @@ def check_method(reinforcement: Reinforcement, rows: Sequence[CheckedRow], opera
 def make_invalid_job(problems: Sequence[Problem]) -> InvalidJob:
     """Return the error that lists all problems of a job."""
     merged = _merge_equal_problems(problems)
-    return InvalidJob(f"the job has {len(merged)} problem{'s' * (len(merged) != 1)}", _shorten(merged))
+    return InvalidJob(f"the job has {len(merged)} problem{'s' * (len(merged) != 1)}", _limit_per_kind(merged))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _merge_equal_problems(problems: Iterable[Problem]) -> list[_MergedProblem]:
     return list(merged.values())
 
 
-def _shorten(merged: Iterable[_MergedProblem]) -> list[Problem]:
+def _limit_per_kind(merged: Iterable[_MergedProblem]) -> list[Problem]:
     """Return the first SHOWN_PER_KIND problems per code and field, then one problem that counts the remaining ones."""
     kinds: dict[tuple[str, str], list[_MergedProblem]] = {}
     shown: list[Problem] = []

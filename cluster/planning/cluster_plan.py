@@ -83,7 +83,7 @@ def find_fixes(request: PlanRequest) -> list[PlanFix]:
 
 def _setting_fixes(request: PlanRequest) -> Iterator[list[PlanFix]]:
     """Yield lists of fixes that only change settings, smallest effect on training first. A list may be empty."""
-    freed, adapted = _reset_settings(request), _lora_setting(request)
+    freed, adapted = _list_default_values(request), _lora_setting(request)
     on_device = {path: value for path, value in freed.items() if path != "cluster.offload"}
     single = (PlanFix({path: value}) for path, value in on_device.items())
     yield [fix for fix in single if _fits(request, fix)][:MAX_FIXES]
@@ -97,7 +97,7 @@ def _setting_fixes(request: PlanRequest) -> Iterator[list[PlanFix]]:
         yield _smallest_fix(request, freed | {"cluster.engine_gpus": 0})
 
 
-def _reset_settings(request: PlanRequest) -> dict[str, Any]:
+def _list_default_values(request: PlanRequest) -> dict[str, Any]:
     """Return the defaults of the FREED settings that the job sets to other values."""
     cluster, defaults = request.job.cluster, ClusterSpec()
     values = {name: getattr(defaults, name) for name in FREED}
@@ -142,7 +142,7 @@ def _node_fixes(request: PlanRequest) -> Iterator[PlanFix]:
 
 
 def _node_and_setting_fix(request: PlanRequest) -> PlanFix | None:
-    settings = _reset_settings(request) | _lora_setting(request)
+    settings = _list_default_values(request) | _lora_setting(request)
     for fix in _node_fixes(request) if settings else ():
         if found := _smallest_fix(fix.apply(request), settings):
             return replace(fix, settings=found[0].settings)

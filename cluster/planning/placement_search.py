@@ -239,7 +239,7 @@ class _PlacementSearch:
                     yield _GpuDivision(number, 1, number, colocated=True)
         if not base.colocated:
             for gpus in self._engine_gpus():
-                for division in self._separate_divisions(gpus):
+                for division in self._iterate_disjoint_divisions(gpus):
                     found = True
                     yield division
         if not found:
@@ -255,7 +255,7 @@ class _PlacementSearch:
             and self._cluster.engine_gpus in ("auto", 1)
         )
 
-    def _separate_divisions(self, gpus: int) -> Iterator[_GpuDivision]:
+    def _iterate_disjoint_divisions(self, gpus: int) -> Iterator[_GpuDivision]:
         """Yield divisions in which engines (with `gpus` GPUs each) and ranks use different GPUs, best first.
 
         Sorted by number of used GPUs (largest first), evenness, and number of ranks (smallest first).

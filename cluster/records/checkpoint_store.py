@@ -155,7 +155,7 @@ class CheckpointStore:
                 for name in self._claims.list_checkpoints(run, owner):
                     is_complete, at = complete.get(name) == owner, self._claims.checkpoint_path(run, owner, name)
                     if not is_complete:
-                        self._remove(run, at)
+                        self._remove_checkpoint(run, at)
                     elif name != newest:
                         self._remove_unneeded(run, at, run_folder / "checkpoints" / name)
             for earlier in {*owners, *self._claims.list_claims(run)}:
@@ -164,11 +164,11 @@ class CheckpointStore:
 
     def _remove_unneeded(self, run: str, at: str, local: Path) -> None:
         if not local.exists():
-            self._remove(run, at)
+            self._remove_checkpoint(run, at)
         elif not (local / TRAINING_STATE).exists():
             self._remove_training_state(run, at)
 
-    def _remove(self, run: str, at: str) -> None:
+    def _remove_checkpoint(self, run: str, at: str) -> None:
         self._claims.ensure_claim(run)  # raises if another process has claimed the run since the last removal
         with suppress(FileNotFoundError):
             self._files.rm_file(f"{at}/{MANIFEST}")  # first, so that no reader finds a partial checkpoint

@@ -154,7 +154,7 @@ def print_plan(console: Console, prepared: CheckedJob) -> None:
     show = partial(console.print, highlight=False, soft_wrap=True)
     show(f"[bold]{escape(prepared.job.model)}[/]")
     if placement.learner_ranks:
-        _print_training(console, prepared)
+        _print_training_plan(console, prepared)
     parts = (
         (
             "shared engine" if placement.has_shared_engines else "engine",
@@ -188,7 +188,7 @@ def print_plan(console: Console, prepared: CheckedJob) -> None:
         show(f"[yellow]warning[/] {escape(warning)}")
 
 
-def _print_training(console: Console, prepared: CheckedJob) -> None:
+def _print_training_plan(console: Console, prepared: CheckedJob) -> None:
     plan = prepared.plan
     rows = f"{_format_count(plan.num_rows, 'row')} x {_format_count(plan.n_epochs, 'epoch')}"
     show = partial(console.print, highlight=False, soft_wrap=True)

@@ -45,7 +45,7 @@ def _finish_value(run: str, trace: Trace) -> str:
     return trace.outcome.finish if isinstance(trace.outcome, Rollout) else "discarded"
 
 
-def _error_values(run: str, trace: Trace) -> list[str]:
+def _list_errors(run: str, trace: Trace) -> list[str]:
     if isinstance(trace.outcome, DiscardedRollout):
         return [trace.outcome.reason]
     return [result.error for result in trace.outcome.results if result.error]
@@ -80,7 +80,7 @@ COLUMNS = (
     ),
     Column("answer", "string", "the final answer", _rollout_value(lambda rollout: rollout.answer)),
     Column("tools", "list<string>", "tool of each call, in order", _rollout_value(lambda r: [c.name for c in r.calls])),
-    Column("errors", "list<string>", "error of each failed call, or the discard reason", _error_values),
+    Column("errors", "list<string>", "error of each failed call, or the discard reason", _list_errors),
     Column("num_turns", "int64", "turns", _rollout_value(lambda rollout: len(rollout.turns))),
     Column("num_calls", "int64", "tool calls", _rollout_value(lambda rollout: len(rollout.calls))),
     Column("sampled_tokens", "int64", "tokens that the model sampled", _rollout_value(lambda r: r.num_sampled)),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from agent_rft.cli.projects.project_folder import SCHEMAS, make_config_files, shell_command, write_files
+from agent_rft.cli.projects.project_folder import SCHEMAS, get_program_command, make_config_files, write_files
 
 EXAMPLES = Path(str(resources.files("agent_rft.cli.projects")))
 LEDGER_MODULES = ("__init__", "app", "latency", "questions", "server", "tools", "vocabulary", "world")
@@ -104,16 +104,16 @@ def _iter_files_to_copy(project: ExampleProject, root: Path) -> Iterator[tuple[P
 
 
 def _next_steps(folder: Path, project: ExampleProject) -> str:
-    enter, agent_rft = f"cd {shlex.quote(str(folder))}", shell_command("agent-rft")
+    enter, agent_rft = f"cd {shlex.quote(str(folder))}", get_program_command("agent-rft")
     lines = [
         f"{folder} contains a job, its rows and a server with its tools and grader; see README.md. Start the server:",
         "",
-        f"  {enter} && {shell_command('python')} {project.server_arguments}",
+        f"  {enter} && {get_program_command('python')} {project.server_arguments}",
         "",
         "and in another terminal:",
         "",
         f"  {enter}",
-        *(f"  {shell_command(name)} {arguments}" for name, arguments in project.setup_commands),
+        *(f"  {get_program_command(name)} {arguments}" for name, arguments in project.setup_commands),
         f"  {agent_rft} check job.yaml",
         f"  {agent_rft} ready job.yaml",
         f"  {agent_rft} train job.yaml --run-folder runs/first",

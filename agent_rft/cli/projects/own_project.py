@@ -22,8 +22,8 @@ from agent_rft.cli.projects.example_project import EXAMPLES
 from agent_rft.cli.projects.openapi_tools import ToolApi, read_api
 from agent_rft.cli.projects.project_folder import (
     check_new_or_empty,
+    get_program_command,
     make_config_files,
-    shell_command,
     write_files,
 )
 from agent_rft.cli.projects.project_rows import FILES, GROUP, generate_rows, make_rows, split_rows
@@ -213,7 +213,11 @@ def _model_setting(model: str) -> str:
 
 
 def _next_steps(folder: Path, request: ProjectRequest, notes: Sequence[str]) -> str:
-    enter, python, agent_rft = f"cd {shlex.quote(str(folder))}", shell_command("python"), shell_command("agent-rft")
+    enter, python, agent_rft = (
+        f"cd {shlex.quote(str(folder))}",
+        get_program_command("python"),
+        get_program_command("agent-rft"),
+    )
     lines = [
         f"{folder} contains a job, its rows, its server and a grader with tests; see README.md.",
         *(f"  - {note}" for note in notes),
@@ -226,7 +230,7 @@ def _next_steps(folder: Path, request: ProjectRequest, notes: Sequence[str]) -> 
         f"  {enter}",
     ]
     if request.model is not None and not Path(request.model).is_dir():
-        lines.append(f"  {shell_command('hf')} download {shlex.quote(request.model)}")
+        lines.append(f"  {get_program_command('hf')} download {shlex.quote(request.model)}")
     lines += [
         f"  {python} -m unittest test_grader",
         f"  {agent_rft} check job.yaml",

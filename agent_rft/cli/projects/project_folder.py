@@ -77,7 +77,7 @@ def make_config_files(ports: Sequence[int], with_operator_file: bool) -> dict[Pa
     return files
 
 
-def shell_command(name: str) -> str:
+def get_program_command(name: str) -> str:
     """Return the shell command for this installation's program: `name` if it is on the PATH, else its quoted path."""
     path = str(Path(sys.executable).with_name(name))
     return name if shutil.which(name) == path else shlex.quote(path)

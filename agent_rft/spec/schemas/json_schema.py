@@ -159,7 +159,7 @@ class SchemaValidator:
         try:
             if self._validator.is_valid(value):
                 return None
-            _, path, words = _Explanation(self._schema, self._dialect, self._get_subschema_validator).explain(
+            _, path, words = _ViolationSearch(self._schema, self._dialect, self._get_subschema_validator).explain(
                 (), value, ()
             )
         except UnicodeEncodeError:
@@ -274,7 +274,7 @@ def _children(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 # -- explanations ------------------------------------------------------------------------------------------------------
 
 
-class _Explanation:
+class _ViolationSearch:
     """Search for one violation to report, from the root of the schema down to the subschema that rejects the value.
 
     jsonschema-rs could list all violations, but their number grows exponentially with the depth of a value.

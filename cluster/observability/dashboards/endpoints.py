@@ -10,10 +10,10 @@ from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     ENDPOINTS,
     JOBS,
+    build_rate_query,
     panel,
     query_max,
     query_quantile,
-    query_rate,
     query_ratio,
     query_sum,
 )
@@ -29,21 +29,26 @@ ENDPOINTS_DASHBOARD = Dashboard(
             (
                 Panel(
                     "Failed calls",
-                    (query_ratio(query_rate("endpoint/<endpoint>/failed"), query_rate("endpoint/<endpoint>/calls")),),
+                    (
+                        query_ratio(
+                            build_rate_query("endpoint/<endpoint>/failed"),
+                            build_rate_query("endpoint/<endpoint>/calls"),
+                        ),
+                    ),
                     "percentunit",
                     about="Share of calls that ended without an answer after all retries.",
                     alerts=(find_alert("EndpointFailing"),),
                 ),
-                panel(query_rate("endpoint/<endpoint>/calls")),
+                panel(build_rate_query("endpoint/<endpoint>/calls")),
                 panel(
                     *(query_quantile(q, "endpoint/<endpoint>/latency_s") for q in (0.5, 0.95, 0.99)),
                     **WIDE_PANEL_OPTIONS,
                 ),
-                panel(query_rate("endpoint/<endpoint>/errors/<kind>"), legend_at_right=True),
-                panel(query_rate("tool/<tool>/errors")),
+                panel(build_rate_query("endpoint/<endpoint>/errors/<kind>"), legend_at_right=True),
+                panel(build_rate_query("tool/<tool>/errors")),
                 panel(
                     *(
-                        query_rate(f"endpoint/<endpoint>/{kind}")
+                        build_rate_query(f"endpoint/<endpoint>/{kind}")
                         for kind in ("retries", "backpressure_retries", "hedges")
                     ),
                     title="Retries per second",
@@ -57,8 +62,8 @@ ENDPOINTS_DASHBOARD = Dashboard(
                 panel(query_quantile(0.95, "endpoint/<endpoint>/queue_s")),
                 panel(query_max("endpoint/<endpoint>/breaker"), alerts=("EndpointDown",)),
                 panel(
-                    query_rate("endpoint/<endpoint>/bytes_out"),
-                    query_rate("endpoint/<endpoint>/bytes_in"),
+                    build_rate_query("endpoint/<endpoint>/bytes_out"),
+                    build_rate_query("endpoint/<endpoint>/bytes_in"),
                     title="Bytes per second",
                     **WIDE_PANEL_OPTIONS,
                 ),
@@ -68,7 +73,7 @@ ENDPOINTS_DASHBOARD = Dashboard(
             "Grading",
             (
                 panel(*(query_quantile(q, "grade_s") for q in (0.5, 0.95))),
-                panel(query_rate("grading_errors/<kind>")),
+                panel(build_rate_query("grading_errors/<kind>")),
             ),
         ),
     ),

@@ -15,6 +15,7 @@ from agent_rft.cluster.observability.dashboards.queries import (
     CHOSEN,
     JOBS,
     MetricQuery,
+    build_rate_query,
     panel,
     query_distribution,
     query_gauge,
@@ -22,7 +23,6 @@ from agent_rft.cluster.observability.dashboards.queries import (
     query_max,
     query_mean,
     query_quantile,
-    query_rate,
     query_ratio,
     query_time_share,
 )
@@ -52,10 +52,12 @@ def _query_with_legend(query: MetricQuery, name: str) -> Query:
 
 _STEP, _STEPS_PLANNED = query_max("step"), query_max("total_steps")
 _LEFT = f"clamp_min({_STEPS_PLANNED.expr} - {_STEP.expr}, 0) * ({query_mean('time_step_s').expr})"
-_FAILING = query_ratio(query_rate("endpoint/<endpoint>/failed"), query_rate("endpoint/<endpoint>/calls"))
+_FAILING = query_ratio(build_rate_query("endpoint/<endpoint>/failed"), build_rate_query("endpoint/<endpoint>/calls"))
 _BASELINE = query_max("baseline_valid_mean_reward")
-_NO_SIGNAL = query_rate("zero_variance_groups/<kind>", ("job",), where=NOT_ALL_RIGHT)
-_GROUPS = f"({query_rate('zero_variance_groups/<kind>', ('job',)).expr} + {query_rate('groups_trained').expr})"
+_NO_SIGNAL = build_rate_query("zero_variance_groups/<kind>", ("job",), where=NOT_ALL_RIGHT)
+_GROUPS = (
+    f"({build_rate_query('zero_variance_groups/<kind>', ('job',)).expr} + {build_rate_query('groups_trained').expr})"
+)
 FIGURES = (
     _stat_panel(
         "Step",
@@ -134,7 +136,7 @@ JOB_DASHBOARD = Dashboard(
                     alerts=("HeldOutFalls",),
                 ),
                 panel(
-                    query_rate("guard/<guard>", per="minute"),
+                    build_rate_query("guard/<guard>", per="minute"),
                     title="Rewards set by guards per minute",
                     about="If a guard sets more and more rewards, the policy has probably found a loophole in the "
                     "grader.",
@@ -152,13 +154,13 @@ JOB_DASHBOARD = Dashboard(
             "Rollouts",
             (
                 panel(query_distribution("reward/train"), kind="heatmap"),
-                panel(query_rate("rollouts/<outcome>"), title="Rollouts per second by outcome", stacked=True),
+                panel(build_rate_query("rollouts/<outcome>"), title="Rollouts per second by outcome", stacked=True),
                 Panel(
                     "Discarded rollouts",
                     (
                         query_ratio(
-                            query_rate("rollouts/<outcome>", ("job",), where=DISCARDED),
-                            query_rate("rollouts/<outcome>", ("job",)),
+                            build_rate_query("rollouts/<outcome>", ("job",), where=DISCARDED),
+                            build_rate_query("rollouts/<outcome>", ("job",)),
                         ),
                     ),
                     "percentunit",
@@ -167,14 +169,14 @@ JOB_DASHBOARD = Dashboard(
                 ),
                 panel(query_mean("rollout_tokens/train/<kind>")),
                 panel(
-                    query_rate("finish/<reason>"),
-                    query_rate("call_errors/<kind>"),
+                    build_rate_query("finish/<reason>"),
+                    build_rate_query("call_errors/<kind>"),
                     title="Finish reasons and invalid calls per second",
                 ),
                 panel(
-                    query_rate("groups_trained", per="minute"),
-                    query_rate("zero_variance_groups/<kind>", per="minute"),
-                    query_rate("groups_lost", per="minute"),
+                    build_rate_query("groups_trained", per="minute"),
+                    build_rate_query("zero_variance_groups/<kind>", per="minute"),
+                    build_rate_query("groups_lost", per="minute"),
                     title="Groups per minute",
                 ),
                 Panel(
@@ -184,7 +186,11 @@ JOB_DASHBOARD = Dashboard(
                     about="Share of groups with equal rewards. Groups in which all rollouts are right are not counted.",
                     alerts=(find_alert("NoSignal"),),
                 ),
-                panel(query_rate("engine_sampled_tokens"), query_rate("trained_tokens"), title="Tokens per second"),
+                panel(
+                    build_rate_query("engine_sampled_tokens"),
+                    build_rate_query("trained_tokens"),
+                    title="Tokens per second",
+                ),
             ),
         ),
         (
@@ -228,7 +234,7 @@ JOB_DASHBOARD = Dashboard(
                     about="Trackers that no longer receive metrics from the job.",
                     alerts=(find_alert("TrackerFails"),),
                 ),
-                panel(query_rate("events/<level>", per="minute")),
+                panel(build_rate_query("events/<level>", per="minute")),
             ),
         ),
     ),

@@ -9,10 +9,10 @@ from agent_rft.cluster.observability.dashboards.queries import (
     CHOSEN,
     JOBS,
     STEPS,
+    build_rate_query,
     panel,
     query_gauge,
     query_mean,
-    query_rate,
     query_time_share,
 )
 
@@ -67,7 +67,9 @@ LEARNER_DASHBOARD = Dashboard(
             "Throughput",
             (
                 panel(query_gauge("padding_efficiency"), min_axis_max=1),
-                panel(query_rate("trained_tokens"), query_rate("computed_tokens"), title="Tokens per second"),
+                panel(
+                    build_rate_query("trained_tokens"), build_rate_query("computed_tokens"), title="Tokens per second"
+                ),
                 panel(
                     query_time_share("rank_s/<call>", ("job", "process", "call"), window=STEPS),
                     stacked=True,

@@ -102,7 +102,7 @@ def query_quantile(q: float, name: str, by: Labels = ()) -> MetricQuery:
     return found.query(f"histogram_quantile({q:g}, {buckets})", statistic=f"p{q * 100:g}")
 
 
-def query_rate(
+def build_rate_query(
     name: str, by: Labels = (), *, per: Literal["second", "minute"] = "second", where: str = ""
 ) -> MetricQuery:
     """Build a query for the growth of a counter per second or minute.

@@ -132,10 +132,10 @@ class ServerAccess:
     def store_result(self, filename: str, content: bytes, owner: str) -> str:
         """Store a result file that belongs to the job's owner, and return its id."""
 
-        async def stream() -> AsyncIterator[bytes]:
+        async def read_content() -> AsyncIterator[bytes]:
             yield content
 
-        return asyncio.run(self.files.create(stream(), filename, RESULT_PURPOSE, owner=owner)).id
+        return asyncio.run(self.files.create(read_content(), filename, RESULT_PURPOSE, owner=owner)).id
 
     def close(self) -> None:
         self.database.close()

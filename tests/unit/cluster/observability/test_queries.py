@@ -6,11 +6,11 @@ import pytest
 
 from agent_rft.cluster.observability.dashboards.queries import (
     MetricQuery,
+    build_rate_query,
     panel,
     query_gauge,
     query_mean,
     query_quantile,
-    query_rate,
 )
 from agent_rft.cluster.observability.promql import samples
 
@@ -26,7 +26,9 @@ def test_a_panel_of_one_metric_has_its_label_unit_and_help() -> None:
 
 
 def test_a_panel_of_several_metrics_names_each_in_legend_and_description() -> None:
-    shown = panel(query_rate("groups_trained", per="minute"), query_rate("groups_lost", per="minute"), title="Groups")
+    shown = panel(
+        build_rate_query("groups_trained", per="minute"), build_rate_query("groups_lost", per="minute"), title="Groups"
+    )
     assert [query.legend for query in shown.queries] == ["trained", "lost"]
     assert [line.partition(":")[0] for line in shown.about.splitlines()] == ["- trained", "- lost"]
 
@@ -53,7 +55,7 @@ def test_placeholders_become_labels_of_the_query_and_fixed_values_conditions() -
 @pytest.mark.parametrize(
     ("query", "unit"),
     [
-        (query_rate("endpoint/<endpoint>/bytes_in"), "Bps"),
+        (build_rate_query("endpoint/<endpoint>/bytes_in"), "Bps"),
         (query_gauge("clipped_share"), "percentunit"),
         (query_gauge("learning_rate"), "sci"),
         (query_gauge("grad_norm"), "none"),
@@ -69,7 +71,7 @@ def test_queries_that_prometheus_cannot_answer_are_refused() -> None:
     with pytest.raises(KeyError, match="made_up"):
         query_gauge("made_up")
     with pytest.raises(ValueError, match="not a counter"):
-        query_rate("grad_norm")
+        build_rate_query("grad_norm")
     with pytest.raises(ValueError, match="histogram"):
         query_gauge("time_step_s")
     with pytest.raises(ValueError, match="file"):
