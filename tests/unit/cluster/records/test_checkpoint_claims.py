@@ -99,8 +99,8 @@ class Suspended(CheckpointStore):
     def _write_manifest(self, *arguments: Any) -> None:
         self._pause("_write_manifest", super()._write_manifest, *arguments)
 
-    def _remove(self, *arguments: Any) -> None:
-        self._pause("_remove", super()._remove, *arguments)
+    def _remove_checkpoint(self, *arguments: Any) -> None:
+        self._pause("_remove_checkpoint", super()._remove_checkpoint, *arguments)
 
     def _pause(self, moment: str, call: Callable[..., Any], *arguments: Any) -> Any:
         if moment == self._moment:
@@ -153,7 +153,7 @@ async def test_removal_that_goes_on_after_another_process_took_over_removes_none
     url: str, tmp_path: Path
 ) -> None:
     here, there = new_run(tmp_path / "here" / "run"), tmp_path / "there" / "run"
-    first = Suspended(url, "_remove")
+    first = Suspended(url, "_remove_checkpoint")
     for step in (1, 2, 3):
         first.put(here, await save(here, step, 1.0))
     for step in (1, 2):
