@@ -78,7 +78,7 @@ class RolloutProgress:
 
     @property
     def slowest_attempt(self) -> tuple[str, float] | None:
-        """Row id of the attempt that has been in flight longest, and its duration in seconds; None if there is none."""
+        """Row id of the attempt that has been in flight longest, and its duration in seconds; None if no attempt is in flight."""
         row, since = next(iter(self._attempts.values()), ("", 0.0))
         return (row, self._clock() - since) if self._attempts else None
 

@@ -273,7 +273,7 @@ def check_file_name(name: object) -> None:
 
 
 def build_answer(message: bytes | None, over_memory: bool, limits: dict[str, float], usage: Any, began: float) -> bytes:
-    """Build the answer for a run from its sandbox's report or, if there is none, from times measured outside."""
+    """Build the answer for a run from its sandbox's report or, without a report, from times measured outside."""
     wall_s, cpu_s = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     outcome = {"exit": -9, "timed_out": wall_s >= limits["wall_s"], "wall_s": wall_s, "cpu_s": cpu_s}
     output: list[bytes] = []

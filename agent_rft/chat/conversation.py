@@ -61,7 +61,7 @@ def split_conversation(
 def _split_prompt_and_turn(renderer: Renderer, before: str, after: str, message: Message) -> tuple[str, str]:
     """Return the prompt, which ends with the generation prompt, and the turn that follows it, up to its stop token.
 
-    If the generation prompt opens reasoning but the rendered turn has none, the closing delimiter is added to the turn.
+    If the generation prompt opens reasoning but the turn has no reasoning, the closing delimiter is added to the turn.
     """
     opened, marks = "", renderer.reasoning_delimiters
     if not after.startswith(before):

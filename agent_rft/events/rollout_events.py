@@ -107,7 +107,7 @@ class RolloutsProgressed(Event):
         return f"{tool} {self.calls[tool]:.0f}" + (f" ({errors:.0f} error{'s' * (errors > 1)})" if errors else "")
 
     def describe_newest(self) -> str:
-        """Describe the rollout that was graded last; empty if there is none.
+        """Describe the rollout that was graded last; empty before the first grade.
 
         Example: `row 12, grade 1.000: 4427, after cat {"path": "x"}`.
         """

@@ -106,7 +106,7 @@ class Sessions(Generic[Kept]):
                         self._counts.opened += 1
 
     def close(self, trace_id: str) -> bool:
-        """Close a rollout's session; return False if it has none, for example after a repeated end request."""
+        """Close a rollout's session; return False if no session is open, for example after a repeated end request."""
         with self._rollouts.of(trace_id):
             with self._lock:
                 session = self._open.pop(trace_id, None)

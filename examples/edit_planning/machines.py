@@ -55,7 +55,7 @@ class Machines:
         self._remove_old_templates()
 
     def close(self, trace_id: str) -> bool:
-        """Remove a rollout's checkout; return False if it has none, for example after a repeated end request."""
+        """Remove a rollout's checkout; return False if no checkout exists, for example after a repeated end request."""
         return self._sessions.close(trace_id)
 
     def close_idle(self) -> None:

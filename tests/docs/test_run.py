@@ -109,6 +109,9 @@ def _run(script: str, tmp_path: Path, hub_cache: Path, service: dict[str, str]) 
 
 def _script(page: Page, marks: set[str]) -> Iterator[str]:
     """The page as one script: files are written and marked blocks run, in order; the first failing command ends it."""
+    replacements = REPLACEMENTS.get(page.path, ())
+    texts = [block.text for block in page.blocks]
+    assert all(any(old in text for text in texts) for old, _ in replacements), "a text of the page changed"
     yield "set -eo pipefail"
     for i, block in enumerate(page.blocks):
         if block.mark in marks:
@@ -116,7 +119,7 @@ def _script(page: Page, marks: set[str]) -> Iterator[str]:
             yield _as_a_reader(block.text) if block.language == "sh" else _heredoc("python -", block.text, i)
         elif block.title and ", " not in block.title:
             text = block.text
-            for old, new in REPLACEMENTS.get(page.path, ()):
+            for old, new in replacements:
                 text = text.replace(old, new)
             yield _heredoc(f"cat > {block.title}", text, i)
 

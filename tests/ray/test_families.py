@@ -209,6 +209,7 @@ async def test_served_turns_are_calls_or_answers_of_the_schema(served: ChatEngin
         made, text = message.get("tool_calls") or [], message["content"]
         assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= THINKING_TOKENS + 1
         if answer["choices"][0]["finish_reason"] == "length":
+            assert not made
             continue
         assert answer["choices"][0]["finish_reason"] == ("tool_calls" if made else "stop")
         if made:

@@ -2,7 +2,7 @@
 
 RUN                  newest evaluation of the test file or, if not all runs have one, of the validation file
 RUN:test-before      rollouts with this name
-MODEL FOLDER         recorded evaluation of this model, or a new evaluation if there is none
+MODEL FOLDER         recorded evaluation of this model, or a new evaluation if none is recorded
 """
 
 from __future__ import annotations
