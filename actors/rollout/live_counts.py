@@ -78,7 +78,7 @@ class RolloutProgress:
 
     @property
     def slowest_attempt(self) -> tuple[str, float] | None:
-        """Row id of the attempt that has been in flight longest, and its duration in seconds; None if no attempt is in flight."""
+        """Row id and duration in seconds of the attempt in flight the longest; None if no attempt is in flight."""
         row, since = next(iter(self._attempts.values()), ("", 0.0))
         return (row, self._clock() - since) if self._attempts else None
 
