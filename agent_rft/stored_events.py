@@ -72,7 +72,7 @@ def load_run_event(
 
 
 def parse_evaluation(data: Mapping[str, Any]) -> Evaluation:
-    """Return the evaluation that `Evaluation.as_dict` converted to `data`.
+    """Convert `data`, a result of `Evaluation.as_dict`, back to an Evaluation.
 
     Numbers that are not finite are stored as null (None in `data`), and become NaN.
 

@@ -128,8 +128,8 @@ class Segment:
         logprobs: [T] float32, log-probability under the engine at the sampling temperature; 0 where masked out.
         versions: [T] int32, the policy version that sampled the token; -1 where masked out.
         experts: [T, L, k], indices of the k experts that each of the engine's L layers chose for the token, 0 in layers
-            without experts; None if the engine did not report experts. Tokens after the last token that the engine
-            computed repeat the experts of that token.
+            without experts; None if the engine did not report experts. The engine does not compute the last tokens of a
+            segment; these tokens get the experts of the last computed token.
     """
 
     token_ids: NDArray[np.int32]
@@ -350,9 +350,10 @@ class SyncReport:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Result of grading the rows of a file. `discarded` counts rollouts without a grade, which the means exclude.
+    """Result of grading the rows of a file. Rollouts without a grade are not included in any mean.
 
     Attributes:
+        discarded: Number of rollouts without a grade.
         ci95: Half the width of the 95 % confidence interval of `grade`.
         graded_rows: Number of rows with at least one graded rollout.
         held_out: Mean grade of the held-out grader; NaN without a held-out grader.

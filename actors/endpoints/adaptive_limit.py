@@ -2,10 +2,10 @@
 
 The concurrency limit adapts to the endpoint's capacity, up to the configured maximum:
 
-- The limit grows while at least half of it is in use. At first, each good answer raises it by one (slow start). After
-  the first decrease, it grows by its square root per round trip.
-- If a fraction f of a round trip's requests is rejected or late, the limit shrinks by the fraction f / 2, as in DCTCP
-  (RFC 8257). A single 429 costs little; if all requests get a 429, the limit is halved.
+- The limit grows while at least half of the limit is in use. At first, each good answer raises the limit by one (slow
+  start). After the first decrease, the limit grows by sqrt(limit) per round trip.
+- Rejected and late requests shrink the limit, as in DCTCP (RFC 8257). If their share in a round trip is f, the limit is
+  multiplied by 1 - f / 2. For example, if all requests get a 429, the limit is halved.
 - If latency rises well above normal, the limit is halved, similar to Gradient2 in Netflix's concurrency-limits.
 """
 
@@ -18,11 +18,11 @@ START = 16
 ROUND = 4
 """Minimum number of requests before the limit may shrink, so that one rejected call has little effect."""
 LATENCY_SAMPLES = 50
-"""Number of latencies that are averaged for each comparison with the usual latency."""
+"""Number of recent latencies whose mean is compared with the usual latency."""
 SLOWER = 2.0
 """Ratio of current to usual latency above which the limit shrinks."""
 SLACK_S = 0.05
-"""Seconds added to SLOWER times the usual latency. The limit shrinks if the latency exceeds this sum."""
+"""Tolerance in seconds. The limit shrinks if the latency exceeds SLOWER * (usual latency) + SLACK_S."""
 USUAL_FAST, USUAL_SLOW = 0.2, 0.005
 """Weights of the latest latency in the usual latency, which is a moving average.
 

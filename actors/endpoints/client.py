@@ -153,8 +153,8 @@ class EndpointClient:
 
         Raises:
             EndpointRefused: The endpoint refuses the key, or has an address that the operator does not allow.
-            DiscardError: The call failed. The error is an instance of `failure`; its details are endpoint, kind,
-                attempts and retries.
+            DiscardError: The call failed. The error's class is the client's argument `failure`. The error's details are
+                endpoint, kind, attempts and retries.
         """
         now = self._timing.clock()
         plain = idempotency_key.isascii() and idempotency_key.isidentifier()  # true of most call ids
@@ -335,7 +335,7 @@ class EndpointClient:
 
         Raises:
             EndpointRefused: The endpoint refuses the key.
-            DiscardError: The answer is a redirect. The error is an instance of `failure`.
+            DiscardError: The answer is a redirect. The error's class is the client's argument `failure`.
         """
         status, access = answer.status, self._access
         if 300 <= status < 400:

@@ -35,12 +35,12 @@ class RequestOutcome(Enum):
     BUSY = "busy"
     """The endpoint is up and asks for fewer requests."""
     OVERLOADED = "overloaded"
-    """The endpoint asks for fewer requests, or is down behind a proxy."""
+    """The endpoint asks for fewer requests, or a proxy reports that the endpoint is down."""
     FAILED = "failed"
     NO_CONNECTION = "no connection"
     LATE = "late"
     GIVEN_UP = "given up"
-    """We cancelled the request, which does not count for or against the endpoint."""
+    """We cancelled the request. This outcome counts neither for nor against the endpoint."""
 
 
 THROTTLED_OUTCOMES = frozenset({RequestOutcome.BUSY, RequestOutcome.OVERLOADED, RequestOutcome.LATE})

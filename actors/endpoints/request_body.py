@@ -8,7 +8,9 @@ from typing import Any
 MAX_REQUEST_BYTES = 1_000_000
 """The wire contract's limit for the body of a tool call."""
 MAX_ROW_BYTES = MAX_REQUEST_BYTES // 2
-"""Maximum size of a row in a request. The other half is for the arguments of a call, about 100,000 tokens."""
+"""Maximum size in bytes of a row in a request: half of the maximum request.
+
+The other half of the request is for the arguments of the call, about 100,000 tokens."""
 
 
 def encode_json(value: Any) -> bytes:

@@ -153,9 +153,9 @@ class Adapters:
 class EngineTenant:
     """State of one job in an engine.
 
-    `version` and `adapter` are used for new requests of the job. `lora` is the shape of the job's adapters; None: each
-    version consists of all weights. `staged_buckets` contains (file in shared memory, layout, checksum) for each bucket
-    of the next version.
+    `version` and `adapter` are used for new requests of the job. `lora` is the shape of the job's adapters, or None if
+    the job trains all weights. `staged_buckets` contains (file in shared memory, layout, checksum) for each bucket of
+    the next version.
     """
 
     job: str

@@ -29,9 +29,10 @@ def cpu_cache_bytes(max_num_seqs: int, context_length: int, token_bytes: int) ->
 ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM supports for adapter slots; an adapter of another rank is padded with zeros."""
 TRAINED_ADAPTERS = 4
-"""Adapter slots of an engine whose adapter is trained: for the newest version, and for older versions still in use.
+"""Number of adapter slots in an engine that serves the adapter of a training job.
 
-When all slots are taken, the next version waits until the requests of the oldest version have ended."""
+The newest version of the adapter takes one slot, and each older version that is still in use takes another slot. When
+all slots are taken, the next version waits until the requests of the oldest version have ended."""
 
 SHARED_ADAPTERS = 8
 """Adapter slots of a shared engine: one for each of at most seven jobs, and one for the next version."""

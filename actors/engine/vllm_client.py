@@ -15,7 +15,7 @@ KEEP_WEIGHTS, ONLY_PAUSE = 1, 0
 """vLLM's sleep levels: 1 moves the weights to host memory and discards the cache; 0 only pauses the engine."""
 LIFE_POLL_S = 0.5
 SHUTDOWN_S = 5.0
-"""Seconds for vLLM's processes to end before they are killed."""
+"""Seconds to wait until vLLM's processes end. After this time, the processes are killed."""
 
 
 class VllmClient:

@@ -47,8 +47,8 @@ class Completion:
         versions: [T], the policy version of each sampled token.
         stopped: Whether the completion ended with a stop token, which is then the last of `token_ids`.
         model_s: Seconds in the engine, not counting pauses and the wait for a slot.
-        experts: [P + T - 1, L, k], the k chosen experts per token and layer, or 0 in layers without experts. The
-            tokens are P prompt tokens and the first T - 1 sampled tokens. None if experts are not reported.
+        experts: [P + T - 1, L, k], the k experts that each of L layers chose for each of the P prompt tokens and the
+            first T - 1 sampled tokens; 0 in layers without experts. None if the engine does not report experts.
     """
 
     token_ids: list[int]

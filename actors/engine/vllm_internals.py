@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Executor that runs the model in the engine core's process. vLLM's default on CPUs is a separate worker process, and
-polling this process takes half a CPU core. On CPUs vLLM rejects the short name "uni". The number of threads is
-OMP_NUM_THREADS, which Ray sets.
+"""Executor that runs the model in the engine core's process, given as a class path.
+
+vLLM's default on CPUs is a separate worker process, and polling this process takes half a CPU core. vLLM also has the
+short name "uni" for this executor, but rejects the name on CPUs. The number of threads is OMP_NUM_THREADS, which Ray
+sets.
 
 Remove when: vLLM accepts "uni" on CPUs.
 """
@@ -62,7 +64,8 @@ def create_client(config: Any, log_stats: bool) -> Any:
 
     If this function raises, no process, socket or ZeroMQ context stays open.
 
-    Uses: the frames of AsyncLLM.__init__ and MPClient.__init__ in the traceback of an error, and `MPClient.resources`.
+    Uses: `MPClient.resources`. After an error, the MPClient is found in the traceback, in the frames of
+    AsyncLLM.__init__ and MPClient.__init__.
     Why: MPClient creates a ZeroMQ context and never closes it. After an error, no caller has a reference to the
     context. The garbage collector closes the context later, and emits a warning in unrelated code.
     Remove when: MPClient closes its context in BackgroundResources.__call__.
@@ -107,8 +110,8 @@ def _close_connections(resources: Any) -> None:
     """Close the sockets and the ZeroMQ context of an MPClient's BackgroundResources.
 
     The sockets are closed first, because the context waits for open sockets. If the engine's core died, a vLLM thread
-    may not have closed the sockets yet. The sockets belong to an asynchronous shadow context, so `destroy` does not
-    find them.
+    may not have closed the sockets yet. The context's own method `destroy` does not close them, because they belong to
+    an asyncio shadow of the context.
     """
     for held in list(vars(resources).values()):
         if isinstance(held, zmq.Socket):
@@ -425,11 +428,12 @@ def find_complete_cache(runner: Any) -> tuple[int, int, int] | None:
 def iter_running_requests(runner: Any, scheduled: Any, cache: int) -> Iterator[tuple[str, int, int, NDArray[np.int32]]]:
     """Yield the requests that run in a step, in the order of their tokens in the step.
 
-    Yields (request id, number of tokens in this step, number of tokens before this step, blocks of the request in the
-    cache with the index `cache`).
+    Yields (request id, number of tokens in this step, number of tokens before this step, cache blocks of the request).
+    `cache` is the index of the key-value cache that contains the blocks.
 
     Uses: the `input_batch` of the model runner, and `SchedulerOutput.num_scheduled_tokens`.
-    Why: vLLM returns the chosen experts only on GPUs. `ExpertLog` works on CPUs too, and stores them by cache slot.
+    Why: vLLM returns the chosen experts only on GPUs. On CPUs, `ExpertLog` stores the experts of each token under the
+    token's cache slot. It computes the slots from the numbers and blocks that this function yields.
     Remove when: `enable_return_routed_experts` works on CPUs.
     """
     batch = runner.input_batch

@@ -36,7 +36,7 @@ class WeightUpdates:
         shm: Path,
     ) -> None:
         self.paused_s = 0.0
-        """Total seconds since the start during which updates paused the engine."""
+        """Total time, in seconds, for which weight updates have paused the engine."""
         self._client = client
         self._adapters = adapters
         self._slots = slots

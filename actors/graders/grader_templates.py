@@ -119,7 +119,10 @@ def _resolve_path(names: dict[str, Any], path: str, where: str) -> Any:
 
 
 def _sample_path_problem(steps: list[str | int]) -> str | None:
-    """Return why no sample has this path; None if a sample may have it. JSON answers and calls may have any keys."""
+    """Return the reason if no sample can contain this path; else None.
+
+    Paths inside JSON answers and tool calls are always accepted, because these may have any keys.
+    """
     match steps:
         case ["output_json", *_] | ["output_text"] | ["choices" | "output_tools"]:
             return None

@@ -1,4 +1,4 @@
-"""Factory of a job's graders, which also checks their specs and computes the deadlines of grades."""
+"""Factory of a job's graders. It also checks the graders' specs and computes the time limit of each grade."""
 
 from __future__ import annotations
 
@@ -47,12 +47,16 @@ from agent_rft.spec.operator.model_names import find_similar_name, match_model_n
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
 
 MAX_GRADERS, MAX_HEAVY = 64, 16
-"""Maximum number of parts, and of heavy parts (`is_heavy`), in a multi grader. A job may have twice as many."""
+"""Maximum number of parts of a multi grader, and maximum number of these parts that are heavy (`is_heavy`).
+
+All graders of a job together may have twice as many parts and heavy parts."""
 LOCAL_DEADLINE_S = 120.0
 """Deadline, in seconds, of a grade by a local grader."""
 QUEUE_S = 480.0
-"""Seconds that a python grader may wait for a worker, because bursts of hundreds of grades share one worker per core.
-The grader's `timeout_s` limits the run itself."""
+"""Maximum seconds that a python grader waits for a worker.
+
+The wait is long if hundreds of samples arrive at the same time, because each core has only one worker. The grader's
+`timeout_s` limits the run itself."""
 GRACE_S = 5.0
 """Seconds by which the deadline of a grade exceeds the deadline of its endpoint call."""
 REINFORCEMENT = "method.reinforcement"
@@ -212,8 +216,8 @@ def iterate_graders(reinforcement: Reinforcement) -> Iterator[tuple[str, GraderS
 def size_problems(graders: Sequence[tuple[str, GraderSpec]]) -> list[Problem]:
     """Return the problems with the number and size of a job's graders.
 
-    `graders` contains the pairs from `iterate_graders`. `grader_problems` does not return these problems, so that
-    `make_grader` still accepts graders of running jobs that exceed the limits.
+    `graders` contains the pairs from `iterate_graders`. `make_grader` does not check for these problems, so that a
+    running job whose graders exceed the limits can continue.
     """
     problems: list[Problem] = []
     for field, spec in graders:
@@ -246,7 +250,7 @@ def _make_size_problem(field: str, what: str) -> Problem:
 
 
 def is_heavy(spec: GraderSpec) -> bool:
-    """Return whether each grade starts a process, or calls a model or an endpoint."""
+    """Return whether the grader starts a process, or calls a model or an endpoint, for each sample."""
     match spec:
         case PythonGrader() | EndpointGrader() | ScoreModelGrader() | LabelModelGrader():
             return True
@@ -334,7 +338,7 @@ def _find_threshold_problem(spec: SingleGrader, operator: OperatorConfig, field:
     best = spec.range[1] if isinstance(spec, ScoreModelGrader) else 1.0
     if _uses_logprobs(spec, operator) and spec.pass_threshold >= best:
         message = f"is {spec.pass_threshold:g}, which a judge with `scoring: logprobs` never reaches"
-        fix = f"set it below {best:g}, for example to {best / 2:g}"
+        fix = f"set pass_threshold below {best:g}, for example to {best / 2:g}"
         yield Problem("logprobs_unsupported", f"{field}.pass_threshold", message, fix)
 
 

@@ -120,7 +120,7 @@ class PythonNodes:
 
 
 class _RemotePythonGrader:
-    """Client of one python grader in the actor of `nodes`. The actor stores the grader under `key`."""
+    """Client of a python grader in the PythonGraderActor that `nodes` calls. `key` identifies the grader there."""
 
     def __init__(self, nodes: PythonNodes, key: int, settings: tuple[Any, ...]) -> None:
         self._nodes = nodes

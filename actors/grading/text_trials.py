@@ -24,7 +24,9 @@ from agent_rft.spec.graders import SingleGrader
 from agent_rft.types import Grade
 
 INLINE_CHARS = 100_000
-"""Maximum characters that this process handles per request: the rendered templates of all parts, for all samples."""
+"""Maximum total length of a trial's rendered templates, over all parts and samples, that this process grades itself.
+
+A separate process grades the remaining samples."""
 CPU_S = 100
 """Maximum CPU seconds of the process. A grader has at most 64 parts, and the slowest metric takes about a second."""
 MEMORY_BYTES = 2 << 30
@@ -45,7 +47,10 @@ class TextTrials:
         self._computing: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
 
     async def grade_part(self, name: str, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Any:
-        """Return the part's answer from `text_trial_process`; None if the input is small enough for this process."""
+        """Return the answer of `text_trial_process` for the part `name`.
+
+        Returns None if the input is so small that the caller should grade it in this process.
+        """
         if trace_id not in self._computing:
             self._computing[trace_id] = asyncio.create_task(self._compute(sample, item))
         answers = await asyncio.shield(self._computing[trace_id])
@@ -69,7 +74,7 @@ class TextTrials:
 
 
 class TextTrialGrader:
-    """Grader for the trial of one text part of a grader.
+    """Grader for a single text part, used in trial runs.
 
     `grader` grades small inputs in this process. `parts` grades larger inputs in a separate process.
     """

@@ -16,7 +16,7 @@ from agent_rft.actors.runtime.fair_slots import FairSlots
 from agent_rft.types import Grade
 
 WAIT_S = 120.0
-"""Maximum time that a part of a trial waits for a slot."""
+"""Maximum seconds that a trial waits for each slot that it needs."""
 MAX_WAITING = 1_000
 SHARE = 0.75
 """Maximum share of the slots, and of the queue, for one API key. The rest stays free for other keys."""

@@ -122,12 +122,12 @@ class LearnerGroup:
         self._gpu_lease = lease
 
     async def acquire_devices(self) -> None:
-        """Offload the engines that share the learner's devices. All methods that compute call this first."""
+        """Offload the engines that share the learner's devices. Every method that uses the devices calls this first."""
         if self._gpu_lease is not None:
             await self._gpu_lease.give_to_learner()
 
     async def release_devices(self) -> None:
-        """Give the shared devices back to the engines, which reload. The next computation offloads them again."""
+        """Reload the engines on the shared devices. The learner's next computation offloads the engines again."""
         if self._gpu_lease is not None:
             await self._gpu_lease.give_to_engines()
 

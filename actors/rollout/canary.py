@@ -14,13 +14,13 @@ from agent_rft.errors import EngineFailed
 from agent_rft.types import Rollout
 
 CANARY_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean absolute difference of log-probabilities, in nats, at which an engine is fenced. Keyed by dtype.
+"""Mean absolute difference of log-probabilities, in nats, at which an engine is fenced (replaced). Keyed by dtype.
 
-Equal weights give about 1e-6 in float32 and 0.02 in bfloat16. One stale tensor after one small update gave 3e-3; in
-bfloat16, only the checksums detect such a difference."""
+Equal weights give a difference of about 1e-6 in float32 and 0.02 in bfloat16. In a test, one stale tensor after one
+small update gave 3e-3. This is below the limit for bfloat16, where only the checksums detect such a tensor."""
 CANARY_TOKENS = 512
 CANARY_TIMEOUT_S = 120.0
-"""Timeout of the canary request. A busy engine queues the prompt, and computing it takes seconds."""
+"""Timeout of the canary request. It is long because a busy engine queues the request, and then computes for seconds."""
 
 ComputeLogprobs = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
 """Function that returns the learner's log-probabilities [T-1] of a token sequence [T] at temperature 1."""
@@ -67,5 +67,5 @@ class Canary:
         return float(np.abs(np.asarray(found) - expected).mean())
 
     def accepts(self, gap: float) -> bool:
-        """Return whether an engine with this gap, from `measure_gap`, may sample. A NaN gap is not accepted."""
+        """Return whether an engine may sample if `measure_gap` returned `gap` for the engine. NaN is not accepted."""
         return gap < self._limit

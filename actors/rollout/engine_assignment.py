@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from agent_rft.actors.rollout.episode import RolloutRequest
 
 MAX_EXTRA_ROLLOUTS = 2
-"""Maximum difference in rollouts in flight between the engine preferred for a group and the least loaded engine."""
+"""Maximum number of rollouts in flight by which a group's preferred engine may exceed the least loaded engine."""
 
 GroupKey = tuple[int, str]
 """Epoch and row id of a group. Retries and a second sampling of the group have the same key."""

@@ -73,7 +73,8 @@ class Fleet:
         spawn: Creates the actor of the fleet slot with this index, without starting the engine.
         size: Number of engines.
         assign: Chooses the engine of each rollout.
-        canary_limit: Mean difference from the learner's log-probabilities, in nats, at which an engine is fenced.
+        canary_limit: Mean absolute difference between an engine's and the learner's log-probabilities, in nats, at
+            which the engine is replaced.
         limits: Limits of each rollout.
         emit: Receives the events of engines and of throttled rollouts.
         on_lost: Called with the name of each engine that is lost. Its rollouts are lost, too.

@@ -1,4 +1,7 @@
-"""Live progress of a run's rollouts: counts since the last `clear`, the newest rollout, and the engines' busy share."""
+"""Live progress of a run's rollouts.
+
+It consists of counts since the last `clear`, the newest rollout, and the share of time in which engines are busy.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ class RolloutProgress:
 
     @property
     def slowest_attempt(self) -> tuple[str, float] | None:
-        """Row id and duration in seconds of the attempt in flight the longest; None if no attempt is in flight."""
+        """Row id and duration in seconds of the attempt that has run longest; None if no attempt is in flight."""
         row, since = next(iter(self._attempts.values()), ("", 0.0))
         return (row, self._clock() - since) if self._attempts else None
 

@@ -62,7 +62,7 @@ class AttemptCounts:
         }
 
     def live_metrics(self) -> dict[str, float]:
-        """Return the counts, with discarded attempts by reason, for a Recorder. Any thread may call this."""
+        """Return the counts as metrics for a Recorder. Each discard reason has a metric. Any thread may call this."""
         ended = {"graded": self.graded, "cancelled": self.cancelled, **dict(self.discarded)}
         counts = {f"rollouts/{outcome}": float(count) for outcome, count in ended.items()}
         return counts | {"rollouts_started": float(self.started), "rollouts_in_flight": float(self.in_flight)}

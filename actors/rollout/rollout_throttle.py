@@ -24,7 +24,8 @@ MIN_PROBE_WAIT_S, MAX_PROBE_WAIT_S = 2.0, 60.0
 class RolloutThrottle:
     """Throttle of one job's rollouts.
 
-    Engine failures do not count: failed engines are replaced, and rollouts wait for the replacement.
+    If the failure rate of the latest rollouts exceeds `max_failure_rate`, only probes may start until a probe succeeds.
+    Failures of engines are not counted, because failed engines are replaced.
     """
 
     def __init__(self, max_failure_rate: float, emit: Emit, timing: Timing = REAL_TIMING) -> None:

@@ -2,7 +2,8 @@
 
 Invariant: the newest segment contains exactly the tokens that the engine has seen, and the next turn is sampled after
 these tokens. If the chat template only appends text, the rollout has a single segment. Whenever the template changes
-earlier text, a new segment begins with a masked prompt.
+earlier text, a new segment begins. The new segment starts with the full prompt of the next turn, which is masked (not
+trained).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def parse_turn(
 
 @dataclass(slots=True)
 class Trajectory:
-    """A rollout in progress, which begins with the tokens of its first `prompt`.
+    """A rollout in progress. `prompt` contains the tokens of the first prompt, before any turn.
 
     `messages` is the conversation. `result_tokens` has the tokens of each tool result in the conversation.
     """

@@ -1,7 +1,7 @@
-"""Calls to Ray actors. Their methods return expected errors (RftError) as values instead of raising them.
+"""Calls to Ray actors. The actors' methods return expected errors (RftError) as values instead of raising them.
 
-Ray wraps a raised error in a class created at runtime, with the remote traceback as its message and different `args`. A
-returned error arrives unchanged.
+A returned error arrives unchanged. Ray would convert a raised error to another class, with other `args` and the remote
+traceback as its message.
 """
 
 from __future__ import annotations

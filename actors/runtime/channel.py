@@ -211,10 +211,12 @@ class ChannelClient:
             raise self._lost_error(why, kind=broken.kind) from None
 
     async def connect(self) -> None:
-        """Connect unless already connected; if connecting fails, use Ray calls from then on.
+        """Connect, unless the client is already connected.
+
+        If the actor is alive but the connection cannot be opened, all later calls are Ray calls.
 
         Raises:
-            DiscardError: The actor does not answer. The error is an instance of `lost_error`.
+            DiscardError: The actor does not answer. The error's class is the client's argument `lost_error`.
         """
         if self._uses_ray or (self._connection is not None and self._connection.broken is None):
             return

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 Waiter = tuple[int, int, asyncio.Future[None]]
-"""Order, arrival number, and the future that completes when the slot is granted."""
+"""Entry of the queue: (order, arrival number, future). The future completes when the slot is granted."""
 
 
 class NoFreeSlot(Exception):
@@ -43,7 +43,7 @@ class FairSlots:
         self._held: Counter[str] = Counter()
         self._arrivals = count()
         self._waiting: dict[str, list[Waiter]] = {}
-        """Heap of waiters by key. A key that gets a slot moves to the end of the dictionary."""
+        """One heap of waiters per key. When a key gets a slot, its entry moves to the end of this dictionary."""
 
     @property
     def num_held(self) -> int:

@@ -17,7 +17,7 @@ class Offloadable(Protocol):
         """Offload to host memory; return when the device memory is free."""
 
     async def reload(self) -> None:
-        """Reload to device memory; return when the state before `offload` is restored."""
+        """Move the offloaded state back to device memory; return when all of the state is there."""
 
 
 class GpuLease:

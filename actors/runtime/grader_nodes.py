@@ -8,4 +8,6 @@ PYTHON_GRADER = "python_grader"
 """Ray resource whose amount is the maximum number of concurrent sandboxes on the node. Each grader process uses one."""
 LABEL = "agent-rft/python-graders"
 AVOID_PYTHON_GRADERS = {LABEL: "!true"}
-"""Label selector of all actors that need no CPUs, except python grader actors."""
+"""Label selector of the nodes that do not run python graders.
+
+All actors that need no CPUs use this selector, except python grader actors."""

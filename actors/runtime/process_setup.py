@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 NICE_INCREMENT = 10
-"""Nice increment that leaves a process about a tenth of the CPU time of an engine or learner on the same core."""
+"""Increment of a process's nice value. If the process shares a core with an engine or learner, it gets about a tenth
+of the CPU time that the engine or learner gets."""
 
 
 @contextmanager

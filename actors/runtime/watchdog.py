@@ -25,13 +25,17 @@ from agent_rft.loop_protocols import Emit
 
 CHECK_INTERVAL_S = 5.0
 SILENT_S = 30.0
-"""Seconds of silence after which an actor is reported. A busy node or a compilation may cause shorter silences."""
+"""Seconds of silence after which an actor is reported.
+
+Shorter silences are normal: a busy node or a compilation may cause them."""
 GIVE_UP_S = 180.0
 STALLED_S = 300.0
 """Duration, in seconds, at which slow work is first reported. It is reported again each time the duration doubles."""
 TRACES_NAMED = 5
 SESSION_START: Stage = "session start"
-"""Stage in which a rollout may wait for a session that another rollout occupies during a long call."""
+"""Stage in which a rollout starts its tool session.
+
+The rollout may have to wait until another rollout ends its session. The other rollout may be in a long call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,9 @@ class WatchedActor:
     """An actor that the watchdog checks.
 
     `heartbeat` asks the actor for its work in progress. `give_up` replaces or restarts the actor, and receives the
-    reason. `incarnation` is a different object for each new process of the actor. `waits_here` returns whether a
-    rollout waits for this actor. A report of a silent actor lists these rollouts. If `waits_here` is None, the report
-    lists the actor's own work.
+    reason. `incarnation` is a different object for each new process of the actor. `waits_here` returns whether a given
+    piece of work waits for this actor. If the actor becomes silent, the report lists the work for which `waits_here` is
+    True. If `waits_here` is None, the report lists the actor's own work.
     """
 
     name: str
@@ -53,7 +57,11 @@ class WatchedActor:
 
 @dataclass(slots=True)
 class _ActorHealth:
-    """Health of one incarnation of an actor: its pending `heartbeat` call, and the checks without an answer."""
+    """Health of one process of an actor.
+
+    `pending` is the `heartbeat` call in progress. `silent_checks` is the number of consecutive checks at which this
+    call had no answer. `work` is the last answer.
+    """
 
     incarnation: object
     pending: asyncio.Future[list[WorkInProgress]] | None = None
@@ -176,14 +184,17 @@ class Watchdog:
             await entry.give_up(f"the process has not answered for {silent_s:.0f} s")
 
     def _affected_work(self, entry: WatchedActor, health: _ActorHealth) -> tuple[str, ...]:
-        """Return the work that waits for a silent actor or, if `waits_here` is None, the actor's own work."""
+        """Return descriptions of the work that waits for a silent actor.
+
+        If the actor has no function `waits_here`, return descriptions of the actor's own work.
+        """
         if entry.waits_here is None:
             return _select_longest(health.work)
         everywhere = [work for other in self._health.values() for work in other.work]
         return _select_longest([work for work in everywhere if entry.waits_here(work)])
 
     def _report_stalls(self, watched: dict[str, WatchedActor]) -> None:
-        """Report work that takes too long on actors that answer."""
+        """Report work that takes too long, although its actor answers the watchdog."""
         work = [(name, doing) for name in watched for doing in self._health[name].work]
         for name, doing in work:
             if not doing.trace_id and self._is_report_due(doing.stage, doing.duration_s):

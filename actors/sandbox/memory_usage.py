@@ -1,7 +1,8 @@
 """Memory usage of the processes of one sandbox, measured from outside.
 
 The sum includes private memory, swapped memory, the files of the scratch folder (mapped or not) and the capacity of
-socket buffers. The seccomp filter (`agent_rft.actors.sandbox.seccomp`) denies calls that hold other memory.
+socket buffers. The seccomp filter (`agent_rft.actors.sandbox.seccomp`) denies system calls that allocate other kinds of
+memory.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class SandboxMemory(NamedTuple):
 
 
 def read_socket_capacity() -> int:
-    """Return the capacity of one socket of a pair: its buffer, plus one message of the same size."""
+    """Return the number of bytes that one socket of a socket pair can hold.
+
+    This is twice the size of the socket's buffer, because the buffer accepts one more message of its own size.
+    """
     try:
         with open(BUFFER_FILE) as file:
             return 2 * int(file.read())

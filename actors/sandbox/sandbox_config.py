@@ -29,7 +29,9 @@ PROTECTIONS = (
     "memory",
     "readable_python",
 )
-"""Protections that are checked before a grader runs. `readable_python`: Python's folders are readable."""
+"""Properties of a sandbox that are checked before a grader runs.
+
+All are protections, except `readable_python`: the sandbox can read Python's folders."""
 SCRATCH = "/tmp"
 NOBODY = 65534
 CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
@@ -40,7 +42,7 @@ HERE = PACKAGE / "actors" / "sandbox"
 FIRST_PROCESS_FILES = ("pid1.py",)
 """Files of this folder that the first process of every sandbox imports."""
 PACKAGE_FILES = ("__init__.py", "untrusted.py")
-"""Files at the top of the package that every sandbox contains."""
+"""Files in the top folder of the package. Every sandbox contains these files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class SandboxLimits:
 
 
 RUN_LIMITS = SandboxLimits(scratch_bytes=64 << 20, num_processes=32)
-"""Scratch and process limits for a run of untrusted code. All other limits are the same as for the grader."""
+"""Limits of scratch space and number of processes for a run of untrusted code.
+
+All other limits are the same as for the grader."""
 
 
 def python_path() -> str:
@@ -74,12 +78,18 @@ def _packages() -> list[str]:
 
 
 def _path_inside(path: str, method: SandboxMethod) -> str:
-    """Return the path inside the sandbox for a path outside. Paths below SCRATCH get a prefix."""
+    """Return the path of a file inside the sandbox, given its path outside.
+
+    In a sandbox, SCRATCH is another folder, so `/tmp/x` becomes `/.outside/tmp/x`. All other paths stay the same.
+    """
     return f"/.outside{path}" if method != "none" and path.startswith(f"{SCRATCH}/") else path
 
 
 def _environment(method: SandboxMethod) -> dict[str, str]:
-    """Return a clean environment. numpy gets one thread, because other grades use the remaining cores."""
+    """Return the environment variables for a sandbox, without those of this process.
+
+    numpy gets one thread, because grades that run at the same time use the other cores.
+    """
     return {
         "PATH": f"{os.path.dirname(_path_inside(python_path(), method))}:/usr/bin:/bin",
         "HOME": SCRATCH,
@@ -197,9 +207,10 @@ def worker_config(method: SandboxMethod, limits: SandboxLimits) -> dict[str, Any
 
 
 def _becomes_other_user() -> bool:
-    """Return whether the sandbox runs under an unused user id. Requires root with CAP_SYS_ADMIN and enough user ids.
+    """Return whether the sandbox runs under an unused user id.
 
-    Otherwise the sandbox runs in a user namespace, in which this user has no capabilities.
+    This is the case if this process is root with CAP_SYS_ADMIN and has enough user ids. Otherwise, the sandbox runs in
+    a user namespace.
     """
     return os.getuid() == 0 and _num_ids() > FEW_IDS[1] and _has_capability(CAP_SYS_ADMIN)
 

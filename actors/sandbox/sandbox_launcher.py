@@ -71,7 +71,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def switch_user(user: int) -> None:
-    """Switch to another user that can still read the /proc entries of its own processes."""
+    """Switch this process to another user, and keep the process's /proc entries readable for that user."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)

@@ -1,10 +1,10 @@
-"""Startup of sandboxes with our own namespaces or, if they do not work, with bubblewrap.
+"""Startup of sandboxes. A sandbox uses namespaces that we create or, if this fails, the program bubblewrap.
 
-bubblewrap is for ordinary users on systems that allow user namespaces only to listed programs (AppArmor on Ubuntu 24.04
-and later). A missing protection is an error, never a weaker sandbox. After the worker has dropped its privileges, it
-checks which protections are effective. It receives the grader's source only if all PROTECTIONS are effective. Without a
-sandbox (`unsandboxed_python`), only the deadline and the limits of each process apply. docs/security.md has a table of
-the protections of each method.
+Some systems allow user namespaces only to listed programs (AppArmor on Ubuntu 24.04 and later). Ordinary users need
+bubblewrap there. After the worker has dropped its privileges, it checks which protections are effective. If one of the
+PROTECTIONS is missing, the start fails before the worker gets the grader's source. Without a sandbox
+(`unsandboxed_python`), only the deadline and the limits of each process apply. docs/security.md has a table of the
+protections of each method.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ NEEDED_LINUX = (5, 14)
 """First Linux version that counts processes per user namespace."""
 MAX_STDERR_CHARS = 500
 SANDBOX_FIX = (
-    "allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1; in a container, a "
-    "seccomp profile that allows unshare and mount); install bubblewrap (apt-get install bubblewrap) if AppArmor "
-    "restricts user namespaces to listed programs (Ubuntu 24.04 and later); or set unsandboxed_python: true in the "
-    "operator's configuration, which lets graders read and send everything that this user can"
+    "do one of the following. (1) Allow user namespaces: set the sysctls user.max_user_namespaces (above 0) and "
+    "kernel.unprivileged_userns_clone=1; in a container, use a seccomp profile that allows unshare and mount. (2) If "
+    "AppArmor restricts user namespaces to listed programs (Ubuntu 24.04 and later), install bubblewrap (apt-get "
+    "install bubblewrap). (3) Set unsandboxed_python: true in the operator's configuration; graders can then read and "
+    "send everything that this user can"
 )
 TRY_AGAIN = "the machine seems overloaded; try again when it has free CPUs"
 

@@ -66,7 +66,7 @@ def load_grader(source: str, packages: list[str]) -> tuple[Any, str | None]:
 
 
 def import_ahead(source: str) -> None:
-    """Import every module that `source` imports, even inside functions, so that grades do not import it again."""
+    """Import every module that `source` imports, even inside functions, so that no grade has to load a module."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):
@@ -150,7 +150,10 @@ class RunnerSockets:
 def fork_grade(
     grade: Any, request: bytes, nonce: bytes, channel: socket.socket, runner: RunnerSockets, cpu_s: int
 ) -> WorkerMessage:
-    """Run one grade in a fork; return its message after the fork and all its descendants have ended."""
+    """Grade a request in a forked process, and return the message with the grade or the error.
+
+    Returns only after the process and all its descendants have ended.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -4,7 +4,8 @@ Denied calls include:
 
 - calls that reach beyond the sandbox's processes and files (sockets, tracing, mounts, namespaces, keys)
 - calls used in known sandbox escapes (bpf, io_uring, userfaultfd, ...)
-- calls that hold uncounted memory (memfd, System V shared memory, messages with descriptors, splice)
+- calls that allocate memory that the sandbox's limit does not count (memfd, System V shared memory, messages with
+  descriptors, splice)
 - calls that change the clock, or the limits or priority of another process
 
 Some calls are allowed only with certain arguments (`_argument_filters`).
@@ -100,7 +101,7 @@ FCNTL = (0, 1, 2, 3, 4, 5, 36, 1030, 1032)
 SETPIPE_SZ is denied, because it enlarges a buffer."""
 FCNTL_IGNORED = (6, 7, 37, 38)
 """Commands of fcntl that succeed without locking anything: F_SETLK, SETLKW, OFD_SETLK, OFD_SETLKW.
-Each lock would use uncounted memory, but SQLite needs these calls to succeed."""
+A real lock would use memory that the sandbox's limit does not count. SQLite needs these calls to succeed."""
 IOCTL = (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """Allowed requests of ioctl: TCGETS, TCGETS2, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)
@@ -191,7 +192,7 @@ def _if_one_of(argument: int, values: tuple[int, ...], error: int = errno.EPERM)
 
 
 def _returns(values: tuple[int, ...], result: int) -> list[Step]:
-    """Return the steps that end with `result` if the most recently loaded argument is one of `values`."""
+    """Return steps that make the filter return `result` if the argument loaded last is one of `values`."""
     return [step for value in values for step in ((EQUAL, 0, 1, value), (RETURN, 0, 0, result))]
 
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from agent_rft import untrusted
 
 MEMORY_EXIT = 77
-"""Exit status of a process that held a sandbox, if the sandbox exceeded its memory limit."""
+"""Exit status of the process that ran a sandbox, if the sandbox exceeded its memory limit."""
 MAX_RUNS = 256
 """Maximum runs of untrusted code per grade."""
 MAX_REQUEST_BYTES = 16 << 20
@@ -167,7 +167,7 @@ class UntrustedRunner:
         """Wait until a channel is ready.
 
         Raises:
-            GradeEnded: The grade ended first.
+            GradeEnded: The grade or its worker ended before the channel was ready.
             TimeoutError: The channel was not ready by the deadline.
         """
         poll = select.poll()
@@ -182,7 +182,7 @@ class UntrustedRunner:
 
 
 def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socket) -> NoReturn:
-    """Run `hold`, which starts the sandbox of one run and waits until it ends; then exit this process.
+    """Run `hold`, which starts the sandbox of one run and waits until the sandbox ends; then exit this process.
 
     The sandbox's first process has `channel` as descriptor 0.
     """

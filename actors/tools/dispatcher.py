@@ -170,8 +170,9 @@ def _make_no_server_error(name: str) -> ToolFailed:
 
 def _make_row_error(what: str, item: dict[str, Any], num_bytes: int) -> ToolFailed:
     """Return the error for a call that is too large because of its row, which the model cannot change."""
-    row = f"its row takes {len(encode_json(item)):,} bytes"
-    problem = f"{what} was not called: the call has {num_bytes:,} bytes (limit {MAX_REQUEST_BYTES:,}), and {row}"
+    row = f"of which the row takes {len(encode_json(item)):,} bytes"
+    size = f"the request has {num_bytes:,} bytes (limit {MAX_REQUEST_BYTES:,}), {row}"
+    problem = f"{what} was not called, because {size}"
     fix = "shorten the row: keep large values in a file that the tool reads"
     return ToolFailed(f"{problem}; {fix}", problem=problem, fix=fix, kind="request_too_large")
 

@@ -45,8 +45,9 @@ MAX_SESSION_MESSAGES = 100
 class DispatcherActor(ChannelActor):
     """Actor that runs a Dispatcher in a separate process, and receives one message per conversation turn.
 
-    If the job has a `session`, the actor also manages the tool sessions. Ray may restart the actor at any time: it then
-    loses its counters, and ends the tool sessions that are open in `journal`, a file on this node.
+    If the job has a `session`, the actor also manages the tool sessions, and records them in `journal`, a file on this
+    node. Ray may restart the actor at any time. A restarted actor has lost its counters. It ends the tool sessions that
+    `journal` lists as open.
     """
 
     def __init__(

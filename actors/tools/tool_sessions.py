@@ -1,9 +1,9 @@
 """Tool sessions of rollouts at the user's server: each session is started once, and always ended.
 
-Once a start request may have been sent, end requests are repeated until the server answers, even if the rollout, its
-engine or this process dies (see `session_journal`). Each session has a separate asyncio task, so a cancelled
-rollout cannot leave its session open, and an end request never overtakes the start request. The server may get an end
-request for an unknown session; any answer, such as a 404, confirms the end.
+If the server may have received a start request, end requests are repeated until the server answers, even if the
+rollout, its engine or this process dies (see `session_journal`). Each session has a separate asyncio task, so a
+cancelled rollout cannot leave its session open, and the end request never arrives before the start request. The server
+may get an end request for an unknown session; any answer, such as a 404, confirms the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MIN_MESSAGE_INTERVAL_S = 60.0
 RESTART_REASON = "job_restarted"
 LOG = logging.getLogger(__name__)
 MAX_ENDED_EARLY = 10_000
-"""Maximum number of sessions recorded as ended before their `start` call arrived."""
+"""Maximum number of recorded sessions whose `end` call arrived before their `start` call."""
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class ToolSessions:
         self._closed = False
         self._stats = ToolSessionStats()
         self.refused_end = ""
-        """Description of the latest non-2xx answer to an end request."""
+        """Description of the latest answer, with a status other than 2xx, to a request that ends a session."""
 
     async def start(self, trace_id: str, item: dict[str, Any], owner: str = "") -> None:
         """Open a rollout's session, and return when it can be used. Cancelling this call ends the session.
@@ -214,8 +214,9 @@ class ToolSessions:
     async def close(self, reason: str, deadline_s: float = CLOSE_S) -> int:
         """End all sessions within `deadline_s`, and open no more.
 
-        Returns the number of sessions whose end the server did not confirm; these sessions stay in the journal. Start
-        requests in flight get half of the time to finish, so that no end request overtakes a start request.
+        Returns the number of sessions whose end the server did not confirm; these sessions stay in the journal. The
+        method first waits up to half of `deadline_s` for start requests in flight, because the server must not get the
+        end request of a session before the start request.
         """
         self._recover()
         self._closed = True
@@ -263,7 +264,7 @@ class ToolSessions:
             self._stats.recovered += 1
 
     async def _run(self, session: _Session) -> None:
-        """Open and end one session. Cancel this only before the start request."""
+        """Open and end one session. The task may be cancelled only before it sends the start request."""
         async with self._max_open:
             if not session.requested:
                 async with self._starting:
@@ -281,7 +282,7 @@ class ToolSessions:
         session.fail(ToolFailed(why, kind="session_over"))
 
     async def _wait_for_rate(self) -> None:
-        """Wait until `1 / rate_limit_per_s` seconds after the previous start request."""
+        """Wait until `1 / rate_limit_per_s` seconds have passed since the previous start request."""
         now = self._timing.clock()
         start_at = max(now, self._next_start)
         self._next_start = start_at + self._gap_s
@@ -354,7 +355,7 @@ class ToolSessions:
             if now >= self._next_message_at:
                 self._next_message_at = now + MIN_MESSAGE_INTERVAL_S
                 self._on_message(
-                    f"session end requests fail and are repeated until the server answers: {error.message}"
+                    f"requests to end sessions fail and are repeated until the server answers: {error.message}"
                 )
             return False
         if self._ends is not None and answer is not None and not answer.ok:

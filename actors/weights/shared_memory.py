@@ -24,8 +24,8 @@ _SEGMENT = re.compile(rf"{SHM}/psm_\S+")
 class SharedFile:
     """File with the bytes of an array. Other processes can open the file by `path` until `remove` is called.
 
-    The process that creates the file holds a lock on it until it ends. A file without a lock is therefore a leftover of
-    a dead process.
+    The process that creates the file holds a lock on the file until the process ends. A file without a lock is
+    therefore a leftover of a dead process.
     """
 
     def __init__(self, folder: Path, data: NDArray[np.uint8]) -> None:
@@ -78,7 +78,7 @@ def write_all(file: RawIOBase, data: memoryview) -> None:
     while data:
         written = file.write(data)
         if not written:
-            raise OSError(f"only {total - len(data)} of {total} bytes fit")
+            raise OSError(f"the disk or memory is full: only {total - len(data)} of {total} bytes were written")
         data = data[written:]
 
 

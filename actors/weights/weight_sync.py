@@ -151,13 +151,15 @@ class WeightSync:
         Missing tensors are accepted until one of the engines has loaded all tensors.
         """
         if any(checksum != published.checksum for checksum in loaded.checksums):
-            return EngineFailed(f"the checksum of its weights differs from the learner's version {published.version}")
+            what = f"the learner's checksum for version {published.version}"
+            return EngineFailed(f"the checksum of the engine's weights differs from {what}")
         if not loaded.unmatched_tensors:
             self._has_loaded_all = True
         elif self._has_loaded_all:
             names = ", ".join(loaded.unmatched_tensors[:3])
             return EngineFailed(
-                f"it did not load {len(loaded.unmatched_tensors)} tensors of version {published.version}: {names}"
+                f"the engine did not load {len(loaded.unmatched_tensors)} tensors of version {published.version}: "
+                f"{names}"
             )
         else:
             self.unloaded_tensors = loaded.unmatched_tensors

@@ -244,7 +244,7 @@ class Renderer:
         return text is not None and self._markup_tokenizer.token_to_id(text) is not None
 
     def stop_token_after(self, message: Message) -> str:
-        """Return the text of the stop token that the template writes after this assistant's message."""
+        """Return the text of the stop token that the template writes after the assistant message `message`."""
         calls = message.get("tool_calls")
         if calls:
             return self.template_format.stop_and_bridge([call["function"]["name"] for call in calls])[0]
@@ -265,7 +265,11 @@ class Renderer:
         return tokens
 
     def _bridge(self, names: tuple[str, ...]) -> tuple[int, list[list[int]]]:
-        """Return the stop token after calls of `names`, and the bridge tokens before and after each result."""
+        """Return the stop token and the bridge tokens of a turn that calls the tools `names`.
+
+        The stop token ends the turn. The bridge tokens are the template's tokens before the first tool result and after
+        each tool result.
+        """
         if names not in self._bridges:
             end, text = self.template_format.stop_and_bridge(names)
             head, *rest = _SLOTS.split(text)

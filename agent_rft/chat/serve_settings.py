@@ -17,7 +17,7 @@ class ServeSettings:
 
     Attributes:
         dialect: Conversation format; None: the format in the model's folder.
-        context_length: Maximum length in tokens; None: the model's maximum, up to the default for training.
+        context_length: Maximum length of a conversation in tokens; None: the model's maximum, but at most 16,384.
         max_completion_tokens: Maximum number of sampled tokens, for requests that do not set it.
         temperature: Sampling temperature, for requests that do not set it.
     """

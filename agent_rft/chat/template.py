@@ -188,7 +188,10 @@ class ChatTemplate:
 
 
 class _ProcessLost(Exception):
-    """Error: the process ended, did not answer in time or sent an invalid answer, without exceeding a limit."""
+    """Error: the process ended, did not answer within `answer_timeout_s`, or sent an invalid answer.
+
+    If the process exceeded its limit of CPU time or memory, RenderFailed is raised instead.
+    """
 
 
 class _RenderProcess:

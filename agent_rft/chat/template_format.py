@@ -149,7 +149,10 @@ class TemplateFormat:
         )
 
     def _try_render(self, messages: Sequence[Message], *, generate: bool = False) -> str | None:
-        """Return the rendered text; None if the template fails, as many do for messages that they do not support."""
+        """Return the rendered text; None if the template fails.
+
+        Many templates fail for messages that they do not support.
+        """
         try:
             return self._render(messages, (), generate=generate)
         except RenderFailed as failure:

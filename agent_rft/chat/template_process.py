@@ -148,7 +148,10 @@ def set_limit(kind: int, value: int) -> None:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Answer messages until the socket is closed; `config` contains the template's current time and the limits."""
+    """Answer messages until the socket is closed.
+
+    `config` contains the limits, and the time that the template sees as the current time.
+    """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     worker = TemplateWorker(datetime.fromisoformat(config["now"]), config["text_bytes"])
     set_limit(resource.RLIMIT_AS, config["memory_bytes"])

@@ -22,8 +22,8 @@ def compare_command(
     sides: Annotated[
         list[str],
         typer.Argument(
-            help="two or more evaluations: run folders, or rollout files such as RUN:test-before; with --job: folders "
-            "of models or checkpoints",
+            help="two or more evaluations, each a run folder or a rollout file such as RUN:test-before; with --job, "
+            "also folders of models or checkpoints",
             autocompletion=completion.run_folders,
         ),
     ],
@@ -38,8 +38,9 @@ def compare_command(
     file: Annotated[
         File | None,
         typer.Option(
-            help="file of rows to compare (default: the test, validation or training file, whichever comes first "
-            "and is in all evaluations)"
+            help="file of rows to compare (default: the file of the first named evaluation, such as RUN:test-after; "
+            "without a name, the first of test, validation and training file that all evaluations have; with --job, "
+            "the test file)"
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row when models are evaluated with --job")] = 1,
@@ -60,7 +61,7 @@ def compare_command(
         float | None,
         typer.Option(
             min=0.0,
-            help="target for the model and tool time of a rollout, in seconds; the share of slower rollouts is shown",
+            help="maximum seconds of model and tools per rollout; the share of slower rollouts is shown",
         ),
     ] = None,
     rows: Annotated[

@@ -65,9 +65,9 @@ def run_folders(incomplete: str) -> list[str]:
 
 
 def checkpoints(incomplete: str) -> list[str]:
-    """Return checkpoints whose path begins with the typed text. Two levels of folders are searched.
+    """Return checkpoints whose path begins with the typed text.
 
-    The checkpoints of run folders on these levels are also returned.
+    Two levels of folders are searched, both for checkpoints and for run folders that contain checkpoints.
     """
     return _find_folders_with_file("loop.json", incomplete, "*", "*/*", "*/checkpoints/*", "*/*/checkpoints/*")
 

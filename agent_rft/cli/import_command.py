@@ -53,7 +53,7 @@ def openai_command(
 ) -> None:
     """Import a job from OpenAI's fine-tuning API as job.yaml and files of rows.
 
-    Differences and the environment variables to set are listed.
+    The command prints how the imported job differs from the original job, and which environment variables you must set.
     """
     from agent_rft.cli.openai_import.export_source import FolderSource
     from agent_rft.cli.openai_import.import_folder import Source, import_job

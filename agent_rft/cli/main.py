@@ -289,7 +289,7 @@ def _print_error(error: RftError, code: int) -> int:
     console = Console(stderr=True, emoji=False)
     console.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
     if isinstance(error, InvalidJob) and error.problems:
-        hint = f"for an explanation, run: agent-rft explain {error.problems[0].code} (or another code in brackets)"
+        hint = f"to explain a code in brackets, run for example: agent-rft explain {error.problems[0].code}"
         console.print(hint, soft_wrap=True, markup=False, highlight=False)
     return code
 

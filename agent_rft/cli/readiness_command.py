@@ -37,18 +37,20 @@ def ready_command(
     ] = "training_file",
     target_latency: Annotated[
         float | None,
-        typer.Option(min=0.0, help="target for the model and tool time of a rollout, in seconds"),
+        typer.Option(min=0.0, help="maximum seconds that the model and the tools should take per rollout"),
     ] = None,
     export_sft: Annotated[
         Path | None,
-        typer.Option("--export-sft", help="file to write with the best passing rollouts, as rows for a supervised job"),
+        typer.Option("--export-sft", help="output file for the best passing rollouts, as rows for a supervised job"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object; all other output goes to stderr")
     ] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(help="run folder of a stopped readiness check to resume", autocompletion=completion.run_folders),
+        typer.Option(
+            help="run folder of a stopped readiness check; the check is resumed", autocompletion=completion.run_folders
+        ),
     ] = None,
     runs: Runs = Path("runs"),
     address: ClusterAddress = None,

@@ -43,7 +43,10 @@ def train_command(
     runs: Runs = Path("runs"),
     resume: Annotated[
         Path | None,
-        typer.Option(help="run folder to resume from its last checkpoint", autocompletion=completion.run_folders),
+        typer.Option(
+            help="folder of the run to resume; training continues from the run's last checkpoint",
+            autocompletion=completion.run_folders,
+        ),
     ] = None,
     run_folder: Annotated[
         Path | None,
@@ -63,7 +66,10 @@ def train_command(
     config: ConfigFile = None,
     retry_refused: Annotated[
         bool,
-        typer.Option(help="let KubeRay retry an invalid job: its Ray job then ends as FAILED instead of STOPPED"),
+        typer.Option(
+            help="end the Ray job of an invalid job as FAILED, so that KubeRay retries it; with --no-retry-refused it "
+            "ends as STOPPED and is not retried"
+        ),
     ] = True,
     open_browser: Annotated[
         bool,

@@ -71,5 +71,8 @@ def event_kind(cls: type[Event]) -> str:
 
 
 def append_reason(message: str, reason: str) -> str:
-    """Return `message: reason`, or only `message` if `reason` is empty, as it is for a server's clients."""
+    """Return `message: reason`, or only `message` if `reason` is empty.
+
+    Events for a server's clients have an empty reason, because the reason is a private field.
+    """
     return f"{message}: {reason}" if reason else message

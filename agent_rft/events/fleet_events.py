@@ -60,7 +60,7 @@ class EngineUnstable(Event, level="warn"):
     """Reason for the last replacement."""
 
     def __str__(self) -> str:
-        times = f"{self.times} times in a row and never survived until the next weight update"
+        times = f"{self.times} times in a row without a weight update in between"
         return append_reason(f"{self.engine} was replaced {times}", self.reason)
 
 
@@ -77,8 +77,8 @@ class WeightsNotCompared(Event, level="warn"):
     """Total number of tensors that cannot be compared."""
 
     def __str__(self) -> str:
-        tensors = f"{self.num_tensors} tensors on loading ({', '.join(self.tensors)})"
-        return f"the engines transform or ignore {tensors}: only the canary compares them with the learner"
+        tensors = f"{self.num_tensors} tensors when they load weights ({', '.join(self.tensors)})"
+        return f"the engines transform or ignore {tensors}, so only the canary compares these tensors with the learner"
 
 
 class EngineRestarted(Event, level="warn"):
@@ -135,7 +135,7 @@ class ActorRecovered(Event):
     """Seconds for which the actor did not answer."""
 
     def __str__(self) -> str:
-        return f"{self.actor} answers again, after {self.silent_s:.0f} s"
+        return f"{self.actor} answers again after {self.silent_s:.0f} s without an answer"
 
 
 class WorkStalled(Event, level="warn"):
@@ -227,10 +227,11 @@ class SinkCutOff(Event, level="warn"):
     sink: str
     """Class of the sink, or name of the plug-in."""
     reason: Private[str]
-    """The error that the sink raised, or the time or number of events by which it fell behind."""
+    """The error that the sink raised, or the limit that the sink exceeded: seconds for one call, or number of waiting
+    events."""
 
     def __str__(self) -> str:
-        return append_reason(f"the sink {self.sink} was cut off and gets no more events", self.reason)
+        return append_reason(f"the sink {self.sink} was disconnected and gets no more events", self.reason)
 
 
 class TrackerFailed(Event, level="warn"):
@@ -249,7 +250,8 @@ class TrackerFailed(Event, level="warn"):
     rejects the key.
     """
     reason: Private[str]
-    """The missing part, or the error that the tracker raised."""
+    """For `not_installed` and `not_allowed`: the command to run or the setting to set. For `failed`: the error that the
+    tracker raised, or the limit that the tracker exceeded."""
 
     def __str__(self) -> str:
         cause = TRACKER_CAUSES[self.cause]

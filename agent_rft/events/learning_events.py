@@ -58,12 +58,13 @@ class DiskFreed(Event):
 class ZeroVarianceBatch(Event, level="warn"):
     """A batch has no learning signal: every group has zero variance or was lost.
 
-    The third such batch in a row ends the run. The run ends without an error if it has completed a step and nearly all
-    groups of the batch are `all_right` (`nothing_left_to_learn`); otherwise it fails.
+    The third such batch in a row ends the run. If the run has completed a step and nearly all groups of the batch are
+    `all_right`, the run ends without an error, with the event `nothing_left_to_learn`. Otherwise it fails.
 
-    If most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. If many groups are
-    `equal`, with a grade in between, check the grader. If many rollouts were discarded, check the endpoints. The traces
-    are stored as `zero-variance-<step>-<times>`.
+    If most groups are `all_right` or `all_wrong`, the rows are too easy or too hard for this model. A group is `equal`
+    if all its rewards are the same, but its rollouts are neither all right nor all wrong. If many groups are `equal`,
+    check the grader. If many rollouts were discarded, check the endpoints. The traces are stored as
+    `zero-variance-<step>-<times>`.
     """
 
     times: int
@@ -77,7 +78,7 @@ class ZeroVarianceBatch(Event, level="warn"):
     cause: Cause
     """The most likely cause. The event's message describes the cause."""
     name: str = ""
-    """The tool, guard, endpoint or discard reason that the cause concerns, if any."""
+    """Name of the tool, guard, endpoint or discard reason that `cause` is about; empty if there is no such name."""
     error: Private[str] = ""
     """The tool's most frequent error message, up to 200 characters."""
 

@@ -283,7 +283,7 @@ class FewerCallsFound(Event):
     reward_change: float
     """Mean change in reward over the validation rows, from the best checkpoint to the checkpoint with fewer calls."""
     tool_calls: float
-    """Tool calls per rollout of the checkpoint with fewer calls."""
+    """Tool calls per rollout of the checkpoint at `cheaper_step`."""
     best_tool_calls: float
     """Tool calls per rollout of the best checkpoint."""
     num_rows: int
@@ -323,7 +323,7 @@ class UtilizationMeasured(Event):
         if self.better_engines is None:
             return shares
         better = f"{self.better_engines} engines and {self.better_learner_ranks} learner ranks"
-        return f"{shares}; steps would be shorter with {better} instead of {self.engines} and {self.learner_ranks}"
+        return f"{shares}; steps would be shorter with {better} (this run has {self.engines} and {self.learner_ranks})"
 
 
 class CheckpointUploaded(Event):
@@ -335,7 +335,7 @@ class CheckpointUploaded(Event):
     num_bytes: int
     """Number of uploaded bytes."""
     duration_s: float
-    """Seconds for the upload, while training continued."""
+    """Duration of the upload in seconds. Training continues during the upload."""
 
     def __str__(self) -> str:
         return f"checkpoint step-{self.step:06d} is in the checkpoint store ({self.duration_s:.1f} s)"
@@ -408,7 +408,7 @@ class JobEnded(Event):
     """The last event of a run. A stopped or failed run can be resumed with `agent-rft train --resume`."""
 
     outcome: Outcome
-    """`done`, `stopped` by a signal or through the API, or `failed`."""
+    """`done`, `failed`, or `stopped` (by a signal or through the API)."""
     error: str = ""
     """Reason for the failure."""
 

@@ -72,7 +72,7 @@ class RolloutsProgressed(Event):
     newest_grade: Private[float] = 0.0
     """Grade of the rollout that was graded last."""
     newest_calls: Private[tuple[str, ...]] = ()
-    """First tool calls of the rollout that was graded last, shortened."""
+    """The first four tool calls of the rollout that was graded most recently. Long calls are shortened."""
     newest_answer: Private[str] = ""
     """Answer of the rollout that was graded last, shortened."""
 
@@ -107,9 +107,10 @@ class RolloutsProgressed(Event):
         return f"{tool} {self.calls[tool]:.0f}" + (f" ({errors:.0f} error{'s' * (errors > 1)})" if errors else "")
 
     def describe_newest(self) -> str:
-        """Describe the rollout that was graded last; empty before the first grade.
+        """Describe the rollout that was graded most recently: its row, grade, answer and first tool calls.
 
-        Example: `row 12, grade 1.000: 4427, after cat {"path": "x"}`.
+        Example: `row 12, grade 1.000: 4427, after cat {"path": "x"}`, where 4427 is the answer. Empty before the first
+        grade.
         """
         if not self.newest_trace:
             return ""

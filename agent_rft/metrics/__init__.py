@@ -46,7 +46,8 @@ EVALUATION_METRICS: dict[str, Metric] = {
     "num_rollouts": Metric("graded rollouts", "rollouts", "number"),
     "discarded": Metric("discarded rollouts", "rollouts", "number", better_direction=-1),
 }
-"""Metrics for the Evaluation fields that are compared before and after training, in the order of the comparison."""
+"""Metrics by which two evaluations are compared, such as those before and after training, in display order. The keys
+are fields of Evaluation."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _FAMILIES = {

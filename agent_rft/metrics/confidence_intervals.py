@@ -65,10 +65,12 @@ class Interval:
 
 
 def wilson_interval(successes: int, n: int) -> Interval:
-    """Return the Wilson score interval of the share `successes / n`; for 0 of 5 it is 0.00 [0.00, 0.43].
+    """Return the Wilson score interval of the share `successes / n`.
 
-    Wilson 1927, JASA 22, "Probable inference, the law of succession, and statistical inference"; recommended for small
-    n by Brown, Cai and DasGupta 2001, Statistical Science 16(2).
+    For 0 successes of 5, the share is 0.00 and its interval is 0.00 to 0.43.
+
+    Source: Wilson 1927, JASA 22, "Probable inference, the law of succession, and statistical inference". Brown, Cai and
+    DasGupta 2001, Statistical Science 16(2), recommend the interval for small n.
 
     Raises:
         ValueError: `successes` is below 0 or above `n`.
@@ -90,8 +92,8 @@ def bootstrap_interval(values: Iterable[float], bounds: tuple[float, float] | No
 
     `bounds` are the lowest and the highest possible value. None means that the values are unbounded, such as seconds.
 
-    If `bounds` is set, the interval is widened for fewer than MIN_VALUES values and for equal values. If `bounds` is
-    None, the interval of equal values is NaN.
+    With `bounds`, the interval is widened if there are fewer than MIN_VALUES values, or if all values are equal.
+    Without `bounds`, the interval is NaN if all values are equal.
 
     The percentile interval (Efron and Tibshirani 1993, chapter 13) is stretched for small n. See Hesterberg 2015, "What
     teachers should know about the bootstrap", arXiv:1411.5279, and Abramowitz and Stegun 26.7.5.

@@ -134,7 +134,8 @@ _ACTORS: dict[str, Metric] = {
     "engine_replacements": _live_metric(
         "engine replacements",
         "engines",
-        "engines replaced since the job started, because they died or differed from the learner despite equal weights",
+        "engines replaced since the job started, because they failed, or because their log-probabilities differed from "
+        "the learner's although the weights were equal",
         "counter",
     ),
     "engine_slots": _live_metric(
@@ -183,14 +184,15 @@ _JOB_AND_SERVER: dict[str, Metric] = {
     "jobs_ended/<outcome>": _live_metric(
         "ended jobs",
         "jobs",
-        "1 once the driver has ended: done, stopped (by a signal) or failed; missing if the driver was killed",
+        "1 after the driver has ended with this outcome: done, stopped (by a signal) or failed; remains 0 if the "
+        "driver was killed",
         "counter",
     ),
     "checkpoint_age_s": _live_metric(
         "checkpoint age",
         "s",
-        "training time that would be lost if the run were killed now: time since the last checkpoint or the start of "
-        "training; only during training",
+        "time since the last checkpoint, or since the start of training; this training time would be lost if the run "
+        "were killed now. Measured only during training",
     ),
     "checkpoint_bytes": _live_metric("checkpoint size", "bytes", "size of the last checkpoint on disk"),
     "checkpoint_store_failures/<action>": _live_metric(
@@ -202,7 +204,7 @@ _JOB_AND_SERVER: dict[str, Metric] = {
     "tracker_failures/<tracker>": _live_metric(
         "failed trackers",
         "trackers",
-        "trackers of the job that failed and no longer receive metrics, by type, such as wandb",
+        "the job's trackers that failed and get no more metrics, by type, such as wandb",
         "counter",
     ),
     "events/<level>": _live_metric("events", "events", "events of the run by level: info, warn or error", "counter"),
@@ -217,7 +219,7 @@ _JOB_AND_SERVER: dict[str, Metric] = {
     ),
     "api_jobs/<state>": _live_metric("API jobs", "jobs", "jobs of the API server by state, such as queued and running"),
     "api_queue_age_s": _live_metric(
-        "queue age", "s", "time that the oldest queued job of the API server has been queued; 0 if no job is queued"
+        "queue age", "s", "waiting time of the oldest job in the API server's queue; 0 if the queue is empty"
     ),
 }
 

@@ -38,7 +38,9 @@ CHARTS: dict[str, Chart] = {
         tick_format=".0%",
     ),
     "rollout_time": Chart(
-        "Time per rollout", "a user waits this long for an answer; busy time excludes queueing and retries", "s"
+        "Time per rollout",
+        "with shorter rollouts, a user gets the answer sooner; the busy time excludes queueing and retries",
+        "s",
     ),
     "tool_latency": Chart("Latency of tools", "a slow tool makes every step slow", "s"),
     "grader_parts": Chart(
@@ -47,11 +49,12 @@ CHARTS: dict[str, Chart] = {
     ),
     "held_out": Chart(
         "Grades of the held-out grader",
-        "if these grades fall while the grader's grade rises, the grader is being hacked",
+        "if these grades fall while the grades of the job's own grader rise, the model exploits a loophole in the "
+        "job's grader",
     ),
     "guards": Chart(
         "Rewards set by guards",
-        "if these become more frequent, the model more often does things that must not be rewarded",
+        "an increase means that the model does things more often that must not be rewarded",
         "rollouts",
         "bars",
     ),
@@ -91,7 +94,9 @@ CHARTS: dict[str, Chart] = {
         "the loss falls in supervised jobs; in reinforcement jobs it is near zero and means little",
         scale="fitted",
     ),
-    "grad_norm": _training_chart("Gradient norm", "single peaks are clipped; a steady rise is a sign of instability"),
+    "grad_norm": _training_chart(
+        "Gradient norm", "gradient clipping limits single peaks; a steady rise is a sign of instability"
+    ),
     "entropy": _training_chart(
         "Entropy", "the entropy falls as the model becomes more certain; near zero, the model stops exploring", "nats"
     ),

@@ -213,7 +213,7 @@ _BEHAVIOR: dict[str, Metric] = {
         "length of a tool's output", "characters", "mean length of one tool's outputs"
     ),
     "tool/<tool>/errors": _counter(
-        "tool errors", "calls", "calls to one tool that returned an error, which the model sees"
+        "tool errors", "calls", "calls that one tool answered with an error; the model sees these errors"
     ),
     "call_errors/<kind>": _counter(
         "invalid calls",
@@ -260,10 +260,10 @@ _DISCARDS: dict[str, Metric] = {
         "rollout attempts since the start, by state: started = graded + discarded + cancelled + in_flight",
     ),
     "slow_rows_graded_ratio": Metric(
-        "share of rollouts graded in slow groups, relative to all groups",
+        "graded share of rollouts in slow groups, relative to all groups",
         "",
-        "share of graded rollouts in the slowest quarter of groups, divided by the share of graded rollouts in all "
-        "groups",
+        "share of the rollouts in the slowest quarter of groups that were graded, divided by the share of all rollouts "
+        "that were graded. Below 1, more rollouts are lost in slow groups than in other groups",
     ),
 }
 
@@ -271,8 +271,7 @@ _STALENESS_AND_SYNC: dict[str, Metric] = {
     "staleness_mean": Metric(
         "staleness in versions",
         "versions",
-        "number of policy versions by which the oldest token of a trained group is behind the learner, mean over "
-        "groups",
+        "age of the oldest token of a trained group, in policy versions; mean over groups",
         chart="staleness",
         series="mean",
         short_label="stale",
@@ -281,8 +280,7 @@ _STALENESS_AND_SYNC: dict[str, Metric] = {
     "staleness_max": Metric(
         "largest staleness",
         "versions",
-        "number of policy versions by which the oldest token of a trained group is behind the learner, maximum over "
-        "groups",
+        "age of the oldest token of a trained group, in policy versions; maximum over groups",
         chart="staleness",
         series="largest",
     ),
@@ -310,7 +308,8 @@ _STALENESS_AND_SYNC: dict[str, Metric] = {
     "canary_gap": Metric(
         "canary gap",
         "nats",
-        "mean absolute difference of the log-probabilities of engines and learner on the canary, with the same weights",
+        "mean absolute difference between the log-probabilities of engines and learner with the same weights, on the "
+        "tokens of one recorded rollout (the canary)",
         chart="gap",
         series="canary",
     ),
@@ -376,16 +375,16 @@ _LEARNER: dict[str, Metric] = {
     "logprob_gap": Metric(
         "log-probability gap",
         "nats",
-        "mean absolute difference of the log-probabilities of engines and learner, over tokens sampled by the "
-        "learner's version",
+        "mean absolute difference between the log-probabilities of engines and learner, over tokens that were sampled "
+        "with the learner's version of the weights",
         chart="gap",
         series="trained tokens",
     ),
     "importance_ratio_same_version": Metric(
         "importance ratio at equal versions",
         "",
-        "mean of the learner's probability divided by the engine's probability, over tokens sampled by the learner's "
-        "version",
+        "mean ratio of the learner's probability to the engine's probability, over tokens that were sampled with the "
+        "learner's version of the weights",
         series="same version",
     ),
     "logprob_gap_tokens": Metric(
@@ -396,8 +395,8 @@ _LEARNER: dict[str, Metric] = {
     "tokens_without_loss": _counter(
         "tokens without loss",
         "tokens",
-        "sampled tokens excluded from the loss, because the learner could not compute their response-format mask: the "
-        "engine has another version of the grammar library or tokenizer",
+        "sampled tokens excluded from the loss, because the learner could not compute which tokens the response format "
+        "allowed: the learner's version of the grammar library or tokenizer differs from the engine's",
     ),
     "trained_tokens": _counter("trained tokens", "tokens", "tokens over which the loss is computed", series="trained"),
     "computed_tokens": _counter(
@@ -425,7 +424,7 @@ _TIMES: dict[str, Metric] = {
     "engine_busy_share": Metric(
         "engine utilization",
         "share",
-        "share of the time since the previous step in which an engine had requests to run, averaged over engines",
+        "share of time, since the previous step, for which an engine had requests to run; mean over engines",
     ),
     "time_write_ahead_s": _histogram(
         "write-ahead",

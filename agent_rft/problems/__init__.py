@@ -36,13 +36,19 @@ _FAMILIES = {name: re.compile(_PLACEHOLDER.sub(r"\\w+", name)) for name in PROBL
 
 
 def find_code(code: str) -> str | None:
-    """Return the registered code that matches `code`, such as `invalid_<type>`, or None if no code matches."""
+    """Return the key of PROBLEM_CODES for `code`, or None if there is no such key.
+
+    The key may be a family of codes: for `invalid_int_parsing`, it is `invalid_<type>`.
+    """
     if code in PROBLEM_CODES:
         return code
     return next((family for family, pattern in _FAMILIES.items() if pattern.fullmatch(code)), None)
 
 
 def stops_accepted_job(code: str) -> bool:
-    """Return whether a problem with this code stops a job that passed an earlier check. The default is True."""
+    """Return whether a problem with this code stops a job that passed an earlier check.
+
+    The result is also True if `code` is unknown or is not a code of the job check.
+    """
     entry = PROBLEM_CODES.get(find_code(code) or "")
     return entry.stops_accepted_jobs if isinstance(entry, CheckCode) else True

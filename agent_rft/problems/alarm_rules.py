@@ -20,7 +20,8 @@ ALARM_RULES: dict[AlarmRule, ProblemCode] = {
         "often. The grader may reward length, or answers that skip the work.",
         "Compare a rollout that the event lists with a rollout of the first step (`agent-rft traces RUN --step 1`). "
         "If answers are too long or there are too many calls, set `reward.token_penalty` or "
-        "`reward.tool_call_penalty`. If the model skips the work, add a guard, which also sees the calls.",
+        "`reward.tool_call_penalty`. If the model skips the work, add a guard; guards see the calls as well as the "
+        "answer.",
     ),
     "diverged": ProblemCode(
         "A part of the grade, or the held-out grade, fell while the mean grade rose. If, in the first steps, a part "

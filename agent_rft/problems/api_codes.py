@@ -57,9 +57,9 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "reach the database again; the server's log has the reason.",
         ),
         "too_many_in_progress": ProblemCode(
-            "The key has too many requests in progress, or the bodies of these requests are too large in total. One "
-            "key may use half of the server's limits, which are `limits.max_connections` requests and 128 bodies of "
-            "`limits.max_body_bytes`.",
+            "The key has too many requests in progress, or the bodies of these requests are too large in total. The "
+            "server accepts `limits.max_connections` requests, and bodies with 128 times `limits.max_body_bytes` in "
+            "total. One key may use half of each limit.",
             "Try again in a moment, as OpenAI's client does automatically; send fewer requests at the same time.",
         ),
         "too_many_connections": ProblemCode(
@@ -120,7 +120,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         "too_large": ProblemCode(
             "The body exceeds the operator's limit (`limits.max_body_bytes`), or a hyperparameter is larger than any "
             "reasonable value.",
-            "Send a smaller body. For a hyperparameter, send a smaller number or `auto`.",
+            "Send a smaller body. If a hyperparameter is too large, send a smaller number or `auto`.",
         ),
         "timeout": ProblemCode(
             "The body of the request, or the model's answer, did not arrive in time.",
@@ -131,8 +131,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Add the field.",
         ),
         "unknown_parameter": ProblemCode(
-            "The server does not support the field in `param`. If the server ignored the field, the result would "
-            "differ from the request.",
+            "The server does not support the field that `param` names. The request is refused, because the result "
+            "would not be as requested if the server ignored the field.",
             "Remove the field, or check its spelling.",
         ),
         "invalid_value": ProblemCode(
@@ -155,7 +155,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         "duplicate_hyperparameters": ProblemCode(
             "`hyperparameters` are set both at the top level, which is the older format, and in `method`. One of "
             "these settings would be ignored.",
-            "Set all of them in `method`.",
+            "Set all hyperparameters in `method`.",
         ),
     },
     "API: files, jobs and models": {

@@ -60,11 +60,11 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "logprobs_unsupported": CheckCode(
-            "The operator set `scoring: logprobs` for this judge in `models`, so grades are computed from the "
-            "log-probabilities of its answer's first token: each label gets the probability of its first token. "
-            "Labels must therefore begin differently, and both ends of a score's range must be single digits. Because "
-            "no label ever has a probability of 1, the highest grade is never reached, so a guard's `pass_threshold` "
-            "must be below it.",
+            "The operator set `scoring: logprobs` for this judge in `models`. The grade is therefore computed from "
+            "probabilities for the first token of the judge's answer. Labels must begin differently, because only "
+            "their first tokens are compared, and both ends of a score's range must be single digits. No label ever "
+            "has a probability of 1, so the highest grade is never reached. A guard's `pass_threshold` must be lower "
+            "than the highest grade.",
             "Change the labels, the range or the threshold as the message describes, or ask the operator to remove "
             "`scoring`.",
             stops_accepted_jobs=False,
@@ -96,7 +96,8 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "invalid_signing_secret": CheckCode(
-            "A `signing_secret` is not in the format of Standard Webhooks, so your server's library could not read it.",
+            "A `signing_secret` is not in the format of Standard Webhooks, so the library that verifies signatures in "
+            "your endpoint could not read the secret.",
             "Create a secret with `echo whsec_$(openssl rand -base64 32)`, and pass it as `${NAME}` from the "
             "environment.",
             stops_accepted_jobs=True,
@@ -112,10 +113,9 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=True,
         ),
         "endpoint_refused": CheckCode(
-            "The endpoint answered 401, or answered 403 before any other response. Such a response ends the job "
-            "without a retry, because a wrong token fails every call. The message includes the endpoint's reason. A "
-            "403 after other responses only fails its call, but the job also ends if more than half of the latest 64 "
-            "responses are 403.",
+            "The endpoint answered 401, or its first answer was 403. The job then ends without a retry, because a "
+            "wrong token fails every call. The message includes the endpoint's reason. A later 403 makes only its "
+            "call fail, but the job ends if more than half of the latest 64 answers are 403.",
             "Put the token into the endpoint's `headers`, as `${NAME}` from the environment. For a judge, the "
             "operator sets the token in the judge's entry in `models`.",
             stops_accepted_jobs=True,
@@ -127,9 +127,9 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=True,
         ),
         "unanswered_trial_call": CheckCode(
-            "A warning. The check calls each endpoint once and waits at most ten minutes. The endpoint accepted this "
-            "call and did not answer within that time. Its `timeout_s` is longer, so it may still be working: the "
-            "check cannot distinguish a long call from a server that hangs.",
+            "A warning. The check calls each endpoint once. This endpoint accepted the call, but did not answer "
+            "within ten minutes, the longest time that the check waits. The endpoint's `timeout_s` is longer, so the "
+            "endpoint may still be working: the check cannot distinguish a long call from a server that hangs.",
             "Read the endpoint's log. If the example call should be fast, find out what the endpoint waits for. If "
             "such calls normally take this long, no action is needed.",
             stops_accepted_jobs=False,
@@ -138,7 +138,8 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "A warning. The judge's server rejected the response format `json_schema`, so requests use `json_object`, "
             "with the schema in the system message. Answers are validated equally strictly, but invalid answers and "
             "retries may be more frequent.",
-            "Set `response_format: json_object` in the judge's entry of `models`, which saves a request.",
+            "Set `response_format: json_object` in the judge's entry of `models`, so that requests do not try "
+            "`json_schema` first.",
             stops_accepted_jobs=False,
         ),
         "short_rollout_timeout": CheckCode(
@@ -185,8 +186,8 @@ GRADE_CODES: dict[str, dict[str, ProblemCode]] = {
         "invalid_variable_error": ProblemCode(
             "A path in a template has no value. If the path begins with `item`, the row is wrong. If the path begins "
             "with `sample`, the model's output differs from what the grader expects; for example, it is not JSON.",
-            "Fix the row or the path. If such output is normal, set `invalid_grade` of a multi grader: these samples "
-            "then get this grade and are not discarded.",
+            "Fix the row or the path. If it is normal that the model's output has no such value, set `invalid_grade` "
+            "of a multi grader: samples without the value then get this grade and are not discarded.",
         ),
         "python_grader_runtime_error": ProblemCode(
             "The program of a python grader raised an error, did not return a number, or used too much memory. The "
@@ -205,7 +206,7 @@ GRADE_CODES: dict[str, dict[str, ProblemCode]] = {
         ),
         "model_grader_refusal_error": ProblemCode(
             "The judge, or the judge's content filter, refused to grade the sample.",
-            "Read the sample in the traces. Often the task or the judge's prompt appears harmful to the judge.",
+            "Read the sample in the traces. Judges often refuse because they consider the task or the prompt harmful.",
         ),
         "model_grader_parse_error": ProblemCode(
             "The judge answered every request, but never with a valid grade. The message includes its last answer.",

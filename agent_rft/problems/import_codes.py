@@ -8,19 +8,19 @@ IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
     "Importing": {
         "unsupported_method": ProblemCode(
             "The job to import was trained with a method that agent-rft does not support, such as `dpo`.",
-            "Save the job as an export, change its method and rows to a method that the message lists, and import the "
-            "export with `--from`.",
+            "Save the job as an export. In the export, choose a method that the message lists, and change the rows to "
+            "suit this method. Then import the export with `--from`.",
         ),
         "unsupported_row": ProblemCode(
             "The row contains something other than text (an image, audio, a file), or a call in the deprecated format "
             "that preceded `tools`. Leaving it out would change the task, so nothing is imported.",
-            "Remove such rows from a copy of the file, or describe their content in words. Pass the copy with "
-            "`--training-file` or `--validation-file`.",
+            "In a copy of the file, remove such rows, or replace the unsupported content with text that describes it. "
+            "Pass the copy with `--training-file` or `--validation-file`.",
         ),
         "file_deleted": ProblemCode(
             "The job refers to a file that no longer exists at the service where the job ran. A file can be deleted "
             "or can expire while the job still exists. In an export, the file is missing from the folder.",
-            "Pass your own copy with `--training-file` or `--validation-file`; its name may differ.",
+            "Pass your own copy of the file with `--training-file` or `--validation-file`. The copy may have any name.",
         ),
     },
     "Writing a project": {

@@ -7,9 +7,9 @@ from agent_rft.problems.problem_code import CheckCode
 JOB_CODES: dict[str, dict[str, CheckCode]] = {
     "Configuration files": {
         "unreadable_<file>": CheckCode(
-            "A file cannot be read: it is missing, this user may not read it, or it is not UTF-8 text. The code ends "
-            "with the kind of file: the job, its chat template, the operator's configuration (`config`), the list of "
-            "nodes or the grader's file. Templates are limited to 64 kB.",
+            "A file cannot be read: it is missing, this user may not read it, or it is not UTF-8 text. The last "
+            "part of this code names the kind of file: the job, the job's chat template, the operator's configuration "
+            "(`config`), the list of nodes or the grader's file. Templates are limited to 64 kB.",
             "Check the path in the message. The configuration is the file given by `--config`, otherwise by "
             "`AGENT_RFT_CONFIG`, otherwise `agent-rft.yaml` in the current folder.",
             stops_accepted_jobs=True,
@@ -51,7 +51,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "invalid_missing": CheckCode(
             "A required key or item is missing.",
-            "Add the key or item in the message. If the file has a similar key, it is probably misspelled.",
+            "Add the key or item that the message names. If the file has a key with a similar name, that key is "
+            "probably misspelled.",
             stops_accepted_jobs=True,
         ),
         "invalid_extra_forbidden": CheckCode(
@@ -67,8 +68,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=True,
         ),
         "invalid_union_tag_invalid": CheckCode(
-            "The value of `type` does not exist.",
-            "Use one of the types in the message.",
+            "`type` has an unknown value.",
+            "Use one of the types that the message lists.",
             stops_accepted_jobs=True,
         ),
         "invalid_duplicate_tracker": CheckCode(
@@ -180,19 +181,22 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "schema_too_large": CheckCode(
-            "A JSON schema exceeds a limit. There are limits on the schema's size in bytes, its depth, its subschemas "
-            "(after following references), enum values and patterns, and on bounds such as `minLength` and `maxItems`. "
-            "Schemas written by hand are far below these limits. A schema that exceeds them can cost hours of CPU "
-            "time or all memory, even if it has only a few hundred bytes.",
-            "Reduce or remove the part in the message. Documentation of a tool belongs in its `description`.",
+            "A JSON schema exceeds a limit. The schema's size in bytes and its depth are limited. The numbers of "
+            "subschemas (after following references), enum values and patterns are limited as well, and so are the "
+            "values of bounds such as `minLength` and `maxItems`. Schemas written by hand are far below these limits. "
+            "A schema that exceeds them can cost hours of CPU time or all memory, even if the schema has only a few "
+            "hundred bytes.",
+            "Shorten or remove the part of the schema that the message names. Write documentation of a tool in the "
+            "tool's `description`.",
             stops_accepted_jobs=False,
         ),
         "unsupported_pattern": CheckCode(
-            "A `pattern` has lookaround, backreferences, `\\b` or `\\p{...}`, but its schema constrains decoding. This "
-            "is the case in `response_format`, and in tools used together with it. The grammar cannot express the "
-            "pattern, so the engine would reject the schema or ignore the pattern.",
-            "Write the pattern with classes, groups and repetitions only, or check the rest in the grader or the "
-            "tool. In tool schemas without `response_format`, such patterns are valid.",
+            "A `pattern` has lookaround, backreferences, `\\b` or `\\p{...}`, but its schema constrains decoding. The "
+            "schema in `response_format` constrains decoding, and so do the schemas of tools in a job with "
+            "`response_format`. A grammar cannot express the pattern, so the engine would reject the schema or ignore "
+            "the pattern.",
+            "Use only character classes, groups and repetitions in the pattern, and check everything else in the "
+            "grader or the tool. In a job without `response_format`, the schemas of tools may have such patterns.",
             stops_accepted_jobs=False,
         ),
         "tool_without_server": CheckCode(
@@ -214,11 +218,11 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "row_too_large": CheckCode(
-            "Each tool call, session start and request to an endpoint grader includes its row. A call has at most "
-            "1,000,000 bytes. The row, as JSON in UTF-8, may have 500,000 bytes; the other bytes are reserved for the "
-            "longest arguments. This code also means that the row's values make a grader's string longer than "
-            "1,000,000 characters. During a run, a rollout of such a row is discarded, because the model cannot "
-            "change its row.",
+            "Each tool call, session start and request to an endpoint grader includes the row. A request may have "
+            "1,000,000 bytes. The row, as JSON in UTF-8, may have 500,000 bytes, because the rest is reserved for the "
+            "longest arguments of a call. The code also means that the row's values make a grader's string longer "
+            "than 1,000,000 characters. During a run, a rollout with a row that is too large is discarded and does "
+            "not count as the model's error, because the model cannot change the row.",
             "Store large values, such as scans and documents, in files that tools and graders read, and put only the "
             "ids of these files into the row.",
             stops_accepted_jobs=False,
@@ -269,8 +273,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=True,
         ),
         "unknown_target": CheckCode(
-            "A name in `lora.targets` matches no linear layer of the model, so it would train nothing. Adapters do "
-            "not support the output head, nor experts whose weights are one tensor.",
+            "A name in `lora.targets` matches no linear layer of the model, so this name would have no effect. An "
+            "adapter cannot train the output head, or experts that are stored together in one tensor.",
             "Use the names in the message, or `all-linear`.",
             stops_accepted_jobs=True,
         ),
@@ -283,8 +287,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "lora_unsupported": CheckCode(
             "The engine, vLLM, does not support LoRA for this architecture, so rollouts could not use the trained "
             "adapter.",
-            "Omit `lora`, or use another model. Supervised jobs need no engine, so they may use `lora`; the resulting "
-            "checkpoints can be merged.",
+            "Omit `lora`, or use another model. A supervised job may keep `lora`, because it needs no engine. To serve "
+            "its checkpoints, merge them into the model first (`agent-rft models merge FOLDER OUT`).",
             stops_accepted_jobs=True,
         ),
         "not_a_mixture": CheckCode(
@@ -323,18 +327,19 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "tools_unsupported": CheckCode(
             "The model works only without tools, because no parser reads the tool calls of its chat template. Often "
             "the template renders no calls. For a job without tools this is a warning, and the job runs. Each turn of "
-            "the model is then an answer, even if its text resembles a call. A served model answers a request with "
-            "tools, calls or results with status 400 and this code.",
+            "the model is then an answer, even if its text resembles a call. If a request to a served model contains "
+            "tools, calls or results, the server refuses it with status 400 and this error code.",
             "If you need no tools, change nothing. Otherwise set a template that renders tools, calls and results in "
             "`model_options.chat_template` (`agent-rft models template FOLDER` writes one), and train the model with "
             "it. `agent-rft models doctor FOLDER` shows what works.",
             stops_accepted_jobs=False,
         ),
         "no_call_grammar": CheckCode(
-            "The job has a `response_format`, which requires constrained decoding. No grammar exists for the turns of "
-            "this model's family or, if the rows have tools, for its tool calls.",
-            "Omit `response_format` and describe the format in the prompt, or use a model of a family whose calls "
-            "have a grammar.",
+            "The job has a `response_format`, so a grammar must constrain the model's turns. agent-rft has no such "
+            "grammar for this model family. For some families, only the grammar for tool calls is missing, so only "
+            "rows with tools are a problem.",
+            "Omit `response_format` and describe the format in the prompt. Or use a model of another family; the "
+            "message lists such families.",
             stops_accepted_jobs=True,
         ),
         "unknown_stop_token": CheckCode(
@@ -351,10 +356,10 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=True,
         ),
         "template_too_costly": CheckCode(
-            "The chat template is too large, or rendering it exceeded a limit of time, memory or output. It renders "
-            "in a separate process, so that an endless loop stops one render and not a run. The limits are 2 s of CPU "
-            "time, 1 GiB of memory and 16 MiB of text. Templates are limited to 64 kB in a job, and to 1 MiB in a "
-            "model's folder.",
+            "The chat template is too large, or rendering it exceeded a limit of time, memory or output. The limits "
+            "are 2 s of CPU time, 1 GiB of memory and 16 MiB of text. Each template is rendered in a separate process, "
+            "so an endless loop in the template does not stop the run. Templates are limited to 64 kB in a job, and to "
+            "1 MiB in a model's folder.",
             "Remove nested loops, recursion and repeated strings. A typical template renders in a millisecond.",
             stops_accepted_jobs=False,
         ),
@@ -374,8 +379,9 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "no_free_resources": CheckCode(
             "The cluster is large enough for the job, but its resources were not free within the time in the message. "
-            "Usually another job uses them. A python grader waits for a node that is reserved for python graders "
-            "(`python_grader_nodes`): no such node has joined the cluster, or other jobs and trial calls are using it.",
+            "Usually another job uses them. A job with a python grader may also wait for a node that is reserved for "
+            "python graders (`python_grader_nodes`). Either no such node has joined the cluster, or other jobs and "
+            "trial calls are using these nodes.",
             "Wait until other jobs end, add nodes, or raise the operator's `wait_for_nodes_s`. `ray status` shows the "
             "used resources.",
             stops_accepted_jobs=True,
@@ -448,7 +454,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "`cluster.share_engines` lets several jobs use one engine, which holds the base model once and one "
             "adapter per job. Each of these jobs must therefore train an adapter by reinforcement, and must not stop "
             "the engine while its learner works.",
-            "Set `algorithm.lora`, such as `{}`, and omit `colocated`. Or omit `share_engines`.",
+            "Either set `algorithm.lora` (`{}` is enough) and omit `colocated`, or omit `share_engines`.",
             stops_accepted_jobs=True,
         ),
         "no_engine": CheckCode(
@@ -459,8 +465,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "no_sandbox": CheckCode(
             "A python grader runs a program of the job's author, so it needs a sandbox: kernel namespaces, created by "
             "agent-rft or by bubblewrap. Neither works on this node, usually because it is a container that may not "
-            "create namespaces. A failed grade also has this code as its `python_grader_server_error_type` if the "
-            "grader calls `run_untrusted` without such a sandbox.",
+            "create namespaces. If a grader calls `run_untrusted` where no sandbox works, the grade fails, and its "
+            "`python_grader_server_error_type` is this code.",
             "Allow namespaces or install bubblewrap, as the message describes. On Kubernetes, give python graders "
             "separate pods (`python_grader_nodes`). If everybody who may create jobs is trusted, the operator can set "
             "`unsandboxed_python` instead; `run_untrusted` then fails.",
@@ -473,7 +479,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "disk_full": CheckCode(
             "The checkpoints that a run keeps, and the one being written, do not fit on the disk. A full disk would "
-            "stop the run at a checkpoint, after hours.",
+            "stop the run at a checkpoint, possibly after hours of training.",
             "Free some space, or choose a folder on another disk with `--runs`.",
             stops_accepted_jobs=True,
         ),

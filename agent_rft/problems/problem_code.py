@@ -23,8 +23,8 @@ class CheckCode(ProblemCode):
     `stops_accepted_jobs` applies to a job that an earlier check accepted, such as a resumed run.
 
     - True: the problem stops the job, because something is missing, forbidden or impossible.
-    - False: the job only gets a warning. The problem only concerns values in the job, and a check that was added after
-      the job started must not end it.
+    - False: the job gets a warning and continues. The problem only concerns values in the job. The check may have been
+      added after the job started, and must not end such a job.
     """
 
     stops_accepted_jobs: bool

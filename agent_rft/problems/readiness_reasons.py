@@ -97,13 +97,14 @@ REASONS: dict[Reason, ReasonEntry] = {
         "If the same answer is graded twice, its two grades differ about as much as the grades of different answers "
         "to one row. The model would mainly learn noise.",
         "Make the grader's instructions stricter, or average several scores (a `multi` grader). Set a judge's "
-        "temperature to 0, or use a grader that computes the grade.",
+        "temperature to 0, or use a grader that calculates the grade with code instead of a model.",
     ),
     Reason.GRADER_DISAGREES: ReasonEntry(
         "fix_first",
         "Among the rollouts of a row, the held-out grader does not confirm the grader's ranking. Training would "
         "raise the grade, but perhaps not the quality.",
-        "Compare both grades in some traces. Then close the loophole in the grader, or add a guard.",
+        "In some traces, compare the grade with the grade of the held-out grader. Then close the loophole in the "
+        "grader, or add a guard.",
     ),
     Reason.TOO_EASY: ReasonEntry(
         "fix_first",
@@ -130,7 +131,7 @@ REASONS: dict[Reason, ReasonEntry] = {
     ),
     Reason.NEAR_DUPLICATES: ReasonEntry(
         None,
-        "Rows with the same reference ask nearly the same question, so the file has fewer different rows than lines.",
+        "Rows with the same reference ask nearly the same question, so the file has fewer different tasks than rows.",
         "Remove one line of each pair, unless both are intended.",
     ),
     Reason.ROWS_SHARED: ReasonEntry(

@@ -14,9 +14,9 @@ STARTING_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "setting_differs": CheckCode(
             "A setting of the job file differs from the value at the start of the run, or this version cannot read "
-            "the run's value. A checkpoint's counters, row order and optimizer state belong to the job that wrote it, "
-            "so a run with other settings would mix two experiments. URLs, headers, timeouts, resources and "
-            "validation settings may differ.",
+            "the run's value. A checkpoint contains counters, the row order and the optimizer state, which depend on "
+            "the settings. Resuming with other settings would mix two experiments. URLs, headers, timeouts, resources "
+            "and validation settings may differ.",
             "Set the value that the run started with, or omit the setting to keep that value (`job.resolved.json` in "
             "the run folder lists all values). Or start a new run with `model` set to the checkpoint.",
             stops_accepted_jobs=True,

@@ -27,7 +27,7 @@ KIND_NAMES = {"all_right": "all right", "all_wrong": "all wrong", "equal": "with
 ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     "discarded": (
         "most rollouts were discarded ({name})",
-        "fix the failing part; discarded rollouts have no grade",
+        "fix the named endpoint or other cause: discarded rollouts get no grade",
     ),
     "all_right": (
         "every answer is already right",
@@ -43,7 +43,7 @@ ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     ),
     "out_of_turns": (
         "nearly all rollouts ran out of turns before they answered",
-        "raise max_episode_steps, or ask for an answer after a few calls",
+        "raise max_episode_steps, or tell the model in the prompt to answer after a few calls",
     ),
     "no_calls": (
         "no rollout called a tool",
@@ -60,7 +60,8 @@ ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     ),
     "invalid_arguments": (
         "nearly all calls of {name} violate its schema",
-        "describe the arguments in the schema, with an example, or allow what the model sends",
+        "describe the arguments in the schema and add an example, or change the schema so that it accepts the "
+        "arguments that the model sends",
     ),
     "tool_errors": (
         "nearly all calls of {name} were answered with an error",
@@ -91,8 +92,8 @@ ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
 class Diagnosis:
     """The most likely cause of a batch without signal.
 
-    `name` is the tool, guard, endpoint or discard reason that the cause concerns. `error` is the most frequent error
-    answer of the tool.
+    `name` is the name of the tool, guard or endpoint that has the problem, or the reason why rollouts were discarded;
+    empty for other causes. `error` is the tool's most frequent error answer; empty if no tool failed.
     """
 
     cause: Cause
@@ -106,7 +107,7 @@ class Diagnosis:
 
 
 def summarize_groups(zero_variance: Mapping[str, float], num_lost: int) -> str:
-    """Return a summary of the groups of a batch without signal: `7 of 8 groups all wrong, 1 lost`."""
+    """Return a summary of the groups of a zero-variance batch, such as `7 of 8 groups all wrong, 1 lost`."""
     total = sum(zero_variance.values()) + num_lost
     counts = [(n, KIND_NAMES.get(kind, kind)) for kind, n in zero_variance.items()] + [(num_lost, "lost")]
     first, *others = [(n, kind) for n, kind in sorted(counts, reverse=True) if n] or [(0, "graded")]

@@ -133,9 +133,9 @@ def find_row_error(row: Any, is_supervised: bool) -> tuple[str, str] | None:
             return f"messages[{i}].content must be a string", "set the content of each message"
     last = messages[-1]["role"]
     if is_supervised and last != "assistant":
-        return f"the last message is the {last}'s", "end each conversation with the assistant's answer"
+        return f"the last message has the role {last}", "end each conversation with the assistant's answer"
     if not is_supervised and last != "user":
-        return f"the last message is the {last}'s", "end with the user message that the model should answer"
+        return f"the last message has the role {last}", "end with the user message that the model should answer"
     tools = row.get("tools")
     if tools is not None and not isinstance(tools, list):
         return "tools must be a list", "write a list of function tools, or omit `tools`"

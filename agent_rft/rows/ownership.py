@@ -103,8 +103,8 @@ class _OwnerState:
 class FolderClaim:
     """Ownership of a folder by this process, from `claim_folder` until `release`.
 
-    Write to `folder`, which is the subfolder of this owner. A thread updates the heartbeat. If another process has
-    taken over, the thread calls the callback of `on_lost` once.
+    Write to `folder`, which is the subfolder of this owner. A thread updates the heartbeat. If another process takes
+    over the folder, the thread calls the function that was passed to `on_lost`, and then ends.
     """
 
     def __init__(self, path: Path, number: int, interval_s: float) -> None:
@@ -231,8 +231,8 @@ def claim_folder(
                     raise FolderOwned(f"{path} is used by {owner}{within}{fix}")
                 elif is_alive and waited >= alive_reported_at + REPORT_INTERVAL_S:
                     alive_reported_at = waited
-                    left = f"{wait_s - waited:.0f} s at most"
-                    notify(f"{path} is used by {owner}; waiting for it to end, {left}")
+                    left = f"{wait_s - waited:.0f} s"
+                    notify(f"{path} is used by {owner}; waiting at most {left} until this process ends")
             pause(min(POLL_S, silence_s / 10))
 
 

@@ -33,7 +33,13 @@ UNREADABLE = (zstandard.ZstdError, EOFError, ValueError, KeyError, TypeError, In
 
 @dataclass(frozen=True, slots=True)
 class LinePosition:
-    """Position of a line: byte `start` of its decompressed frame, which begins at byte `frame` of the file."""
+    """Position of a line in a rollout file.
+
+    Attributes:
+        frame: Position in the file, in bytes, at which the line's compressed frame begins.
+        start: Position in the decompressed frame, in bytes, at which the line begins.
+        length: Length of the line in bytes, including the line break.
+    """
 
     frame: int
     start: int
@@ -118,7 +124,8 @@ def read_groups(path: Path) -> list[Group]:
 def read_outcomes(path: Path) -> Iterator[tuple[LinePosition, GroupRequest, Rollout | DiscardedRollout | None]]:
     """Yield (position, request, outcome) for each line of a file. The outcome is None for the line of a request.
 
-    Uses constant memory. Raises the errors of `read_groups`, but only after the last complete line.
+    Uses constant memory. Raises the same errors as `read_groups`. If the file is damaged, all complete lines are
+    yielded before the error is raised.
     """
     request: GroupRequest | None = None
     try:
@@ -154,7 +161,7 @@ def read_lines(path: Path) -> Iterator[tuple[LinePosition, dict[str, Any]]]:
                 raise OutdatedFormat.for_path(str(path), public_subject=f"the file of {_public_name(path)}")
             if line["kind"] == "group" and line["format"] > FORMAT:
                 public = f"{_public_name(path)} were written by a newer version of agent-rft"
-                fix = "Read the file with that version"
+                fix = "Read the file with the version that wrote it"
                 raise UserError(f"{path} was written by a newer version of agent-rft. {fix}", public_message=public)
             yield position, line
     except UNREADABLE as error:

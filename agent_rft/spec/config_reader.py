@@ -250,7 +250,10 @@ class KnownKeys:
         return "remove it or check its spelling"
 
     def suggest_for_missing(self, path: KeyPath, mapping: Any) -> str:
-        """Return the fix for the key at the end of `path`, which is missing from `mapping`."""
+        """Return the text of the fix for a missing key, such as `rename 'modle' to 'model'`.
+
+        The missing key is the last part of `path`. `mapping` is the mapping that lacks the key.
+        """
         if isinstance(path[-1], int):
             return "add the item"
         known = self._known.get(_generalize_indices(path[:-1]), set())

@@ -40,7 +40,7 @@ Key = Annotated[SecretText, AfterValidator(_check_key)]
 """API key that is sent in a header."""
 Headers = dict[str, SecretText]
 MAX_COUNT = 1_000_000_000
-"""Default maximum of settings that are counts, above any realistic value."""
+"""Default upper bound for the value of a setting that is a count. Realistic values are far below this bound."""
 PositiveInt = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 ProcessCount = Annotated[int, Field(ge=1, le=4_096)]
 """Number of processes, cores or GPUs; limited because a placement lists each of them."""
@@ -109,20 +109,22 @@ class ToolSpec(Endpoint):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str
-    """Name of the tool, unique in the job. It must equal the function name in the `tools` of the dataset's rows, which
-    describe how the model may call it."""
+    """Name of the tool, unique in the job. It must equal the function name in the `tools` of the dataset's rows. These
+    `tools` describe to the model how to call the tool."""
     server_url: str
     """URL that receives each call as a POST with its name, arguments, trace id and row. Private addresses need an entry
-    in the operator's `allowed_networks`, unless the command starts its own Ray cluster."""
+    in the operator's `allowed_networks`. If `allowed_networks` is not set, a command that starts its own Ray cluster,
+    such as `agent-rft train` without `--address`, needs no entry."""
     max_output_bytes: Annotated[int, Field(ge=1, le=MAX_OUTPUT_BYTES)] = MAX_OUTPUT_BYTES
     """Maximum output of a call in bytes. If the output is longer, the model gets an error that asks it to request
     less."""
     idempotent: bool = False
-    """Whether running the same call twice is harmless. Only `hedge_after_s` requires it: after a lost connection a call
-    is always retried, with the same `Idempotency-Key` header."""
+    """Whether it is harmless to run the same call twice. It must be true if `hedge_after_s` is set. After a lost
+    connection, a call is retried even if this is false. The retry has the same `Idempotency-Key` header."""
     hedge_after_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds without an answer after which a call is sent again while the first request is still in flight; the first
-    answer wins. Set it somewhat above the usual latency to cut off rare slow answers. Requires `idempotent: true`."""
+    """If a call has no answer after this many seconds, the call is sent again while the first request continues. The
+    first answer wins. Set it somewhat above the usual latency to cut off rare slow answers. Requires `idempotent` to be
+    true."""
 
     @model_validator(mode="after")
     def _check_hedging(self) -> ToolSpec:
@@ -132,10 +134,10 @@ class ToolSpec(Endpoint):
 
 
 class SessionSpec(Endpoint):
-    """Requests that notify the user's server when a rollout starts and when it ends, for any reason.
+    """Requests that notify the user's server at the start and at the end of each rollout, even if the rollout fails.
 
-    `rate_limit_per_s` limits how fast sessions are opened. `timeout_s` limits how long it may take to open a session,
-    for example because the server has to boot a VM. `max_concurrency` limits concurrent opens and, separately,
+    `rate_limit_per_s` limits how fast sessions are opened. `timeout_s` limits the time to open a session; opening can
+    take long, for example if the server boots a VM. `max_concurrency` limits concurrent opens and, separately,
     concurrent closes.
     """
 

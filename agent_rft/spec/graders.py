@@ -124,7 +124,7 @@ class JudgeGrader(GraderBase):
 
 
 class ScoreModelGrader(JudgeGrader):
-    """Grader that gives the score of a judge model."""
+    """Grader that asks a judge model for a score and uses the score as the grade."""
 
     type: Literal["score_model"]
     """A judge model gives a score."""
@@ -150,10 +150,12 @@ class EndpointGrader(GraderBase, Endpoint):
     """Your own server gives a score."""
     url: str
     """URL that receives POST {sample, item, trace_id} and answers {score}, a finite number. Private addresses need an
-    entry in the operator's `allowed_networks`, unless the command starts its own Ray cluster."""
+    entry in the operator's `allowed_networks`. If `allowed_networks` is not set, a command that starts its own Ray
+    cluster, such as `agent-rft train` without `--address`, needs no entry."""
     hedge_after_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds without an answer after which the sample is sent again while the first request is still in flight; the
-    first answer wins. Set it to cut off rare slow answers, if grading a sample twice is harmless."""
+    """If a sample has no grade after this many seconds, the sample is sent again while the first request continues. The
+    first answer wins. Set it somewhat above the usual latency to cut off rare slow answers, if grading a sample twice
+    is harmless."""
     rate_limit_per_s: Annotated[float, Field(gt=0)] | None = Field(
         default=None, validation_alias=AliasChoices("rate_limit_per_s", "rate_limit")
     )
@@ -173,16 +175,16 @@ class CodeCheckGrader(GraderBase):
     type: Literal["code_check"]
     """Checks code for a known reward hack, without running it."""
     check: Literal["reference_returned", "trivial_output", "tests_edited", "result_hard_coded"]
-    """Hack to detect: reference_returned (the code is the solution in `reference`, apart from names and comments),
-    trivial_output (no result, or the unchanged input), result_hard_coded (results are written into the code), or
-    tests_edited (changes to files that match `reference`, code that ends the process, or an object that equals
-    everything)."""
+    """Hack to detect. reference_returned: the code is the solution in `reference`, apart from names and comments.
+    trivial_output: the code returns nothing or its unchanged input. result_hard_coded: the results are written into the
+    code. tests_edited: the code changes files whose paths match `reference`, ends the process, or uses an object that
+    equals everything."""
     code: str = "{{ sample.output_text }}"
     """Template of the code to check: Python, or for tests_edited also a patch, a shell command or `{{
     sample.output_tools }}`, which contains all calls of the rollout."""
     reference: str = ""
-    """Template of the text that the check compares with: the solution (required by reference_returned), the tests'
-    source (result_hard_coded), or file name patterns such as `tests/*, conftest.py` (tests_edited)."""
+    """Template of a text that the check uses in addition to `code`. reference_returned: the solution (required).
+    result_hard_coded: the source of the tests. tests_edited: patterns of file names, such as `tests/*, conftest.py`."""
 
 
 class LengthGrader(GraderBase):

@@ -68,8 +68,8 @@ class OptimizerSpec(StrictModel):
     0, slowly at first)."""
     warm_up_steps: Annotated[int, Field(ge=0, le=MAX_COUNT)] | Auto = "auto"
     """Steps in which the learning rate rises linearly to its full value; auto: the first 3 % of the steps. AdamW's
-    first updates move every weight by about the full rate, even weights without a clear gradient. If the grade falls in
-    the first steps of a job with a learning rate above auto, try 5 to 10 steps, or a lower rate."""
+    first updates move every weight by about the full rate, even weights without a clear gradient. If `learning_rate` is
+    higher than its auto value and the grade falls in the first steps, try 5 to 10 steps, or a lower rate."""
     lora: LoraSpec | Auto | Literal["off"] | None = "auto"
     """LoRA adapter to train instead of the model's weights, which stay frozen. `{}` uses good defaults; off or null:
     train all weights. With reinforcement, an adapter learns as much as the full model. It needs a fraction of the
@@ -99,8 +99,8 @@ class Hyperparameters(CommonHyperparameters):
     to 2 for files of fewer than 16 rows. The model learns from differences between the rollouts of a row. Raise this if
     most rows have only right or only wrong rollouts; the cost grows in proportion."""
     eval_samples: PositiveInt | Auto = "auto"
-    """Rollouts per row of the validation and test file, whose grades are averaged; auto: 1. Raise it for small files,
-    whose mean is noisy."""
+    """Rollouts per row of the validation file and the test file; auto: 1. The grades of a row's rollouts are averaged.
+    Raise it for small files, because the mean grade of a small file is noisy."""
     reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
     """Maximum number of reasoning tokens per turn: low 512, medium 2048, high 8192, default: no limit. It is also
     passed to the chat template if the template has such an argument. It has no effect on a model without reasoning."""
@@ -127,13 +127,14 @@ class RolloutLimits(StrictModel):
     max_tool_output_tokens: PositiveInt = 2048
     """Maximum number of tokens per tool result. A longer result is truncated and marked as truncated."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Maximum seconds of model and tool time per rollout. A rollout that takes longer is discarded, not graded 0: raise
-    this if your tools are slow. The time spent waiting for engines, sessions, rate limits, retries and grades does not
-    count. A rollout that waits longer than six times this limit is discarded too."""
+    """Maximum seconds of model and tool time per rollout. A rollout that takes longer is discarded; it does not get a
+    grade of 0. Raise this if your tools are slow. The time spent waiting for engines, sessions, rate limits, retries
+    and grades does not count. A rollout that waits longer than six times this limit is discarded too."""
     max_rollout_retries: Annotated[int, Field(ge=0, le=10)] = 1
-    """Maximum retries of a discarded rollout, each under a new trace id; a rollout lost with its engine gets one more
-    retry. After the last retry, the group continues without the rollout if at least two rollouts and half of the group
-    are graded. Otherwise a training group is sampled once more."""
+    """Maximum retries of a discarded rollout; each retry has a new trace id. A rollout that was lost with its engine is
+    repeated once, in addition to these retries. After the last retry, the group continues without the rollout if at
+    least half of the group's rollouts, and at least two, are graded. If fewer are graded, a training group is sampled
+    once more."""
     straggler_wait_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds that a training group waits for its remaining rollouts once three quarters of the group have ended; null:
     no limit. Rollouts that are still running after that are discarded. Set it if a few slow rollouts delay the steps.
@@ -150,10 +151,11 @@ class RolloutLimits(StrictModel):
 
 
 class RewardSpec(StrictModel):
-    """Penalties that are subtracted from positive grades. At least a tenth of the grade remains.
+    """Penalties that are subtracted from positive grades. At least a tenth of a positive grade remains.
 
-    A model therefore gains nothing by giving up early. Rollouts of a row that have equal grades are trained on only if
-    penalties make their rewards differ by at least 0.001.
+    The reward of a positive grade therefore stays positive, and a model gains nothing by giving up early. If all
+    rollouts of a row have equal grades, they are trained on only if penalties make their rewards differ by at least
+    0.001.
     """
 
     tool_call_budget: Annotated[int, Field(ge=0)] = 0
@@ -161,8 +163,8 @@ class RewardSpec(StrictModel):
     tool_call_penalty: Rate = 0.0
     """Penalty for each tool call above `tool_call_budget`. Raise it for an agent that calls too often."""
     turn_penalty: Rate = 0.0
-    """Penalty for each turn of the model after the first. Calls of one turn are sent concurrently, so set this for an
-    agent that should not make its calls one by one."""
+    """Penalty for each turn of the model after the first. Set it to encourage the model to make several calls in one
+    turn: the calls of one turn are sent concurrently."""
     token_penalty: Rate = 0.0
     """Penalty for each sampled token: 1e-5 subtracts 0.01 for 1,000 tokens. Set it for shorter answers; leave it at 0
     if long reasoning is useful."""
@@ -177,22 +179,23 @@ class AlgorithmSpec(OptimizerSpec):
     """Comparison of a rollout's reward with the rewards of its group: centered (difference from the mean), grpo (the
     same, divided by the standard deviation) or rloo (difference from the mean of the other rollouts)."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Lower clipping bound: an update may not lower a token's probability below 1 - clip_low times its value before the
-    batch. It only matters if `updates_per_batch` is above 1. Lower values are more cautious."""
+    """Lower clipping bound: an update may not lower a token's probability below (1 - clip_low) times its value before
+    the batch. It only matters if `updates_per_batch` is above 1. Lower values are more cautious."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
-    """Upper clipping bound: an update may not raise a token's probability above 1 + clip_high times its value before
+    """Upper clipping bound: an update may not raise a token's probability above (1 + clip_high) times its value before
     the batch. It is larger than `clip_low`, so that rare tokens can become likely and entropy does not collapse."""
     importance_cap: Annotated[float, Field(ge=1)] = 2.0
     """Maximum importance weight of a token. The weight corrects for an engine that sampled with older weights or
     different rounding than the learner. Lower is more stable, higher is less biased."""
     max_divergence: Annotated[float, Field(gt=0, lt=1)] | None = 0.2
-    """Maximum distance between a token's current probability and the probability with which the engine sampled it;
-    null: no limit. Beyond it, the token is not trained further in that direction, regardless of the number of updates
-    and the token's age. Lower is more stable; higher learns faster from old rollouts."""
+    """Maximum difference between a token's current probability and the probability with which the engine sampled the
+    token; null: no limit. If the difference is larger, updates no longer increase the difference, however old the token
+    is. Lower values are more stable; higher values learn faster from old rollouts."""
     kl_coef: Rate = 0.0
-    """Weight in the loss of the KL divergence from the reference model, which has the initial weights; 0: no KL term.
-    Raise it (0.001 to 0.05) if the model drifts, for example if its language degrades. Each learner rank then holds a
-    second copy of the model; with `lora`, the frozen weights serve as this copy."""
+    """Weight of the KL term in the loss; 0: no KL term. The term is the KL divergence from the reference model, which
+    has the initial weights. Raise the weight (0.001 to 0.05) if the model drifts, for example if its language degrades.
+    If the weight is above 0, each learner rank holds a second copy of the model; with `lora`, the frozen weights serve
+    as this copy."""
     router_replay: bool = False
     """Train each token of a mixture of experts with the experts that the engine chose. Otherwise the learner chooses
     different experts for some tokens, because its rounding differs. Set it to true if `logprob_gap` is large. On GPUs
@@ -213,7 +216,7 @@ class AlgorithmSpec(OptimizerSpec):
 
     @property
     def evaluation_temperature(self) -> float:
-        """Sampling temperature of validation and test, with null replaced by the temperature of training."""
+        """Sampling temperature of validation and test: `eval_temperature` or, if that is None, `temperature`."""
         return self.temperature if self.eval_temperature is None else self.eval_temperature
 
 
@@ -221,8 +224,8 @@ class Reinforcement(StrictModel):
     """Settings of a job that learns from graded rollouts: OpenAI's settings, plus extensions for self-hosted jobs."""
 
     tools: tuple[ToolSpec, ...] = ()
-    """Tools that the model may call, each behind HTTP. The dataset's rows list the tools of each task and describe
-    their arguments."""
+    """Tools that the model may call. Each tool is called over HTTP. The dataset's rows list the tools of each task and
+    describe their arguments."""
     session: SessionSpec | None = None
     """Requests to your server at the start and end of each rollout, for tools with state per rollout; null: no
     requests."""
@@ -234,7 +237,8 @@ class Reinforcement(StrictModel):
     grader: GraderSpec
     """Grader that gives each rollout its grade, a finite number; higher is better. Training maximizes it."""
     guards: tuple[GuardSpec, ...] = ()
-    """Checks for behavior that must not be rewarded. A guard that applies replaces the reward."""
+    """Checks for behavior that must not be rewarded. If a guard detects such behavior, the guard's `reward` replaces
+    the reward of the rollout."""
     held_out_grader: GraderSpec | None = None
     """Second grader, whose grade is logged as `held_out_grade_mean` and never trained on; null: no second grade. If
     this grade falls while the training grade rises, the model is hacking the grader."""
@@ -301,7 +305,7 @@ class Method(StrictModel):
     """Training method: reinforcement (learn from graded rollouts) or supervised (imitate complete conversations,
     usually as an SFT warm-up)."""
     reinforcement: Reinforcement | None = None
-    """Settings of a reinforcement job; required by that type."""
+    """Settings of a reinforcement job; required if `type` is reinforcement."""
     supervised: Supervised | None = None
     """Settings of a supervised job; all have defaults."""
 
@@ -321,16 +325,16 @@ class Method(StrictModel):
 class CheckpointInterval(StrictModel):
     """Interval between the checkpoints for resuming a failed run.
 
-    A checkpoint is due once either limit has passed.
+    A checkpoint is due when `minutes` minutes or `steps` steps have passed since the last checkpoint.
     """
 
     minutes: Annotated[float, Field(gt=0, le=10_080)] | None = 15.0
-    """Minutes of training between checkpoints; null: no limit. After a failure, at most this much training is repeated.
-    Lower it if nodes are often preempted. If writing a checkpoint takes longer than the interval, the interval becomes
-    twice the writing time."""
+    """Minutes of training between checkpoints; null: checkpoints do not depend on the time. After a failure, at most
+    this much training is repeated. Lower it if nodes are often preempted. If writing a checkpoint takes longer than the
+    interval, the interval becomes twice the writing time."""
     steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Steps between checkpoints; null: no limit. Set it if steps are long and expensive to repeat. Training waits if
-    writing a checkpoint takes longer than these steps."""
+    """Steps between checkpoints; null: checkpoints do not depend on the number of steps. Set it if steps are long and
+    expensive to repeat. If writing a checkpoint takes longer than this number of steps, training waits."""
 
     def is_due(self, seconds: float, steps: int) -> bool:
         """Return whether a checkpoint is due `seconds` and `steps` after the last checkpoint."""
@@ -360,38 +364,41 @@ class ClusterSpec(StrictModel):
     """Resources of a job, and the memory layout of its model."""
 
     engines: ProcessCount | Auto = "auto"
-    """Number of vLLM engines, each with a full copy of the model, which samples rollouts. More engines make the
-    sampling of a step faster. The job starts with the first engine; the others join when resources are free. auto: as
-    many as fit on half of the GPUs; 1 on CPUs."""
+    """Number of vLLM engines, which sample the rollouts. Each engine has a full copy of the model. More engines make
+    the sampling of a step faster. The job starts with the first engine; the others join when resources are free. auto:
+    as many as fit on half of the GPUs; 1 on CPUs."""
     learner_ranks: ProcessCount | Auto = "auto"
     """Number of training processes, each with a share of the batch. More ranks make the update faster; with
     `zero_stage`, each rank also needs less memory. auto: one for each GPU without an engine; 1 on CPUs."""
     engine_cores: ProcessCount | Auto = "auto"
-    """CPU cores of each engine. On CPUs it samples with them; on GPUs a few are enough for tokenizing and tool calls.
-    auto: the cores of a node divided by its GPUs, at most 4 for each GPU; 1 on CPUs."""
-    rank_cores: ProcessCount | Auto = "auto"
-    """CPU cores, and threads, of each learner rank. auto: the cores of a node divided by its GPUs, at most 16; 1 on
+    """CPU cores of each engine. An engine without GPUs samples on these cores. An engine with GPUs needs only a few
+    cores, for tokenizing and tool calls. auto: the cores of a node divided by its GPUs, at most 4 for each GPU; 1 on
     CPUs."""
+    rank_cores: ProcessCount | Auto = "auto"
+    """CPU cores of each learner rank. The rank uses one thread per core. auto: the cores of a node divided by its GPUs,
+    but at most 16 cores; 1 on CPUs."""
     colocated: bool | Auto = "auto"
-    """Whether engines and learner ranks share the same GPUs or cores, so that the job needs fewer of them but takes
-    longer. auto: true if the cluster has one GPU. If engine and learner fit into a GPU's memory together, both stay
-    there. Otherwise, and always on CPUs, they use time-sharing, and trained tokens are never stale, even if
-    `max_staleness` allows stale tokens."""
+    """Whether engines and learner ranks share the same GPUs or cores. The job then needs fewer GPUs or cores but takes
+    longer. auto: true if the cluster has one GPU. If an engine and a rank fit into a GPU's memory together, both stay
+    in memory. If they do not fit, and always on CPUs, they use time-sharing: only one of them works at a time. With
+    time-sharing, trained tokens are never stale, even if `max_staleness` allows stale tokens."""
     share_engines: bool = False
     """Share engines with other jobs that train adapters (`algorithm.lora`) of the same model. Each job has its
     own policy versions. The first such job starts the engines; they stop a minute after the last job. All jobs need
     the same `engine_cores`, `engine_gpus`, `dtype`, `context_length` and `max_num_seqs`, and the same LoRA rank after
     rounding up to a power of two."""
     engine_gpus: Annotated[int, Field(ge=0, le=1_024)] | Auto = "auto"
-    """GPUs per engine; auto: the smallest number with enough memory for four sequences of `context_length` (for one
-    sequence if four never fit), or 0 if the cluster has no GPUs. More than 1 splits a model that is too large for one
-    GPU. If engines have GPUs, each learner rank has one."""
+    """GPUs per engine. With more than 1, the model is split over the GPUs; this is for models that are too large for
+    one GPU. auto: the smallest number with enough memory for four sequences of `context_length`. If four sequences
+    never fit, auto is the smallest number with enough memory for one sequence. If the cluster has no GPUs, auto is 0.
+    If engines have GPUs, each learner rank has one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of the weights; auto: bfloat16 on GPUs, float32 on CPUs. bfloat16 is rejected on CPUs."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] | Auto = "auto"
-    """DeepSpeed ZeRO stage, which partitions state across the learner ranks: 1 the optimizer state, 2 also gradients, 3
-    also weights. Raise it if ranks run out of memory; it costs communication. In bfloat16, 0 means 1. auto: the lowest
-    stage that fits; 0 on CPUs."""
+    """DeepSpeed ZeRO stage: selects the state that is partitioned across the learner ranks. 0: no state. 1: the
+    optimizer state. 2: optimizer state and gradients. 3: optimizer state, gradients and weights. Raise it if ranks run
+    out of memory; higher stages need more communication. In bfloat16, 0 is treated as 1. auto: the lowest stage that
+    fits; 0 on CPUs."""
     offload: Offload | Auto = "auto"
     """State that learner ranks on GPUs offload to their node's memory; it has no effect on CPUs. optimizer: the
     optimizer state, which takes most of the memory of full training; `rank_cores` then compute the update.
@@ -401,9 +408,9 @@ class ClusterSpec(StrictModel):
     """Maximum conversation length in tokens, with prompt and tool results; auto: the model's maximum, but at most
     16,384. A rollout that reaches it ends and is graded. A shorter context needs less memory."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] | Auto = "auto"
-    """Maximum number of sequences that an engine decodes concurrently; further ones wait. Higher values increase
-    throughput if all sequences fit in the cache. auto: 256, or fewer if 256 sequences of a quarter of
-    the context length do not fit; 64 on CPUs and for shared engines."""
+    """Maximum number of sequences that an engine decodes concurrently; other sequences wait. Higher values increase
+    throughput if all sequences fit in the cache. auto: 256, or fewer if 256 sequences do not fit when each fills a
+    quarter of `context_length`; 64 on CPUs and for shared engines."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | Auto = "auto"
     """Tokens that a learner rank computes at a time; auto: 8,192 or, if that does not fit in memory, the largest
     multiple of 1,024 that fits, but at least `context_length`. A sequence that exceeds this number is computed alone.
@@ -436,7 +443,8 @@ class JobSpec(StrictModel):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of sampling and of the order of rows."""
     suffix: Annotated[str, Field(max_length=64)] | None = None
-    """Suffix of the name of the run folder and, in the API, of the tuned model; at most 64 characters."""
+    """Suffix that is added to the name of the run folder; at most 64 characters. In the API, the tuned model's name
+    also contains the suffix."""
     method: Method
     """Training method and its settings."""
     model_options: ModelOptions = ModelOptions()

@@ -71,11 +71,11 @@ def load_accepted_job(
 ) -> tuple[JobSpec, list[str]]:
     """Read the job file of a resumed run like `load_job`, but allow outdated settings; return (job, warnings).
 
-    Values outside the current bounds are kept with a warning. Settings that no longer exist are removed with a warning
-    if `recorded`, the job in the run folder, has them.
+    A value outside the current bounds is kept, with a warning. A setting that no longer exists is removed, with a
+    warning, if `recorded` contains the setting. `recorded` is the job in the run folder.
 
     Raises:
-        InvalidJob: The file has other errors.
+        InvalidJob: The file has any other error, such as an unknown setting that `recorded` does not contain.
     """
     source = read_source(path, "job")
     if isinstance(source, ParsedFile) and isinstance(source.raw, dict):
@@ -84,14 +84,15 @@ def load_accepted_job(
         kept = [(at, problem) for at, problem in found if problem.code in _BOUNDS]
         dropped = [(at, problem) for at, problem in found if problem.code == _UNKNOWN and has_value(recorded, at)]
         if found and len(kept) + len(dropped) == len(found) and not problems and not source.find_duplicates():
-            warnings = [f"{problem.field}: {problem.message}; the run keeps this value" for _, problem in kept]
+            keeps = "the run continues with the value in the job file"
+            warnings = [f"{problem.field}: {problem.message}; {keeps}" for _, problem in kept]
             warnings += [removed_setting_warning(problem.field, "the run") for _, problem in dropped]
             return load_without_bounds(raw, [at for at, _ in kept], [at for at, _ in dropped]), warnings
     return load_job(path, environment), []
 
 
 def add_lines(path: Path, problems: Sequence[Problem]) -> list[Problem]:
-    """Return the problems, with the path of the job file and the line of each field added.
+    """Add the path of the job file and the line of the field to each problem, and return the problems.
 
     Problems that already name a file are not changed.
     """

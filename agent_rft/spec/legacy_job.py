@@ -50,7 +50,7 @@ def load_legacy_job(raw: Mapping[str, Any], owner: str) -> tuple[JobSpec, list[s
         field, item = format_key_path(path) or "job", next((i for i in items if i["type"] in BOUND_ERRORS), items[0])
         if item["type"] in BOUND_ERRORS:
             kept.append(path)
-            warnings.append(f"{field}: {owner} keeps {item['input']!r}, which is invalid in a new job ({item['msg']})")
+            warnings.append(f"{field}: {owner} still uses {item['input']!r}; new jobs cannot use it ({item['msg']})")
         elif item["type"] == UNKNOWN or (item["type"] == UNKNOWN_TYPE and path[0] == "integrations"):
             dropped.append(path)
             warnings.append(removed_setting_warning(field, owner))
@@ -88,7 +88,7 @@ def load_without_bounds(
 
 
 def removed_setting_warning(field: str, owner: str) -> str:
-    """Return the warning for a setting that no longer exists. `owner` is the subject, such as "the run"."""
+    """Return a warning that the setting no longer exists, and that `owner`, such as "the run", continues without it."""
     return f"{field}: this setting no longer exists; {owner} continues without it"
 
 

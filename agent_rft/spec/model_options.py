@@ -59,8 +59,8 @@ class ModelOptions(StrictModel):
     """Additional tokens of the vocabulary that end a turn; the stop tokens of the model's folder and family always
     apply. At most 16. Set them if turns continue after the answer."""
     tool_parser: Parser = "auto"
-    """Parser of tool calls in sampled text: one of vLLM's tool parsers, such as hermes (Qwen3), llama3_json or mistral;
-    auto: the first that parses the calls that the template renders."""
+    """Parser of tool calls in sampled text: one of vLLM's tool parsers, such as hermes (Qwen3), llama3_json or mistral.
+    auto: vLLM's parsers are tried, and the first one that can parse the template's tool calls is used."""
     tools_in_prompt: bool = True
     """Whether the prompt must contain a row's tools. Set it to false for a model that was trained on its tools and
     needs no descriptions; a template that omits tools is then accepted."""
@@ -107,12 +107,12 @@ ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$", max_leng
 class LoraSpec(StrictModel):
     """LoRA adapter (Hu et al. 2021): small matrices are added to the model's frozen weights and trained.
 
-    A weight W becomes W + alpha / rank x B A. A has `rank` rows. B has `rank` columns and is initialized to 0.
+    A weight W becomes W + (alpha / rank) x B x A. A has `rank` rows. B has `rank` columns and is initialized to 0.
     """
 
     rank: Annotated[int, Field(ge=1, le=512)] = 32
-    """Number of rows of A. An adapter with a higher rank can learn more, but is larger. Reinforcement needs only 8 to
-    32; raise the rank for supervised training on many rows."""
+    """Rank of the adapter's matrices. An adapter with a higher rank can learn more, but is larger. Reinforcement needs
+    only 8 to 32; raise the rank for supervised training on many rows."""
     alpha: Annotated[float, Field(gt=0, le=65_536)] = 32.0
     """Scale of the adapter's update. At the default, the best learning rate is almost independent of the rank, so keep
     the default."""

@@ -17,14 +17,15 @@ MethodType = Literal["reinforcement", "supervised"]
 DEFAULT_BATCH_SIZE, DEFAULT_ROWS = 16, 320
 """Default rows per step, and default rows over all epochs."""
 GROUP_SIZE = 8
-"""Rollouts per row with a `compute_multiplier` of 1."""
+"""Rollouts per row if `compute_multiplier` is 1."""
 REASONING_TOKENS = {"default": None, "low": 512, "medium": 2048, "high": 8192}
 REFERENCE_PARAMETERS = 8e9
 REFERENCE_RATES: Mapping[MethodType, float] = {"reinforcement": 1e-6, "supervised": 1e-5}
 """Default learning rates for training all weights of a model with REFERENCE_PARAMETERS parameters."""
 LORA_FACTOR = 10
-"""Ratio of LoRA's best learning rate to the best rate of full fine-tuning, for any rank and both methods (Schulman et
-al. 2025, "LoRA Without Regret", Thinking Machines; with alpha = 32)."""
+"""Best learning rate for LoRA, divided by the best learning rate for training all weights. The ratio is the same for
+any rank, and for reinforcement and supervised training. Source: Schulman et al. 2025, "LoRA Without Regret", Thinking
+Machines, who use alpha = 32."""
 
 
 class StepPlan(StrictModel):
@@ -47,7 +48,7 @@ class StepPlan(StrictModel):
     updates_per_batch: Count
     """Optimizer steps per batch."""
     learning_rate: Annotated[float, Field(gt=0)]
-    """Learning rate after the warm-up, multiplier included."""
+    """Learning rate after the warm-up, already multiplied by `learning_rate_multiplier`."""
     max_reasoning_tokens: Count | None
     """Maximum number of reasoning tokens per turn; None: no limit."""
 
@@ -103,7 +104,7 @@ def resolve_plan(job: JobSpec, num_rows: int, num_parameters: int) -> tuple[Step
         "hyperparameters.n_epochs",
         hp.n_epochs,
         max(1, round(DEFAULT_ROWS / num_rows)),
-        f"{rows}, about {DEFAULT_ROWS} rows over all epochs",
+        f"{rows}, repeated until the job has trained on about {DEFAULT_ROWS} rows",
     )
     steps = math.ceil(num_rows * n_epochs / batch_size)
     group_size, updates, samples, thinking = 1, 1, 1.0, None

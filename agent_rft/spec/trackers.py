@@ -94,8 +94,8 @@ class MlflowAccess(StrictModel):
     """Settings for access to MLflow."""
 
     tracking_uri: SecretText
-    """URI of the tracking server, such as `https://mlflow.example.com`, with user name and password if it requires
-    them; or of a database or folder, such as `sqlite:////data/mlflow.db`."""
+    """URI of a tracking server, a database or a folder, such as `https://mlflow.example.com` or
+    `sqlite:////data/mlflow.db`. If the server requires a user name and password, the URI contains them."""
     token: Key | None = None
     """Token, written as `${NAME}` and sent as `Authorization: Bearer`; null: no token is sent."""
 

@@ -381,9 +381,9 @@ def check_grammars(choice: str | NamedTool | None, tools: list[ToolDefinition] |
     if not wants_json and choice in (None, "auto", "none"):
         return
     if (count := sum(len(find_patterns(tool.function.parameters or {})) for tool in tools or ())) > MAX_PATTERNS:
-        allowed = f"at most {MAX_PATTERNS} are allowed with this tool_choice and response format"
+        allowed = f"at most {MAX_PATTERNS} patterns are allowed with this tool_choice and response format"
         raise ValueError(f"the schemas of the tools have {count:,} patterns; {allowed}")
     for i, tool in enumerate(tools or ()):
         problem = find_schema_problem(tool.function.parameters, grammar=True)
         if problem is not None:
-            raise ValueError(f"tools[{i}], {tool.function.name!r}: its schema at {problem}; {problem.fix}")
+            raise ValueError(f"tools[{i}] ({tool.function.name!r}): error in the schema at {problem}; {problem.fix}")

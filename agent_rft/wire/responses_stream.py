@@ -56,7 +56,8 @@ class ResponseStream:
         self._items: list[dict[str, Any]] = []
         self._open: _OpenItem | None = None
         self._unsent_white_space = ""
-        """White space that is not sent yet. It is dropped if a call follows, and begins the message if text follows."""
+        """White space that is not sent yet. If text follows, it is sent before the text. If a call
+        follows, it is dropped."""
         self._sequence_number = -1
         self._finish_reason = "stop"
         self._usage: Mapping[str, Any] = NO_USAGE
@@ -129,7 +130,7 @@ class ResponseStream:
         return self._open is not None and self._open.kind == kind
 
     def _begin_item(self, kind: str, index: int = 0, call_id: str = "", name: str = "") -> Iterator[StreamEvent]:
-        """Begin an item of this kind. Reasoning and messages continue an open item; each call begins a new item."""
+        """Begin an item of this kind. Do nothing if the kind is reasoning or message and such an item is open."""
         if self._is_open(kind) and kind != "call":
             return
         yield from self._close_item()

@@ -114,11 +114,11 @@ class CheckedJob:
         """Return the job with a new layout on the GPUs that are currently free on the live `nodes`.
 
         The `choices` of the returned job contain only the choices of the new layout. If LoRA was chosen before, the new
-        layout uses LoRA too, because the disk space for full checkpoints was not checked.
+        layout uses LoRA too, because the disk space was checked only for LoRA's small checkpoints.
 
         Returns:
-            The job; None if the layout may not change or would be the same, if the job does not fit on the free GPUs,
-            or if it exceeds the operator's limits.
+            The job with the new layout. None if the layout may not change, if the best layout is the current one, if
+            the job does not fit on the free GPUs, or if the new layout exceeds the operator's limits.
         """
         if self.request is None or not self.can_change_layout:
             return None
@@ -305,7 +305,7 @@ def _node_problems(
     if not is_open or operator.nodes or not operator.wait_for_nodes_s or any(node.gpus for node in nodes):
         return []
     message = "auto cannot choose a layout: nodes join on demand, and no node with GPUs has joined yet"
-    fix = "set it to 1, or to 0 to use CPUs; or ask the operator to list the cluster's nodes under `nodes`"
+    fix = "set it to 1 (or to 0 to use CPUs), or ask the operator to list the cluster's nodes under `nodes`"
     return [Problem("unknown_nodes", "cluster.engine_gpus", message, fix)]
 
 
@@ -319,7 +319,7 @@ def _long_stop_warning(stop: StopTime) -> str:
     return (
         f"stopping this run takes longer than {PROMPT_S:g} s: the run completes the update in progress, then needs "
         f"about {stop.checkpoint_s:.0f} s to write a checkpoint of {format_bytes(stop.checkpoint_bytes)} ({speed}); "
-        "do not kill it before that"
+        "do not kill the run before the checkpoint is complete"
     )
 
 

@@ -1,6 +1,6 @@
-"""Checks of a job's endpoints, graders and schemas that read neither the job's files nor its model, and call nothing.
+"""Checks of a job's endpoints, graders and schemas that read neither the job's files nor its model.
 
-The API runs these checks before it accepts a job.
+The checks send no requests and run no graders. The API runs them before it accepts a job.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def check_early_stop(job: JobSpec) -> list[Problem]:
 
 
 def check_grader(spec: GraderSpec, operator: OperatorConfig) -> None:
-    """Check a grader without calling anything.
+    """Check a grader without running it and without sending requests.
 
     Raises:
-        InvalidJob: The grader has errors; lists all of them.
+        InvalidJob: The grader has errors. The exception lists all of them.
     """
     graders = list(_list_parts(spec))
     problems = size_problems(graders) or grader_problems(spec, operator, "grader")

@@ -69,7 +69,7 @@ def find_advice(job: JobSpec, plan: StepPlan, renderer: Renderer, files: Mapping
 def _row_advice(plan: StepPlan, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
     if plan.n_epochs > MANY_EPOCHS:
         rows = f"{plan.num_rows} row{'s' * (plan.num_rows > 1)} for {plan.n_epochs} epochs"
-        yield f"training_file: {rows}: the model will memorize so few rows; add more (a few dozen is a start)"
+        yield f"training_file: has only {rows}, so the model will memorize the answers; add a few dozen rows or more"
     for name, tasks in files.items():
         if repeated := _find_repeated(tasks):
             rows = f"{len(repeated)} of {len(tasks)} rows repeat an earlier row (rows {format_ranges(repeated)})"
@@ -117,7 +117,7 @@ def _grader_advice(reinforcement: Reinforcement) -> Iterator[str]:
     for field, spec in iterate_graders(reinforcement):
         if field.startswith(FIELD) and _is_constant(spec):
             why = "gives all answers to a row the same grade, because it does not read `sample`"
-            yield f"{field}: {why}, so the model learns nothing; read {{{{ sample.output_text }}}}, for example"
+            yield f"{field}: {why}, so the model learns nothing; let the grader read {{{{ sample.output_text }}}}"
 
 
 def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:
@@ -142,7 +142,7 @@ def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:
 
 def _short_timeout(field: str, endpoint: Endpoint, limit: str, needed_s: float) -> Problem:
     message = (
-        f"{endpoint.timeout_s:g} s is longer than {limit}, so a rollout with a call that takes this long is discarded"
+        f"{endpoint.timeout_s:g} s is longer than {limit}, so a rollout is discarded before its slow call times out"
     )
     fix = f"set limits.rollout_timeout_s to more than {math.ceil(needed_s)}, or lower timeout_s"
     return Problem("short_rollout_timeout", f"{field}.timeout_s", message, fix)

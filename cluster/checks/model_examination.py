@@ -101,9 +101,9 @@ class ModelFeatures:
             one = "the template writes a turn with several calls as several turns, so a new segment begins"
             yield ModelFeature("parallel calls", _yes_or_no(self.parallel_calls), "" if self.parallel_calls else one)
         dropped = calls and self.reasoning != "none" and not self.keeps_reasoning
-        remark = "the template leaves reasoning out of the history, so each turn is a segment" if dropped else ""
+        omitted = "the template leaves reasoning out of the history, so each turn becomes a separate training segment"
         reasoning = {"none": "no", "optional": "yes", "opened": "always", "message": "yes, in separate messages"}
-        yield ModelFeature("reasoning", reasoning[self.reasoning], remark)
+        yield ModelFeature("reasoning", reasoning[self.reasoning], omitted if dropped else "")
         if calls:
             several = "" if self.is_append_only else "the template does not write earlier turns as the model wrote them"
             yield ModelFeature("rollouts", "one segment" if self.is_append_only else "one segment per turn", several)
@@ -111,7 +111,7 @@ class ModelFeatures:
         supervised = {0: "no", 1: "one sample per conversation"}.get(samples, "one sample per turn")
         yield ModelFeature("supervised", supervised, "" if samples else OWN_TEMPLATE)
         if calls:
-            grammar = "response_format is refused for rows with tools, because this family's calls have no grammar"
+            grammar = "rows with tools cannot use response_format: agent-rft has no grammar for this model's tool calls"
             yield ModelFeature(
                 "structured output",
                 _yes_or_no(self.has_structured_output),

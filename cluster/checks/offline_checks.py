@@ -94,7 +94,7 @@ def _limit_per_kind(merged: Iterable[_MergedProblem]) -> list[Problem]:
         if others := kind[SHOWN_PER_KIND:]:
             lines = [line for each in others for line in each.lines]
             message = f"and {len(others)} more of this kind"
-            rest = replace(others[0].problem, field=where, message=message, fix="fix them in the same way")
+            rest = replace(others[0].problem, field=where, message=message, fix="apply the same fix as above")
             shown.append(_MergedProblem(rest, lines).with_rows)
     return shown
 
@@ -113,5 +113,5 @@ def check_gradable(job: JobSpec, file: str) -> None:
         message, fix = "a supervised job has no grader", "use a job whose method is reinforcement"
         raise InvalidJob("nothing to grade", [Problem("not_gradable", "method.type", message, fix)])
     if getattr(job, file) is None:
-        fix = "use training_file, validation_file or test_file, and set this field in the job"
+        fix = f"set {file} in the job, or choose another file: training_file, validation_file or test_file"
         raise InvalidJob("nothing to grade", [Problem("missing_file", "--file", f"the job has no {file!r}", fix)])

@@ -20,10 +20,10 @@ from agent_rft.spec.job import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class PromptPreview:
-    """Prompt or supervised conversation of a row as text.
+    """Text of one row: its prompt or, in a supervised job, its conversation.
 
-    Each of the `samples` is a sequence of pairs (text, is trained). A reinforcement job has one sample: the prompt,
-    which is not trained.
+    Each sample in `samples` is a sequence of pairs (text, whether the model is trained on the text). A reinforcement
+    job has one sample: the prompt, on which the model is not trained.
     """
 
     dialect: Dialect

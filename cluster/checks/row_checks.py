@@ -28,7 +28,7 @@ from agent_rft.types import Task
 MIN_ANSWER_TOKENS = 16
 """Minimum number of tokens that a prompt must leave for the answer."""
 SHOWN_CHARS = 40
-"""Maximum number of characters of a message to search for in the prompt."""
+"""Number of characters at the start of a message that the prompt must contain."""
 SIZE_FIX = "shorten the row: move large values to a file that tools and graders read, and put an id in the row"
 ROWS_AT_ONCE = 200
 """Number of rows to check before yielding to the event loop, which handles signals."""
@@ -51,9 +51,10 @@ class CheckedRow:
 
 
 def read_files(job: JobSpec) -> tuple[dict[str, list[Task]], list[Problem]]:
-    """Return the valid rows of each file, by the job field that names the file, and the problems of invalid lines.
+    """Read the job's files. Return the valid rows, and the problems of invalid lines.
 
-    A field that the job does not set has an empty list of rows.
+    The keys of the rows are the job fields that name the files, such as `training_file`. If the job does not set a
+    field, the field's list of rows is empty.
     """
     files: dict[str, list[Task]] = {}
     problems: list[Problem] = []
@@ -109,8 +110,8 @@ def check_row_sizes(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) ->
     for row in rows:
         if (always or row.task.tools) and (size := len(encode_json(row.task.item))) > MAX_ROW_BYTES:
             message = (
-                f"the row has {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed, because a request "
-                f"also contains a call's arguments and is limited to {MAX_REQUEST_BYTES:,} bytes"
+                f"the row has {size:,} bytes, but at most {MAX_ROW_BYTES:,} are allowed: the row is sent together "
+                f"with a call's arguments in one request of at most {MAX_REQUEST_BYTES:,} bytes"
             )
             problems.append(row.problem("row_too_large", "", message, SIZE_FIX))
     return problems

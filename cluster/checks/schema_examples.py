@@ -16,7 +16,7 @@ MAX_DEPTH = 8
 MAX_VALUES = 10_000
 """Maximum number of values in an example. The limit is needed because minimum lengths of nested lists multiply."""
 MAX_CHARS = 100_000
-"""Maximum number of filler characters in an example, which are added where the schema sets `minLength`."""
+"""Maximum number of filler characters in an example. Filler makes strings as long as the schema's `minLength`."""
 
 
 def make_example_sample(reinforcement: Reinforcement, task: Task) -> dict[str, Any]:

@@ -188,9 +188,9 @@ ALERTS = (
         ),
         "5m",
         "{{ $labels.job }} has completed no training step and graded no rollout for 15 minutes",
-        "The job is waiting for resources, its engines are starting, its endpoints are down, or the job hangs. If "
-        "every call to an endpoint takes longer than 15 minutes, the alert does not fire, because `timeout_s` ends "
-        "such calls anyway.",
+        "The job is waiting for resources, its engines are starting, its endpoints are down, or the job hangs. The "
+        "alert does not fire if an endpoint has calls in flight and none of its calls ended in 15 minutes: these "
+        "calls may only be slow, and they end after `timeout_s` at the latest.",
         "The job's last events (`events.jsonl`, `agent-rft events list JOB`) show what the job is waiting for. If it "
         "is waiting for resources, run `ray status`; if it is waiting for an endpoint, see EndpointDown. If the "
         "events do not show a reason, stop the job with SIGTERM, which saves a checkpoint, and resume the job.",
@@ -203,8 +203,8 @@ ALERTS = (
         "the reward of {{ $labels.job }} fell to {{ $value | humanize }}, less than half of its maximum",
         "The policy is getting worse, or the grader or a tool has changed its answers.",
         "Compare grades and tool results before and after the drop (`agent-rft traces RUN --name step-N --worst 5`). "
-        "If the endpoints work correctly, pause the job and continue from the best checkpoint with a lower "
-        "learning_rate_multiplier or a kl_coef above 0.",
+        "If the endpoints work correctly, pause the job. Then continue from the best checkpoint, and lower "
+        "learning_rate_multiplier or set kl_coef above 0.",
     ),
     Alert(
         "EntropyCollapse",
@@ -237,7 +237,8 @@ ALERTS = (
         "0m",
         "in {{ $labels.job }}, the log-probabilities of engines and learner differ by {{ $value | humanize }} nats, "
         "although the weights are the same",
-        f"Importance weights become noise. If the difference reaches {GAP_HALTS_AT:g} nats, the job stops.",
+        "If the log-probabilities of engines and learner differ, the importance weights become noise. If the "
+        f"difference reaches {GAP_HALTS_AT:g} nats, the job stops.",
         "See 'Log-probability gap' in the Learner dashboard. If the gap appears only after some updates, an engine "
         "missed a weight update; an event names this engine, and the engine is replaced. If the gap exists from the "
         "first step, suspect the dtype or vLLM's implementation of the model, and try float32.",
@@ -251,10 +252,10 @@ ALERTS = (
         "their rollouts are right",
         "Most rollouts are wasted, because zero-variance groups teach nothing. After three zero-variance batches the "
         "job stops.",
-        "See 'Groups per minute' in the Job dashboard. all_wrong: the rows are too hard; use easier rows or an SFT "
-        "warm-up. equal: the grader gives all rollouts of a group the same grade. all_right groups are not counted, "
-        "because they are expected: once a job has learned its rows, nearly all of its groups are all_right, and it "
-        "ends.",
+        "See 'Groups per minute' in the Job dashboard, which counts these groups by kind. all_wrong means that the "
+        "rows are too hard: use easier rows or an SFT warm-up. equal means that the grader gives all rollouts of a "
+        "group the same grade. all_right groups do not count for this alert, because they are expected: once a job has "
+        "learned its rows, nearly all of its groups are all_right, and the job ends.",
     ),
     Alert(
         "LearnerStarves",
@@ -386,8 +387,8 @@ ALERTS = (
         "The API or the whole head node is down: clients get no answer, and queued jobs do not start. Running jobs "
         "continue if their nodes are up.",
         "Check the head node (`kubectl get pods`, `ray status`) and `curl http://SERVER:8000/health`. Start the "
-        "server again; it then continues its jobs. If you stopped the server on purpose, silence the alert, which "
-        "ends after one day.",
+        "server again; it then continues its jobs. If you stopped the server on purpose, silence the alert. It "
+        "ends automatically after one day.",
     ),
     Alert(
         "HeadMemory",
@@ -395,8 +396,8 @@ ALERTS = (
         Condition(RAY_HEAD_MEMORY, ">", 0.9),
         "5m",
         "the head node {{ $labels.ip }} uses {{ $value | humanizePercentage }} of its memory",
-        "At 95 %, Ray kills processes on the head node. A container that exceeds its memory limit is "
-        "killed. If the head node is killed, the cluster stops.",
+        "When 95 % of the memory is in use, Ray kills processes on the head node. A container that exceeds its memory "
+        "limit is killed. If the head node is killed, the cluster stops.",
         "See 'Memory by process' in the Fleet dashboard. Give the head node more memory, and do not run engines and "
         "learner ranks on it. Ray's object store counts as used memory (`--object-store-memory`).",
     ),
@@ -423,8 +424,9 @@ ALERTS = (
         "the last checkpoint of {{ $labels.job }} was {{ $value | humanizeDuration }} ago",
         "If the driver is killed now, all steps since the last checkpoint must be repeated.",
         "See 'Checkpoint age' and 'Step time' in the Job dashboard. If `cluster.checkpoint_interval` is too long, "
-        "lower it; the interval may be changed when a job is resumed. If checkpoints were frequent until now, see "
-        "NoProgress. To save a checkpoint now, pause the job (or stop it with SIGTERM) and resume it.",
+        "lower it; the interval may be changed when a job is resumed. If the interval is short and checkpoints have "
+        "stopped only now, see the alert NoProgress. To save a checkpoint now, pause the job (or stop it with SIGTERM) "
+        "and resume it.",
     ),
     Alert(
         "CheckpointStoreFails",
@@ -457,7 +459,7 @@ ALERTS = (
         "Ray's object store on {{ $labels.NodeAddress }} spills to disk ({{ $value | humanize1024 }}B in 15 minutes)",
         "The weights of one version do not fit in the object store. Weight updates become slow, and a pod that "
         "exceeds its disk limit is evicted.",
-        "See 'Spilled to disk by node in 15 minutes' in the Fleet dashboard. Give the object store more memory (`ray "
+        "See 'Spilled to disk in 15 minutes, per node' in the Fleet dashboard. Give the object store more memory (`ray "
         "start --object-store-memory`; in Kubernetes, `object-store-memory` of the worker group), and give /dev/shm "
         "the same size.",
     ),

@@ -45,8 +45,8 @@ class ScrapeTargets:
 def prometheus_config(cluster: ScrapeTargets) -> dict[str, Any]:
     """Return the content of prometheus.yml.
 
-    Ray's service discovery lists only ports with Ray's own metrics, several per node, and sets the label `job` itself.
-    For our metrics, the configuration therefore replaces the port and the label `job` of each listed target.
+    Ray's service discovery lists several ports of each node, but only ports with Ray's own metrics. It also sets the
+    label `job`. For our metrics, the configuration therefore replaces the port and the label `job` of each target.
     """
     discovery = [{"url": f"{cluster.ray_dashboard_url}{RAY_DISCOVERY}", "refresh_interval": "30s"}]
     our_scrape_config: dict[str, Any] = {"job_name": OUR_TARGETS, "honor_labels": True}
@@ -115,7 +115,7 @@ def rule_groups(runbook_url: str | None = None) -> dict[str, Any]:
 
 
 def make_runbook() -> str:
-    """Return the text of RUNBOOK.md, which has a section per alert. The alert's `runbook_url` links to it."""
+    """Return the text of RUNBOOK.md. Each alert has a section, to which the alert's `runbook_url` links."""
     lines = ["# Alert runbook", "", "Generated from `cluster/observability/alerts.py`.", ""]
     panels = _panel_by_alert()
     for alert in ALERTS:

@@ -1,4 +1,4 @@
-"""PromQL for the metrics in `agent_rft.metrics`: selectors of samples, and sums of rates."""
+"""PromQL expressions that select the samples of a metric in `agent_rft.metrics`, or sum the metric's rates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def samples(name: str, *matchers: str, part: Part | None = None) -> str:
 
     Raises:
         KeyError: The metric is not listed.
-        ValueError: The metric is only in metrics.jsonl, or `part` is missing for a histogram or set for another kind.
+        ValueError: The metric is only in metrics.jsonl. Or the metric is a histogram, but `part` is missing. Or the
+            metric is not a histogram, but `part` is set.
     """
     found = find_metric(name)
     if found is None:

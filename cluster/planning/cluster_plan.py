@@ -23,7 +23,7 @@ MAX_FIXES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)
 MAX_KINDS = 4
 MAX_TRIES = 60
-"""Maximum number of placements that are tried to test a fix, so that rejecting a job takes only seconds."""
+"""Maximum number of placements to try when a fix is tested. With this limit, a job is rejected within seconds."""
 MIN_CONTEXT = 1024
 FREED = (
     "dtype",
@@ -98,7 +98,7 @@ def _setting_fixes(request: PlanRequest) -> Iterator[list[PlanFix]]:
 
 
 def _list_default_values(request: PlanRequest) -> dict[str, Any]:
-    """Return the defaults of the FREED settings that the job sets to other values."""
+    """Return the settings in FREED that the job has changed, with their default values."""
     cluster, defaults = request.job.cluster, ClusterSpec()
     values = {name: getattr(defaults, name) for name in FREED}
     return {f"cluster.{name}": value for name, value in values.items() if getattr(cluster, name) != value}
@@ -203,8 +203,8 @@ class StepCost:
 def estimate_step(request: PlanRequest, plan: ClusterPlan) -> StepCost | None:
     """Return the estimated time of a training step with this layout; None without a model or a learner.
 
-    The estimate is not calibrated on GPUs. Therefore it is used only for warnings and for the time of stopping a run,
-    and plans do not show it. `agent-rft ready` and `agent-rft train` measure the real times.
+    The estimate is not calibrated on GPUs, so plans do not show it. It is used only for warnings, and to estimate how
+    long it takes to stop a run. `agent-rft ready` and `agent-rft train` measure the real times.
     """
     job, model, placement = request.job, request.model, plan.placement
     if model is None or not placement.learner_ranks:
@@ -265,10 +265,10 @@ def count_rows(path: Path) -> int:
 
 
 CHECKPOINT_BYTES_PER_PARAMETER = STATE_BYTES + 4
-"""Maximum bytes per parameter in a checkpoint: optimizer state and float32 weights (bfloat16 takes 2 bytes less)."""
+"""Bytes per parameter in a checkpoint: optimizer state plus float32 weights. Bfloat16 weights need 2 bytes less."""
 ASSUMED_WRITE_BYTES_PER_S = 500e6
 PROMPT_S = 30.0
-"""Seconds that a run usually has to stop before Kubernetes or a preemption kills it."""
+"""Usual time limit in seconds for stopping a run. After this time, Kubernetes or a preemption kills the run."""
 SPARE_S = 20.0
 """Seconds allowed for ending the actors and writing the report."""
 TO_KILL_S = 30
@@ -291,8 +291,9 @@ def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s:
         fix = "use a faster disk for the run folder, or train with LoRA"
         yield Problem("slow_checkpoints", f"{setting}.minutes", message, fix)
     if interval.steps is not None and step_s and checkpoint_s > interval.steps * step_s:
-        steps = "a step" if interval.steps == 1 else f"{interval.steps} steps"
-        message = f"{takes}, longer than {steps} of about {step_s:.0f} s, so training will wait for each checkpoint"
+        takes_step = f"about {step_s:.0f} s"
+        steps = f"a step ({takes_step})" if interval.steps == 1 else f"{interval.steps} steps ({takes_step} each)"
+        message = f"{takes}, longer than {steps}, so training will wait for each checkpoint"
         fix = f"set it to {math.ceil(2 * checkpoint_s / step_s)} or more, or to null"
         yield Problem("slow_checkpoints", f"{setting}.steps", message, fix)
 

@@ -38,7 +38,7 @@ from agent_rft.errors import Problem
 from agent_rft.events import SettingChosen
 from agent_rft.spec.job import JobSpec
 
-RESERVE = f"and {HEADROOM:.0%} of it must stay free"
+RESERVE = f"and {HEADROOM:.0%} of this memory must stay free"
 
 
 def find_resource_problems(
@@ -82,7 +82,8 @@ def _unassigned_problem(
         if node is None:
             who = bundle_name(placement, index)
             if any(has_resources(other.resources, bundle) for other in nodes):
-                text = f"{who} needs {format_resources(bundle)} on one node, but no node has that much left for it"
+                text = f"{who} needs {format_resources(bundle)} on one node, but the job's other parts "
+                text += "do not leave that much free on any node"
             else:
                 text = f"{who} needs {format_resources(bundle)}, but no single node has that much"
             yield Problem("too_few_resources", "cluster", text, "")
@@ -166,7 +167,7 @@ DRIVER_BYTES = round(0.7 * GIB)
 DISPATCHER_BYTES, GRADER_POOL_BYTES = round(0.3 * GIB), round(0.4 * GIB)
 
 MAX_TRIES = 600
-"""Maximum number of placements to lay out, so that a plan with many nodes ends within seconds."""
+"""Maximum number of placements to try. With this limit, planning for many nodes takes only seconds."""
 CHOSEN = {"engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "max_num_seqs"}
 """Settings of `cluster` that define a layout. If none of them is `auto`, the planner does not explain the layout."""
 
@@ -203,7 +204,7 @@ class ClusterPlan:
 
     @property
     def shortage(self) -> tuple[int, int]:
-        """Distance from a plan that fits: (number of resource and setting problems, missing bytes of memory)."""
+        """Amount by which the plan does not fit: (number of resource and setting problems, missing bytes of memory)."""
         missing = 0
         for node, used in zip(self.nodes, self.host_bytes, strict=True):
             if node.usable_bytes is not None:
@@ -332,7 +333,7 @@ def _lora_choice(request: PlanRequest, placement: Placement) -> Iterator[Setting
     if request.job.optimizer_settings.lora != "auto" or placement.lora is None or not placement.learner_ranks:
         return
     if request.adapter is not None:
-        why = "the model is an adapter with this rank"
+        why = "the model is an adapter of this rank, and training continues the adapter"
         yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", reason=why)
         return
     full = estimate_rank_memory(request, replace(placement, lora=None, offload="none", zero_stage=3), 0)
@@ -341,7 +342,7 @@ def _lora_choice(request: PlanRequest, placement: Placement) -> Iterator[Setting
         return
     number, needed = f"{request.model.num_parameters / 1e9:.3g}B parameters", format_bytes(full.gpu_bytes)
     why = f"training all {number} needs {needed} without offload, but a GPU has {format_bytes(max(gpus))}; "
-    why += "set lora to off to train all of them anyway"
+    why += "to train all parameters anyway, set lora to off"
     yield SettingChosen(setting=setting, value=f"rank {placement.lora.rank}", reason=why)
 
 
@@ -397,7 +398,10 @@ def _choose_sharing(request: PlanRequest, placement: Placement) -> Placement:
 
 
 def _to_gpu_share(num_bytes: int, total: int) -> float:
-    """Return `num_bytes / total`, an engine's share of a GPU, in steps of 1 % and at most GPU_MEMORY_SHARE."""
+    """Return an engine's share of a GPU's memory: `num_bytes / total`, rounded down to a multiple of 1 %.
+
+    The share is at least 1 % and at most GPU_MEMORY_SHARE.
+    """
     return min(GPU_MEMORY_SHARE, max(1, 100 * num_bytes // total) / 100)
 
 

@@ -1,4 +1,4 @@
-"""Estimated memory of an engine and of a learner rank by part, from the model's sizes.
+"""Estimates of the memory of an engine and of a learner rank, computed from the model's sizes.
 
 Measured peaks in GiB, with the estimates in parentheses:
 
@@ -57,10 +57,10 @@ class MemorySettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Memory of one engine or rank, in bytes for each part: `gpu` on each of its GPUs, `host` on its node.
+    """Memory of one engine or rank. `gpu` and `host` map each part of the memory, such as "weights", to bytes.
 
-    `gpu` is empty if the engine or rank runs on CPUs. `num_sequences` is the number of full-length sequences that an
-    engine's cache holds; None for a rank.
+    `gpu` is the memory on each GPU of the engine or rank; empty on CPUs. `host` is the memory on the node.
+    `num_sequences` is the number of full-length sequences that an engine's cache holds; None for a rank.
     """
 
     gpu: Mapping[str, int] = field(default_factory=dict)
@@ -98,10 +98,11 @@ def engine_memory(
 ) -> MemoryEstimate:
     """Return the memory of an engine.
 
-    vLLM always takes the share `gpu_share` of a GPU's memory. Memory that the weights and the activations of one step
-    do not need becomes cache. If the GPU's memory is unknown, the cache is assumed to hold one full-length sequence. A
-    step passes at most `max_num_batched_tokens` tokens through one layer at a time. The step computes log-probabilities
-    of one token per sequence, in three float32 tensors over the vocabulary: raw, scaled and normalized logits.
+    vLLM always takes the share `gpu_share` of a GPU's memory. Memory that weights, activations and logits do not need
+    becomes cache. If the GPU's memory is unknown, the cache is assumed to hold one full-length sequence.
+
+    Activations are needed for one layer at a time and at most `max_num_batched_tokens` tokens. Logits are needed for
+    one token per sequence, in three float32 tensors over the vocabulary: raw, scaled and normalized logits.
 
     Args:
         model: Sizes of the model.
@@ -218,11 +219,11 @@ def rank_memory(
 def _offloaded(
     offload: Offload, work: dict[str, int], model: ModelShape, num_tokens: int, itemsize: int, stage: int, updated: int
 ) -> dict[str, int]:
-    """Subtract offloaded bytes from a rank's GPU memory `work`, and return the bytes that host memory needs for them.
+    """Subtract the offloaded bytes from `work`, and return the bytes that the host memory needs for them, by part.
 
-    `updated` is the number of parameters that this rank updates. In stage 3, host memory holds two float32 copies of
-    the gradients. In other stages, it holds one copy of the gradients and one copy of the weights. The offloaded
-    activations are the inputs of all layers but two.
+    `work` is the GPU memory of a rank by part. `updated` is the number of parameters that this rank updates. In stage
+    3, host memory holds two float32 copies of the gradients. In other stages, it holds one copy of the gradients and
+    one copy of the weights. The offloaded activations are the inputs of all layers but two.
     """
     if offload == "none":
         return {}
@@ -237,14 +238,17 @@ def _offloaded(
 def activation_bytes(model: ModelShape, num_tokens: int, itemsize: int, *, recomputed: bool) -> int:
     """Return the bytes that the forward pass of `num_tokens` packed tokens stores for the backward pass.
 
-    The count follows Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"), but for
-    layers with RMSNorm, gated feed-forward, grouped-query attention, and an attention kernel that stores no scores. For
-    each token, a layer stores `a * hidden + b * query + c * key + d * intermediate` values, where `hidden`, `query`,
-    `key` and `intermediate` are the layer's widths. In float32, (a, b, c, d) is (6, 5, 4, 4). In bfloat16, whose norms
-    compute in float32, it is (8, 6, 5, 4). These factors were counted tensor by tensor in Qwen3; models that do not
-    normalize queries and keys store less. The backward pass of one layer adds about half of what the layer stores. With
-    activation checkpointing (`recomputed`), all layers store only their inputs, and one layer at a time stores
-    everything.
+    The method is from Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"). It is
+    applied to layers with RMSNorm, gated feed-forward, grouped-query attention, and an attention kernel that stores no
+    scores. For each token, a layer stores `a * hidden + b * query + c * key + d * intermediate` values, where `hidden`,
+    `query`, `key` and `intermediate` are the layer's widths.
+
+    With float32 weights, (a, b, c, d) is (6, 5, 4, 4). With bfloat16 weights, it is (8, 6, 5, 4), because norms are
+    still computed in float32. These factors were counted tensor by tensor in Qwen3. Models that do not normalize
+    queries and keys store less.
+
+    The backward pass of one layer adds about half of what the layer stores. With activation checkpointing
+    (`recomputed`), all layers store only their inputs, except that one layer at a time stores everything.
     """
     norms, queries, keys = (6, 5, 4) if itemsize == 4 else (8, 6, 5)
     width = norms * model.hidden + queries * model.query_width + keys * model.key_width + 4 * model.intermediate

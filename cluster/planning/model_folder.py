@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 GGUF_FIX = (
     "GGUF files cannot be trained. Give the folder of the original model, or convert the file with transformers and "
-    "gguf: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW), then the same with "
-    "AutoTokenizer"
+    "gguf: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW). Save the tokenizer to "
+    "NEW in the same way, with AutoTokenizer"
 )
 
 MXFP4_FIX = (
@@ -45,9 +45,9 @@ MXFP4_FIX = (
     "quantization_config=Mxfp4Config(dequantize=True)).save_pretrained(NEW, save_original_format=False); "
     "then copy its tokenizer and chat template to NEW"
 )
-"""Fix for gpt-oss, whose weights are published only in quantized form.
+"""Instructions for users of gpt-oss models, whose weights are published only in quantized form.
 
-`save_original_format=False` is needed, because transformers 5.19 would otherwise write the experts without their names.
+Without `save_original_format=False`, transformers 5.19 would write the experts' weights without names.
 """
 
 
@@ -84,7 +84,7 @@ class ModelFolder:
 
     @property
     def lora(self) -> LoraSpec | None:
-        """Setting `lora` that matches the folder's adapter; None if there is no adapter, or no matching setting."""
+        """Value of the job setting `lora` that matches the folder's adapter; None without an adapter or a match."""
         return None if self.adapter is None else self.adapter.config.to_lora_spec()
 
     @cached_property
@@ -107,7 +107,7 @@ class ModelFolder:
 
     @cached_property
     def weight_problems(self) -> tuple[Problem, ...]:
-        """Problems with missing or damaged weight files, in `path` and, if it has an adapter, in `base`."""
+        """Problems with missing or damaged weight files in the folders `path` and `base`."""
         folders = dict.fromkeys((self.path, self.base))
         return tuple(problem for folder in folders for problem in _weight_problems(folder))
 
@@ -158,7 +158,7 @@ def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
 
 
 def config_problem(error: Exception) -> Problem:
-    """Return the problem to report if using a config.json raised `error`."""
+    """Return the problem to report if a config.json cannot be used because of `error`."""
     return model_problem(
         "not_a_model", f"the config.json cannot be used: {format_error(error)}", "give a folder with all model files"
     )

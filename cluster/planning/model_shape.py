@@ -43,18 +43,19 @@ CACHE_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Shape of a model's cache: `full_layers` cache all tokens, and `window_layers` only the last `window` tokens.
+    """Sizes of a model's cache.
 
-    `width` is the number of elements that one of these layers caches per token.
+    `full_layers` is the number of layers that cache all tokens. `window_layers` is the number of layers that cache only
+    the last `window` tokens. `width` is the number of elements that each of these layers caches per token.
     """
 
     full_layers: int
     window_layers: int
     window: int
     heads: int
-    """Number of key-value heads, between which tensor parallelism divides `width`.
+    """Number of key-value heads. Tensor parallelism divides them among the GPUs.
 
-    It is 1 for a model that caches a latent vector, because each GPU holds the full vector.
+    The number is 1 for a model that caches a latent vector, because each GPU holds the full vector.
     """
     width: int
     state_bytes: int = 0
@@ -71,7 +72,7 @@ class CacheShape:
 
 
 def read_cache_shape(config: Mapping[str, Any], layers: int, kv_heads: int, head_dim: int) -> CacheShape:
-    """Return the cache shape of a model with this content of config.json and these sizes."""
+    """Return the cache shape of a model. `config` is the content of the model's config.json."""
     kinds = read_layer_types(config, layers)
     full = sum(kind in FULL for kind in kinds)
     windowed = sum(kind in WINDOWED for kind in kinds)
@@ -246,9 +247,10 @@ def list_weight_files(path: Path) -> list[Path]:
 
 
 def count_parameters(path: Path, config: Mapping[str, Any]) -> int:
-    """Count a model's parameters from safetensors headers; for other files, estimate them from the file size.
+    """Return the number of a model's parameters.
 
-    Packed quantized weights are counted one by one. `config` is the content of config.json.
+    The parameters in safetensors files are counted. For other files, the number is estimated from the file size. If an
+    element of a tensor contains several quantized weights, each weight counts. `config` is the content of config.json.
 
     Raises:
         OSError: A file cannot be read.
@@ -277,13 +279,16 @@ _SCALES = re.compile(
     r"[._](scales?|scale_inv|scale_2|SCB|qzeros|zero_point|g_idx|weight_shape|(nested_)?(absmax|quant_map)|"
     r"quant_state\..*)$"
 )
-"""Pattern for the names of tensors in a quantized model that are not parameters."""
+"""Pattern for the names of tensors that contain no parameters of a quantized model, such as scales."""
 _PACKED_BITS = {"U8": 8, "I8": 8, "I32": 32}
 """Bits per element of the dtypes that pack several weights into one element."""
 
 
 def _count_unpacked(name: str, count: int, dtype: str, quantization: Mapping[str, Any]) -> int:
-    """Return the number of parameters that a quantized model's tensor of `count` elements contains."""
+    """Return the number of parameters in a tensor of a quantized model.
+
+    `count` is the number of the tensor's elements. An element may contain several parameters.
+    """
     if _SCALES.search(name):
         return 0
     return count * max(1, _PACKED_BITS.get(dtype, 0) // _read_bits(quantization))

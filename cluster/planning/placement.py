@@ -297,7 +297,7 @@ SPILL_SHARE = 0.8
 STORE_BYTES = 128 * 2**20
 """Bytes in each object store for objects other than weights."""
 BUCKETS_ON_THEIR_WAY = 2
-"""Weight buckets that the object store holds for an engine: the bucket that it copies, and the next bucket."""
+"""Weight buckets in the object store per engine: the bucket that the engine is copying, and the next bucket."""
 TMP_BYTES = 3 * GIB
 """Estimated space for Ray's logs and compiler caches; not measured."""
 MANY_GPUS_SHM_BYTES = 256 << 20
@@ -360,7 +360,7 @@ def size_warnings(nodes: Sequence[Node], sizes: Sequence[RequiredNodeSizes]) -> 
     for node, needed in zip(nodes, sizes, strict=True):
         store, shm, tmp = node.object_store_bytes, node.shm_bytes, node.tmp_bytes
         if store is not None and store < needed.store_bytes:
-            message = f"Ray's object store on {node.name} has {format_bytes(store)}"
+            message = f"Ray's object store on {node.name} has {format_bytes(store)} of memory"
             needs = f"but the weights need {format_bytes_up(needed.store_bytes)}, so Ray will write weights to /tmp"
             fix = f"start Ray on that node with --object-store-memory={needed.store_bytes}"
             yield Problem("small_object_store", "cluster", f"{message}, {needs}", fix)

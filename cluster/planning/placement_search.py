@@ -33,7 +33,10 @@ CPU_SEQUENCES, MAX_GPU_SEQUENCES, MIN_GPU_SEQUENCES = 64, 256, 8
 SHORTER = 4
 """Assumed ratio of the context length to the length of a typical sequence."""
 MAX_ENGINE_CORES, MAX_RANK_CORES = 4, 16
-"""Maximum cores per GPU. Engines need cores for tokenizing and tool calls, ranks for an offloaded optimizer."""
+"""Maximum number of cores per GPU that the planner gives to an engine and to a learner rank.
+
+Engines need cores for tokenizing and tool calls. Ranks need cores for an offloaded optimizer.
+"""
 MAX_AUTO_GPUS = 256
 """Maximum number of GPUs for a job that does not set a number."""
 
@@ -53,7 +56,10 @@ def search_placements(request: PlanRequest, *, fewest_gpus: bool = False) -> Ite
 
 
 def _recorded_placement(request: PlanRequest, search: _PlacementSearch) -> Placement | None:
-    """Return the recorded layout, changed by the job's own settings; None for new runs, on CPUs and for grading."""
+    """Return the layout that the run began with, changed by the job's own settings.
+
+    Return None if the run is new, if it runs on CPUs, or if it only grades.
+    """
     recorded: RecordedLayout = request.recorded_layout
     if recorded.engines is None or not search.on_gpus or not request.trains:
         return None
@@ -166,7 +172,10 @@ class _PlacementSearch:
         yield from self._fallback()
 
     def _fallback(self) -> Iterator[Placement]:
-        """Yield the placement to report if nothing fits: an even division with all memory savings."""
+        """Yield the placement to report if no placement fits.
+
+        This placement divides the GPUs evenly between engines and ranks, and uses all options that save memory.
+        """
         lora, offload = self._memory_savings()[-1]
         yield self._placement(next(self._divisions()), lora, offload, self._possible_stages()[-1])
 

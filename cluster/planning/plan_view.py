@@ -81,7 +81,11 @@ def estimate_stop_time(request: PlanRequest, plan: ClusterPlan) -> StopTime | No
 
 
 def print_cluster_plan(console: Console, plan: ClusterPlan) -> None:
-    """Print a plan: an engine's and a rank's memory, the layout, the sizes that each node needs, notes and problems."""
+    """Print a plan: tables, notes, warnings and problems.
+
+    The tables show the memory of an engine and of a rank, the layout, and the sizes that each node needs for Ray's
+    object store, /dev/shm and /tmp.
+    """
     firsts = [assignment for assignment in plan.assignments if assignment.index == 0 and assignment.memory is not None]
     if firsts:
         console.print(_memory_table(firsts))
@@ -111,9 +115,9 @@ def _settings_for_placement(request: PlanRequest, placement: Placement) -> dict[
 def _print_smallest(console: Console, settings: Settings) -> None:
     """Print the settings with which a job always gets its smallest layout, in the format of a job file."""
     if not settings:
-        console.print("the job already sets all values of its layout")
+        console.print("the job already sets all settings of its layout, so no value is chosen automatically")
         return
-    console.print("[bold]to always get the layout with the fewest GPUs, set in the job:[/]")
+    console.print("[bold]set this in the job to always get the layout with the fewest GPUs:[/]")
     console.print(
         dump(nest_settings(settings), sort_keys=False).rstrip(), highlight=False, markup=False, soft_wrap=True
     )
@@ -204,7 +208,10 @@ def _notes(plan: ClusterPlan) -> list[str]:
     notes.append("each engine and each rank runs on one node; Ray uses as few nodes as possible (PACK)")
     notes += [] if (how := describe_sharing(placement)) is None else [how]
     if placement.has_shared_engines:
-        notes.append("engines are shared: if another job has started them, only the learner needs free resources")
+        notes.append(
+            "jobs share engines: if another job has started the engines, this job needs free resources only for its "
+            "learner"
+        )
     if placement.engines > 1 and not placement.colocated:
         notes.append("the first engine and all ranks start together; further engines join when resources are free")
     notes.append(
@@ -226,8 +233,8 @@ def describe_sharing(placement: Placement) -> str | None:
     part = f"the engine takes {placement.gpu_share:.0%} of the GPU's memory"
     if placement.takes_turns:
         return (
-            f"{shared}: they take turns, and the one that waits is offloaded to host memory, so no token is stale; "
-            f"{part} in its turn"
+            f"{shared}: engine and rank take turns, so no token is stale. While one runs, the other is offloaded to "
+            f"host memory. During its turn, {part}"
         )
     return f"{shared}: both run concurrently; {part}"
 

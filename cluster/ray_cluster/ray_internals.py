@@ -1,7 +1,7 @@
 """All uses of undocumented parts of Ray.
 
-The docstring of each function names the part of Ray that it uses, the reason, and what would make the function
-unnecessary. Modules that `import ray` does not load are imported inside the functions.
+The docstring of each function names the part of Ray that the function uses, the reason, and what would make the
+function unnecessary. Modules that `import ray` does not load are imported inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class _NoFolders(list[str]):
     """List that stays empty when Ray adds folders for the module search path of its workers."""
 
     def extend(self, folders: Iterable[str]) -> None:
-        """Ignore `folders`: the working directory and the folder of the driver's command."""
+        """Do nothing. Ray calls this with the working directory and the folder of the driver's command."""
 
 
 def exclude_driver_path(config: JobConfig) -> None:
@@ -173,8 +173,8 @@ def job_status_client(address: str | None = None) -> Any:
     `address` is the cluster's address; None for the cluster that this process is connected to.
 
     Uses: `JobInfoStorageClient`, `ray._raylet.GcsClient` and the `gcs_client` of the global worker.
-    Why: a job has no other way to change its message or final status. Ray's job supervisor uses the same client.
-    Remove when: JobSubmissionClient changes the status message of a job.
+    Why: a job has no other way to change its status message or final status. Ray's job supervisor uses the same client.
+    Remove when: JobSubmissionClient has a method that changes the status message of a job.
     """
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
     from ray.dashboard.modules.job.common import JobInfoStorageClient

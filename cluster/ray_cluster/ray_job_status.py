@@ -102,7 +102,7 @@ class RayJobStatus:
         """Do nothing; part of the sink protocol. Call `stop` to stop writing."""
 
     async def stop(self) -> None:
-        """Stop writing, so that Ray's own final message is not overwritten."""
+        """Stop updating the job's status message. A later update would overwrite Ray's own final message."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait({self._writing})

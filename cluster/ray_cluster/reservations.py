@@ -42,10 +42,10 @@ from agent_rft.errors import InvalidJob, Problem
 PLACEMENT_TIMEOUT_S = 300.0
 REPORT_INTERVAL_S = 5.0
 FURTHER_S = 2.0
-"""Seconds to wait for further engines after the first engine is placed. Ray needs less time if resources are free."""
+"""Seconds to wait for further engines after the first engine is placed. If resources are free, Ray is faster."""
 
 SHARED_GPU = 0.5
-"""Number of GPUs that an engine or a rank reserves if they share a GPU. Ray does not limit their memory."""
+"""Share of a GPU that an engine and a rank each reserve if both use the same GPU. Ray does not limit GPU memory."""
 RANK_NAME = ":learner-rank-"
 """Part of a rank's actor name between the run's name and the rank's index."""
 
@@ -217,7 +217,7 @@ class Reservations:
         if others := list_holders(use, self._run.partition(":")[0]):
             text += f"; in use by {', '.join(others)}"
         too_large = self._describe_too_large()
-        return text if too_large is None else f"{text}; {too_large}: waiting for a larger node to join"
+        return text if too_large is None else f"{text}; {too_large}, so a larger node must join"
 
 
 def unavailable_error(timeout_s: float, missing: str) -> InvalidJob:

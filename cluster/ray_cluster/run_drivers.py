@@ -18,7 +18,10 @@ class RunDriver(NamedTuple):
 
 
 def find_drivers(node: str) -> set[RunDriver]:
-    """Return the driver of each run that has its driver or a learner rank on this node."""
+    """Return the drivers of the training runs that use a node.
+
+    A run uses the node `node` if the run's driver or one of its learner ranks is on the node.
+    """
     return match_drivers(node, list_actors(), list_ray_jobs())
 
 

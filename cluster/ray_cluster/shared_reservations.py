@@ -1,7 +1,8 @@
-"""Reservations of shared engines. The first job that needs an engine creates its actor, which holds the resources.
+"""Reservations of shared engines.
 
-A job waits for its shared engines before it reserves resources for its ranks. Otherwise the ranks of several jobs could
-take the resources that their shared engine needs.
+The first job that needs a shared engine creates the engine's actor. The actor holds the engine's resources. A job waits
+for its shared engines before it reserves resources for its ranks. Otherwise the ranks of several jobs could take the
+resources that the shared engine of these jobs needs.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ MAX_PAIRS = 200
 MESSAGES, NOT_THE_REFERENCE = "messages", ("messages", "tools", "id", "row_id", "uuid")
 """Row fields that are not part of the reference. All other fields are part of it, because graders may use them."""
 NO_REFERENCE = "{}"
-"""JSON of an empty reference. Rows without a reference are never near duplicates, because their answers may differ."""
+"""Empty reference as JSON. Rows with an empty reference are never near duplicates: their answers may differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ class GraderFinding:
 def measure_grader(groups: Sequence[Group], second_grades: Mapping[str, float | None]) -> GraderFinding:
     """Measure the reliability of the grader.
 
-    `second_grades` has the second grade of each answer that was graded twice, by trace id; None if that
-    second grading failed.
+    `second_grades` contains the answers that were graded twice. It maps the trace id of each answer to the second
+    grade, or to None if the second grading failed.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     twice = [(_grade_before_guards(r), second_grades[r.trace_id]) for r in rollouts if r.trace_id in second_grades]

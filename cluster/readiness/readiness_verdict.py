@@ -26,7 +26,7 @@ smallest measurable change."""
 MAX_NOISE = 0.5
 """Maximum share of noise in the grade variance within rows. Above it, noise decides the order of rollouts."""
 MAX_DISCARDED = 0.3
-"""Maximum share of discarded rollouts. At this share, one rollout in ten is lost even if each is retried once."""
+"""Maximum share of discarded rollouts. At this share, one retry still leaves about one rollout in ten discarded."""
 MAX_TOOL_ERRORS = 0.5
 """Error rate above which a tool is unusable. It is compared with the lower bound of the confidence interval."""
 MAX_INVALID_CALLS = 0.5

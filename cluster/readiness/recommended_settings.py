@@ -1,4 +1,4 @@
-"""Recommended settings and estimated steps and time of a training run, computed from the readiness samples."""
+"""Recommended settings of a training run, and estimates of its steps and time, from the readiness check's samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HYPERPARAMETERS, REINFORCEMENT = "method.reinforcement.hyperparameters", "method
 TARGET_SIGNAL = 0.5
 """Minimum share of groups with different rewards. Below it, larger groups are recommended."""
 MIN_SHARE_GAIN = 0.1
-"""Larger groups are recommended if they raise the share of groups whose rewards differ by at least this much."""
+"""Minimum increase of the share of groups with different rewards for which larger groups are recommended."""
 TARGET_GROUPS = 8
 """Minimum number of groups per step whose rewards differ. With fewer, updates vary too much between batches."""
 MAX_BATCH = 64
@@ -55,8 +55,8 @@ def recommend_settings(
     share = shares.get(size, 0.0)
     for entry in signal:
         if entry.size > size and share < TARGET_SIGNAL and entry.low >= share + MIN_SHARE_GAIN:
-            larger = f"{entry.low:.0%} of groups of {entry.size} rollouts"
-            why = f"rewards differ in {larger}, but only in {share:.0%} of groups of {size}"
+            larger = f"in {entry.low:.0%} of the groups if a group has {entry.size} rollouts"
+            why = f"rewards differ {larger}, but only in {share:.0%} with {size} rollouts"
             yield RecommendedSetting(f"{HYPERPARAMETERS}.compute_multiplier", entry.size / GROUP_SIZE, why)
             size, share = entry.size, entry.low
             break

@@ -119,7 +119,8 @@ def estimate_pass_at(rows: Sequence[RowSignal], samples: int) -> tuple[PassAtK, 
 def estimate_group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES) -> tuple[GroupSignal, ...]:
     """Return the expected share of groups whose rewards differ, for each group size.
 
-    The lower and upper bound are equal if every row has at least `size` rollouts. Larger sizes are extrapolated.
+    Each result has a lower and an upper bound of the share. The bounds are equal if every row has at least as many
+    rollouts as the group size. For larger group sizes, the share is extrapolated.
     """
     outcomes = [_count_outcomes(group.rollouts) for group in groups if len(group.rollouts) >= 2]
     if not outcomes:

@@ -97,7 +97,11 @@ class CheckpointClaims:
         return [NO_OWNER, *self._list_numbers(run, _OWNER)]
 
     def find_complete(self, run: str, claims: Sequence[int]) -> dict[str, int]:
-        """Return the complete checkpoints and their owners, oldest first, according to the newest claim."""
+        """Return the complete checkpoints of a run with the owners that wrote them, oldest first.
+
+        Only two kinds of checkpoints count: checkpoints that the newest of `claims` adopted, and checkpoints that the
+        owner with this claim wrote.
+        """
         number, adopted = self._read_newest(run, claims)
         candidates = [*adopted.items(), *((name, number) for name in self.list_checkpoints(run, number))]
         found = {
@@ -159,7 +163,7 @@ class CheckpointClaims:
 
     def _unsupported_error(self) -> UserError:
         problem = "the store does not support conditional writes, so two processes could write the same checkpoints"
-        fix = "use a store that supports them, such as s3://, gs://, az:// or file://"
+        fix = "use a store with conditional writes, such as s3://, gs://, az:// or file://"
         return UserError(f"{self._setting}: {problem}; {fix}")
 
     def _list_numbers(self, run: str, pattern: re.Pattern[str]) -> list[int]:
@@ -174,7 +178,11 @@ class CheckpointClaims:
 
 
 class _Claim(BaseModel):
-    """Claim of an owner. `adopted` maps each checkpoint that was complete before the claim to its owner."""
+    """Claim of an owner on the checkpoints of a run.
+
+    `adopted` contains the checkpoints that were complete before the claim. It maps the name of each checkpoint to the
+    owner that wrote the checkpoint.
+    """
 
     format: int
     adopted: dict[Annotated[str, StringConstraints(pattern=rf"^{STEP.pattern}$")], Annotated[int, Field(ge=0)]]

@@ -93,7 +93,7 @@ class CheckpointStore:
             StoreFailed: The store failed.
             UserError: The store does not support conditional writes.
         """
-        with _report_failure("claim the checkpoints of a run"):
+        with _report_failure("reserve the run's checkpoints for this process"):
             self._claims.take_ownership(_run_name(run_folder))
 
     def put(self, run_folder: Path, checkpoint: Path) -> int:
@@ -287,7 +287,10 @@ class CheckpointStore:
         return manifest
 
     def _damaged_error(self, path: str, what: str) -> UserError:
-        """Return the error for a damaged file. It suggests a new run, as earlier checkpoints have no training state."""
+        """Return the error for a damaged file. The error suggests restoring the file or starting a new run.
+
+        The run cannot resume from an earlier checkpoint, because only the last checkpoint has a training state.
+        """
         return UserError(
             f"{self._public_path(path)} in the checkpoint store {what}; restore this file, or start a new run with "
             f"`model` set to an earlier checkpoint",

@@ -1,4 +1,4 @@
-"""Filter for recorded rollouts, and its SQL condition for the tables of the index."""
+"""Filter for recorded rollouts. The filter can be converted to an SQL condition for the tables of the rollout index."""
 
 from __future__ import annotations
 

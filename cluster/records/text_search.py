@@ -54,7 +54,7 @@ def _lowercase(text: str) -> str:
 
 
 def _visible_strings(line: dict[str, Any]) -> Iterator[str]:
-    """Yield the strings of a rollout file's line that a client may see."""
+    """Yield the strings that a client may see in one line of a rollout file."""
     if line["kind"] == "group":
         return _strings(line["task"]["messages"])
     grade = line.get("grade", {})

@@ -1,4 +1,4 @@
-"""Configurations of the actors, derived from a prepared job, and the printed plan."""
+"""Configurations of the actors, and the plan that is printed. Both are derived from a prepared job."""
 
 from __future__ import annotations
 

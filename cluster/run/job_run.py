@@ -74,7 +74,7 @@ class JobRun:
         return self._folder.path
 
     def record_immediate_end(self) -> None:
-        """Record that the run was stopped and ends immediately, and stop uploading checkpoints."""
+        """Stop uploading checkpoints. Record that the run was stopped and ends immediately."""
         self.outcome, self._cut_short = "stopped", True
         self.outputs.stop_uploads()
 

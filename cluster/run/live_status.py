@@ -28,7 +28,7 @@ from agent_rft.loop_protocols import Emit
 
 EVERY_S = 3.0
 WINDOW = 20
-"""Number of recent writes that the statistics cover. This is about one minute."""
+"""Number of recent writes of the status file that the statistics cover. 20 writes take about one minute."""
 
 
 Stats = Mapping[str, Mapping[str, Any]]

@@ -30,7 +30,10 @@ from agent_rft.types import Grade, Group, Rollout, Task, ToolSchema
 ROWS_PER_CHUNK = 64
 """Rows per chunk. With 8 rollouts per row, a chunk fills the engines of a node. A stop loses at most one chunk."""
 MAX_GRADED_TWICE = 200
-"""Maximum number of rollouts that are graded twice. The share of changed grades is then known to within 7 points."""
+"""Maximum number of rollouts that are graded twice.
+
+With 200 rollouts, the error of the share of changed grades is at most 7 percentage points.
+"""
 
 SampledFile = Literal["training_file", "validation_file", "test_file"]
 SampleRows = Callable[[Sequence[Task], str], Awaitable[list[Group]]]
@@ -43,8 +46,8 @@ class ReadinessOptions:
 
     Attributes:
         samples: Rollouts per row.
-        file: The job's file whose rows are sampled.
-        target_s: Target for the model and tool time of a rollout, in seconds; None: no target.
+        file: Job field that names the file whose rows are sampled.
+        target_s: Maximum seconds that the model and the tools should take per rollout; None: no target.
         export_file: File to which the best rollouts are written, as rows of a supervised job; None: no file.
     """
 

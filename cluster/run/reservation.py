@@ -21,7 +21,7 @@ GRANT_S = 5.0
 POLL_S = 2.0
 """Seconds between two checks of the free GPUs while a job waits for them."""
 MAX_LAYOUTS = 8
-"""Maximum number of layouts that a job requests. After that, the job keeps its place in Ray's queue."""
+"""Maximum number of layouts that a job requests, one after another. The last request stays in Ray's queue."""
 
 
 class Reservable(Protocol):

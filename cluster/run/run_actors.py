@@ -266,8 +266,8 @@ class RunActors:
 def stage_deadlines_s(reinforcement: Reinforcement, operator: OperatorConfig) -> dict[str, float]:
     """Return, for each stage of a rollout, the seconds after which a call of this stage counts as stuck.
 
-    Sampling has no deadline. The calls of one turn run concurrently, and so do the graders of one rollout, so the
-    largest timeout determines the deadline.
+    Sampling has no deadline. The tool calls of one turn run concurrently, and the graders of one rollout run
+    concurrently. Therefore the largest timeout determines the deadline.
     """
     session = reinforcement.session
     return {

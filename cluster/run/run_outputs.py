@@ -31,8 +31,8 @@ from agent_rft.trainer.loop.checkpoint import Checkpoints
 class RunOutputs:
     """All outputs of a run. Call `begin` first and `close` last.
 
-    `watch` receives the events for the server that started the run. If `reports` is true, the report is updated during
-    the run.
+    `watch` is the sink of the server that started the run; None without a server. If `reports` is true, the report is
+    updated during the run.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RunOutputs:
         self._emit_choices(prepared)
 
     def checkpoints(self) -> Checkpoints:
-        """Return the checkpoints in the run folder, which are uploaded if there is a checkpoint store."""
+        """Return the writer of the run's checkpoints. It also uploads them if there is a checkpoint store."""
         return Checkpoints(self.folder.checkpoints, self._copies, shown=self.folder.path / "checkpoints")
 
     def stop_uploads(self) -> None:

@@ -29,8 +29,9 @@ def hangup_signals() -> tuple[signal.Signals, ...]:
 class StopSignals:
     """Context manager that handles stop signals.
 
-    The first signal cancels the current task. Inside `on_first`, it calls the `stop` callback instead. A second SIGINT
-    or SIGTERM ends the process. Later SIGHUP and SIGUSR1 signals are ignored. `count` excludes ignored signals.
+    The first signal cancels the current task. Inside the context manager `on_first(stop)`, the first signal calls
+    `stop` instead. A second SIGINT or SIGTERM ends the process. Later SIGHUP and SIGUSR1 signals are ignored. `count`
+    is the number of signals that were not ignored.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,10 @@ class StopSignals:
 
 
 async def wait_for_signal(ready: Callable[[], None]) -> None:
-    """Wait for a stop signal. `ready` is called after our handlers have replaced Ray's, which would end the process."""
+    """Install our signal handlers, call `ready`, and wait for a stop signal.
+
+    Our handlers replace the handlers of Ray, which would end the process.
+    """
     stopped = asyncio.Event()
     with StopSignals() as signals, signals.on_first(stopped.set):
         ready()

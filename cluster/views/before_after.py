@@ -96,9 +96,9 @@ def _format_number(pattern: str, value: float) -> str:
 
 
 def paired_changes(before: Sequence[Group], after: Sequence[Group]) -> dict[str, Interval]:
-    """Return the mean change per row of "grade" and "held_out" (the held-out grade), with confidence intervals.
+    """Return the mean changes of the grade ("grade") and of the held-out grade ("held_out"), with confidence intervals.
 
-    Rows that have a grade in only one of the evaluations are left out. A metric without any remaining row is omitted.
+    Only rows that have a grade in both evaluations are compared. A metric without such rows is omitted.
     """
     found: dict[str, Interval] = {}
     for name, mean in (("grade", mean_grade), ("held_out", _mean_held_out)):

@@ -35,7 +35,7 @@ TREND_WIDTH, PHASE_WIDTH = 30, 40
 LOG_EVERY_S = 60.0
 LEVEL_STYLES = {"info": "dim", "warn": "yellow", "error": "bold red"}
 ROWS = {name: metric for name, metric in METRICS.items() if metric.in_live_view}
-"""Rows of the table and numbers of a log line, in the order of METRICS."""
+"""Metrics that are shown in the table or in log lines, in the order of METRICS."""
 PHASES = {name: metric.series for name, metric in METRICS.items() if metric.chart == "step_time"}
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 PHASE_STYLES = ("cyan", "magenta", "yellow", "green")
@@ -52,7 +52,8 @@ def safe_text(text: str) -> str:
 class LiveView:
     """Sink and context manager that shows a table of metrics on a terminal, and prints lines elsewhere.
 
-    `total_steps` is an estimate until the metrics contain the number; `clock` returns seconds.
+    `total_steps` is an estimated number of steps. The exact number from the metrics replaces it later. `clock` returns
+    seconds.
     """
 
     def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -301,5 +302,5 @@ def before_after_table(before: Evaluation, after: Evaluation | None) -> Table:
 
 
 def _with_bounds(value: str, bounds: str) -> Text:
-    """Return a value with its interval below, because a wider table would not fit a terminal."""
+    """Return a value with its bounds on the next line. On the same line, they would make the table too wide."""
     return Text(value).append(f"\n{bounds}", style="dim") if bounds else Text(value)

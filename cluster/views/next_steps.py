@@ -62,7 +62,7 @@ def _format_validation(job: Mapping[str, Any], valid_reward: float | None) -> st
 
 
 def _file_to_inspect(names: Sequence[str]) -> str | None:
-    """Return the newest rollout file of the most informative kind; the test after training is preferred."""
+    """Return the rollout file that is most useful to read, if possible the test after training; None without a file."""
     for prefix in ("test-after", "eval-", "validation-", "step-", "zero-variance-", "test-before"):
         if found := [name for name in names if name.startswith(prefix)]:
             return found[-1]

@@ -174,7 +174,7 @@ def read_cases(path: Path, name: str | None = None) -> list[GradingCase]:
 
 
 def _read_recorded_cases(path: Path) -> list[GradingCase]:
-    """Read the graded rollouts of a run's rollout file; discarded rollouts have no answer to grade."""
+    """Read the graded rollouts of a run's rollout file. Discarded rollouts are skipped, because they have no answer."""
     try:
         groups, job = read_groups(path), RunFolder(path.parent.parent).job()
     except (zstandard.ZstdError, OSError, ValueError, KeyError, TypeError) as error:

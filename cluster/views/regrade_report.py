@@ -30,10 +30,10 @@ SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class GradingNoise:
-    """Differences between the grades of the same rollout in two runs of a grader, over all pairs of runs.
+    """Differences between the grades that two runs of a grader gave to the same rollout.
 
-    `num_pairs` is the number of pairs with a grade in both runs. `num_one_graded` is the number of pairs with a grade
-    in only one of the two runs.
+    Each rollout is compared for each pair of runs. `num_pairs` is the number of comparisons in which both runs gave a
+    grade. `num_one_graded` is the number of comparisons in which only one of the two runs gave a grade.
     """
 
     num_pairs: int

@@ -68,7 +68,12 @@ COLUMNS = (
     Column("group", "int64", "number of the group, in order of admission", lambda run, trace: trace.request.index),
     Column("sample", "int64", "number within the group", lambda run, trace: trace.outcome.sample),
     Column("epoch", "int64", "pass over the training file", lambda run, trace: trace.request.epoch),
-    Column("trace_id", "string", "id in requests to tools and graders", lambda run, trace: trace.outcome.trace_id),
+    Column(
+        "trace_id",
+        "string",
+        "id of the rollout in requests to tools and graders",
+        lambda run, trace: trace.outcome.trace_id,
+    ),
     Column("finish", "string", "answer, max_steps, max_tokens, context or discarded", _finish_value),
     Column("grade", "double", "the grade, before penalties", _grade_value(lambda grade: grade.value)),
     Column("reward", "double", "the value used for training", _rollout_value(lambda rollout: rollout.reward)),
@@ -115,7 +120,7 @@ def _replace_invalid(value: Any) -> Any:
 
 
 class TableWriter(Protocol):
-    """Open table to which rows can be written."""
+    """Table that is open for writing rows."""
 
     def write(self, rows: list[dict[str, Any]]) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Selection and printing of recorded rollouts, one by one or in pairs with the same row."""
+"""Selection and printing of recorded rollouts, one by one or in pairs of rollouts of the same row."""
 
 from __future__ import annotations
 
@@ -161,7 +161,10 @@ def call_note(result: ToolResult) -> str:
 
 
 def print_traces(traces: Iterable[Trace], console: Console) -> None:
-    """Print each trace from prompt to answer. Long text is truncated. Successive traces of a row share one prompt."""
+    """Print each trace from prompt to answer. Long text is truncated.
+
+    If several traces of the same row follow each other, the prompt is printed only once.
+    """
     row = None
     for trace in traces:
         end = trace.outcome

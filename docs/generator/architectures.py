@@ -32,8 +32,8 @@ time. This is exact on every device, but does not use the kernels that some GPUs
 need `cluster.zero_stage` 0, 1 or 2; the learner refuses stage 3 when it starts. On CPUs, an engine computes the prompts
 of such models again in each turn, because vLLM caches states only with chunked prefill.
 
-All other architectures are tested when the learner starts. They are refused if packed rollouts would see each other.
-Indexed and compressed attention (`glm_moe_dsa`, `deepseek_v4`) is refused.
+All other architectures are tested when the learner starts. They are refused if packed rollouts could attend to each
+other. Indexed and compressed attention (`glm_moe_dsa`, `deepseek_v4`) is refused.
 
 """
 

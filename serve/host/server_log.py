@@ -28,7 +28,10 @@ CHUNK_BYTES = 1 << 20
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|DATABASE", re.IGNORECASE)
 MIN_SECRET_CHARS = 8
-"""Minimum length of a secret. Variables such as MAX_TOKENS have a secret-like name, but a short value."""
+"""Minimum length of a secret.
+
+A shorter value is not treated as a secret, even if the variable has a secret-like name, such as MAX_TOKENS.
+"""
 _SECRETS = re.compile(
     r"(?P<bearer>\b(?:bearer|basic)\s+)[^\s'\",)\\]+"
     r"|(?P<key>\b(?:sk|whsec)[-_])[\w+/=-]{6,}"

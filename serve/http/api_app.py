@@ -24,7 +24,7 @@ from agent_rft.spec.operator.operator_config import ServerLimits
 from agent_rft.wire.api_errors import ApiError
 
 CHECK_S = 3.0
-"""Timeout of a health check in seconds. If the check takes longer, its dependency counts as unavailable."""
+"""Timeout of a health check in seconds. If the check takes longer, the checked dependency counts as unavailable."""
 Checks = Mapping[str, Callable[[], None]]
 """Health checks by dependency name. A check may block, and raises an exception if the dependency is unavailable."""
 NO_CHECKS: Checks = MappingProxyType({})
@@ -126,7 +126,7 @@ def create_app(
     app = FastAPIOffline(
         title="agent-rft",
         version=version("agent-rft"),
-        description="Agent reinforcement fine-tuning on your own cluster, through OpenAI's API.",
+        description="Reinforcement fine-tuning of agents on your own cluster, through OpenAI's API.",
         lifespan=lifespan,
         default_response_class=JSONResponse,  # pydantic, the default, formats floats differently
         redirect_slashes=False,

@@ -54,7 +54,10 @@ def set_created_id(request: Request, object_id: str) -> None:
 
 
 def find_object_id(scope: Scope) -> str | None:
-    """Return the id of the object that a request created, or the id in its path; None if it has neither."""
+    """Return the id of the object that a request created.
+
+    If the request created no object, return the id in the request's path, or None if the path has no id.
+    """
     found = scope["state"].get("made")
     return found or next(iter(scope.get("path_params", {}).values()), None)
 

@@ -23,7 +23,7 @@ from agent_rft.serve.stores.key_store import ApiKey, Scope
 from agent_rft.wire.api_errors import ApiError
 
 MAX_FAILED_LOGINS, MAX_TOTAL_FAILED_LOGINS = 20, 400
-"""Maximum requests per minute with a wrong key: per client address, and in total. They may arrive in one burst."""
+"""Maximum requests per minute with a wrong key: per client address, and in total. All may arrive at the same time."""
 MAX_ADDRESSES = 10_000
 BURST_S = 10.0
 """Seconds for which a key may save up unused requests for a burst."""

@@ -171,7 +171,7 @@ class ServedModels:
     _seen_at: float = -math.inf
     _starting_since: dict[str, float] = field(default_factory=dict)
     _called: Counter[str] = field(default_factory=Counter)
-    """Number of calls that wait for an engine, for each application that can serve them."""
+    """Number of calls that wait for an engine, by application. A call counts for each application that can serve it."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -280,7 +280,10 @@ class ServedModels:
         return next((name for name in names if self._states.get(name) is state), None)
 
     async def _advance(self, names: Sequence[str], record: ModelRecord) -> None:
-        """Advance the model's life cycle by one step. Does nothing if the states are less than POLL_S old."""
+        """Take the next step to start the model, such as deploying it or stopping an idle model.
+
+        Do nothing if the states of the applications were read less than POLL_S seconds ago.
+        """
         async with self._lock:
             if self._states_age_s() < POLL_S:
                 return

@@ -23,7 +23,7 @@ ASK_OPERATOR = "change the request, or ask the server's operator"
 
 FIXES: Mapping[str, str] = {
     "calls_not_parsed": TEMPLATE,
-    "forbidden_address": "use an address that the server may call, or ask the server's operator to allow this one",
+    "forbidden_address": "use an address that the server may call, or ask the server's operator to allow this address",
     "invalid_signing_secret": "write whsec_ followed by 24 to 64 random bytes in base64",
     "missing_file": REUPLOAD,
     "missing_model": OTHER_MODEL,
@@ -38,13 +38,13 @@ FIXES: Mapping[str, str] = {
         f"{TEMPLATE}; or set model_options.tools_in_prompt to false if the model needs no tool descriptions"
     ),
     "unreadable_file": REUPLOAD,
-    "unknown_model": "use a model that the message lists, or ask the server's operator to add this one",
+    "unknown_model": "use a model that the message lists, or ask the server's operator to add the requested model",
 }
 """Fixes for API clients by problem code. They replace fixes that name local files or commands."""
 
 
 def replace_fix(problem: Problem) -> Problem:
-    """Return the problem with a fix that an API client can apply."""
+    """Return the problem, with its fix replaced by a fix that an API client can apply."""
     fix = FIXES.get(problem.code, problem.fix)
     if problem.code not in FIXES and (problem.line is not None or problem.code in OF_ROWS):
         fix = f"{fix}; {CREATE_AGAIN}"

@@ -44,9 +44,10 @@ Change = JobRecord | EventRecord | StepMetrics
 
 
 class JobChanges:
-    """Changes to one job, for one client. Calls block on the database and the run folder, so make them in a thread.
+    """Feed of the changes of one job, for one client: changes of the job itself, new events and new metrics.
 
-    `runs` contains the run folders of all jobs, named by job id. If it is None, metrics are omitted.
+    Calls block on the database and the run folder, so make them in a thread. `runs` contains the run folders of all
+    jobs, named by job id. If `runs` is None, metrics are omitted.
     """
 
     def __init__(self, store: JobStore, runs: Path | None, job_id: str, position: Position) -> None:
@@ -77,7 +78,7 @@ class JobChanges:
             yield StepMetrics(step, values)
 
     def _events(self) -> list[EventRecord]:
-        """Return the events after the position, newest first."""
+        """Return the events after the event in `position`, newest first."""
         found: list[EventRecord] = []
         more = True
         while more and len(found) < MAX_EVENTS:
@@ -89,7 +90,10 @@ class JobChanges:
         return found[:MAX_EVENTS]
 
     def _metrics(self) -> list[tuple[int, dict[str, float]]]:
-        """Return the metrics of steps after the position, and of steps that a resumed run repeated."""
+        """Return the metrics of the steps after the step in `position`, by step.
+
+        Earlier steps are included if a resumed run has repeated them.
+        """
         if self._run is None:
             return []
         try:

@@ -32,7 +32,7 @@ class NoSuchEvaluation(UserError):
 class ComparisonSide:
     """One side of a comparison: a job and the name of an evaluation.
 
-    A `name` of None selects the job's newest evaluation of a file that all compared jobs evaluated.
+    If `name` is None, the side is the job's newest evaluation of a data file that all compared jobs have evaluated.
     """
 
     job_id: str
@@ -100,9 +100,8 @@ def _load_side(requested: ComparisonSide, run: RunFolder, file: str) -> LoadedEv
         side = load_evaluation(f"{requested.job_id}:{name}", requested.job_id, run, name)
     if side is None or not side.rows:
         what = f"no complete evaluation {name}" if name else f"no evaluation of its {file}"
-        has = (
-            f"use one of {', '.join(names)}" if names else "wait until its validation file or test file has been graded"
-        )
+        wait = "wait until the job's validation file or test file has been graded"
+        has = f"use one of {', '.join(names)}" if names else wait
         raise NoSuchEvaluation(f"{requested.job_id} has {what}; {has}")
     return side
 

@@ -75,7 +75,7 @@ class JobLogs:
         return self._folder / job_id / ("validation" if attempt == VALIDATION else f"driver-{attempt}")
 
     def add(self, job_id: str, attempt: int, text: str) -> None:
-        """Append a line to the output of a process, such as a message from the cluster."""
+        """Append a line, such as a message from the cluster, to the output of a job's process."""
         with self.create_file(job_id, attempt).open("a") as file:
             file.write(f"{text}\n")
 

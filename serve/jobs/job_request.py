@@ -109,7 +109,7 @@ class ApiJob:
 
 
 def parse_api_job(body: Any, models: ModelCatalog, files: FileLookup, operator: OperatorConfig) -> ApiJob:
-    """Parse a request body and find its model in `models`, without reading the files that it names.
+    """Parse a request body, and find the requested model in `models`. The requested data files are not read.
 
     Raises:
         InvalidJob: The request is invalid. The error contains all problems that were found.
@@ -216,7 +216,7 @@ def _build_method(request: JobRequestBody) -> dict[str, Any]:
 
 
 def _find_boolean_problems(method: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem for each boolean hyperparameter, which Python would accept as 1 or 0."""
+    """Return a problem for each hyperparameter that is true or false. Python would accept these values as 1 and 0."""
     problems = []
     for part in ("reinforcement", "supervised"):
         values = (method.get(part) or {}).get("hyperparameters") or {}

@@ -28,7 +28,10 @@ UNMARKED_WINDOW_S = 10.0
 
 
 class JobService:
-    """Client operations on jobs. `wake` notifies this process's job manager, if there is one, of a change."""
+    """Client operations on jobs.
+
+    `wake` is called when a job has changed. It notifies the job manager if the job manager runs in this process.
+    """
 
     def __init__(
         self,

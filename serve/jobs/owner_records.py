@@ -112,7 +112,7 @@ class JobRecords:
     ) -> tuple[list[WholeRollout], RolloutPage]:
         """Return complete rollouts and the page of their index entries. Large rollouts make the page shorter.
 
-        Raises the errors of `summaries`.
+        Raises the same errors as `summaries`.
         """
         with self._open_index(job) as index:
             listing, num_bytes = self._list_page(index, rollout_filter, order, limit, after), 0
@@ -159,7 +159,7 @@ class JobRecords:
     def row_rewards(
         self, job: JobRecord, rollout_filter: RolloutFilter, order: RowOrder, limit: int, after: str | None
     ) -> tuple[list[RowRewards], bool]:
-        """Return a page of row rewards, and whether more rows follow. Raises the errors of `summaries`."""
+        """Return a page of row rewards, and whether more rows follow. Raises the same errors as `summaries`."""
         with self._open_index(job) as index:
             found = rows_after(compute_row_rewards(index, index.check_filter(rollout_filter), order), after)
         return found[:limit], len(found) > limit
@@ -191,7 +191,9 @@ class JobRecords:
         return {name: found[name] for name in ("job", "plan") if name in found}
 
     def report(self, job: JobRecord) -> Path | None:
-        """Update the report for the job's owner if it is old, and return its path, or None if the job has not started.
+        """Return the path of the report for the job's owner; None if the job has not started.
+
+        An outdated report is updated first.
 
         Raises:
             NotIndexed: Another request is writing the first report.

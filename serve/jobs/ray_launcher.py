@@ -29,9 +29,10 @@ ALIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
 class RayLauncher:
-    """Launcher (serve/jobs/job_manager.py) that uses Ray. `dashboard` is the URL of the cluster's job server.
+    """Implementation of Launcher (serve/jobs/job_manager.py) that uses Ray.
 
-    `program` is the command that starts a driver, and `connect` returns a client for the job server's URL.
+    `dashboard` is the URL of the cluster's job server. `program` is the command that starts a driver. `connect` takes
+    the job server's URL and returns a client.
     """
 
     def __init__(

@@ -23,8 +23,9 @@ Sides = Annotated[
     Query(
         min_length=2,
         max_length=MAX_SIDES,
-        description="Evaluation to compare: `JOB:EVALUATION`, such as ftjob-1:test-before. A job id alone selects the "
-        "job's newest evaluation of a file that all compared jobs evaluated. The first evaluation is the baseline.",
+        description="Evaluation to compare: `JOB:EVALUATION`, such as ftjob-1:test-before, or only `JOB`. A job id "
+        "alone selects the job's newest evaluation of one data file, which all compared jobs must have evaluated. The "
+        "first evaluation is the baseline.",
     ),
 ]
 

@@ -57,7 +57,8 @@ def make_router(service: JobService, checker: JobChecker, check_s: float = CHECK
                     return _build_check(await checker.check_request(draft))
             except TimeoutError:
                 message = (
-                    f"The check did not finish within {check_s:g} s. Use fewer or smaller rows, or create the job."
+                    f"The check did not finish within {check_s:g} s. Use fewer or smaller rows, or create the job: its "
+                    "check may take longer."
                 )
                 raise ApiError(400, message, code="check_failed") from None
             except RftError as error:

@@ -41,7 +41,11 @@ Retry = Annotated[int | None, Header(alias="x-stainless-retry-count", ge=0, incl
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description=LIMIT)]
 Attempt = Annotated[
     int | None,
-    Query(ge=0, description="Return only the output of this process: 0 is the job check, 1 the first driver."),
+    Query(
+        ge=0,
+        description="Return only the output of the process with this number: 0 for the job check, 1 for the first "
+        "driver.",
+    ),
 ]
 Include = Annotated[
     Literal["progress"] | None,

@@ -31,17 +31,23 @@ STREAM: Responses = {
         "description": "Events named `job`, `event` and `metrics`. The data contains an object of the same name.",
     }
 }
-LastSeen = Annotated[str, Query(max_length=100, description="Last-Event-ID, for clients that cannot set the header.")]
+LastSeen = Annotated[
+    str,
+    Query(max_length=100, description="Same as the header `Last-Event-ID`, for clients that cannot set headers."),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Polling interval, duration and maximum number of job streams."""
+    """Limits of job streams: the polling interval, the duration of a stream, and the number of streams."""
 
     poll_s: float = 1.0
     """Seconds between two checks of the job for changes."""
     max_polls: int = 60
-    """Number of checks before a stream ends. The client then reconnects, and its API key is checked again."""
+    """Number of checks for changes before a stream ends.
+
+    The client then reconnects, and the client's API key is checked again.
+    """
     comment_after_polls: int = 15
     """Number of checks without changes before the stream sends a comment, which keeps proxies from closing it."""
     max_streams: int = 512

@@ -37,7 +37,12 @@ Samples = Annotated[
 ]
 Target = Annotated[
     float | None,
-    Query(gt=0, le=86_400, allow_inf_nan=False, description="Target for a rollout's model and tool time, in seconds."),
+    Query(
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Maximum seconds that the model and the tools should take per rollout.",
+    ),
 ]
 
 

@@ -81,7 +81,7 @@ class ToolCallBody(BaseModel):
     id: Id | None = None
     """Id of the call; default: `call_id`."""
     call_id: Id | None = None
-    """Id of the call; default: `id`, or else a new id."""
+    """Id of the call. Default: the value of `id`; if `id` is also missing, a new id."""
     trace_id: Id | None = None
     """Trace id of the rollout; default: a new id."""
     item: dict[str, Any] | None = None

@@ -58,5 +58,5 @@ def check_state_change(job_id: str, status: JobStatus, to: JobStatus) -> None:
     targets = STATE_CHANGES[status]
     if to in targets:
         return
-    allowed = f"it can become {' or '.join(targets)}" if targets else f"{status} is a final state"
+    allowed = f"allowed next states: {', '.join(targets)}" if targets else f"{status} is a final state"
     raise IllegalStateChange(f"the job {job_id} is {status} and cannot become {to}; {allowed}")

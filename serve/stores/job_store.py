@@ -188,11 +188,11 @@ class JobStore:
     def move(self, job_id: str, to: JobStatus, *, attempt: int | None = None, **changes: Any) -> JobRecord:
         """Change a job's state, and set the columns in `changes`.
 
-        If `attempt` is set, the job is changed only if its latest driver has this number.
+        `attempt` is the number of a driver. If it is set, the job is changed only if this driver is the job's latest.
 
         Raises:
             UnknownJob: The job does not exist.
-            IllegalStateChange: `STATE_CHANGES` does not allow the change, or the job has a newer driver than `attempt`.
+            IllegalStateChange: `STATE_CHANGES` does not allow the change, or driver `attempt` is not the latest.
         """
         now = self._clock()
         values: dict[str, Any] = {"status": to, "status_changed_at": now} | changes
@@ -219,8 +219,8 @@ class JobStore:
     def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
         """Set the job that has been queued longest to `running`, and lease it to `manager`.
 
-        Return None if no job can be claimed, or if `limit` jobs are already running. A job with an earlier driver that
-        may still exist cannot be claimed, and counts as running.
+        Return None if no job can be claimed, or if `limit` jobs are already running. A job whose earlier driver may
+        still exist cannot be claimed. Such a job counts as running.
         """
         now, other = self._clock(), aliased(JobRow)
         busy = select(func.count()).where(or_(other.status == "running", other.handle.is_not(None))).scalar_subquery()

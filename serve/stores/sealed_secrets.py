@@ -132,7 +132,9 @@ MasterSecrets = FixedSecrets | FileSecrets
 
 
 def find_master_secrets(folder: Path, environment: Mapping[str, str] = os.environ) -> MasterSecrets:
-    """Return the master secrets in the environment, or else in the folder's key file, which may not exist yet.
+    """Return the source of the master secrets: the environment or, if it has none, the key file in `folder`.
+
+    The key file is not read yet, so it may be missing.
 
     Raises:
         UserError: A secret in the environment is invalid, or only the new secret is set.
@@ -146,7 +148,7 @@ def find_master_secrets(folder: Path, environment: Mapping[str, str] = os.enviro
 
 
 class SecretBox:
-    """Factory of sealers that use the master secrets of a server."""
+    """Creates sealers, which encrypt and decrypt strings with the master secrets of a server."""
 
     def __init__(self, secrets: MasterSecrets) -> None:
         self._secrets = secrets

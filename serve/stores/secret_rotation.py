@@ -46,7 +46,10 @@ class RotationResult:
 
 
 class MasterSecretRotation:
-    """Replacement of the master secret that encrypts the jobs in a database. If `box` is set, it must use `secrets`."""
+    """Replacement of the master secret that encrypts the jobs in a database.
+
+    `box` encrypts and decrypts the jobs. If it is set, it must have been created with the same `secrets`.
+    """
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ def test_a_second_driver_is_refused_and_one_that_waits_goes_on_after_the_first(t
                 code, said = read_to_end(second, 60)
                 assert code == 1 and "is used by process" in said and "--wait-for-run 10m" in said
             with training(job, run, own, "--wait-for-run", "5m") as third:
-                read_until(third, "waiting for it to end")
+                read_until(third, "until this process ends")
                 first.send_signal(signal.SIGTERM)
                 assert read_to_end(first, 120)[0] == 130
                 code, rest = read_to_end(third, 300)

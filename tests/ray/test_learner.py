@@ -473,7 +473,7 @@ async def test_a_damaged_checkpoint_and_an_untrainable_model_are_rejected(
     config = json.loads((BASE / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 30.0}))
     alone, pair = groups
-    with pytest.raises(UserError, match="changes its logits"):
+    with pytest.raises(UserError, match="changes the logits after the output head"):
         await alone.build(replace(CONFIG, model=tmp_path / "model"))
     await pair.build(replace(CONFIG, zero_stage=1))
     await save(pair, tmp_path)

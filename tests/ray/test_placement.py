@@ -83,7 +83,7 @@ async def test_a_job_does_not_wait_for_resources_beyond_any_single_node(local_ra
 async def test_in_an_autoscaled_cluster_a_job_waits_and_reports_the_node_that_must_join(local_ray: None) -> None:
     large, news = Reservations(replace(BOTH_CORES, engine_cores=7), "large"), list[str]()
     with pytest.raises(
-        InvalidJob, match=r"after 0.2 s: 8 cores.*engine 0 requires 7 cores.*: waiting for a larger node to join"
+        InvalidJob, match=r"after 0.2 s: 8 cores.*engine 0 requires 7 cores.*, so a larger node must join"
     ):
         await large.wait(news.append, timeout_s=0.1, wait_for_nodes_s=0.2)
     large.release()

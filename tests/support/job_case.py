@@ -22,7 +22,7 @@ from agent_rft.spec.operator.operator_config import OperatorConfig
 from tests.support.fakes_http import LOCAL, FakeEndpoint
 from tests.support.paths import BASE
 
-FEW_ROWS = "the model will memorize so few"
+FEW_ROWS = "the model will memorize the answers"
 SECRET = "sk-very-secret-4711"
 NODE = Node("a", cores=2.0)
 HEAD, GPU_NODE = Node("head", cores=0.0), Node("gpu", cores=32.0, gpus=4.0)

@@ -22,11 +22,11 @@ Rewards = NDArray[np.float64]
 ZeroVarianceKind = Literal["all_right", "all_wrong", "equal"]
 
 EQUAL_WITHIN = 1e-6
-"""Numbers that differ by less count as equal, because of rounding errors."""
+"""Numbers whose difference is smaller than this are treated as equal, because of rounding errors."""
 MIN_DIFFERENCE = 1e-3
-"""Minimum difference between rewards that differ only by penalties. Smaller differences count as zero.
+"""If rewards differ only by penalties, differences smaller than this count as zero.
 
-`grpo` divides by at least this number."""
+This is also the smallest number that `grpo` divides by."""
 
 
 def center_rewards(rewards: Rewards) -> Rewards:
@@ -77,9 +77,9 @@ def classify_group_variance(
 ) -> ZeroVarianceKind | None:
     """Return the kind of a zero-variance group, or None if the group's rewards differ enough for training.
 
-    If the grades are equal, only penalties make the rewards differ, and the difference must be at least MIN_DIFFERENCE.
-    In "all_right" groups every grade is at least `pass_threshold`. In "all_wrong" groups every grade is 0 or less. All
-    other zero-variance groups are "equal".
+    If all grades are equal, the rewards differ only by penalties. They then differ enough if the largest difference is
+    at least MIN_DIFFERENCE. In "all_right" groups every grade is at least `pass_threshold`. In "all_wrong" groups every
+    grade is 0 or less. All other zero-variance groups are "equal".
     """
     if np.ptp(rewards) >= (EQUAL_WITHIN if np.ptp(grades) >= EQUAL_WITHIN else MIN_DIFFERENCE):
         return None

@@ -4,7 +4,7 @@ Log-probabilities of the same tokens come from three policies:
 
     logprobs    the learner's current policy, the only one with a gradient
     proximal    the learner's policy before the batch's first update; updates are clipped around this policy
-    engine      the policy that sampled the token, possibly some versions old and computed by other kernels
+    engine      the policy that sampled the token; it may be older, and its log-probabilities come from other kernels
 """
 
 from __future__ import annotations
@@ -53,18 +53,19 @@ def is_clipped(logprobs: Tensor, proximal: Tensor, advantages: Tensor, clip_low:
 def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, max_difference: float) -> Tensor:
     """Return [M] bool, True for tokens whose probability has moved too far from the engine's probability.
 
-    For these tokens, the two probabilities differ by more than `max_difference`, and the surrogate would increase the
-    difference. Such tokens get no surrogate. With `max_difference` 0.2 and the engine's probability 0.5:
+    For these tokens, the two probabilities differ by more than `max_difference`, and an update would increase the
+    difference. These tokens are left out of the policy loss. For example, let `max_difference` be 0.2 and the engine's
+    probability 0.5. A is the token's advantage, and p the learner's probability:
 
         A > 0    p = 0.8    True     the probability has risen enough
         A > 0    p = 0.1    False    the update reduces the difference
         A < 0    p = 0.1    True     the probability has fallen enough
         A < 0    p = 0.8    False    the update reduces the difference
 
-    Clipping does not detect such tokens: the ratio r is 1 at the first update of a batch, however old the tokens are.
-    The bound applies to the difference, not to the ratio. Rare tokens can therefore become likely, but likely tokens
-    cannot suddenly become rare: from 0.001 to 0.01 the ratio is 10 and the difference 0.009; from 0.99 to 0.5 the ratio
-    is 0.5 and the difference 0.49. Source: DPPO with the binary total variation, Qi et al. 2026, "Rethinking the Trust
+    Clipping does not detect such tokens, because its ratio is 1 at the first update of a batch, even for old tokens.
+    The bound applies to the difference, so rare tokens can become likelier: from 0.001 to 0.01 the difference is only
+    0.009, although the ratio is 10. Likely tokens cannot suddenly become rare: from 0.99 to 0.5 the difference is 0.49,
+    although the ratio is only 0.5. Source: DPPO with the binary total variation, Qi et al. 2026, "Rethinking the Trust
     Region in LLM Reinforcement Learning", arXiv 2602.04879. The paper uses this mask instead of clipping and
     truncation; this code uses all three.
     """
@@ -73,12 +74,12 @@ def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, max_differ
 
 
 def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return the k3 estimator exp(d) - d - 1 [M] of the KL divergence to the reference model; d = reference - logprobs.
+    """Return the k3 estimator [M] of the KL divergence to the reference model.
 
-    `reference` has the log-probabilities under the reference model. The estimator is never negative, and its mean over
-    the learner's own samples is KL(learner || reference). Use it for metrics only: as a loss, its gradient would be the
-    gradient of KL(reference || learner). Source: Schulman 2020, "Approximating KL divergence",
-    joschu.net/blog/kl-approx.html.
+    The estimator is exp(d) - d - 1, with d = reference - logprobs. `reference` has the log-probabilities under the
+    reference model. The estimator is never negative. On the learner's own samples, the mean of the estimator is
+    KL(learner || reference). Use the estimator for metrics only: as a loss, it would have the gradient of KL(reference
+    || learner). Source: Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html.
     """
     difference = reference - logprobs
     return difference.exp() - difference - 1
@@ -95,7 +96,7 @@ def kl_penalty(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 def cross_entropy(logprobs: Tensor) -> Tensor:
-    """Return -log p of each target token [M]: maximum likelihood, for supervised training."""
+    """Return -log p of each target token, with shape [M]. This is the loss of supervised training."""
     return -logprobs
 
 

@@ -95,7 +95,10 @@ def sum_logprob_gaps(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
 
 
 def step_means(sums: Mapping[str, float], num_tokens: float) -> dict[str, float]:
-    """Return a step's metrics, keyed by names of `agent_rft.metrics`, from sums over `num_tokens` trained tokens."""
+    """Compute a step's metrics from `sums` over the step's `num_tokens` trained tokens.
+
+    The keys of the result are metric names from `agent_rft.metrics`.
+    """
     names = {
         "importance_ratio": "importance_ratio_mean",
         "importance_capped": "importance_capped_share",

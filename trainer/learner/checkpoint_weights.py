@@ -121,7 +121,10 @@ class CheckpointWeights:
         return shards
 
     def _copy(self, part: ParameterNames, targets: Sequence[Tensor] | None) -> None:
-        """Copy a part's bytes into `targets`, in the order of `describe`; with None, only take part in gathering."""
+        """Copy a part's bytes into `targets`, in the order of `describe`.
+
+        If `targets` is None, this rank copies nothing, but still takes part in gathering the tensors.
+        """
         tensors = [self._tensors[name] for name in part]
         with self._gather(tensors):
             if targets is not None:

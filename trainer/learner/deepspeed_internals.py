@@ -66,8 +66,8 @@ def full_size(parameter: Tensor) -> int:
 def partition_parameter(init: Any, parameter: Any, device: torch.device) -> None:
     """Partition a parameter that all ranks have in full, so that this rank keeps only its own part.
 
-    Does nothing if the parameter is already partitioned. `init` is a `deepspeed.zero.Init`. Afterwards, the parameter
-    is empty. DeepSpeed later gathers it on `device`.
+    Does nothing if the parameter is already partitioned. `init` is a `deepspeed.zero.Init`. DeepSpeed stores the part
+    separately, so the parameter itself is empty afterwards. DeepSpeed later gathers the parameter on `device`.
 
     Uses: `Init._convert_to_deepspeed_param`, and `ds_id` and `partition` of a parameter.
     Why: the documented way copies each parameter to the device and broadcasts it, although all ranks have it.
@@ -121,16 +121,17 @@ class Fragment:
     offset: int
 
     def view_of(self, flat: Tensor) -> Tensor:
-        """Return this fragment [size] as a view of `flat`, which is `storage` or one of its Adam moments."""
+        """Return the fragment's view [size] of `flat`, which is `storage` or an Adam moment of `storage`."""
         return flat.detach().view(-1).narrow(0, self.offset, self.size)
 
 
 def iterate_fragments(engine: Any, stage: int) -> Iterator[Fragment]:
     """Yield the fragments of all trained parameters that this rank updates.
 
-    Uses: at stages 1 and 2 `_hp_mapping` of a parameter; at stage 3 `grad_position`, `get_param_id` and
-    `fp32_partitioned_groups_flat` of the optimizer.
-    Why: DeepSpeed's checkpoints are pickled, and need conversion for another number of ranks or another stage.
+    Uses: a parameter's `_hp_mapping` (stages 1 and 2); the optimizer's `grad_position`, `get_param_id` and
+    `fp32_partitioned_groups_flat` (stage 3).
+    Why: we write our own checkpoints, because DeepSpeed's checkpoints are pickled, and must be converted for another
+    number of ranks or another stage.
     Remove when: DeepSpeed documents where the state of a parameter is, for every stage.
     """
     optimizer = engine.optimizer
@@ -176,7 +177,8 @@ def begin_state_update(engine: Any, stage: int) -> None:
     """Prepare the optimizer for writing new values to its fragments.
 
     Uses: `checkpoint_event_prologue` of the optimizer at stage 3.
-    Why: between updates, each rank holds small parameters in full. DeepSpeed partitions them for an update.
+    Why: between training steps, each rank holds small parameters in full. They must be partitioned before new values
+    are written, but DeepSpeed partitions them only during a training step.
     Remove when: `iterate_fragments` is unnecessary.
     """
     if stage == 3:
@@ -184,11 +186,11 @@ def begin_state_update(engine: Any, stage: int) -> None:
 
 
 def finish_state_update(engine: Any, stage: int) -> None:
-    """Copy the weights in the fragments to the weights that the model computes with.
+    """Copy the new values of the fragments into the model's own weights, which the model computes with.
 
     Uses: `update_lp_params` of the optimizer at stages 1 and 2; `fp16_partitioned_groups_flat`,
     `fp32_partitioned_groups_flat` and `checkpoint_event_epilogue` at stage 3.
-    Why: DeepSpeed copies them only at the end of a step, and our checkpoints are loaded without a step.
+    Why: DeepSpeed makes this copy only at the end of a training step, but loading a checkpoint involves no step.
     Remove when: `iterate_fragments` is unnecessary.
     """
     optimizer = engine.optimizer

@@ -42,7 +42,7 @@ from agent_rft.types import LayoutConversion, LearnerLayout, StepReport
 MAX_SKIPPED_UPDATES = 2
 """Maximum consecutive updates skipped for non-finite gradients. In bfloat16, one may be chance, but three are a bug."""
 PEERS_TIMEOUT_S = 86_400.0
-"""Timeout of calls that wait for other ranks. It is long because the learner group detects hangs much earlier."""
+"""Timeout of calls that wait for other ranks. It can be long, because the learner group detects hangs much earlier."""
 
 
 class LearnerRank:
@@ -271,7 +271,7 @@ class LearnerRank:
                 previous.close()
             self._broadcast = BroadcastGroup(address, SENDER, size, self._device)
         except RuntimeError as error:  # torch's errors of stores and groups derive from it
-            what = "cannot open a broadcast to the engines"
+            what = "cannot connect to the engines to broadcast the weights"
             raise EngineFailed(f"{what}: {error}", public_message=what) from error
 
     def broadcast_bucket(self, bucket: NDArray[np.uint8]) -> None:

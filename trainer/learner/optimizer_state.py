@@ -183,9 +183,9 @@ def copy_state(engine: Any, stage: int, memory: HostBuffer) -> dict[str, Tensor]
 
 
 def load_state(engine: Any, stage: int, folder: Path) -> None:
-    """Restore weights and moments from the files of all ranks in `folder`, which may be from another layout.
+    """Restore weights and moments from the files of all ranks in `folder`.
 
-    All ranks must call this together.
+    The files may be from a run with another number of ranks, ZeRO stage or dtype. All ranks must call this together.
 
     Raises:
         UserError: The files belong to another model, or a part is missing.

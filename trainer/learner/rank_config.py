@@ -110,5 +110,6 @@ def check_zero3_support(policy: Policy) -> None:
         UserError: The policy has such layers.
     """
     if policy.mixers:
-        what = f"ZeRO stage 3 does not support {type(policy.mixers[0]).__name__}, which runs once per sequence"
+        layer = type(policy.mixers[0]).__name__
+        what = f"ZeRO stage 3 cannot train layers of type {layer}, because such layers process one sequence at a time"
         raise UserError(f"{what}; set cluster.zero_stage to 2")

@@ -15,7 +15,7 @@ def effective_zero_stage(in_bfloat16: bool, zero_stage: int, offloads: bool = Fa
 
 
 OFFLOAD_SLACK = 1 / 16
-"""Share of additional host memory for CPU offload, because the next offload may be slightly larger."""
+"""Extra host memory for CPU offload, as a fraction of the current need. The next offload may need slightly more."""
 STATE_BYTES = 12
 """Optimizer bytes per parameter: the weight and Adam's two moments, in float32 whatever the model's dtype."""
 

@@ -94,9 +94,10 @@ class TrainingModel:
 def partition_on_read(deepspeed: Any, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
     """Context manager that partitions each weight for ZeRO 3 as soon as transformers has read it.
 
-    Transformers renames, converts and merges weights before it sets them in the model. Weights that need no conversion
-    are views of the file, so only the pages with this rank's part are read. DeepSpeed's own way would copy each weight
-    to the device and broadcast it, although all ranks have the same files.
+    Transformers renames, converts and merges weights before it sets them in the model. A weight that needs no
+    conversion is a view of the memory-mapped file. Only the pages with this rank's part of the weight are then read.
+    DeepSpeed's own way would copy each weight to the device and broadcast it. This is not needed, because all ranks
+    have the same files.
     """
     init = deepspeed.zero.Init(dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Alarms for signs of reward hacking. Each alarm is raised once, and lists rollouts to read, since it is not proof.
+"""Alarms for signs of reward hacking. An alarm is no proof, so it lists rollouts to read. Each alarm is raised once.
 
 Metrics are compared with their mean over the first BASELINE_STEPS steps. In a resumed run, these are the first steps
 after the resume.
@@ -89,7 +89,10 @@ class RewardHackingAlarms:
                 yield _make_alarm("diverged", name, before, metrics, _select_traces(rollouts, lambda r: r.reward), rise)
 
     def _is_cost(self, name: str) -> bool:
-        """Return whether part `name` counts errors: in the first steps, it was higher in rollouts with lower grades."""
+        """Return whether part `name` of the grade seems to count errors.
+
+        This is the case if rollouts with lower grades had higher values of the part in the first steps.
+        """
         pairs = self._parts.get(name, [])  # the held-out grade has no entry
         try:
             found = correlation([grade for grade, _ in pairs], [score for _, score in pairs])

@@ -23,7 +23,9 @@ from agent_rft.rows.durable_write import sync_to_disk, write_durably
 
 KEEP_BEST = 3
 FORMAT = 3
-"""Version of the checkpoint format, unchanged since 0.2.0. Raise it to keep older programs from resuming."""
+"""Version of the checkpoint format, unchanged since 0.2.0.
+
+Increase it if older versions of agent-rft must not resume from new checkpoints."""
 TRAINING_STATE = "state"
 """Subfolder with the state that only training needs. Only the latest checkpoint has one; older ones are just models."""
 LOOP_STATE_FILE = "loop.json"
@@ -128,8 +130,8 @@ class CheckpointUploads(Protocol):
 class Checkpoints:
     """Writes the `checkpoints` folder of a run. When created, it removes incomplete files of a killed process.
 
-    `copies` uploads complete checkpoints; None means no uploads. In the paths that `save` and `update` return, `shown`
-    replaces `folder`.
+    `copies` uploads complete checkpoints; None means no uploads. `shown` is the folder's path as shown to users, by
+    default `folder`. `save` and `update` return paths that begin with `shown`.
     """
 
     def __init__(self, folder: Path, copies: CheckpointUploads | None = None, shown: Path | None = None) -> None:
@@ -165,7 +167,7 @@ class Checkpoints:
         return self._shown / final.name
 
     async def update(self, state: LoopState) -> Path:
-        """Replace the loop's state in the latest checkpoint, which must be of the same step.
+        """Replace the loop's state in the latest checkpoint. The checkpoint must have the same step as `state`.
 
         Raises:
             OSError: The disk is full or read-only; the checkpoint is unaffected.

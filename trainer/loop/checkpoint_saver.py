@@ -234,7 +234,7 @@ MAX_DISK_WAIT_S = 24 * 3600.0
 
 
 class FullDiskRetry:
-    """Repeats writes to a run folder while the folder's disk is full. `sleep` takes seconds."""
+    """Repeats writes to a run folder while the folder's disk is full. `sleep` is called with a number of seconds."""
 
     def __init__(self, sink: LoopEventSink, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._sink = sink

@@ -20,8 +20,8 @@ TRAIN = "train"
 class Batch:
     """Groups to train on, and the groups that were skipped before the batch was full.
 
-    `skipped` pairs each skipped group with its kind of zero variance, or with None if too few of its rollouts were
-    graded.
+    `skipped` contains (group, kind) for each skipped group. The kind is a ZeroVarianceKind such as "all_wrong", or None
+    if too few of the group's rollouts were graded.
     """
 
     to_train: list[Group] = field(default_factory=list)
@@ -53,9 +53,9 @@ class GroupBuffer:
         version 1    free_published(): groups 4 5 are admitted; the next batch is 2 3, one version old
         version 2    free_published(): groups 6 7 are admitted; the next batch is 4 5, one version old
 
-    A zero-variance group is skipped, and the batch takes the next group instead. The slot of a skipped group is free as
-    soon as the group finishes; otherwise a batch could wait for several rounds of new groups. If group 1 in the example
-    had zero variance, group 4 would be admitted when group 1 finishes, and the first batch would be 0 2.
+    A zero-variance group is skipped, and the batch takes the next group instead. Another group may be admitted as soon
+    as the skipped group finishes, before new weights are published. If group 1 in the example had zero variance, group
+    4 would be admitted when group 1 finishes, and the first batch would be 0 2.
 
     `classify(group)` returns TRAIN if the group can be trained, None if too few of its rollouts were graded, and
     otherwise the kind of zero variance. At most `max_skipped` skipped groups per batch are replaced. Each further
@@ -84,9 +84,9 @@ class GroupBuffer:
 
     @property
     def outstanding(self) -> int:
-        """Number of admitted groups whose batch is not published yet.
+        """Number of outstanding groups: admitted groups whose trained weights are not published yet.
 
-        The batch in training counts as `batch_size` groups, even if it has fewer.
+        The batch in training counts as `batch_size` groups, even if the batch contains fewer groups.
         """
         return self._admitted - self._batch_start + self._unpublished
 

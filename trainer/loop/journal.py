@@ -28,7 +28,9 @@ from agent_rft.types import Group
 FORMAT = 1
 """Version of the batch record format. Raise it if older programs must not replay the records."""
 UNKNOWN_STARTS = 1000
-"""Number of starts that `count_restore` adds; larger than the real number of starts between two checkpoints."""
+"""Number that `count_restore` adds to the count of a run's starts.
+
+The count in a restored journal may be too low. This number is larger than the number of starts that can be missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class Journal:
         return group
 
     def read_finished_groups(self, next_group: int) -> Iterator[Group]:
-        """Yield the recorded groups from number `next_group` on, which are in no batch yet."""
+        """Yield the recorded groups that are in no batch yet: the groups from number `next_group` on."""
         for path in sorted(self._folder.glob("group-*")):
             if _parse_name(path)[1] >= next_group:
                 yield from read_groups(path)

@@ -22,7 +22,7 @@ class LearnerRestarts:
     """Restarts a lost learner for one training loop, up to a maximum number of times per step.
 
     `recover` starts the learner again and restores its state. `get_step` returns the number of completed steps. `sleep`
-    takes seconds.
+    is called with a number of seconds.
     """
 
     def __init__(

@@ -90,7 +90,10 @@ def part_metric(part: str) -> str:
 
 
 def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
-    """Return the metrics of graders, guards and judges. A part's mean ignores grades that lack this part."""
+    """Return the metrics of graders, guards and judges.
+
+    A grade may consist of parts. The mean of a part covers only the grades that have this part.
+    """
     metrics: dict[str, float] = {}
     for part in dict.fromkeys(part for grade in grades for part in grade.scores):
         metrics[part_metric(part)] = fmean(g.scores[part] for g in grades if part in g.scores)
@@ -108,9 +111,10 @@ def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
 
 
 def slow_rows_graded_ratio(groups: Sequence[Group]) -> float:
-    """Return the share of graded rollouts in the slowest quarter of groups, divided by the share in all groups.
+    """Return the graded share of rollouts in the slowest quarter of groups, divided by the graded share in all groups.
 
-    Return NaN if there are fewer than four groups or no graded rollouts.
+    The graded share is the number of graded rollouts divided by the number of requested rollouts. Returns NaN if there
+    are fewer than four groups or no graded rollouts.
     """
     slow = sorted(groups, key=lambda group: group.wall_s)[-(len(groups) // 4) :] if len(groups) >= 4 else []
 
@@ -142,10 +146,11 @@ def _tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _tool_tokens(rollout: Rollout) -> list[tuple[str, float]]:
-    """Return (tool name, output tokens) of each call.
+    """Return (tool name, number of output tokens) of each call.
 
-    The tokens between two turns are divided among the calls in proportion to their output lengths. Calls between two
-    segments are omitted, because their number of tokens is unknown.
+    The number is an estimate: the tokens between a turn and the next turn are divided among the turn's calls, in
+    proportion to the length of each call's output. Calls are omitted if the next turn is in another segment, or if
+    there is no next turn.
     """
     found = []
     for turn, after in zip(rollout.turns, rollout.turns[1:], strict=False):

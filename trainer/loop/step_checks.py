@@ -20,8 +20,11 @@ from agent_rft.types import Group, Rollout, ToolResult
 
 MAX_ZERO_VARIANCE_BATCHES = 3
 GAP_WARNS_AT, GAP_HALTS_AT = 0.1, 0.5
-"""Mean absolute log-probability difference, in nats, between engine and learner with equal weights. float32 gives
-1e-6 and bfloat16 about 0.02. Above 0.1 there is an error somewhere; at 0.5 importance weights are meaningless."""
+"""Limits of the mean absolute difference, in nats, between the log-probabilities of engine and learner.
+
+Both have the same weights, so the difference is usually 1e-6 in float32 and about 0.02 in bfloat16. A difference of
+GAP_WARNS_AT means that there is an error somewhere. At GAP_HALTS_AT, importance weights are meaningless, and training
+stops."""
 RATIO_HALTS_AT = 4.0
 
 
@@ -42,7 +45,7 @@ class StepChecks:
             is done, and nearly all groups of the batch are "all_right".
 
         Raises:
-            TrainingHalted: This is the third such batch in a row, but the other two conditions are not met.
+            TrainingHalted: This is the third such batch in a row, but at least one of the other conditions is not met.
         """
         self._zero_variance_steps += 1
         discarded = Counter(d.reason for group in batch.all_groups for d in group.discarded)

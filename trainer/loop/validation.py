@@ -35,7 +35,7 @@ class Validation:
         self._sink = sink
 
     async def run(self, step: int, groups_in_flight: int) -> Evaluation | None:
-        """Grade the validation file after `step`; return None without tasks.
+        """Grade the validation file after `step`; return None if there are no validation tasks.
 
         `groups_in_flight` is the number of training groups that share the engines.
         """

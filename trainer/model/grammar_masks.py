@@ -66,7 +66,10 @@ class GrammarMasks:
 
 
 class _Matchers:
-    """Creates grammar matchers as the engine does. They fill `bitmask`; `words` is the same memory as a numpy array."""
+    """Creates grammar matchers in the same way as the engine.
+
+    The matchers fill `bitmask`. `words` is a numpy array that shares the memory of `bitmask`.
+    """
 
     def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int], vocabulary: int, num_threads: int) -> None:
         import xgrammar  # takes a second, and only jobs with a response format need it

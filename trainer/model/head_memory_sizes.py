@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
-"""Size of a chunk's float32 logits; two such tensors exist at the same time. Even with a large vocabulary, a chunk must
-have enough rows (100 on a CPU, 400 on a GPU). With fewer, its matmuls spend most of their time on memory reads."""
+"""Size in bytes of one chunk's float32 logits, by device type. Two tensors of this size exist at the same time.
+
+The size is large enough for 100 rows (CPU) or 400 rows (GPU) even if the vocabulary is large. With fewer rows, the
+chunk's matmuls would spend most of their time on memory reads."""

@@ -81,7 +81,10 @@ class TokenLogProbs(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Computes scores from hidden states, `chunk` rows at a time. Scores are the transformed logits / temperature."""
+    """Computes scores from hidden states, `chunk` rows at a time.
+
+    The scores are the logits after `transform`, divided by the temperature.
+    """
 
     transform: LogitTransform
     temperature: float

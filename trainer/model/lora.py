@@ -92,8 +92,8 @@ def find_adapted_layers(model: PreTrainedModel, lora: LoraSpec) -> dict[str, nn.
 def _adaptable_layers(model: PreTrainedModel) -> set[nn.Linear]:
     """Return the language model's linear layers that an adapter can change.
 
-    Excludes the output head, subclasses of Linear (such as routers), and the output layer of Mamba mixers, because
-    their GPU kernels bypass it.
+    Excludes the output head and subclasses of Linear (such as routers). Also excludes the output layer of Mamba mixers,
+    because the GPU kernels of the mixers would bypass an adapter there.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     kernel_layers = {m.out_proj for m in decoder.modules() if hasattr(m, "A_log") and hasattr(m, "D")}

@@ -1,7 +1,7 @@
 """Packing of sequences into micro-batches without padding.
 
-Each rank gets the same number of micro-batches, at about equal cost. A sequence is never split. A sequence of T tokens
-occupies T - 1 tokens of a micro-batch, because its last token predicts nothing.
+Each rank gets the same number of micro-batches, and the work is about the same for every rank. A sequence is never
+split. A sequence of T tokens occupies T - 1 tokens of a micro-batch, because its last token predicts nothing.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def pack_sequences(sequences: Sequence[AnySequence], *, num_ranks: int, budget: 
     micro-batches get fillers that train nothing, since under ZeRO every rank must take part in every pass.
 
     Raises:
-        ValueError: No token is trained, or a sequence has fewer than two tokens, or it trains its first token, which
-            nothing predicts.
+        ValueError: No token is trained, a sequence has fewer than two tokens, or the first token of a sequence is
+            trained, although no earlier token predicts it.
     """
     rows = [_pack_row(sequence) for sequence in sequences]
     for row in rows:

@@ -23,7 +23,7 @@ LENGTH = 9
 MAX_LEAK = {torch.float32: 0.001, torch.bfloat16: 0.05}
 """Largest accepted result of `_measure_leak`. It is not 0, because experts may round differently in larger batches."""
 MAX_LOGIT_ERROR = {torch.float32: 0.001, torch.bfloat16: 0.5}
-"""Largest accepted difference between log-probabilities from the head and from the model's own, rounded logits."""
+"""Largest accepted result of `_measure_logit_error`. It is not 0, because the model rounds its own logits."""
 FIX = "use a model whose architecture is in the manual's list"
 
 
@@ -46,14 +46,16 @@ def check_model(policy: Policy, device: torch.device) -> None:
     dtype = policy.model.get_output_embeddings().weight.dtype
     if not leak <= MAX_LEAK[dtype]:
         what = (
-            f"{name} lets packed rollouts see each other: a rollout is affected {leak:.2g} times as much "
-            "by the preceding rollout as by its own first token"
+            f"{name} does not separate packed rollouts: the preceding rollout affects a rollout {leak:.2g} times as "
+            "much as the rollout's own first token does"
         )
         raise UserError(f"{what}; {FIX}")
     if not error <= MAX_LOGIT_ERROR[dtype]:
-        raise UserError(
-            f"{name} changes its logits by {error:.2g} after the output head, which the learner does not support; {FIX}"
+        what = (
+            f"the learner does not support {name}, which changes the logits after the output head (the "
+            f"log-probabilities differ by {error:.2g})"
         )
+        raise UserError(f"{what}; {FIX}")
 
 
 def can_share_prefixes(policy: Policy, device: torch.device) -> bool:
@@ -77,7 +79,8 @@ def can_share_prefixes(policy: Policy, device: torch.device) -> bool:
 def _measure_leak(policy: Policy, device: torch.device) -> float:
     """Return how much the log-probabilities of a sequence depend on the sequence that is packed before it.
 
-    The result is relative to how much they depend on the sequence's own first token.
+    The result is a ratio: the change if the earlier sequence changes, divided by the change if the first token of the
+    sequence itself changes. 0 means no dependence.
     """
     first, second, other = _sequences(policy)
 

@@ -33,8 +33,8 @@ class Packing:
         lengths: S numbers that add up to N.
         cu_seqlens: [S + 1] int32, the cumulative lengths, on the device.
         experts: [N, L, k] int64, for `router_replay`.
-        parents: S numbers, as in `PrefixTree`: the index of the earlier sequence that each sequence continues and sees.
-            Only `loop_attention` supports parents, and chunked attention ignores them.
+        parents: S numbers, as in `PrefixTree`: for each sequence, the index of the earlier sequence that it continues
+            and attends to. None: all sequences are independent. Layers with chunked attention ignore the parents.
         masks: Cache of `loop_attention`'s masks, such as sliding-window masks. All layers share this cache.
         chunks: Cache of the packings for chunked attention, by chunk size. All layers share this cache.
     """
@@ -98,16 +98,17 @@ def packed_attention(
     tokens, including the token itself; `chunked_attention` layers limit it to the token's chunk. There is no dropout,
     because the learner's log-probabilities must match the engine's.
 
-    `softcap` bounds the scores, and `s_aux` [H] are the scores of attention sinks. With a softcap, sinks or parents,
-    `loop_attention` is always used. Otherwise, `attend` defaults to the result of `choose_attention`.
+    `softcap` bounds the scores, and `s_aux` [H] are the scores of attention sinks. If there is a softcap, a sink or
+    `packing.parents`, `loop_attention` is always used. Otherwise, `attend` defaults to the result of
+    `choose_attention`.
 
     Raises:
         UserError: The model passes its own attention mask, or both softcap and sinks.
     """
     if attention_mask is not None or (softcap is not None and s_aux is not None):
         raise UserError(
-            f"{type(module).__name__} uses its own attention mask, with which packed rollouts would see each other; "
-            "use a model with a supported architecture"
+            f"{type(module).__name__} uses its own attention mask, which does not separate packed rollouts; use a "
+            "model with a supported architecture"
         )
     if (size := _chunk_size(module)) is not None:
         packing = packing.split_chunks(size)
@@ -159,7 +160,10 @@ def loop_attention(
 
 
 def _prepend_parents(parts: Sequence[Tensor], parents: Sequence[int]) -> tuple[Tensor, ...]:
-    """Put the keys or values of parent sequences before those of each sequence. All tensors are [1, K, N, D]."""
+    """Prepend the keys or values of each sequence's parent, and of the parent's parents, to the sequence's own.
+
+    All tensors are [1, K, N, D].
+    """
     full: list[Tensor] = []
     for part, parent in zip(parts, parents, strict=True):
         full.append(part if parent == NO_PARENT else torch.cat([full[parent], part], dim=2))

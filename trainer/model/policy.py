@@ -30,7 +30,9 @@ from agent_rft.trainer.model.shared_prefix import PrefixTree
 from agent_rft.trainer.model.stateful_layers import separate_sequences
 
 STATE_LAYERS = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
-"""Transformers' names of stateful layer types, which run once per sequence."""
+"""Names of layer types that carry a state from token to token, as in transformers.
+
+Such a layer processes the sequences of a batch one after another."""
 LAYER_KINDS = {
     *("full_attention", "sliding_attention", "chunked_attention"),
     *STATE_LAYERS,
@@ -93,7 +95,8 @@ class Policy(nn.Module):
     """A causal language model from transformers, with packed sequences and a `TokenLogProbs` head.
 
     Attributes:
-        model: The transformers model. Its parameter names and, without packing, its results are unchanged.
+        model: The transformers model. Its parameter names are the original ones. Without packing, its results are also
+            the same as those of the original model.
         mixers: Modules that run once per sequence. Each rank therefore calls their submodules a different number of
             times.
     """
@@ -115,9 +118,10 @@ class Policy(nn.Module):
                 parameter.requires_grad = False  # the vision tower: rollouts have no images
 
     def forward(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities [M] of the batch's targets and entropies [M], float32, at the sampling temperature.
+        """Return the log-probabilities [M] of the batch's targets, and the entropies [M], both in float32.
 
-        As in sampling, only tokens that the batch's masks allow have a probability above 0.
+        The sampling temperature is applied. As in sampling, only tokens that the batch's masks allow have a probability
+        above 0.
         """
         output = self._decoder(
             input_ids=batch.token_ids[None],
@@ -149,7 +153,7 @@ def load_policy(folder: Path, dtype: torch.dtype, temperature: float) -> Policy:
     )
     if lacking := found["missing_keys"]:
         what = f"the files in {folder} lack {len(lacking)} weights of the model, such as {min(lacking)}"
-        raise UserError(f"{what}; copy or convert the model again, because missing weights would be random")
+        raise UserError(f"{what}, which would get random values; copy or convert the model again")
     return Policy(model, temperature)
 
 
@@ -163,13 +167,13 @@ def check_layer_support(config: PreTrainedConfig) -> None:
     """
     if other := layer_kinds(config) - LAYER_KINDS:
         raise UserError(
-            f"the model has layers of type {', '.join(sorted(other))}, in which packed rollouts would see each other"
+            f"the model has layers of type {', '.join(sorted(other))}, which let packed rollouts attend to each other"
         )
     model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model is not None and not (model.is_backend_compatible() or model._is_stateful):
-        raise UserError(f"{model.__name__} uses its own attention code, so packed rollouts would see each other")
+        raise UserError(f"{model.__name__} uses its own attention code, so packed rollouts could attend to each other")
 
 
 def layer_kinds(config: PreTrainedConfig) -> set[str]:
-    """Return transformers' names of a model's layer types; empty if the model's config does not list them."""
+    """Return the layer types of a model, as named by transformers; empty if the model's config does not list them."""
     return set(getattr(config.get_text_config(), "layer_types", None) or ())

@@ -32,7 +32,10 @@ def experts_per_token(config: PreTrainedConfig) -> int:
 
 
 def replay_routers(decoder: nn.Module, config: PreTrainedConfig) -> None:
-    """Make each layer of `decoder` use the experts in its `packing` argument, unless they are None."""
+    """Make each layer of `decoder` use the experts in the layer's `packing` argument.
+
+    If `packing.experts` is None, the layer chooses the experts itself.
+    """
     if (experts := num_experts(config)) == 0:
         return
     layers = (module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer))

@@ -1,8 +1,9 @@
-"""Prefix sharing: a common prefix of packed sequences is computed once, as a segment of a tree.
+"""Prefix sharing: a common prefix of packed sequences is computed only once.
 
 Rollouts of a row share the prompt, and rows of an agent usually share its instructions and tools. A token's state
-depends only on the tokens before it, so a shared token has the same state in each sequence. Its gradient is the sum
-over these sequences. The result therefore differs only by rounding from a computation without sharing.
+depends only on the token and the tokens before it, so a shared token has the same state in each sequence. The gradient
+of this state is the sum of its gradients in these sequences. The result therefore differs only by rounding from a
+computation without sharing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 MIN_SHARED: Final = 16
 """Minimum length of a shared prefix; a shorter prefix is not worth a separate attention call."""
 MIN_SAVING: Final = 0.1
-"""Minimum share of tokens that sharing must save. Attention to a shared prefix needs a mask, and also computes the
-masked scores."""
+"""Minimum share of tokens that sharing must save.
+
+A smaller saving does not pay: attention to a shared prefix needs a mask, and computes scores that the mask discards."""
 MAX_SHARED_LENGTH: Final = 2048
 """Maximum sequence length for sharing; a mask of this length takes 16 MiB in float32."""
 NO_PARENT: Final = -1

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agent_rft.trainer.model.packed_attention import Packing
 
 _STATE = {"cache_params", "past_key_values"}
-"""Parameters of a mixer's forward that hold its state during generation."""
+"""Parameters of a mixer's `forward` method that hold the mixer's state during generation."""
 
 
 def separate_sequences(model: nn.Module) -> list[nn.Module]:

@@ -43,7 +43,7 @@ NOT_ALLOWED_BY_HOST = frozenset(
 )
 """Kinds of addresses that the operator can allow by address, but not by host name.
 
-Otherwise, the owner of an allowed host name could redirect requests to such an address."""
+If an allowed host name permitted such addresses, the owner of the name could redirect requests to them."""
 _FORBIDDEN = {
     ip_network("168.63.129.16/32"): AddressKind.METADATA,
     ip_network("169.254.169.254/32"): AddressKind.METADATA,
@@ -56,7 +56,7 @@ _FORBIDDEN = {
     ip_network("192.88.99.0/24"): AddressKind.RESERVED,
     ip_network("fec0::/10"): AddressKind.PRIVATE,
 }
-"""Kinds of forbidden networks for which `ipaddress` reports no kind, or a less precise one."""
+"""Kinds of forbidden networks that the module `ipaddress` does not recognize, or describes less precisely."""
 _LOCAL = tuple(map(ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")))
 """Loopback and private networks (RFC 1918, RFC 4193)."""
 _EMBEDDED_IPV4 = {  # IPv6 network -> left shift of the embedded IPv4 address in bits
@@ -97,7 +97,7 @@ class AddressGuard:
     def check(self, address: IPAddress, port: int, host: str = "") -> None:
         """Check that a connection to `address` and `port` is allowed.
 
-        `host` is the host of the request's URL, as yarl writes it, because the operator can also allow hosts by name.
+        `host` is the host of the request's URL, in yarl's spelling. The operator can also allow hosts by name.
 
         Raises:
             ForbiddenAddress: The connection is forbidden.
@@ -159,7 +159,7 @@ class AddressGuard:
 
 
 class _SingleHostConnector(aiohttp.TCPConnector):
-    """Connector for a single host, since the guard's decision depends on the URL's host."""
+    """Connector that accepts requests to one host only. The guard checks each connection for this host."""
 
     def __init__(self, host: str, **options: Any) -> None:
         super().__init__(**options)

@@ -66,7 +66,10 @@ def redact_url(url: str) -> str:
 
 
 def list_secrets(url: str, header_values: Iterable[str]) -> list[str]:
-    """Return the strings to redact, longest first: header values and their words, URL password and query values."""
+    """Return the strings to redact, longest first.
+
+    These are the header values, each word of a header value, and the URL's password and query values.
+    """
     parsed = URL(url)
     texts = {parsed.password or "", *parsed.query.values()}
     for value in header_values:

@@ -18,7 +18,8 @@ from agent_rft.actors.runtime.keep_alive import set_keep_alive
 from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES
 
 MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
-"""Maximum bytes read from a response. One byte of output takes up to 6 bytes in JSON; the rest is for other keys."""
+"""Maximum bytes read from a response: 6 bytes of JSON for each byte of output, and 64 KiB for the response's other
+keys."""
 WAIT_STATUSES = frozenset({408, 425, 429, 503})
 REMAINING = ("X-RateLimit-Remaining", "RateLimit-Remaining")
 """Headers with the number of requests left before the endpoint's rate limit."""

@@ -1,4 +1,4 @@
-"""Chat completions on an engine, with detection of a model's chat format and parsers of its turns.
+"""Chat completions on an engine. Detects a model's chat format and parses the model's turns.
 
-Does not depend on training or jobs.
+This package does not depend on training or jobs.
 """

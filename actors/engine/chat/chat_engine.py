@@ -117,7 +117,7 @@ class ChatEngine:
             yield served, lora
 
     async def _get_chat_model(self, model: ServedModel) -> ChatModel:
-        """Return the ChatModel of a served model from a cache; load it if it is missing."""
+        """Return the ChatModel of a served model. Load the ChatModel if it is not in the cache."""
         async with self._load_lock:
             found = self._models.pop(repr(model), None)
             if found is None:

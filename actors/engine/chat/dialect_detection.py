@@ -150,8 +150,8 @@ def find_dialect(tokenizer: Tokenizer, requested: Dialect, tool_parser: str = "a
 def without_tools_renderer(renderer: Renderer) -> Renderer | None:
     """Return a renderer that treats every turn as an answer, for a model whose calls no parser can read.
 
-    Reasoning has the delimiters of the template's family. Returns None if a turn of the family consists of several
-    messages, because only the family's parser can separate them.
+    The renderer finds reasoning by the delimiters of the model family that the chat template belongs to. Returns None
+    if this family writes a turn as several messages, because only the family's parser can separate the messages.
     """
     family = renderer.family
     if family.reasoning_parser is not None:

@@ -21,11 +21,11 @@ _NAME: Final = "[A-Za-z_] [A-Za-z0-9_]{0,63}"
 
 @dataclass(frozen=True, slots=True)
 class LiteralStyle:
-    """Syntax in which a model family writes the arguments of calls and their values.
+    """Syntax in which a model family writes the names and values of call arguments.
 
     Attributes:
         string_rule: Grammar rule that matches any string.
-        quote: Delimiter before and after a string that the schema prescribes.
+        quote: Delimiter before and after a string, used where the schema lists the allowed strings (const, enum).
         has_escapes: Whether strings escape the delimiter with a backslash and contain no line break.
         argument_format: Format of the text before an argument's value; `{}` stands for the argument's name.
         member_format: Format of the text before the value of an object's member; `{}` stands for the member's name.

@@ -22,9 +22,9 @@ class GrammarUnavailable(ValueError):
 def build_reasoning_format(renderer: Renderer, max_tokens: int | None) -> dict[str, Any] | None:
     """Return the xgrammar format of a turn's reasoning; None if turns have no reasoning.
 
-    Reasoning has at most `max_tokens` tokens; None: no limit. Delimiters of reasoning are matched as tokens, so text
-    that looks like a delimiter does not match. If reasoning is a separate message, the strings around the reasoning are
-    matched as text, because the parsers of such families read text.
+    Reasoning has at most `max_tokens` tokens; None: no limit. Reasoning delimiters are matched as tokens, so text that
+    looks like a delimiter does not match. Families that write reasoning as a separate message are an exception: the
+    strings before and after the message are matched as text, as in the parsers of these families.
     """
     if (syntax := renderer.family.message_syntax) is not None:
         return _reasoning_message(syntax, max_tokens)
@@ -128,9 +128,10 @@ def _structural_tag(reasoning: dict[str, Any] | None, content: dict[str, Any]) -
 
 
 def build_no_calls_structure(family: ModelFamily) -> str | None:
-    """Return the structural tag of a turn without calls; None if the text of calls cannot be recognized.
+    """Return the structural tag of a turn without calls; None if the family has no `call_mark`.
 
-    Without the tag, a client that forbids calls could get a call as text.
+    The tag forbids the text that marks a call. Without the tag, the model could write a call although the client
+    forbids calls, and the client would get the call as text.
     """
     if family.call_mark is None:
         return None

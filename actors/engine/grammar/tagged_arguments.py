@@ -20,8 +20,8 @@ MAX_TYPED_ARGUMENTS: Final = 200
 class ArgumentTags:
     """Strings around an argument: before its name, between its name and its value, and after its value.
 
-    No value may contain one of the strings `excluded_strings`, because the parser would end the value or the call
-    there.
+    No value may contain a string in `excluded_strings`, because the parser would take this string for the end of the
+    value or the call.
     """
 
     before_name: str

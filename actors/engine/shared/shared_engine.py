@@ -31,11 +31,11 @@ from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadRes
 
 TICK_S = 5.0
 LEASE_TICKS = 12
-"""Ticks after which a lease ends if the job does not renew it: a minute."""
+"""Number of ticks (one minute) after which a lease ends if the job does not renew it."""
 IDLE_TICKS = 12
-"""Ticks after which an engine without jobs ends: a minute."""
+"""Number of ticks (one minute) after which an engine without jobs ends."""
 START_TICKS = 72
-"""Ticks (six minutes) that an idle engine waits for a job to get its other resources."""
+"""Number of ticks (six minutes) for which an engine waits for a job that is still waiting for other resources."""
 
 
 class Leases:
@@ -188,9 +188,10 @@ class SharedEngine(ChannelActor):
         self._tick_task = asyncio.get_running_loop().create_task(self._tick_until_idle())
 
     async def reserve(self) -> None:
-        """Keep the engine while the calling job waits for its other resources.
+        """Keep the engine for START_TICKS, even if no job uses it.
 
-        Ray runs this method once the actor has its cores and GPUs. Callers can therefore wait for these resources.
+        Ray does not run this method until the actor has its cores and GPUs. A caller that awaits the method therefore
+        waits for these resources. During START_TICKS, the caller can wait for other resources.
         """
         self._leases.keep_engine_for(START_TICKS)
 

@@ -1,7 +1,7 @@
-"""Record of the experts that a mixture-of-experts model chose for each token on CPUs. On GPUs, vLLM reports them.
+"""Record of the experts that a mixture-of-experts model chose for each token, for engines on CPUs.
 
-The choices are stored by the cache slot of the token. They are therefore also available for prompt tokens that another
-request had already computed.
+On GPUs, vLLM reports the experts. The record stores the experts under the token's slot in the key-value cache. The
+experts of prompt tokens that an earlier request computed are therefore available too.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):  # type: ignore[misc]
-    """Weight transport of agent-rft: loads buckets from shared memory or a broadcast into a vLLM worker.
+    """Weight transport of agent-rft. It receives buckets by shared memory or by broadcast, and loads them into vLLM.
 
     As in vLLM's NCCL transport, buckets are loaded between `begin_reload` and `finish_reload`.
     """
@@ -124,7 +124,9 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     _missed_names: frozenset[str] = frozenset()
     _copies: DirectCopies
     _unloaded_names: dict[int, str]
-    """Names of the current bucket's tensors that no parameter has loaded yet, by memory address."""
+    """Names of the tensors in the current bucket, keyed by memory address.
+
+    A tensor is removed when the loader of a parameter receives it."""
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         """Join the broadcast group in `init_info`, if there is one. A second call replaces the group."""

@@ -39,7 +39,7 @@ COPY_CALLS = {
 """Calls that return their argument or a copy of it."""
 MAX_PLAIN_NUMBER = 10
 MAX_PLAIN_CHARS = 12
-"""Maximum absolute value of a common number, and maximum length of a common string."""
+"""Numbers up to MAX_PLAIN_NUMBER and strings up to MAX_PLAIN_CHARS are too common to be evidence of hard-coding."""
 
 
 def detect_returned_reference(code: PythonSource, reference: PythonSource) -> str | None:
@@ -48,10 +48,10 @@ def detect_returned_reference(code: PythonSource, reference: PythonSource) -> st
     written = {normalize_tree(_as_module(node)) for node in code.functions.values()}
     for name, node in originals.items():
         if normalize_tree(_as_module(node)) in written:
-            return f"the code copies the reference's {name}, apart from names and comments"
+            return f"the code copies {name} from the reference; at most names and comments differ"
     modules = [normalize_tree(tree) for tree in reference.trees if count_nodes(tree) >= MIN_REFERENCE_SIZE]
     if any(normalize_tree(tree) in modules for tree in code.trees):
-        return "the code equals the reference, apart from names and comments"
+        return "the code copies the reference; at most names and comments differ"
     borrowed = _names_used(code) & set(reference.functions) - set(code.functions)
     return f"the code uses the reference's {min(borrowed)} instead of solving the task" if borrowed else None
 
@@ -84,7 +84,7 @@ def detect_hard_coded_result(code: PythonSource, reference: PythonSource) -> str
             value for value in _compared_constants(function) if repr(value) in tests and not _is_common_literal(value)
         ]
         if special:
-            return f"{name} compares its input with {special[0]!r:.60}, which is in the tests, and returns a constant"
+            return f"{name} compares its input with {special[0]!r:.60}, a value from the tests, and returns a constant"
     tables = _literal_tables(code.statements)
     if functions and all(_only_returns_constants(function, tables, bool(tests)) for function in functions.values()):
         return f"{', '.join(functions)} only returns constants"
@@ -92,7 +92,10 @@ def detect_hard_coded_result(code: PythonSource, reference: PythonSource) -> str
 
 
 def _functions_to_check(code: PythonSource, reference: PythonSource) -> dict[str, FunctionNode]:
-    """Return the functions that the reference names, or all functions if it names none. Skip dunder methods."""
+    """Return the functions whose names occur in the reference, or all functions if no name occurs there.
+
+    Functions whose names begin with `__` are skipped.
+    """
     functions = {name: node for name, node in code.functions.items() if not name.startswith("__")}
     named = set(reference.functions) | _names_used(reference)
     return {name: node for name, node in functions.items() if name in named} or functions
@@ -191,7 +194,10 @@ def _literal_reprs(code: PythonSource) -> set[str]:
 
 
 def _compared_constants(function: FunctionNode) -> Iterator[object]:
-    """Yield each literal that a parameter must equal for the function to return a constant."""
+    """Yield each literal with which the function compares a parameter before it returns a constant.
+
+    For example, `if n == 3: return 7` yields 3.
+    """
     names = set(parameter_names(function))
     for node in ast.walk(function):
         match node:
@@ -249,7 +255,10 @@ def _only_returns_constants(function: FunctionNode, known_tables: dict[str, list
 
 
 def _literal_tables(nodes: Sequence[ast.AST]) -> dict[str, list[object]]:
-    """Return the keys of each literal dict that is assigned at or below these nodes, by variable name."""
+    """Return the keys of each literal dict that the nodes assign to a variable, keyed by the variable's name.
+
+    For example, `table = {1: "a", 2: "b"}` gives `{"table": [1, 2]}`. Nested nodes are included.
+    """
     return {
         target.id: list(value)
         for top in nodes
@@ -261,7 +270,10 @@ def _literal_tables(nodes: Sequence[ast.AST]) -> dict[str, list[object]]:
 
 
 def _is_comparison_or_lookup(node: ast.AST, names: set[str]) -> bool:
-    """Return whether a node uses one parameter in an equality comparison, a match or a lookup."""
+    """Return whether a node compares a parameter, matches it or looks it up. `names` are the parameters' names.
+
+    Examples are `x == 1`, `x in [1, 2]`, `match x`, `table[x]` and `table.get(x)`.
+    """
     match node:
         case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq() | ast.In() | ast.NotEq()], comparators=[right]):
             return name in names and not isinstance(right, ast.Name)

@@ -23,7 +23,9 @@ CHECKS: dict[str, Callable[[PythonSource, PythonSource], str | None]] = {
     "trivial_output": detect_trivial_output,
     "result_hard_coded": detect_hard_coded_result,
 }
-"""Checks whose reference is code. The reference of `detect_edited_tests` is a list of file patterns."""
+"""Checks by name. Each check gets the code and the reference, which is also code.
+
+`detect_edited_tests` is not included, because its reference is a list of file patterns."""
 
 
 class CodeCheck:

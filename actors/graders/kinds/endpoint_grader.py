@@ -23,8 +23,9 @@ from agent_rft.types import Grade
 SCORE_KEYS = ("score", "reward")
 """Keys of the score in an answer; the first one that is present is used."""
 MAX_PARTS, MAX_PART_CHARS = 16, 64
-"""Maximum number of different parts per grader, and maximum length of their names. Each part becomes a curve and a
-metric, so only the first parts in a job are recorded."""
+"""Maximum number of different part names of a grader, and maximum length of a part name.
+
+Each part becomes a curve and a metric. After MAX_PARTS names have occurred, parts with other names are ignored."""
 
 
 class EndpointCaller:

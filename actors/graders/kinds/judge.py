@@ -234,7 +234,7 @@ def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strip_reasoning_and_fence(content: str) -> str:
-    """Return the answer without reasoning before it or a code fence around it, which some servers do not remove."""
+    """Remove the reasoning before an answer, and a code fence around the answer. Some servers return both."""
     text = content.rpartition("</think>")[2].strip()
     if text.startswith("```") and text.endswith("```"):
         text = text[3:-3].removeprefix("json")

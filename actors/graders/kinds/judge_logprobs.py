@@ -87,13 +87,16 @@ def weigh_labels(choice: Mapping[str, Any], values: Mapping[str, float]) -> tupl
 
 
 def _begins_label(token: str, label: str) -> bool:
-    """Return whether a first token is the label, in upper or lower case, or the beginning of the label."""
+    """Return whether `token`, the first token of an answer, means `label`.
+
+    The token is the label in upper or lower case, or the first MIN_PREFIX_CHARS or more characters of the label.
+    """
     word = token.strip()
     return word.casefold() == label.casefold() or (len(word) >= MIN_PREFIX_CHARS and label.startswith(word))
 
 
 def _likely_tokens(choice: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return (token, probability) of the most likely first tokens, most likely first."""
+    """Return (token, probability) of the most likely tokens at the first position, by descending probability."""
     try:
         entries = choice["logprobs"]["content"][0]["top_logprobs"]
         likely = [(entry["token"], _probability(entry["logprob"])) for entry in entries]

@@ -24,14 +24,14 @@ Fill = Callable[[str, str], str]
 def escape_markers(text: str) -> str:
     """Return `text` with a space inserted into each chat template marker.
 
-    Many servers also interpret markers inside a message. An answer with such a marker could otherwise end its message
-    and write the judge's answer.
+    Many servers also interpret markers inside a message. Without the spaces, a graded answer could use a marker to end
+    the message early, and then pretend to be the judge's reply.
     """
     return MARKERS.sub(lambda first: f"{first[0]} ", text)
 
 
 def message_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (field, problem) for each invalid message or part of a message. Fields are relative to the grader."""
+    """Yield (field, problem) for each invalid message or message part. `input[0].role` is an example of a field."""
     for i, message in enumerate(messages):
         field = f"input[{i}]"
         if message.get("role") not in ROLES:
@@ -46,7 +46,7 @@ def message_problems(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[st
 
 
 def message_templates(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (field, template) for each template in valid messages. Fields are relative to the grader."""
+    """Yield (field, template) for each template in valid messages. `input[0].content` is an example of a field."""
     for i, message in enumerate(messages):
         for part_field, part in _iterate_parts(message.get("content"), f"input[{i}].content"):
             if isinstance(part, str):
@@ -81,7 +81,10 @@ def _convert_content(content: Any, field: str, fill: Fill) -> str | list[dict[st
 
 
 def _iterate_parts(content: Any, field: str) -> Iterator[tuple[str, Any]]:
-    """Yield (field, part) of each part of a message's content: a string, one part, or a list of strings and parts."""
+    """Yield (field, part) for each part of a message's content.
+
+    The content is a string, one part, or a list of strings and parts. A string is yielded like a part.
+    """
     if isinstance(content, list):
         yield from ((f"{field}[{i}]", part) for i, part in enumerate(content))
     else:
@@ -89,7 +92,10 @@ def _iterate_parts(content: Any, field: str) -> Iterator[tuple[str, Any]]:
 
 
 def _template_key(part: Any) -> str | None:
-    """Return the key of a part's template; "" if the part itself is a string, None if it is invalid."""
+    """Return the key under which a part contains its template: "text" or "image_url".
+
+    Returns "" if the part is a string, which is then the template, and None if the part is invalid.
+    """
     if isinstance(part, str):
         return ""
     if not isinstance(part, dict):

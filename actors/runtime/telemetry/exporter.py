@@ -88,15 +88,15 @@ class MetricsAddress:
 
     @property
     def folder(self) -> Path:
-        """Folder for the metrics files that this port serves, per user and node."""
+        """Folder on this node for the metrics files that this port serves. Each user has a separate folder."""
         return Path(tempfile.gettempdir()) / f"agent-rft-metrics-{os.getuid()}-{self.port}"
 
 
 def metrics_port(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the port that the environment variable sets, or DEFAULT_PORT. A port of 0 turns metrics off.
+    """Return the port in AGENT_RFT_METRICS_PORT, or DEFAULT_PORT if the variable is not set. Port 0 turns metrics off.
 
     Raises:
-        UserError: The environment variable is not a valid port.
+        UserError: The variable does not contain a valid port.
     """
     text = environment.get(PORT) or str(DEFAULT_PORT)
     if not text.isdecimal() or int(text) > 65535:

@@ -49,9 +49,10 @@ class Exemplar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistogramCounts:
-    """Histogram that other code has counted: one count per bucket, and the sum of all values.
+    """Histogram given by its counts: one count per bucket, and the sum of all values.
 
-    The last bucket has the values above all bounds. `exemplars` has one entry per bucket, or is empty without traces.
+    The last bucket has the values above all bounds. `exemplars` has one entry per bucket, or is empty if traces
+    are off.
     """
 
     counts: Sequence[int]

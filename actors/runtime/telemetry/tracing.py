@@ -1,9 +1,9 @@
 """OpenTelemetry traces of rollouts. They are off unless the operator configures a collector.
 
-The OpenTelemetry trace id of a rollout is the rollout's own trace id, and the id of the root span is computed from it.
-Each process can therefore determine, without receiving a trace context, whether a rollout is sampled and which span is
-the root. Spans contain no text of rows, models or tools. Spans are exported from a bounded queue; while the queue is
-full, new spans are dropped.
+The OpenTelemetry trace id of a rollout is the rollout's own trace id. Each process computes two facts from this id: the
+id of the rollout's root span, and whether the rollout is selected for tracing. Processes therefore need not send each
+other a trace context. Spans contain no text of rows, models or tools. Spans are exported from a bounded queue. While
+the queue is full, new spans are dropped.
 """
 
 from __future__ import annotations

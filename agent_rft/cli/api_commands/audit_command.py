@@ -32,7 +32,9 @@ def list_command(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="number of entries to show, newest first")] = 50,
     actor: Annotated[
         str | None,
-        typer.Option(help="only changes by this actor: key id, or operator (for changes made with agent-rft keys)"),
+        typer.Option(
+            help="only changes by this actor: the id of an API key, or operator for changes made with `agent-rft keys`"
+        ),
     ] = None,
     action: Annotated[str | None, typer.Option(help="only entries with this action, such as job.cancel")] = None,
     object_id: Annotated[

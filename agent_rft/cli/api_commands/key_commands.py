@@ -73,8 +73,9 @@ def create_command(
         key, token = keys.create(name, scopes, requests_per_minute, expires_after_s)
         audit.append(OPERATOR, "key.create", key.id)
     where = folder if database is None else "the database"
-    until = "" if key.expires_at is None else f", until {_format_time(key.expires_at)}"
-    typer.echo(f"key {key.id} for {where}, scopes {', '.join(key.scopes)}{until}; shown only once:", err=True)
+    until = "" if key.expires_at is None else f"; valid until {_format_time(key.expires_at)}"
+    facts = f"scopes: {', '.join(key.scopes)}{until}"
+    typer.echo(f"key {key.id} was created for {where} ({facts}). The key is shown only this once:", err=True)
     typer.echo(token)
 
 
@@ -119,9 +120,10 @@ def revoke_command(
 def rotate_master_command(folder: Folder = DEFAULT_FOLDER, database: DatabaseUrl = None) -> None:
     """Replace the master secret, and encrypt the stored headers of all jobs with the new secret.
 
-    If the command is interrupted, run it again. The server may be running, and its jobs continue. If the current secret
-    is set in AGENT_RFT_SECRET_KEY, set the new secret in AGENT_RFT_NEW_SECRET_KEY. A running server must have been
-    started with both variables.
+    If the command is interrupted, run it again. The server may be running, and its jobs continue.
+
+    If the current secret is set in AGENT_RFT_SECRET_KEY, set the new secret in AGENT_RFT_NEW_SECRET_KEY. In this case,
+    a running server must have been started with both variables.
     """
     from agent_rft.serve.stores.audit_log import OPERATOR, AuditLog
     from agent_rft.serve.stores.sealed_secrets import NEW_VARIABLE, VARIABLE, FileSecrets, find_master_secrets

@@ -54,8 +54,8 @@ Key = Annotated[
     str | None,
     typer.Option(
         "--api-key",
-        help="API key (default: AGENT_RFT_API_KEY; OPENAI_API_KEY if the URL comes from OPENAI_BASE_URL; or the "
-        "profile's key); other users of this machine can see this option in the list of processes",
+        help="API key (default: AGENT_RFT_API_KEY, or else the profile's key; if the URL comes from OPENAI_BASE_URL, "
+        "only OPENAI_API_KEY). Other users of this machine can see this option in the list of processes",
     ),
 ]
 Profile = Annotated[
@@ -220,7 +220,7 @@ def show_job_log(
         int | None,
         typer.Option(
             min=0,
-            help="driver process whose output to show, numbered from 1; 0 shows the output of the job's validation",
+            help="number of the driver process to show, starting with 1; 0 shows the output of the job's validation",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,

@@ -64,7 +64,7 @@ def traces_command(
         tuple[str, str] | None,
         typer.Option(
             metavar="BEFORE AFTER",
-            help="two rollout files whose rollouts of the same row are shown together, such as test-before test-after",
+            help="two rollout files to compare row by row, such as test-before test-after",
         ),
     ] = None,
     export: Annotated[

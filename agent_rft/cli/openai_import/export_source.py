@@ -64,7 +64,7 @@ class FolderSource:
 
 
 ROWS = {"training_file": "train.jsonl", "validation_file": "validation.jsonl"}
-"""File names of rows in export folders and imported folders, keyed by the job's setting."""
+"""Names of the files that contain rows, in export folders and in imported folders. The keys are settings of the job."""
 
 
 def parse_object(model: type[M], text: str | bytes, what: str) -> M:

@@ -54,7 +54,7 @@ def import_job(source: Source, out: Path | None, replacements: Mapping[str, Path
         text = format_readme(job, definition, rows, shlex.quote(str(folder)))
         about = f"Job {job.id}, imported from OpenAI's API. See README.md in this folder."
         (unfinished / "job.yaml").write_text(format_yaml(definition.job, about), encoding="utf-8")
-        about = "The operator's configuration: aliases for model names in clients' code, and judges."
+        about = "The operator's configuration: judges, and aliases for the model names in clients' code."
         (unfinished / "agent-rft.yaml").write_text(format_yaml(definition.operator, about), encoding="utf-8")
         record = format_job_record(job, source.read_events(), source.read_checkpoints())
         (unfinished / "imported.json").write_text(record, encoding="utf-8")
@@ -149,7 +149,7 @@ def format_yaml(value: Mapping[str, Any], about: str) -> str:
 
 
 def format_job_record(job: OpenAIJob, events: Sequence[OpenAIEvent], checkpoints: Sequence[OpenAICheckpoint]) -> str:
-    """Return a record of the job at OpenAI as JSON: its state, checkpoints with metrics, and last events."""
+    """Return a record of the original job as JSON: its state, its checkpoints with metrics, and its last events."""
     steps = sorted(checkpoints, key=lambda checkpoint: checkpoint.step_number)
     value = {
         "job": job.model_dump(mode="json", include=RECORDED_FIELDS),

@@ -74,7 +74,8 @@ def convert_job(job: OpenAIJob, rows: Mapping[str, ConvertedRows], model: str | 
 
     Args:
         job: The job at OpenAI.
-        rows: The job's converted files of rows, by setting, such as training_file.
+        rows: Results of converting the job's files of rows. The keys are the settings that name the files, such as
+            training_file.
         model: Base model for the job file; None to propose a model.
 
     Raises:
@@ -120,8 +121,9 @@ def get_supported_method(job: OpenAIJob) -> str:
     if kind in ("reinforcement", "supervised"):
         return str(kind)
     fix = (
-        "train on the preferred answers (supervised), or write a grader that prefers them (reinforcement). Change the "
-        "method and the rows in an export of the job, and import the export with --from"
+        "use the method supervised to train on the preferred answers, or the method reinforcement with a grader that "
+        "prefers them. To do so, save the job as an export, change its method and rows, and import the export with "
+        "--from"
     )
     message = f"is {str(kind)[:40]!r}; only reinforcement and supervised are supported"
     raise InvalidJob("the job cannot be imported", [Problem("unsupported_method", "method.type", message, fix)])
@@ -164,9 +166,11 @@ def _convert_hyperparameters(values: dict[str, Any], notes: list[str]) -> dict[s
         name: truncate(to_one_line(str(value)), 40) for name, value in values.items() if value not in UNSET_VALUES
     }
     if same := [f"{name} {set_values[name]}" for name in SAME_MEANING if name in set_values]:
-        notes.append(f"{', '.join(same)}: imported with the same meaning; set auto to let agent-rft choose")
+        notes.append(f"{', '.join(same)}: imported unchanged; to let agent-rft choose a value, set it to auto")
     if (compute := set_values.get("compute_multiplier")) is not None:
-        notes.append(f"compute_multiplier {compute}: imported; in agent-rft, the value 1 means eight rollouts per row")
+        notes.append(
+            f"compute_multiplier {compute}: imported unchanged; in agent-rft, the value 1 means eight rollouts per row"
+        )
     if (effort := set_values.get("reasoning_effort")) in REASONING_TOKENS:
         notes.append(
             f"reasoning_effort {effort}: imported; allows up to {REASONING_TOKENS[effort]:,} reasoning tokens per turn"
@@ -333,12 +337,13 @@ def _choose_model(
     if model is None:
         size = f"{proposed.parameters_in_billions:.2g}B parameters"
         facts = f"{size}, {proposed.context_length:,} tokens of context, {proposed.license}"
-        notes.append(f"model: {proposed.name} replaces {old} ({facts}); its size is a guess, so try two sizes")
+        notes.append(f"model: {proposed.name} ({facts}) replaces {old}; this size is a guess, so try another size too")
     found: dict[str, Any] = {"model": model or proposed.name}
     if context > MAX_AUTO_CONTEXT:
         found["context_length"] = min(proposed.context_length, -(-context // 1024) * 1024)
         notes.append(
-            f"cluster.context_length is {found['context_length']:,}: the longest row has about {longest:,} tokens"
+            f"cluster.context_length was set to {found['context_length']:,}, because the longest row has about "
+            f"{longest:,} tokens"
         )
     return found
 
@@ -380,12 +385,13 @@ def _convert_integrations(job: OpenAIJob, notes: list[str]) -> Iterator[dict[str
     for integration in job.integrations or ():
         match integration:
             case {"type": "wandb", "wandb": dict(settings)}:
-                notes.append("integrations: wandb is imported; set trackers.wandb.api_key in agent-rft.yaml")
+                notes.append("integrations: wandb was imported; set trackers.wandb.api_key in agent-rft.yaml")
                 supported = {name: settings.get(name) for name in WandbSettings.model_fields}
                 yield {"type": "wandb", "wandb": drop_nulls(supported)}
             case _:
                 notes.append(
-                    "integrations: a tracker other than wandb is omitted; the job reference lists all trackers"
+                    "integrations: a tracker was omitted, because only wandb can be imported; the job reference lists "
+                    "all trackers of agent-rft"
                 )
 
 

@@ -35,9 +35,10 @@ OPEN_MODELS = (
 )
 """Models to choose from, smallest first."""
 MIN_BILLIONS = {"nano": 1.0, "mini": 4.0}
-"""Minimum size, in billions of parameters, of the replacement for an OpenAI model with this word in its name.
+"""Minimum size of a replacement, in billions of parameters, by a word in the name of the OpenAI model.
 
-The sizes are guesses, because OpenAI does not publish its models' sizes.
+For example, a model with "mini" in its name is replaced by a model with at least 4 billion parameters. The sizes are
+guesses, because OpenAI does not publish its models' sizes.
 """
 DEFAULT_MIN_BILLIONS = 8.0
 

@@ -40,11 +40,11 @@ class SecretVariables:
             return [self.escape(item) for item in value]
         if not isinstance(value, str) or not _REFERENCE.search(value):
             return value
-        self.purposes.setdefault(DOLLAR, "the character $ itself, because a string of the job contains ${...}")
+        self.purposes.setdefault(DOLLAR, "keep this value: job.yaml uses it to write ${...} as plain text")
         return _REFERENCE.sub(f"${{{DOLLAR}}}", value)
 
     def replace_secrets(self, spec: Any, place: str, *url_keys: str) -> Any:
-        """Return the endpoint `spec` with its secrets in headers and URLs replaced by variables.
+        """Return a copy of the endpoint `spec` in which variables replace the secrets in headers and URLs.
 
         `place` is the endpoint's path in the job's method; `url_keys` are the keys of `spec` whose values are URLs.
         """
@@ -70,7 +70,7 @@ class SecretVariables:
         if parsed.user is None and parsed.password is None and not parsed.query:
             return url
         host = _host(url)
-        purpose = f"a part of the URL of {host}, percent-encoded"
+        purpose = f"this part of the URL of {host}; percent-encode the value"
         before = ""
         if parsed.user is not None or parsed.password is not None:
             user, password = (self.add_variable(host, name, f"{name}: {purpose}") for name in ("user", "password"))

@@ -40,7 +40,10 @@ class CsvExample:
 
 @dataclass(slots=True)
 class CsvExamples:
-    """Examples in a CSV file, and the names of its columns. `extra_columns` are all except question and answer."""
+    """Examples in a CSV file, and the names of its columns.
+
+    `extra_columns` are all columns except the question column and the answer column.
+    """
 
     question_column: str
     answer_column: str
@@ -118,9 +121,8 @@ def _add_example(
         before, same = first_lines[key]
         if same != answer:
             message = f"the same question has a different answer at line {before}"
-            return make_line_problem(
-                found.answer_column, message, "keep the correct answer: the model cannot give both answers"
-            )
+            fix = "keep only the line with the correct answer, because the model cannot give both answers"
+            return make_line_problem(found.answer_column, message, fix)
         found.num_repeated += 1
         return None
     first_lines[key] = line, answer
@@ -175,7 +177,7 @@ def _parse_header(header: list[str], path: Path) -> CsvExamples:
         refuse_column("columns", f"the file has {len(header)} columns", f"keep at most {MAX_COLUMNS}")
     for i, name in enumerate(header):
         if not name:
-            refuse_column("columns", f"column {i + 1} has no name", "name it in the first line")
+            refuse_column("columns", f"column {i + 1} has no name", "give the column a name in the first line")
         if name in header[:i]:
             refuse_column(name, "is the name of two columns", "give each column a different name")
         if name in RESERVED:

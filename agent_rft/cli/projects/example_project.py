@@ -1,4 +1,6 @@
-"""Projects copied from an example: a job, its rows and its server, which the user can then change.
+"""Projects that are copied from an example: a job, its rows, and a server for its tools and grader.
+
+Users then change these files for their own task.
 
 This package contains the folders of the examples: symbolic links in a checkout, and copies in a wheel. The files in
 these folders are read and never imported.

@@ -176,7 +176,8 @@ async def _fetch(url: str, max_bytes: int) -> bytes:
     except (aiohttp.ClientError, OSError) as error:
         why = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else None
         if isinstance(why, ForbiddenAddress):
-            raise UserError(f"{shown} resolves to {why.address}, {why.why}, and is not read; {SAVE_HINT[3:]}") from None
+            where = f"its host resolves to {why.address}, {why.why}"
+            raise UserError(f"{shown} was not read, because {where}; {SAVE_HINT[3:]}") from None
         raise UserError(
             f"{shown} cannot be read: {describe_transport_error(error)}; check the URL, {SAVE_HINT}"
         ) from None

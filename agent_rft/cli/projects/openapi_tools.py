@@ -46,7 +46,7 @@ class ApiOperation:
     method: str
     path: str
     argument_places: Mapping[str, str]
-    """Part of the request for each argument, by the argument's name: `path`, `query`, `header` or `body`."""
+    """Place of each argument in the HTTP request, by the argument's name: `path`, `query`, `header` or `body`."""
 
 
 @dataclass(frozen=True, slots=True)

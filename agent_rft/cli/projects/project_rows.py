@@ -73,7 +73,7 @@ def split_rows(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
         groups.setdefault(row.get(GROUP, i), []).append(row)
     if len(groups) < MIN_ROWS:
         what = f"different values of {GROUP!r}" if len(groups) < len(rows) else "different examples"
-        fix = "give at least one each for training, validation and test; thirty is a start"
+        fix = "give at least three, one each for training, validation and test; about thirty are a good start"
         raise UserError(f"there are only {len(groups)} {what}: {fix}")
     shuffled = list(groups.values())
     random.Random(0).shuffle(shuffled)

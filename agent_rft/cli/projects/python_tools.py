@@ -151,15 +151,15 @@ def _find_problems(functions: Sequence[Function], path: Path) -> Iterator[Proble
             return Problem(CODE, field, message, fix, str(path), getattr(at, "lineno", None))
 
         if not NAME.fullmatch(name):
-            yield problem(
-                function, name, f"{NAME_RULE}", "rename the function, or omit it: select the others, each with --tool"
-            )
+            fix = "rename the function, or leave it out: give --tool once for each of the other functions"
+            yield problem(function, name, f"{NAME_RULE}", fix)
         if (text := ast.get_docstring(function) or "") != text.encode(errors="replace").decode():
             message = "its docstring contains a lone surrogate, such as \\ud800"
             yield problem(function, name, message, "write complete characters")
         if name in lines:
             message = f"is already defined at line {lines[name]}"
-            yield problem(function, name, message, "keep one definition, or rename the other to _" + name)
+            fix = f"remove one of the two definitions, or rename it to _{name}"
+            yield problem(function, name, message, fix)
         lines[name] = function.lineno
         arguments = function.args
         for argument in (arguments.vararg, arguments.kwarg):
@@ -171,7 +171,7 @@ def _find_problems(functions: Sequence[Function], path: Path) -> Iterator[Proble
             yield problem(argument, f"{name}({argument.arg})", message, "remove the / from the definition")
         for argument in (*arguments.args, *arguments.kwonlyargs):
             if argument.annotation is None:
-                message, fix = "has no type hint", f"write {argument.arg}: str, or the actual type"
+                message, fix = "has no type hint", f"write the type of the argument, for example {argument.arg}: str"
                 yield problem(argument, f"{name}({argument.arg})", message, fix)
 
 

@@ -37,7 +37,8 @@ EXTRA_ERROR_TYPES = frozenset(("ip_any_network",))
 """Pydantic error types that pydantic_core's `ErrorType` does not list."""
 _WHOLE_FILE = {"job": "the job's file", "operator": "the operator's configuration", "nodes": "the list of nodes"}
 _OTHER_GRADERS = re.compile(r"(?:guards\[\d*\]\.grader|held_out_grader)(?=\.)|(?<=grader)\.graders\.[^.]+(?=\.)")
-"""Pattern of guards, held-out graders and subgraders in a setting's path."""
+"""Regular expression for the part of a setting's path that names a guard's grader, the held-out grader or a
+subgrader."""
 _BRACKETS = re.compile(r"\[(\w*)\]")
 _LABELS, _SAMPLE_PART = re.compile(r"\{[^{]*\}$"), re.compile(r"_(total|bucket|sum|count)$")
 
@@ -54,7 +55,11 @@ class CatalogEntry:
 
 
 def build_catalog(settings: Iterable[DocumentedSetting]) -> list[CatalogEntry]:
-    """Return the entries of all names: `settings`, problem codes, metrics, events, reasons and exit codes."""
+    """Return one entry for each documented name.
+
+    The names are those of `settings`, problem codes, metrics, events, alarm rules, discard and readiness reasons, and
+    exit codes.
+    """
     return [
         *(CatalogEntry("problem code", name, code.meaning, code.fix) for name, code in PROBLEM_CODES.items()),
         *map(_setting_entry, settings),

@@ -27,7 +27,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 VARIABLE = r"\$\{[A-Za-z_][A-Za-z0-9_]*\}"
 """Pattern of a reference to an environment variable. Any scalar may contain references."""
 EXPONENT = r"^[-+]?[0-9.]+[eE][-+]?[0-9]+$"
-"""Pattern of numbers such as 1e-6, which YAML 1.1 reads as strings. The reader of the file converts them."""
+"""Pattern of numbers such as 1e-6. YAML 1.1 reads such a number as a string; agent-rft converts the string to a number
+when it loads the file."""
 NON_STRING_TYPES = {"integer", "number", "boolean"}
 ANNOTATIONS = ("description", "default")
 OMITTED_KEYS = ("title", "format", "writeOnly")
@@ -57,7 +58,7 @@ def model_schema(file: str) -> Schema:
 
 
 def union_variants(schema: Schema) -> dict[str, str]:
-    """Return the `$ref` of each model in a union of models, by the value of `type`, in declaration order."""
+    """Return the models in a union, in declaration order: a mapping from each value of `type` to the model's `$ref`."""
     kinds = {ref: kind for kind, ref in schema["discriminator"]["mapping"].items()}
     return {kinds[model["$ref"]]: model["$ref"] for model in schema["oneOf"]}
 
@@ -106,7 +107,10 @@ def _adapt_for_editors(schema: Schema, models: Schema, is_option: bool = False) 
 
 
 def _select_by_type(schema: Schema, models: Schema) -> Schema:
-    """Return a union of models as conditions on `type`, so that editors report errors only for the selected model."""
+    """Return a schema that selects one model of a union by the value of `type`.
+
+    Editors then report errors only for the selected model.
+    """
     kinds = union_variants(schema)
     about = {kind: models[ref.rpartition("/")[2]]["properties"]["type"]["description"] for kind, ref in kinds.items()}
     chosen = {

@@ -20,7 +20,7 @@ def event_fields(cls: type[Event]) -> Iterator[tuple[str, str, str]]:
 
 def describe_level(cls: type[Event]) -> str:
     """Return the level of a kind of event as human-readable text."""
-    return cls.LEVEL if cls.level is Event.level else f"{cls.LEVEL}, or error if it failed"
+    return cls.LEVEL if cls.level is Event.level else f"{cls.LEVEL}, or error if the job failed"
 
 
 def json_type(hint: Any) -> str:

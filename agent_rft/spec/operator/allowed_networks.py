@@ -1,7 +1,7 @@
 """Entry of the operator's `allowed_networks`: a network, an IP address or a host, with or without a port.
 
-`OperatorConfig.allowed_destinations` uses the same type for endpoints in the job file of a user who runs the job on
-their own machine.
+`OperatorConfig.allowed_destinations` may contain more entries of the same type. These entries allow the local endpoints
+of a job that a user runs on their own machine.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _parse_network(text: str) -> Network | None:
 
 def _explain_invalid(place: str) -> str:
     if "://" in place or "@" in place:
-        return "a URL is not accepted: write its host and port"
+        return "a URL is not accepted: write only the host and the port"
     if "*" in place:
         return "wildcards are not supported: write each host, or a network"
     if "%" in place:

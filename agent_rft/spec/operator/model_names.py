@@ -33,7 +33,10 @@ _MAX_COMPARED = 100
 
 
 def match_model_name(name: str, names: Collection[str]) -> str | None:
-    """Return the operator's name that equals `name`, or `name` without its date suffix; None: no name matches."""
+    """Return the name in `names` that serves requests for `name`; None if there is no such name.
+
+    An equal name is preferred. Otherwise, a date suffix of `name` is ignored: `gpt-5-2025-08-07` matches `gpt-5`.
+    """
     if name in names:
         return name
     dated = _DATED.fullmatch(name)
@@ -41,7 +44,10 @@ def match_model_name(name: str, names: Collection[str]) -> str | None:
 
 
 def add_snapshots(names: Collection[str]) -> list[str]:
-    """Return the operator's `names`, each followed by the names in SNAPSHOTS that add a date to it."""
+    """Return `names`, each followed by its dated names in SNAPSHOTS.
+
+    For example, `gpt-5` is followed by `gpt-5-2025-08-07`.
+    """
     found = (
         form
         for name in names
@@ -51,7 +57,7 @@ def add_snapshots(names: Collection[str]) -> list[str]:
 
 
 def find_similar_name(name: str, names: Collection[str]) -> str | None:
-    """Return the operator's name that is spelled most like `name`; None: no name is similar."""
+    """Return the name in `names` whose spelling is most similar to `name`; None if no name is similar."""
     return next(iter(get_close_matches(name[:_MAX_COMPARED], names, 1)), None)
 
 

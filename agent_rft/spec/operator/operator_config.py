@@ -26,7 +26,7 @@ class ModelEndpoint(Endpoint):
     api_key: Key | None = None
     """API key, written as `${NAME}` and sent as `Authorization: Bearer`; null: no key is sent."""
     model: str | None = None
-    """Name of the model at that server; null: its name in `models`."""
+    """Name of the model on the server at `base_url`; null: the model's key in `models`."""
     scoring: Literal["answer", "logprobs"] = "answer"
     """Source of the judge's score for `score_model` and `label_model`: `answer` (JSON with steps and a result) or
     `logprobs` (of the answer's first token, which must be a label or a digit). `logprobs` requires a server that
@@ -71,13 +71,15 @@ class EngineLimits(StrictModel):
     max_replicas: PositiveInt = 1
     """Maximum number of engines per model. Engines are added while requests queue; each needs `cores` and `gpus`."""
     cores: PositiveInt = 1
-    """CPU cores per engine. On CPUs it samples with them; on GPUs a few are enough."""
+    """CPU cores per engine. An engine without GPUs samples on these cores. An engine with GPUs needs only a few
+    cores."""
     gpus: Count | None = None
-    """GPUs per engine; null: 1 if the cluster has GPUs, else 0. Set it if GPU nodes join only on demand, since null
-    depends on the current nodes."""
+    """GPUs per engine; null: 1 if the cluster has GPUs when the server starts, else 0. Set a number if GPU nodes join
+    only on demand."""
     max_adapters: PositiveInt = 8
-    """Maximum number of LoRA adapters that an engine holds at a time, in addition to their base model. A request for
-    another adapter waits until it can replace an idle one. Each slot takes as much memory as an adapter of rank 32."""
+    """Maximum number of LoRA adapters that an engine holds at a time, in addition to their base model. If the engine is
+    full, a request for another adapter waits until the least recently used adapter is idle and can be replaced. Each
+    adapter takes at least as much memory as an adapter of rank 32."""
     max_num_seqs: PositiveInt = 64
     """Maximum number of requests that an engine decodes concurrently; further ones queue in the engine or start another
     replica."""
@@ -107,16 +109,17 @@ class JobLimits(StrictModel):
     max_validation_rows: PositiveInt = 1_000
     """Maximum rows of a validation file in the API; a job with more rows fails. OpenAI's limit is 1,000."""
     max_readiness_rollouts: PositiveInt = 100_000
-    """Maximum rollouts of a readiness check in the API: rows of the training file times `samples`. A check with more
-    rollouts fails. All rollouts are held in memory at the end, a few kilobytes each. A running check counts
-    as one of the `max_running` jobs."""
+    """Maximum number of rollouts in one readiness check that the API runs. A check with more rollouts fails. The number
+    of rollouts is the number of rows in the training file times `samples`. All rollouts are held in memory at the end,
+    a few kilobytes each. A running check counts as one of the `max_running` jobs."""
 
 
 class RecordLimits(StrictModel):
     """Limits of the records in each run folder.
 
-    The oldest training rollouts are removed first. Rollouts of tests, of the first and last validation, and of steps
-    after the last checkpoint are never removed, nor is anything that a resume needs.
+    The oldest rollouts of training and validation are removed first. Rollouts of tests, of the first and last
+    validation, and of steps after the last checkpoint are never removed. Data that a resume needs is also never
+    removed.
     """
 
     max_rollouts: PositiveInt | None = None
@@ -159,8 +162,9 @@ class OperatorConfig(StrictModel):
     no secrets. Jobs and trials wait for such a node for `wait_for_nodes_s`, at least 60 s. Set it on Kubernetes,
     together with the component `k8s/graders`. `agent-rft grade` always runs graders locally."""
     aliases: dict[str, str] = Field(default_factory=dict)
-    """Base models of the server: names in client code, such as gpt-5, mapped to a folder or a Hugging Face name. A
-    client may add a date suffix, as in gpt-5-2025-08-07, unless the name with the suffix has its own entry."""
+    """Base models of the server. Each entry maps a model name in client code, such as gpt-5, to a folder or a Hugging
+    Face name. A client may add a date suffix, as in gpt-5-2025-08-07, unless the name with the suffix has its own
+    entry."""
     limits: ServerLimits = ServerLimits()
     """Limits of the API server."""
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
@@ -168,8 +172,8 @@ class OperatorConfig(StrictModel):
     is rejected immediately; set it if the cluster grows on demand. A job always waits up to 300 s for resources that
     other jobs use."""
     nodes: NodeGroups = ()
-    """All nodes that the cluster can have, in the format of `agent-rft plan --cluster`. If GPU nodes join on demand,
-    set it together with `wait_for_nodes_s`, so that `auto` also plans for those nodes. Otherwise a job without
+    """All nodes that the cluster can have, in the format of `agent-rft plan --cluster`. If GPU nodes join only on
+    demand, set both `nodes` and `wait_for_nodes_s`, so that `auto` also plans for those nodes. Otherwise a job without
     `cluster.engine_gpus` is rejected while the cluster has no GPU node."""
     engines: EngineLimits = EngineLimits()
     """Limits of the engines that serve models."""
@@ -183,10 +187,10 @@ class OperatorConfig(StrictModel):
     """Export of traces of rollouts and steps; null: no traces. With traces, requests to the tools, graders and session
     servers of jobs have a `traceparent` header."""
     checkpoint_store: str | None = None
-    """Store to which complete checkpoints are uploaded; null: no uploads. It is an fsspec URL such as
-    s3://bucket/checkpoints or gs://bucket/checkpoints. Each run gets a folder with its name there. A run whose local
-    folder was lost resumes from the store. Credentials come from the environment. Set it if run folders are on disks
-    that may be lost."""
+    """Store to which complete checkpoints are uploaded; null: no uploads. Set it if run folders are on disks that may
+    be lost: a run whose local folder was lost resumes from the store. The value is an fsspec URL such as
+    s3://bucket/checkpoints or gs://bucket/checkpoints. In the store, each run gets a folder with the run's name.
+    Credentials come from the environment."""
 
     _job_endpoints: tuple[AllowedDestination, ...] = PrivateAttr(default=())
 

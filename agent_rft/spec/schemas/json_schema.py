@@ -1,7 +1,7 @@
 """Validation of values with users' JSON schemas, for the API, job checks, rollouts and grammars.
 
-The validation time is limited, because users write the schemas. A value that is too large for its schema is reported as
-a violation.
+The validation time is limited, because users write the schemas. A value that is too large to be validated in this time
+is reported as a violation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_BACKTRACKS = 10_000
 MAX_COMPARISONS = 5_000_000
 """Limit on the number of values multiplied by the number of subschemas in one validation."""
 MAX_PATTERN_WORK = 1_000_000
-"""Limit on the number of characters multiplied by the number of patterns in one validation."""
+"""Maximum product of the number of characters in the value and the number of patterns in the schema, per validation."""
 BACKTRACKING_COST = 10
 """Number of patterns on the linear-time engine that cost as much as one pattern on the backtracking engine."""
 MAX_VALUE_DEPTH = 200
@@ -60,8 +60,8 @@ _BACKTRACKING = jsonschema_rs.FancyRegexOptions(
     backtrack_limit=MAX_BACKTRACKS, size_limit=REGEX_BYTES, dfa_size_limit=REGEX_BYTES
 )
 MAX_REPEATS = 1_000
-"""Maximum sum of the repetition counts, such as 1000 in {1,1000}, of a pattern in a grammar. Compile time grows with
-the square of this sum: 0.04 s at the limit."""
+"""Maximum sum of the repetition counts in one pattern of a grammar; the count of {1,1000} is 1000. Compile time grows
+with the square of this sum: 0.04 s at the limit."""
 MAX_TOTAL_REPETITIONS = 10_000
 """Maximum sum of the repetition counts of all patterns in a schema for a grammar."""
 _REPETITION = re.compile(r"\{(?:\d*,)?(\d+),?\}")
@@ -85,10 +85,10 @@ def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem 
         if repeats > MAX_REPEATS or all_repeats > MAX_TOTAL_REPETITIONS:
             message = f"the pattern has {repeats:,} repetitions, and the patterns so far have {all_repeats:,}; "
             message += (
-                f"if a grammar constrains the value, at most {MAX_REPEATS:,} are allowed in one pattern and "
-                f"{MAX_TOTAL_REPETITIONS:,} in all patterns"
+                f"if a grammar constrains the value, a pattern may have at most {MAX_REPEATS:,} repetitions, and all "
+                f"patterns together at most {MAX_TOTAL_REPETITIONS:,}"
             )
-            fix = "use + or *, and limit the length with minLength and maxLength"
+            fix = "use + or * instead of counted repetitions, and limit the length with minLength and maxLength"
             return SchemaProblem("schema_too_large", path, message, fix)
     try:
         _, options = _compile(_plain(schema), _get_dialect(schema))
@@ -134,7 +134,8 @@ def find_structure_problem(schema: Any, *, grammar: bool = False) -> SchemaProbl
 class SchemaValidator:
     """Validator of values against a JSON schema.
 
-    A schema that violates the current limits, for example in a job of an earlier version, is reduced to its top level.
+    If the schema violates the current limits, only the top level of each value is validated. Jobs of earlier versions
+    may contain such schemas.
     """
 
     def __init__(self, schema: Any) -> None:

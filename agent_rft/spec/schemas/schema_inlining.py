@@ -100,8 +100,8 @@ class _Inliner:
             raise make_schema_error(at, message, "bundle all documents into one file first")
         if reference in above:
             message = f"{reference[:200]} contains itself, so the schema is infinite"
-            fix = "replace the inner reference with {type: object}, or omit the tools that use this schema: "
-            fix += "select the others, each with --tool"
+            fix = "replace this reference with {type: object}, or omit the tools that use the schema: "
+            fix += "select all other tools, each with --tool"
             raise make_schema_error(at, message, fix)
         target = resolve_reference(self._root, reference)
         if target is None:

@@ -20,8 +20,8 @@ about ten levels."""
 MAX_BYTES = 256 << 10
 """Maximum size of a schema as JSON. Prompts contain the schemas of tools, and no context can hold a larger one."""
 MAX_SUBSCHEMAS = 5_000
-"""Maximum subschemas after following references: compiling a grammar with 5,000 subschemas takes about a second, and a
-value is checked against each subschema."""
+"""Maximum number of subschemas in a schema, counted after following references. Compiling a grammar with 5,000
+subschemas takes about a second, and a value is checked against each subschema."""
 MAX_CHOICES = 10_000
 """Maximum values of an enum: compiling a grammar with 10,000 values takes 0.1 s and 25 MB."""
 MAX_PATTERNS = 100
@@ -31,7 +31,7 @@ MAX_PATTERN_CHARS = 2_000
 MAX_LOWER_BOUND = 10_000
 """Maximum value of keywords such as minItems and minLength."""
 MAX_UPPER_BOUND = 1_000_000
-"""Maximum value of upper bounds such as maxItems in a schema for a grammar, which has to count the items."""
+"""Maximum value of upper bounds, such as maxItems, in a schema for a grammar. The grammar has to count the items."""
 
 MIN_KEYWORDS = ("minLength", "minItems", "minProperties", "minContains")
 MAX_KEYWORDS = ("maxLength", "maxItems", "maxProperties", "maxContains")

@@ -50,10 +50,10 @@ class DialectResult(NamedTuple):
 
 
 def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None = None) -> DialectResult:
-    """Find the dialect (conversation format) of a job's model, and check that its parser reads the template's calls.
+    """Find the dialect (conversation format) of a job's model, and check the model's tool parser.
 
-    The check is skipped if the job uses the template and the parser that the model's `card` names, because the job that
-    trained the model has passed the check with them.
+    The parser must be able to read the tool calls that the chat template writes. This is not checked if the job uses
+    the template and the parser in the model's `card`, because the job that trained the model has passed the same check.
     """
     options = job.model_options
     asked = replace(

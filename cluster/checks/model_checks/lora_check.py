@@ -38,7 +38,7 @@ def check_lora(job: JobSpec, folder: ModelFolder, config: Any) -> Iterator[Probl
         return
     max_rank = max(min(shape) for shape in layers.values())
     if lora.rank > max_rank:
-        message = f"is {lora.rank}, but no adapted weight of the model has a rank above {max_rank}"
+        message = f"is {lora.rank}, but the weights that the adapter changes have a rank of at most {max_rank}"
         yield Problem("rank_too_large", f"{at}.rank", message, f"set it to {max_rank} or less; 8 to 32 are usual")
     if adapter is not None:
         yield from _shape_problems(adapter, layers, lora.rank)
@@ -69,8 +69,8 @@ def _shape_problems(adapter: AdapterFolder, layers: LinearShapes, rank: int) -> 
     if wrong:
         name = wrong[0]
         message = (
-            f"the adapter does not fit its base model {adapter.base} and the setting `lora`: for {name}, it "
-            f"has {_shape_text(found.get(name))} instead of {_shape_text(expected.get(name))}"
+            f"the adapter does not match its base model {adapter.base} or the setting `lora`: {name} has "
+            f"{_shape_text(found.get(name))} instead of {_shape_text(expected.get(name))}"
             + f" (and {len(wrong) - 1} more)"
             * (len(wrong) > 1)
         )

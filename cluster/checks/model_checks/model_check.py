@@ -56,7 +56,7 @@ def read_model(job: JobSpec, folder: ModelFolder, *, trains: bool = True) -> tup
                 return None, problems
         if trains and job.cluster.zero_stage == 3 and (states := layer_kinds(loaded) & STATE_LAYERS):
             types = ", ".join(sorted(states))
-            message = f"stage 3 cannot train layers of type {types}, because they run one sequence at a time"
+            message = f"stage 3 cannot train layers of type {types}, because such layers process one sequence at a time"
             problems.append(Problem("stateful_layers_under_zero_3", "cluster.zero_stage", message, "set it to 2"))
         if trains and job.method.reinforcement is not None and job.reinforcement.algorithm.router_replay:
             problems += _router_replay_problems(loaded)
@@ -103,7 +103,11 @@ def _router_replay_problems(config: Any) -> list[Problem]:
 
 
 def _read_config_values(config: Any) -> dict[str, Any]:
-    """Return the keys of config.json that `planning` reads, with the defaults and aliases of the model's class."""
+    """Return the values of config.json that `planning` reads, by key.
+
+    Missing values are replaced by the defaults of the model's class. If config.json uses the class's own name for a
+    key, such as `n_embd`, the value is returned under the usual name, such as `hidden_size`.
+    """
     text = config.get_text_config()
     return {key: getattr(text, key, None) for key in CONFIG_KEYS} | {"dtype": str(text.dtype).removeprefix("torch.")}
 

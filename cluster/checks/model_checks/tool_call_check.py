@@ -1,6 +1,6 @@
-"""Check that a job needs no tool calls if no parser can read its model's tool calls.
+"""Check of jobs whose model writes tool calls that no parser can read.
 
-Such a model can be used only without tools. Each of its turns is an answer.
+Such a job must not need tool calls. Each turn of its model is an answer.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ def check_calls_in_rows(
 
 
 def tools_warning(model: LoadableModel) -> str | None:
-    """Return a warning for a job without tools if the model's template does not support tools; else None."""
+    """Return a warning if the model works only without tools, else None.
+
+    The warning is for jobs that need no tool calls. For other jobs, `check_calls_in_rows` returns problems.
+    """
     if model.unread_calls_problem is None or model.renderer.dialect.tool_parser is not None:
         return None
     return (
-        f"model: works only without tools, because {model.unread_calls_problem.message} [tools_unsupported]; "
-        f"before you add tools, {OWN_TEMPLATE}"
+        f"model: works only without tools, because {model.unread_calls_problem.message}. Before you add tools, "
+        f"{OWN_TEMPLATE} [tools_unsupported]"
     )
 
 

@@ -36,7 +36,7 @@ from agent_rft.spec.step_plan import GROUP_SIZE, StepPlan
 
 CONTENTS_FIX = f"restore the contents, or {START_AGAIN}"
 VALIDATION_NUMBERS = ("eval_interval", "eval_samples")
-"""Numbers of the plan that the job file may change when a run resumes."""
+"""Validation settings in the plan that the job file may change when a run resumes."""
 
 
 class _Format(BaseModel):
@@ -117,10 +117,10 @@ class RecordedRun:
             ) from None
 
     def apply_to(self, job: JobSpec) -> JobSpec:
-        """Return `job` with the recorded values of all settings that it leaves out. Its model must be a local folder.
+        """Return `job` with its unset settings filled in from the record. The job's model must be a local folder.
 
         Raises:
-            InvalidJob: Settings differ from their recorded values, but must not; lists all of them.
+            InvalidJob: Settings or files that must not change differ from the record. The exception lists all of them.
         """
         comparison = ResumeComparison(self._resolved_numbers())
         resumed = comparison.merge(job, self.job)
@@ -212,7 +212,10 @@ class RecordedRun:
 
 
 def job_paths(job: JobSpec) -> dict[str, Path]:
-    """Return the paths of a job's files and model folder, by field. The path of a missing model is its name."""
+    """Return the paths of a job's files and model folder, by job field.
+
+    If the model is not a local folder, the path is the model's name.
+    """
     files = {name: Path(path) for name in FILES if (path := getattr(job, name)) is not None}
     return files | {"model": Path(job.model)}
 
@@ -228,7 +231,10 @@ def _describe(error: ValidationError) -> str:
 
 
 def _to_job_file_format(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Convert a recorded job to the format of a job file, which wraps the schema of `response_format`."""
+    """Convert a recorded job to the format of a job file.
+
+    In the record, `response_format` is only the schema. In a job file, `response_format` is an object with the schema.
+    """
     match recorded:
         case {"method": {"reinforcement": {"response_format": dict(schema)}}}:
             method = recorded["method"]

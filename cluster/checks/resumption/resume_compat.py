@@ -48,7 +48,7 @@ MAY_DIFFER: Mapping[type[BaseModel], frozenset[str]] = {
     EndpointGrader: frozenset({"url", "hedge_after_s", "rate_limit_per_s"}),
     PythonGrader: frozenset({"timeout_s"}),
 }
-"""Settings that may differ from the run's settings, by class. All settings within them may differ, too."""
+"""Settings that may change when a run resumes, by class. If a setting is a section, everything in it may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,10 @@ class SettingDifference:
 
 
 def may_differ(model: type[BaseModel], name: str) -> bool:
-    """Return whether the setting `name` of `model` or one of its base classes may differ from the run's value."""
+    """Return whether a setting may change when a run resumes.
+
+    The class `model` or one of its base classes defines the setting `name`.
+    """
     return any(name in MAY_DIFFER.get(base, ()) for base in model.__mro__)
 
 

@@ -56,7 +56,7 @@ FLEET_DASHBOARD = Dashboard(
                 ),
             ),
         ),
-        ("GPUs (not yet tested on a real GPU)", GPUS),
+        ("GPUs (these panels have not been tested on real GPUs yet)", GPUS),
         ("Nodes", NODES),
         (
             "Jobs, processes and disk",

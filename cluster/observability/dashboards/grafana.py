@@ -19,9 +19,10 @@ WINDOWS = {
     "window": ("average over", ("5m", "1m", "15m", "1h", "6h")),
     "steps": ("average steps over", ("1h", "15m", "6h", "1d")),
 }
-"""Label and choices of each variable for an averaging window; the first choice is the default.
+"""Dashboard variables for the averaging window, each with its label and choices. The first choice is the default.
 
-Metrics recorded once per step use the longer `steps`, because a window without a step has no value to average.
+Metrics that are recorded once per step use the variable `steps`. Its windows are longer, because a window without a
+step has no value to average.
 """
 CONSOLE = "http://127.0.0.1:8000"
 """Default of the text field for the server's URL in each dashboard. Links to the console start with this URL."""
@@ -104,8 +105,9 @@ class Panel:
 class Dashboard:
     """Dashboard: rows of panels, each row with a title.
 
-    `annotations` are marks on the time axis, named by their legends. By default, only the first annotation is shown. A
-    link at the top of the dashboard opens the console page `console_page`.
+    `annotations` are queries for marks on the time axis. The legend of a query is the name of its marks. By default,
+    only the marks of the first query are shown. A link at the top of the dashboard opens the console page
+    `console_page`.
     """
 
     name: str

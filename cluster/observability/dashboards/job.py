@@ -138,8 +138,8 @@ JOB_DASHBOARD = Dashboard(
                 panel(
                     build_rate_query("guard/<guard>", per="minute"),
                     title="Rewards set by guards per minute",
-                    about="If a guard sets more and more rewards, the policy has probably found a loophole in the "
-                    "grader.",
+                    about="If a guard replaces the reward of more and more rollouts, the policy has probably found a "
+                    "loophole in the grader.",
                 ),
             ),
         ),

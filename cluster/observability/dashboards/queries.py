@@ -23,7 +23,7 @@ from agent_rft.metrics.metric import Metric
 Labels = tuple[str, ...]
 WINDOW, STEPS = "$window", "$steps"
 CHOSEN = {"job": 'job=~"$job"', "endpoint": 'endpoint=~"$endpoint"'}
-"""Matchers for the viewer's selection, by label."""
+"""PromQL matchers for the jobs and endpoints that the viewer selected in the dashboard, by label."""
 
 _STARTED = 'max_over_time(process_start_time_seconds{process="driver"}[$__range])'
 _DRIVERS = f"last_over_time({samples('disk_total_bytes')}[$__range])"
@@ -173,7 +173,7 @@ def panel(
     titles, units = {query.title for query in shown}, {query.unit for query in shown}
     if len(units) > 1 or (len(titles) > 1 and not title):
         raise ValueError(
-            f"the panel {title!r} with {sorted(titles)} needs a title and a single unit, but has {sorted(units)}"
+            f"the panel {title!r} shows {sorted(titles)} in {sorted(units)}; give it a title and a single unit"
         )
     metrics = {query.metric: query.series or query.metric.label for query in shown}
     shared = len(metrics) > 1
@@ -200,7 +200,7 @@ def panel(
 
 
 def _threshold(shown: Alert, *, many_jobs: bool) -> Query:
-    """Return the query that draws the threshold of an alert whose threshold is a PromQL expression."""
+    """Return the query that draws an alert's threshold. The threshold is a PromQL expression, not a number."""
     chosen = f"({shown.condition.threshold}) and on (job) {samples('disk_total_bytes', CHOSEN['job'])}"
     legend = f"alert {shown.name} {{{{job}}}}" if many_jobs else f"alert {shown.name}"
     return Query(chosen, legend, dashed=True, color=ALERT_COLORS[shown.severity])

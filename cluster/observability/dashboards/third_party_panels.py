@@ -105,18 +105,22 @@ NODES = (
         about="Reported by Ray. Objects that do not fit spill to disk.",
     ),
     Panel(
-        "Spilled to disk by node in 15 minutes",
+        "Spilled to disk in 15 minutes, per node",
         (Query(NEW_SPILLS, "{{NodeAddress}}"),),
         "bytes",
         about="Reported by Ray: size of the objects that did not fit in Ray's object store.",
         alerts=(find_alert("RaySpills"),),
     ),
 )
-_ONE_GPU = "One of the two exporters is enough."
+_ONE_GPU = "One of these two sources is enough: each provides all values of this panel."
 
 
 def _gpu_panel(title: str, unit: str, ray: str, dcgm: str) -> Panel:
-    """Return a panel with one series per GPU from either exporter; label matchers replace `{}` in the expressions."""
+    """Return a panel with one series per GPU.
+
+    `ray` is an expression for Ray's metrics. `dcgm` is an expression for the metrics of DCGM's exporter. Label matchers
+    replace `{}` in both expressions.
+    """
     queries = (
         Query(ray.replace("{}", f"{{{RAY}}}"), "{{ip}} GPU {{GpuIndex}}"),
         Query(dcgm.replace("{}", f"{{{DCGM}}}"), "{{Hostname}} GPU {{gpu}} by DCGM"),
@@ -131,7 +135,7 @@ GPUS = (
     ),
     _gpu_panel("GPU power", "watt", f"ray_node_gpu_power_milliwatts{{}} / {MILLI}", "DCGM_FI_DEV_POWER_USAGE{}"),
 )
-"""GPU panels. Tested with sample metrics of both exporters, but not yet on a real GPU."""
+"""GPU panels. Tested with sample metrics of Ray and of DCGM's exporter, but not yet on a real GPU."""
 _REQUESTS = "ray_serve_deployment_request_counter_total"
 _LATENCY = "ray_serve_deployment_processing_latency_ms_bucket"
 _SERVED = ("application",)

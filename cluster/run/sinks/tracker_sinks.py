@@ -98,7 +98,7 @@ NO_REPORTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "WANDB_ERROR_REPORTING": "false",
 }
-"""Environment variables that turn off the packages' telemetry and console output."""
+"""Environment variables that turn off telemetry, error reports and console output of MLflow and Weights & Biases."""
 
 
 def _import_package(load: ImportModule, module: str, extra: str) -> Any:

@@ -1,4 +1,4 @@
-"""HTML page of a comparison, which needs no network or script, and an image of the page, rendered by Chromium."""
+"""HTML page of a comparison, and an image of the page that Chromium renders. The page needs no network or script."""
 
 from __future__ import annotations
 

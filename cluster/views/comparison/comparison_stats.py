@@ -2,8 +2,8 @@
 
 A side is one of the compared evaluations; all other sides are compared with the first side. All statistics are paired:
 each row is compared with the row that has the same id in the other evaluation. A row with several samples counts once,
-with the means of its samples. A rollout without a finite grade and reward counts as not graded. The intervals are
-computed by `agent_rft.metrics.confidence_intervals`.
+with the means of its samples. A rollout counts as not graded if its grade or its reward is not finite. The intervals
+are computed by `agent_rft.metrics.confidence_intervals`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NO_TOOL = "(none)"
 """Placeholder tool name for rollouts that call no tool."""
 REWARD_CHANGE_LABELS: Mapping[int, str] = {1: "reward up", 0: "same reward", -1: "reward down"}
 CALL_CHANGE_LABELS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 1: "more calls"}
-"""Names of the quadrants, by the sign of the change in tool calls."""
+"""Labels for a change in the number of tool calls, by the sign of the change."""
 SLOW_SHARE: Final = "slow_share"
-"""Measure that is added if there is a latency target: share of a row's rollouts that exceed the target."""
+"""Name of a measure: share of a row's rollouts that exceed the latency target. Exists only if there is a target."""
 BEST_OF_PREFIX: Final = "best_of_"
-"""Prefix of the measure `best_of_k`, with k samples per row."""
+"""Prefix of names such as `best_of_4`. This measure is the best grade among the first 4 rollouts of a row."""
 EQUAL = 1e-9
 """Rounding error of means; smaller changes count as 0."""
 

@@ -46,7 +46,7 @@ class NamedEvaluation:
 
     @classmethod
     def parse(cls, text: str, name: str | None) -> NamedEvaluation:
-        """Parse `RUN:NAME` or a path. `name` is the rollout name if `text` is a path.
+        """Parse the path of a folder, or `RUN:NAME`. `name` is the rollout name to use if `text` is a path.
 
         Raises:
             UserError: The folder does not exist.
@@ -69,10 +69,10 @@ class NamedEvaluation:
 def load_evaluations(
     texts: Sequence[str], *, name: str | None, file: str | None, evaluate: Evaluate | None
 ) -> list[LoadedEvaluation]:
-    """Load the evaluations in order. Model folders are first evaluated with `evaluate`.
+    """Load the evaluations that `texts` name, in this order. Model folders are first evaluated with `evaluate`.
 
-    `name` is the default rollout name of a run. If `name` is None, the default is the newest evaluation of the data
-    file `file`.
+    `name` is the rollout name for run folders without a name. If `name` is None, the newest evaluation of the data file
+    `file` is loaded. If `file` is None, the function `common_file` selects the data file.
 
     Raises:
         UserError: An evaluation does not exist or cannot be read.
@@ -99,9 +99,9 @@ def _load_side(label: str, run: RunFolder, name: str | None, file: str) -> Loade
     if name is None:
         found = evaluation_names(run, file)
         if not found:
-            has = ", ".join(sorted(names)) or "no rollouts at all"
+            has = f"only the rollouts {', '.join(sorted(names))}" if names else "and no other rollouts"
             raise UserError(
-                f"{run.path} has no evaluation of its {file}; it has {has}. Choose rollouts with RUN:NAME or --name."
+                f"{run.path} has no evaluation of its {file}, {has}. Choose rollouts with RUN:NAME or --name."
             )
         name = found[-1]
     elif counted := re.fullmatch(r"(step|validation)-(\d+)", name):
@@ -120,7 +120,11 @@ def evaluation_names(run: RunFolder, file: str) -> list[str]:
 
 
 def common_file(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
-    """Return the data file of the first evaluation with a name, or the first of FILES that all runs have evaluated."""
+    """Return the data file to compare.
+
+    This is the data file of the first name in `names` that names an evaluation of a data file, such as `test-after`.
+    Without such a name, it is the first of FILES that all runs without a name have evaluated.
+    """
     for name in names:
         for file, pattern in _NAMES.items():
             if name is not None and re.fullmatch(pattern, name):

@@ -80,7 +80,7 @@ class GradedRow:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEvaluation:
-    """Evaluation in memory: its label, its run and rollout name, and its rows by id.
+    """Evaluation in memory: label, run, name of the rollouts, and rows by id.
 
     `validations` contains (step, mean reward) of each validation of the run.
     """

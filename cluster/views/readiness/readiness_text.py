@@ -32,7 +32,8 @@ def print_readiness(console: Console, found: Readiness) -> None:
     shares = found.shares
     print_line(
         f"{len(found.rows)} rows, {found.samples} rollouts each: {shares.signal:.0%} with signal, "
-        f"{shares.all_wrong:.0%} all wrong, {shares.all_right:.0%} all right, {shares.equal:.0%} otherwise equal"
+        f"{shares.all_wrong:.0%} all wrong, {shares.all_right:.0%} all right, "
+        f"{shares.equal:.0%} all equal but neither right nor wrong"
     )
     print_line(
         escape(f"grade {found.grade}; pass@k: " + ", ".join(f"{entry.k}: {entry.share}" for entry in found.pass_at))

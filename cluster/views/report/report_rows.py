@@ -17,7 +17,7 @@ from agent_rft.types import Group, Rollout
 
 SHOWN_ROWS, SHOWN_ROLLOUTS = 1000, 16
 MAX_CHARS = 20_000_000
-"""Maximum length of all traces on a page. A page of 20 MB opens within seconds."""
+"""Maximum total number of characters of the traces on a page. A page of 20 MB opens within seconds."""
 ENDS = 5
 """Maximum number of rows in the list of worst rows, and in the list of best rows."""
 
@@ -51,7 +51,7 @@ class RowRollouts:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """Row of the graded file. `before` is None if the row was graded only once."""
+    """Row of a report: its rollouts before and after training. `before` is None if the row was graded only once."""
 
     before: RowRollouts | None
     after: RowRollouts

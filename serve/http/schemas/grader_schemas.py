@@ -84,6 +84,6 @@ class ToolOutput(ResponseBody):
     output: str
     """Text that a model would see: the tool's output or an error."""
     error: str | None
-    """Kind of the error that a model would see; null if there is no error."""
+    """Kind of the error in `output`; null if `output` is not an error."""
     latency_s: float
     """Seconds of the successful attempt, without queueing and retries."""

@@ -37,7 +37,10 @@ class JobProgress(ResponseBody):
     baseline: float | None
     """Value of `metric` before training; null if not measured."""
     baseline_of: Literal["train", "validation"] | None
-    """Source of `baseline`: `validation` before the first step, or `train` in the first step; null if not measured."""
+    """Source of `baseline`; null if not measured.
+
+    `validation`: the validation before the first step. `train`: the first training step.
+    """
 
 
 class Job(ListEntry):
@@ -114,7 +117,7 @@ class JobCheck(ResponseBody):
     valid: bool
     """Whether the check found no problems. The check does not call tools or graders."""
     problems: list[JobProblem]
-    """Problems of the request. If its schema is invalid, only schema problems are listed."""
+    """Problems of the request. If the request does not match the API's schema, no other problems are listed."""
 
 
 class JobEventBody(ListEntry):
@@ -141,7 +144,7 @@ class JobOutput(ResponseBody):
     process: Literal["validation", "driver"]
     """Kind of process."""
     attempt: int
-    """Driver number, starting at 1; 0 for the validation process."""
+    """Number of the driver: 1 for the job's first driver, 2 for the second, and so on. 0 for the validation process."""
     written_at: UnixTime = Field(validation_alias="at")
     """Time of the last output in Unix seconds."""
     text: str
@@ -157,7 +160,7 @@ class JobLog(ResponseBody):
     error: str | None
     """Full error of the job, with details that the job object omits; null if the job has no error."""
     outputs: list[JobOutput]
-    """Outputs, oldest first. Outputs are stored for 30 days, and only for the last ten drivers."""
+    """Outputs, oldest first. They are deleted after 30 days. Only the outputs of the last ten drivers are stored."""
 
 
 class Checkpoint(ListEntry):

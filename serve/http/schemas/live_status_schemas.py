@@ -81,7 +81,7 @@ class JobLiveStatus(ResponseBody):
     status: JobStatus
     """Status of the job."""
     age_s: float | None
-    """Seconds since the lists were updated; null, with empty lists, if the job has no processes."""
+    """Seconds since the lists were updated. If the job has no processes, this is null and the lists are empty."""
     engines: list[EngineLiveStatus] = Field(default=[])
     actors: list[ActorLiveStatus] = Field(default=[])
     endpoints: list[EndpointLiveStatus] = Field(default=[])

@@ -58,7 +58,7 @@ class ReadinessBody(ListEntry):
     samples: int = Field(validation_alias=AliasPath("readiness", "samples"))
     """Rollouts per row."""
     target_latency_s: float | None = Field(validation_alias=AliasPath("readiness", "target_s"))
-    """Target for a rollout's model and tool time in seconds, or null."""
+    """Maximum seconds that the model and the tools should take per rollout; null if there is no target."""
     verdict: Verdict | None = Field(default=None, validation_alias=AliasPath("findings", "verdict"))
     """`train`, `fix_first` or `sft_warm_up`; null until the check has succeeded."""
     reasons: list[ReadinessReason] = Field(default=[], validation_alias=AliasPath("findings", "reasons"))
@@ -66,4 +66,4 @@ class ReadinessBody(ListEntry):
     findings: dict[str, Any] | None
     """All findings except the rows; null until the check has succeeded."""
     result_files: list[str]
-    """Ids of two files: `readiness.json` has the findings with all rows, and `readiness.html` shows them as a page."""
+    """Ids of two files. `readiness.json` has all findings and rows. `readiness.html` is a page with the findings."""

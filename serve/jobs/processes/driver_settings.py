@@ -1,7 +1,8 @@
-"""Settings that a server passes to its drivers, which are separate processes, possibly on other nodes.
+"""Settings that a server passes to its drivers. Drivers are separate processes, possibly on other nodes.
 
-They are written to a file that only the server's user can read, because command lines are visible to all users and the
-database URL may contain a password. The server's folder must have the same path on every node that runs drivers.
+The settings are written to a file that only the server's user can read. Command lines would be visible to all users,
+and the database URL may contain a password. The server's folder must have the same path on every node that runs
+drivers.
 """
 
 from __future__ import annotations

@@ -50,10 +50,11 @@ PROGRESS_EVERY_S = 30.0
 
 
 class StoreSink:
-    """RunWatcher (cluster/run/sinks/event_stream.py) that writes the events of one driver to the store.
+    """Implementation of RunWatcher (cluster/run/sinks/event_stream.py) that writes one driver's events to the store.
 
-    Clients read these events, so operator-only fields are removed and paths are replaced. `names` maps each path to
-    its replacement. `name` returns a model id for a checkpoint's step, or for the tuned model if the step is None.
+    Clients read these events, so operator-only fields are removed and paths are replaced. `names` maps each path to the
+    path's replacement. `name(step)` returns the model id of the checkpoint of this step. `name(None)` returns the id of
+    the tuned model.
     """
 
     def __init__(
@@ -123,9 +124,10 @@ class StoreSink:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def sync_checkpoints(self) -> None:
-        """Make the store's checkpoints and models match the checkpoints on disk that can be served as models.
+        """Make the store list the same checkpoints as the disk, with a model for each checkpoint.
 
-        A checkpoint's model is added or deleted before the checkpoint, so the call can be repeated after an error.
+        Checkpoints that cannot be served as models are left out. A model is added or deleted before its checkpoint. If
+        an error occurs in between, the next call completes the change.
         """
         on_disk = list_checkpoints(self._checkpoints)
         kept = {state.step: (path, state) for path, state in on_disk if state.is_servable}

@@ -75,7 +75,10 @@ def make_wire_data(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def checkpoint_metrics(data: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a checkpoint, a subset of its step's `make_wire_data`."""
+    """Return the metrics of a checkpoint, a subset of `data`.
+
+    `data` is the result of `make_wire_data` for the checkpoint's step.
+    """
     return {key: float(data[key]) for key in CHECKPOINT_KEYS if data.get(key) is not None}
 
 

@@ -110,7 +110,7 @@ def test_one_that_waits_gets_the_folder_when_its_owner_ends(claims: list[FolderC
     (first.folder / "events.jsonl").write_text("")
     second = claimed(claims, tmp_path, time, told, wait_s=600.0)
     assert second.number == 2 and 90 <= time.now < 92
-    assert len(told) == 2 and re.search("waiting for it to end, (599|600) s at most", told[0])
+    assert len(told) == 2 and re.search("waiting at most (599|600) s until this process ends", told[0])
 
 
 def test_a_wait_ends_with_the_time_that_it_was_given(claims: list[FolderClaim], tmp_path: Path) -> None:

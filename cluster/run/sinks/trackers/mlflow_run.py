@@ -13,7 +13,10 @@ from agent_rft.spec.trackers import MlflowAccess, MlflowSettings
 TAG = "agent_rft.run"
 """Tag by which a resumed run finds its MLflow run."""
 REQUESTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "8", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-"""Request limits; by default, MLflow waits many minutes for an unreachable server. Unsent metrics are sent later."""
+"""Timeout in seconds and number of retries of a request to MLflow. If a request fails, its metrics are sent later.
+
+By default, MLflow waits many minutes for an unreachable server.
+"""
 STATUS: dict[Outcome, str] = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 MAX_BATCH = {"metrics": 1_000, "params": 100}
 """Maximum number of metrics and of parameters in one MLflow request."""
@@ -22,7 +25,10 @@ _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowRun:
-    """MLflow run whose tag TAG is our run's name, so that a resumed run continues the same MLflow run."""
+    """MLflow run that records our run. Its tag TAG is the name of our run.
+
+    If our run is resumed, the tag is used to find the MLflow run, and the MLflow run continues.
+    """
 
     def __init__(self, mlflow: Any, run: TrackedRun, settings: MlflowSettings, access: MlflowAccess | None) -> None:
         """Create the MLflow run, or continue it if our run was resumed. `mlflow` is the imported package.

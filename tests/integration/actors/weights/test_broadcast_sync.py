@@ -178,7 +178,7 @@ async def test_an_engine_that_received_other_bytes_has_failed(transfer: WeightTr
     transfer.learner.keeps_back = 1
     outcomes = await transfer.publish(2)
     assert [str(outcome) for outcome in outcomes] == [
-        "the checksum of its weights differs from the learner's version 2"
+        "the checksum of the engine's weights differs from the learner's checksum for version 2"
     ] * 2
 
 

@@ -304,7 +304,7 @@ async def test_a_grader_and_numbers_beyond_todays_limits_warn_it(stopped: Stoppe
     found = await prepared(stopped)
     for what in ("64 graders", "16 graders that start a process", "1,000 placeholders"):
         assert any(f"has more than {what}" in warning for warning in found.warnings)
-    assert any("keeps 70000, which is invalid in a new job" in warning for warning in found.warnings)
+    assert any("still uses 70000; new jobs cannot use it" in warning for warning in found.warnings)
     assert found.job.cluster.max_num_seqs == 70_000
     job = load_job(stopped.job, VARIABLES)
     with pytest.raises(InvalidJob, match="grader_too_large"):
@@ -332,7 +332,7 @@ async def test_a_node_that_it_fitted_without_headroom_warns_it(stopped: Stopped)
     (used,) = (await prepared(stopped)).cluster.host_bytes
     began = RecordedRun.load(RunFolder(stopped.run))
     job, exact = began.apply_to(load_job(stopped.job, VARIABLES)), replace(NODE, memory_bytes=used)
-    with pytest.raises(InvalidJob, match="and 8% of it must stay free"):
+    with pytest.raises(InvalidJob, match="and 8% of this memory must stay free"):
         await check_job(job, ModelFolder.find(job.model), [exact], stopped.home, LOCAL, free_space=PLENTY)
     found = await check_job(
         job,
@@ -344,7 +344,7 @@ async def test_a_node_that_it_fitted_without_headroom_warns_it(stopped: Stopped)
         recorded_run=began,
         was_accepted=True,
     )
-    assert any("and 8% of it must stay free; a new job would be refused" in warning for warning in found.warnings)
+    assert any("of this memory must stay free; a new job would be refused" in warning for warning in found.warnings)
 
 
 async def test_the_checkpoints_that_it_has_written_need_no_room_again(stopped: Stopped) -> None:

@@ -47,7 +47,7 @@ def test_a_bucket_that_is_larger_than_one_write_is_written_whole() -> None:
     file = Little(room=8)
     write_all(file, memoryview(DATA))
     assert file.content.getvalue() == DATA.tobytes()
-    with pytest.raises(OSError, match="only 7 of 8 bytes fit"):
+    with pytest.raises(OSError, match="only 7 of 8 bytes were written"):
         write_all(Little(room=7), memoryview(DATA))
 
 

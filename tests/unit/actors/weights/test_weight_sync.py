@@ -45,7 +45,7 @@ async def test_an_engine_one_of_whose_processes_loaded_other_bytes_has_failed(
     assert sync.check_loaded_weights(published, WHOLE) == 0.5
     failed = sync.check_loaded_weights(published, WeightLoadResult(0.5, (7, 6)))
     assert isinstance(failed, EngineFailed)
-    assert failed.message == "the checksum of its weights differs from the learner's version 3"
+    assert failed.message == "the checksum of the engine's weights differs from the learner's checksum for version 3"
 
 
 async def test_an_engine_whose_parameters_missed_a_tensor_has_failed_if_another_took_it(
@@ -56,7 +56,7 @@ async def test_an_engine_whose_parameters_missed_a_tensor_has_failed_if_another_
     assert sync.unloaded_tensors == ("b",)
     assert sync.check_loaded_weights(published, WHOLE) == 0.5
     failed = sync.check_loaded_weights(published, missed)
-    assert isinstance(failed, EngineFailed) and failed.message == "it did not load 1 tensors of version 3: b"
+    assert isinstance(failed, EngineFailed) and failed.message == "the engine did not load 1 tensors of version 3: b"
 
 
 @pytest.mark.parametrize(("num_bytes", "num_engines", "timeout_s"), [(1e9, 4, 600), (16e9, 1, 600), (16e9, 4, 1_280)])

@@ -135,9 +135,9 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
         ({"model": "ft:gpt-4.1-2025-04-14:acme::x"}, "was tuned at OpenAI, and its weights cannot be downloaded"),
         (
             {"integrations": [{"type": "wandb", "wandb": {"project": "p", "run_id": "r"}}]},
-            "wandb is imported; set track",
+            "wandb was imported; set track",
         ),
-        ({"integrations": [{"type": "new"}]}, "a tracker other than wandb is omitted"),
+        ({"integrations": [{"type": "new"}]}, "a tracker was omitted, because only wandb can be imported"),
         ({"seed": 2**31 + 3}, " to 3, because"),
         ({"method": reinforcement(new_setting=1)}, "method.reinforcement.new_setting: omitted"),
         (

@@ -105,7 +105,7 @@ def test_rows_of_one_group_stay_together() -> None:
     with pytest.raises(UserError, match="only 2 different values of 'group'"):
         split_rows([{"group": i % 2} for i in range(10)])
     with pytest.raises(
-        UserError, match="only 2 different examples: give at least one each for training, validation and test"
+        UserError, match="only 2 different examples: give at least three, one each for training, validation and test"
     ):
         split_rows([{}, {}])
 

@@ -125,7 +125,7 @@ OTHERS = "such as --tool|each with --tool"
                 "        tag: {$ref: '#/components/schemas/Tag'}", "        tag: {$ref: '#/components/schemas/Pet'}"
             ),
             r"schemas.Pet.properties.tag.\$ref \(.*:34\): operation 'put_pet': #/components/schemas/Pet contains itself"
-            r".*\n.*replace the inner reference",
+            r".*\n.*replace this reference",
         ),
         (changed("schemas/Tag'}", "schemas/Dog'}"), r"tag.\$ref \(.*:34\): .*#/components/schemas/Dog does not exist"),
         (changed("'#/components/schemas/Tag'", "other.yaml#/Tag"), r"'other.yaml#/Tag' is in another document"),
@@ -323,7 +323,7 @@ def test_a_document_is_fetched_from_a_url_within_bounds() -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://169.254.169.254/openapi.json", "169.254.169.254, a cloud metadata address, and is not read"),
+        ("http://169.254.169.254/openapi.json", "its host resolves to 169.254.169.254, a cloud metadata address"),
         ("http://0.0.0.0/openapi.json", "an unspecified address"),
         ("http://[fe80::1]/openapi.json", "a link-local address"),
         ("http://", "its URL must start with http:// or https:// and name a host"),

@@ -82,7 +82,10 @@ def read(folder: Path, text: str, *wanted: str, name: str = "shop.py") -> ToolMo
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("\ndef add(a: int,\n        b) -> int: ...", r"add\(b\) \(.*shop.py:3\): has no type hint .*\n.*write b: str"),
+        (
+            "\ndef add(a: int,\n        b) -> int: ...",
+            r"add\(b\) \(.*shop.py:3\): has no type hint .*\n.*for example b: str",
+        ),
         (
             "def add(*numbers: int): ...",
             r"add\(\*numbers\) \(.*shop.py:1\): .*cannot describe \*args or .*\n.*name each argument",
@@ -91,7 +94,7 @@ def read(folder: Path, text: str, *wanted: str, name: str = "shop.py") -> ToolMo
         ("def add(a: int, /): ...", r"add\(a\) .*by name.*\n.*remove the /"),
         (
             "def add(): ...\n\ndef add(): ...",
-            r"add \(.*shop.py:3\): is already defined at line 1.*\n.*rename the other",
+            r"add \(.*shop.py:3\): is already defined at line 1.*\n.*or rename it",
         ),
         ("def prüfe(): ...", r"prüfe .*1 to 64 characters.*\n.*rename the function"),
         (f"def {'a' * 65}(): ...", r"1 to 64 characters"),

@@ -47,7 +47,7 @@ async def test_a_valid_job_is_resolved(case: Case) -> None:
     assert [len(tasks) for tasks in (prepared.tasks, prepared.validation, prepared.test)] == [2, 1, 0]
     assert prepared.job.model == str(BASE)
     (few,) = prepared.warnings
-    assert few.startswith(f"training_file: 2 rows for 160 epochs: {FEW_ROWS}")
+    assert few.startswith(f"training_file: has only 2 rows for 160 epochs, so {FEW_ROWS}")
 
 
 async def test_each_tool_and_the_grader_is_called_once_with_values_that_fit(case: Case) -> None:

@@ -46,7 +46,7 @@ def test_rows_that_repeat_earlier_ones_are_named_by_line() -> None:
 
 def test_many_epochs_over_a_few_rows_are_told() -> None:
     (warning,) = told(rows("a", "b", "c"), num_rows=3, n_epochs=107)
-    assert warning.startswith("training_file: 3 rows for 107 epochs: the model will memorize so few")
+    assert warning.startswith("training_file: has only 3 rows for 107 epochs, so the model will memorize the answers")
 
 
 def test_a_warm_up_that_never_ends_is_told() -> None:
@@ -117,7 +117,7 @@ def test_calls_that_may_outlast_their_rollout_are_told() -> None:
     of_tool, of_grader = told(offered, reinforcement)
     assert of_tool == (
         "method.reinforcement.tools[0].timeout_s: 18000 s is longer than limits.rollout_timeout_s (600 s), so a "
-        "rollout with a call that takes this long is discarded; set limits.rollout_timeout_s to more than 18000, or "
+        "rollout is discarded before its slow call times out; set limits.rollout_timeout_s to more than 18000, or "
         "lower timeout_s [short_rollout_timeout]"
     )
     assert of_grader.startswith("method.reinforcement.grader.graders.mine.timeout_s: 3601 s is longer than the 3600 s")

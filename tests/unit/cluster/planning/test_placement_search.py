@@ -246,7 +246,7 @@ def test_the_plan_says_what_was_chosen_and_why() -> None:
     assert found["cluster"].startswith("cluster: auto is 1 engine of 1 GPU and 1 learner rank, ZeRO stage 0")
     lora = found["method.reinforcement.algorithm.lora"]
     assert "auto is rank 32 (training all 8.19B parameters needs" in lora
-    assert "but a GPU has 80.0 GiB; set lora to off to train all of them anyway)" in lora
+    assert "but a GPU has 80.0 GiB; to train all parameters anyway, set lora to off)" in lora
     assert "method.reinforcement.algorithm.lora" not in reasons(lay_out(request("0.6B", "2 x 80")))
 
 

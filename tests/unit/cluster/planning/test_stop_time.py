@@ -27,6 +27,6 @@ def test_interval_in_minutes_grows_and_one_in_steps_is_kept() -> None:
         "LoRA"
     )
     assert steps == (
-        "cluster.checkpoint_interval.steps: writing a checkpoint takes about 1200 s, longer than a step of about 60 s, "
+        "cluster.checkpoint_interval.steps: writing a checkpoint takes about 1200 s, longer than a step (about 60 s), "
         "so training will wait for each checkpoint; set it to 40 or more, or to null"
     )

@@ -65,7 +65,7 @@ def test_nothing_is_suggested_where_there_is_no_choice(changes: dict[str, Any]) 
 def test_the_suggestion_is_printed() -> None:
     found = measure_utilization(steps(1.0, 30.0), EIGHT, overlaps=True)
     assert found is not None
-    wanted = "steps would be shorter with 6 engines and 2 learner ranks instead of 4 and 4"
+    wanted = "steps would be shorter with 6 engines and 2 learner ranks (this run has 4 and 4)"
     assert str(found) == f"engines were busy 100% of the time, learner ranks 30%; {wanted}"
 
 

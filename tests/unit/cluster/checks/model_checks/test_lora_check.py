@@ -102,7 +102,7 @@ def test_an_adapter_needs_its_base_and_one_that_fits(tmp_path: Path, tmp_path_fa
     (other / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
     [problem] = problems_of({"rank": 4}, adapter_in(tmp_path, base=other))
     assert (problem.code, problem.field) == ("adapter_of_another_model", "model")
-    assert f"does not fit its base model {other} and the setting `lora`" in problem.message
+    assert f"does not match its base model {other} or the setting `lora`" in problem.message
     assert "base_model_name_or_path" in problem.fix
 
 
