@@ -34,9 +34,10 @@ from agent_rft.actors.runtime.rollout_stages import RolloutStages
 from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, mark_failed
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import RenderFailed
+from agent_rft.chat.template_messages import parse_arguments
 from agent_rft.errors import DiscardError, TemplateFailed
 from agent_rft.spec.job import RewardSpec, RolloutLimits
-from agent_rft.spec.schemas.json_schema import SchemaValidator
+from agent_rft.spec.schemas.json_schema import HALF_SURROGATE_PAIR, SchemaValidator
 from agent_rft.trainer.algorithm.reward import compute_reward
 from agent_rft.types import DiscardedRollout, Finish, Grade, Rollout, Task, ToolCall, ToolResult, Turn
 
@@ -385,11 +386,11 @@ class EpisodeRunner:
     def _find_argument_error(self, tool: dict[str, Any], arguments: str) -> str | None:
         schema = tool["function"].get("parameters")
         try:
-            value = json.loads(arguments)
-        except (ValueError, RecursionError) as error:  # or a number with thousands of digits, or very deep nesting
-            too_large = "a number has too many digits, or the nesting is too deep"
-            why = str(error) if isinstance(error, json.JSONDecodeError) else too_large
-            return f"the arguments are not valid JSON: {why}"
+            value = parse_arguments(arguments)
+        except UnicodeEncodeError:
+            return f"invalid arguments {HALF_SURROGATE_PAIR}"
+        except ValueError as error:
+            return f"the arguments are not valid JSON: {error}"
         if schema is None:
             return None
         key = json.dumps(schema, sort_keys=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from agent_rft.chat.model_family import ModelFamily
 from agent_rft.chat.template_format import TemplateFormat, set_reasoning
@@ -132,6 +133,39 @@ def format_arguments(arguments: Any) -> str:
     if not isinstance(arguments, str):
         return json.dumps({} if arguments is None else arguments, ensure_ascii=False)
     return arguments if arguments.strip() else "{}"
+
+
+class _NotJson(ValueError):
+    """A number that Python's parser reads although it is not JSON, or has no finite value."""
+
+
+def parse_arguments(arguments: str) -> Any:
+    """Parse the arguments of a sampled call, which other JSON parsers must be able to read too.
+
+    Raises:
+        UnicodeEncodeError: A string contains half of a surrogate pair.
+        ValueError: The text is not valid JSON. The message has the reason.
+    """
+    try:
+        value = json.loads(arguments, parse_constant=_refuse_constant, parse_float=_parse_finite)
+        if not arguments.isascii() or "\\u" in arguments:
+            json.dumps(value, ensure_ascii=False).encode()
+    except (json.JSONDecodeError, _NotJson, UnicodeEncodeError):
+        raise
+    except (ValueError, RecursionError):  # thousands of digits, or thousands of levels
+        raise _NotJson("a number has too many digits, or the nesting is too deep") from None
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _NotJson(f"{name} is not a JSON number")
+
+
+def _parse_finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise _NotJson(f"the number {text[:20]} is too large")
+    return number
 
 
 def _arguments_object(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,6 +217,13 @@ _JOB_AND_SERVER: dict[str, Metric] = {
         "histogram",
         SECONDS,
     ),
+    "api_ignored_keys/<key>": _live_metric(
+        "ignored request keys",
+        "requests",
+        "chat completions and responses whose request has an unknown key that the server ignores, by key: a known name "
+        "or other",
+        "counter",
+    ),
     "api_jobs/<state>": _live_metric("API jobs", "jobs", "jobs of the API server by state, such as queued and running"),
     "api_queue_age_s": _live_metric(
         "queue age", "s", "waiting time of the oldest job in the API server's queue; 0 if the queue is empty"

@@ -1,18 +1,16 @@
 """Schema of chat completion requests, which are validated before an engine is called.
 
-OpenAI's keys that have no effect on this server (`store`, `user`, ...) are accepted but ignored. Other unknown keys are
-rejected. A key with the value `null` is treated like an absent key.
+`request_keys` lists the unsupported keys that are rejected. Other unknown keys are ignored. A key with the value `null`
+is treated like an absent key.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -22,8 +20,19 @@ from pydantic import (
 )
 
 from agent_rft.chat.template_messages import format_arguments
-from agent_rft.spec.schemas.json_schema import find_schema_problem, find_structure_problem
-from agent_rft.spec.schemas.schema_limits import MAX_PATTERNS, SchemaProblem, find_patterns
+from agent_rft.spec.schemas.json_schema import find_schema_problem
+from agent_rft.wire.request_keys import WEB_SEARCH_KEY, refuse_keys, to_key_labels
+from agent_rft.wire.tool_schema import (
+    ChatTool,
+    IgnoredTool,
+    NamedTool,
+    RequestPart,
+    ToolDefinition,
+    check_grammars,
+    check_tool_choice,
+    check_unique_names,
+    raise_schema_problem,
+)
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
@@ -34,13 +43,7 @@ IGNORED_KEYS = {
 }
 SERVER_KEYS = IGNORED_KEYS | {"grader", "item", "max_tokens", "stream_options"}
 REQUIRED = frozenset({"model", "messages", "input"})
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-
-
-class RequestPart(BaseModel):
-    """Base class of the objects in a request. Unknown keys of these objects are ignored."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ContentPart(RequestPart):
@@ -114,6 +117,8 @@ class AssistantMessage(RequestPart):
     refusal: str | None = None
     reasoning: str | None = None
     """Reasoning of an earlier answer, sent back by the client."""
+    reasoning_content: str | None = None
+    """Another name of `reasoning`, which some clients use."""
     tool_calls: list[ToolCallPart] | None = None
 
     @model_validator(mode="after")
@@ -139,53 +144,12 @@ ChatMessage = Annotated[
 ]
 
 
-def _check_tool_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return _raise_schema_problem(schema, find_structure_problem(schema))
-
-
 def _check_grammar_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return _raise_schema_problem(schema, find_schema_problem(schema, grammar=True))
+    return raise_schema_problem(schema, find_schema_problem(schema, grammar=True))
 
 
-def _raise_schema_problem(schema: dict[str, Any], problem: SchemaProblem | None) -> dict[str, Any]:
-    if problem is not None:
-        raise ValueError(f"{problem}; {problem.fix}")
-    return schema
-
-
-JsonSchema = Annotated[dict[str, Any], AfterValidator(_check_tool_schema)]
-"""JSON schema of a tool. Patterns in the schema are not compiled, because the API does not validate calls."""
 GrammarSchema = Annotated[dict[str, Any], AfterValidator(_check_grammar_schema)]
 """JSON schema of an answer. Decoding is constrained to this schema."""
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
-
-
-class FunctionDefinition(RequestPart):
-    """Function of a tool as the model sees it. Extra fields are preserved, as in training."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: FunctionName
-    description: str | None = None
-    """Description of the function for the model."""
-    parameters: JsonSchema | None = None
-    """JSON schema of the arguments."""
-    strict: bool | None = None
-    """Accepted for compatibility with OpenAI's API."""
-
-
-class ToolDefinition(RequestPart):
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class NamedFunction(RequestPart):
-    name: str
-
-
-class NamedTool(RequestPart):
-    type: Literal["function"]
-    function: NamedFunction
 
 
 class NamedSchema(RequestPart):
@@ -215,17 +179,10 @@ class StreamOptions(RequestPart):
     """Send the token counts in a final chunk."""
 
 
-def check_unique_names(tools: list[ToolDefinition]) -> list[ToolDefinition]:
-    duplicates = sorted(name for name, count in Counter(tool.function.name for tool in tools).items() if count > 1)
-    if duplicates:
-        raise ValueError(f"duplicate tool names: {', '.join(duplicates)}; give each tool a unique name")
-    return tools
-
-
 class SamplingRequest(RequestPart):
     """Base class of requests, with the keys that chat completions and responses share."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     model: Annotated[str, Field(min_length=1)]
     """Id of a base model, a tuned model or a checkpoint; see GET /models."""
@@ -265,11 +222,22 @@ class SamplingRequest(RequestPart):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, body: Any) -> Any:
-        """Drop null values, except in required keys, for which null is an error."""
+    def _check_keys(cls, body: Any) -> Any:
+        """Drop null values, except in required keys, for which null is an error. Refuse unsupported keys."""
         if not isinstance(body, dict):
             return body
-        return {key: value for key, value in body.items() if value is not None or key in REQUIRED}
+        body = {key: value for key, value in body.items() if value is not None or key in REQUIRED}
+        refuse_keys(cls.__name__, body, cls.model_fields.keys())
+        return body
+
+    @property
+    def ignored_keys(self) -> list[str]:
+        """Labels of the keys that this server ignores."""
+        return to_key_labels(self.model_extra or {})
+
+    def _list_ignored_tools(self, tools: Iterable[RequestPart]) -> list[str]:
+        found = {tool.type for tool in tools if isinstance(tool, IgnoredTool)}
+        return sorted(found | ({WEB_SEARCH_KEY} & (self.model_extra or {}).keys()))
 
 
 class ChatRequest(SamplingRequest):
@@ -277,9 +245,8 @@ class ChatRequest(SamplingRequest):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     """Complete conversation. Tool results must directly follow the message that contains their calls."""
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = (
-        None
-    )
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = None
+    """Functions that the model may call. Known tools of other types are ignored."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """Calls in the answer: none (no calls), auto (the model decides), required (at least one call), or the function
     that must be called."""
@@ -313,9 +280,9 @@ class ChatRequest(SamplingRequest):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ChatRequest:
-        check_tool_choice(self.tool_choice, self.tools)
+        check_tool_choice(self.tool_choice, self.functions)
         wants_json = self.response_format is not None and self.response_format.type != "text"
-        check_grammars(self.tool_choice, self.tools, wants_json=wants_json)
+        check_grammars(self.tool_choice, self.functions, wants_json=wants_json)
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs: true")
         if self.stream_options is not None and not self.stream:
@@ -325,9 +292,23 @@ class ChatRequest(SamplingRequest):
         _check_turns(self.messages)
         return self
 
+    @property
+    def functions(self) -> list[ToolDefinition]:
+        return [tool for tool in self.tools or () if isinstance(tool, ToolDefinition)]
+
+    @property
+    def ignored_tools(self) -> list[str]:
+        """Types of the tools that this server ignores."""
+        return self._list_ignored_tools(self.tools or ())
+
     def to_chat_body(self) -> dict[str, Any]:
         """Return the request body for a ModelServer, without the keys that the API itself handles."""
-        body = self.model_dump(exclude_none=True, exclude=SERVER_KEYS, by_alias=True)
+        unknown = (self.model_extra or {}).keys()
+        body = self.model_dump(exclude_none=True, exclude={*SERVER_KEYS, *unknown}, by_alias=True)
+        if self.tools:
+            body["tools"] = [tool.model_dump(exclude_none=True) for tool in self.functions]
+            if not body["tools"]:
+                del body["tools"]
         if self.max_tokens is not None:
             body.setdefault("max_completion_tokens", self.max_tokens)
         for message in body["messages"]:
@@ -355,35 +336,3 @@ def _check_turns(messages: Sequence[PlainMessage | AssistantMessage | ToolMessag
             raise ValueError(f"messages[{i}].tool_calls: two calls have the same id")
     if open_calls:
         raise ValueError(f"the call {open_calls[0]!r} has no tool message with its result")
-
-
-def check_tool_choice(choice: str | NamedTool | None, tools: list[ToolDefinition] | None) -> None:
-    """Check `tool_choice` against `tools`.
-
-    Raises:
-        ValueError: `tool_choice` names a tool that does not exist, or requires a call although there are no tools.
-    """
-    names = {tool.function.name for tool in tools or ()}
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise ValueError(f"tool_choice names {choice.function.name!r}, which is not in tools")
-    if choice == "required" and not names:
-        raise ValueError("tool_choice is required, but there are no tools")
-
-
-def check_grammars(choice: str | NamedTool | None, tools: list[ToolDefinition] | None, *, wants_json: bool) -> None:
-    """Check the tools' schemas if the request needs a grammar.
-
-    A grammar is needed if `choice` requires a call, or if the answer must be JSON (`wants_json`).
-
-    Raises:
-        ValueError: A schema cannot be expressed as a grammar, or there are too many patterns.
-    """
-    if not wants_json and choice in (None, "auto", "none"):
-        return
-    if (count := sum(len(find_patterns(tool.function.parameters or {})) for tool in tools or ())) > MAX_PATTERNS:
-        allowed = f"at most {MAX_PATTERNS} patterns are allowed with this tool_choice and response format"
-        raise ValueError(f"the schemas of the tools have {count:,} patterns; {allowed}")
-    for i, tool in enumerate(tools or ()):
-        problem = find_schema_problem(tool.function.parameters, grammar=True)
-        if problem is not None:
-            raise ValueError(f"tools[{i}] ({tool.function.name!r}): error in the schema at {problem}; {problem.fix}")

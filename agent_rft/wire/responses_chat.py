@@ -241,7 +241,7 @@ def new_response(request: ResponsesRequest, response_id: str, created_at: int) -
         "temperature": request.temperature if request.temperature is not None else 1.0,
         "text": {"format": text_format},
         "tool_choice": choice.model_dump() if isinstance(choice, FlatNamedTool) else choice,
-        "tools": [_fill_in_tool(tool.model_dump()) for tool in request.tools or ()],
+        "tools": [_fill_in_tool(tool.model_dump()) for tool in request.functions],
         "top_p": request.top_p if request.top_p is not None else 1.0,
         "truncation": "disabled",
         "usage": None,

@@ -1,34 +1,40 @@
 """Schema of requests to /responses.
 
-The server keeps no state. OpenAI's keys that have no effect on this server are accepted but ignored. Keys that would
-change the answer, such as `conversation` or `background`, are rejected. A key with the value `null` is treated like an
-absent key.
+The server keeps no state, so keys such as `conversation` are rejected. `request_keys` lists the other unsupported keys
+that are rejected. Other unknown keys are ignored. A key with the value `null` is treated like an absent key.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from agent_rft.wire.api_errors import truncate
 from agent_rft.wire.chat_schema import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Arguments,
     CalledFunction,
     Effort,
-    FunctionDefinition,
-    NamedFunction,
-    NamedTool,
     Parts,
-    RequestPart,
     ResponseFormat,
     SamplingRequest,
+    content_kind,
+)
+from agent_rft.wire.tool_schema import (
+    FunctionDefinition,
+    IgnoredTool,
+    NamedFunction,
+    NamedTool,
+    RequestPart,
     ToolDefinition,
     check_grammars,
     check_tool_choice,
+    check_tool_type,
     check_unique_names,
-    content_kind,
+    tool_kind,
 )
 
 INCLUDE_ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -72,12 +78,24 @@ def _item_kind(item: Any) -> Any:
     return item.get("type") or ("message" if "role" in item else None)
 
 
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _check_item_type(item: Any) -> Any:
+    match item:
+        case {"type": str(kind)} if kind not in ITEM_TYPES:
+            message = "items of the type {kind} are not supported; remove the item, or write it as a message"
+            raise PydanticCustomError("unknown_item_type", message, {"kind": repr(truncate(kind, 100))})
+    return item
+
+
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[CallOutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_item_kind),
+    BeforeValidator(_check_item_type),
 ]
 
 
@@ -90,6 +108,13 @@ class FlatTool(FunctionDefinition):
         """Return the tool in the format of chat completions, which is also the format of tools in training rows."""
         function = self.model_dump(exclude_none=True, exclude={"type"})
         return ToolDefinition(type="function", function=FunctionDefinition(**function))
+
+
+ResponsesTool = Annotated[
+    Annotated[FlatTool, Tag("function_tool")] | Annotated[IgnoredTool, Tag("ignored_tool")],
+    Discriminator(tool_kind),
+    BeforeValidator(check_tool_type),
+]
 
 
 class FlatNamedTool(RequestPart):
@@ -132,7 +157,8 @@ class ResponsesRequest(SamplingRequest):
     calls."""
     instructions: str | None = None
     """System message before the input."""
-    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    """Functions that the model may call. Known tools of other types are ignored."""
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
     """Calls in the answer: none (no calls), auto (the model decides), required (at least one call), or the function
     that must be called."""
@@ -188,7 +214,16 @@ class ResponsesRequest(SamplingRequest):
 
     @property
     def chat_tools(self) -> list[ToolDefinition]:
-        return check_unique_names([tool.to_chat_tool() for tool in self.tools or ()])
+        return check_unique_names([tool.to_chat_tool() for tool in self.functions])
+
+    @property
+    def functions(self) -> list[FlatTool]:
+        return [tool for tool in self.tools or () if isinstance(tool, FlatTool)]
+
+    @property
+    def ignored_tools(self) -> list[str]:
+        """Types of the tools that this server ignores."""
+        return self._list_ignored_tools(self.tools or ())
 
     @property
     def chat_tool_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:

@@ -4,7 +4,8 @@ The files can be read while the job is running, and after it was killed. Only on
 `agent_rft.rows.ownership`), writes the files. The owner removes the oldest rollout files when they exceed the
 operator's limits. The files are:
 
-    job.resolved.json      format, job and plan, without secrets; a resumed run keeps these values
+    job.resolved.json      format, job and plan, without secrets, and the run's id in experiment trackers; a resumed run
+                           keeps these values
     events.jsonl           see `agent_rft.stored_events`
     metrics.jsonl          one flat object per step, with the names of `agent_rft.metrics`
     evaluations.jsonl      {name, time, fields of Evaluation}
@@ -25,6 +26,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import secrets
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -252,6 +254,21 @@ class RunFolder:
         except FileNotFoundError:
             return {}
         return resolved
+
+    def tracker_id(self) -> str:
+        """Return the run's id in experiment trackers: the recorded id or, for a new run, a random id.
+
+        Version 0.2.0 recorded no id. The id of its runs is the folder's name.
+        """
+        recorded: object = None
+        with suppress(OSError, ValueError, RecursionError):  # reported when the run is resumed
+            recorded = self.job()
+        match recorded:
+            case {"tracker_id": str(id)}:
+                return id
+            case {"job": _}:
+                return self.path.name
+        return secrets.token_hex(8)
 
     def events(self) -> list[RunEvent]:
         """Return all events, in order."""

@@ -58,14 +58,15 @@ class RunOutputs:
         self._report = ReportWriter(folder.path) if reports else None
         sinks: list[Sink] = [folder, view, metrics, self._status, *([] if watch is None else [watch])]
         sinks += [self.progress, *([] if self._report is None else [self._report])]
-        info = RunInfo(folder.path.name, folder.path, public_job(prepared.job))
+        self._tracker_id = folder.tracker_id()
+        info = RunInfo(folder.path.name, folder.path, public_job(prepared.job), self._tracker_id)
         plugins = [*load_plugins(info), *load_trackers(prepared.job.integrations, operator.trackers, info)]
         self.stream = EventStream(folder.path.name, [*sinks, self.traces], [folder, metrics, self.traces], plugins)
         self._copies = None if store is None else CheckpointUploader(store, folder.path, self.stream.emit)
 
     def begin(self, prepared: CheckedJob) -> None:
         """Record the job, and emit events for its check: values chosen for `auto`, changed settings, and warnings."""
-        self.folder.write_job(prepared.job, prepared.plan, prepared.values_to_record())
+        self._write_job(prepared)
         self.stream.emit(JobStarted(method=prepared.job.method.type, total_steps=prepared.plan.steps), skip=self.view)
         self._emit_choices(prepared, skip=self.view)  # printed with the plan
         changes = prepared.setting_changes if self._watch is None else ()  # only the operator can change a server's job
@@ -81,6 +82,10 @@ class RunOutputs:
             if unsafe is not None:
                 self.stream.emit(Notice(text=unsafe))
 
+    def _write_job(self, prepared: CheckedJob) -> None:
+        values = prepared.values_to_record() | {"tracker_id": self._tracker_id}
+        self.folder.write_job(prepared.job, prepared.plan, values)
+
     def _emit_choices(self, prepared: CheckedJob, skip: Sink | None = None) -> None:
         for choice in prepared.choices:
             self.stream.emit(choice, skip=skip)
@@ -88,7 +93,7 @@ class RunOutputs:
     def change_layout(self, before: CheckedJob, prepared: CheckedJob) -> None:
         """Record a new layout, which was chosen because the free GPUs have changed since the job was checked."""
         was, now = layout_text(before.placement), layout_text(prepared.placement)
-        self.folder.write_job(prepared.job, prepared.plan, prepared.values_to_record())
+        self._write_job(prepared)
         if self._watch is not None:
             self._watch.handle_prepared(prepared)
         self.stream.emit(SettingChanged(setting="cluster", value=now, previous_value=was))

@@ -44,6 +44,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODIES = 128
 """Maximum memory for all bodies, as a multiple of the maximum size of one body."""
 METHODS, OTHER_LABEL = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}), "other"
+IGNORED_HEADER = "x-agent-rft-ignored"
+"""Response header with the types of the tools that the server ignored."""
 CLIENT_DISCONNECTED = 499
 """Status in metrics if the client disconnected before the response started (nginx's code)."""
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -96,6 +98,8 @@ class ApiMiddleware:
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
                 await self._audit_action(scope, status)  # before the client gets the response
+                if tools := scope["state"].get("ignored_tools"):
+                    MutableHeaders(scope=message)[IGNORED_HEADER] = ", ".join(tools)
                 if not self._behind_proxy:
                     MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
@@ -123,6 +127,8 @@ class ApiMiddleware:
             held.close()
             _log_failure(scope, status)
             took_s = time.monotonic() - start
+            for label in scope["state"].get("ignored_keys", ()):
+                self._recorder.record(f"api_ignored_keys/{label}")
             self._recorder.record(f"api_request_s/{status}/{_method_label(scope)}/{_route_label(scope)}", took_s)
             if self._access_log is not None:
                 key = scope["state"].get("api_key")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from agent_rft.serve.http.auth import Writer
@@ -25,8 +25,12 @@ def make_router(models: ModelServer, trials: TrialFactory) -> APIRouter:
     @router.post(
         "/chat/completions", response_model=ChatCompletionBody, response_model_exclude_unset=True, responses=STREAMED
     )
-    async def create_chat_completion(request: ChatRequest, key: Writer) -> ChatCompletionBody | Response:
+    async def create_chat_completion(
+        request: ChatRequest, key: Writer, http_request: Request
+    ) -> ChatCompletionBody | Response:
         """Create a chat completion: the model's next message, as one response or as a stream."""
+        http_request.state.ignored_keys = request.ignored_keys
+        http_request.state.ignored_tools = request.ignored_tools
         if request.stream:
             chunks = await models.stream(request.to_chat_body())
             wants_usage = request.stream_options is not None and request.stream_options.include_usage

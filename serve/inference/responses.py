@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from agent_rft.serve.http.auth import Writer
@@ -22,8 +22,12 @@ def make_router(models: ModelServer, trials: TrialFactory, secrets: SecretBox) -
     router = APIRouter(tags=["responses"])
 
     @router.post("/responses", response_model=ResponseAnswer, response_model_exclude_unset=True, responses=STREAMED)
-    async def create_response(request: ResponsesRequest, key: Writer) -> ResponseAnswer | Response:
+    async def create_response(
+        request: ResponsesRequest, key: Writer, http_request: Request
+    ) -> ResponseAnswer | Response:
         """Create a response: the model's next turn, which is a message or tool calls."""
+        http_request.state.ignored_keys = request.ignored_keys
+        http_request.state.ignored_tools = request.ignored_tools
         sealer = secrets.sealer("reasoning", key.id)
         body = to_chat_body(request, sealer)
         if request.stream:

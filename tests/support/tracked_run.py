@@ -39,7 +39,7 @@ def main(folder: Path, how: str) -> None:
         access = {"wandb": {"api_key": "0" * 40, "base_url": NOBODY}, "mlflow": {"tracking_uri": NOBODY}}
     tracked = job(integrations=TRACKERS)
     sink = Recording()
-    info = RunInfo("run-1", folder, public_job(tracked))
+    info = RunInfo("run-1", folder, public_job(tracked), "id-1")
     plugins = load_trackers(tracked.integrations, TrackerAccess.model_validate(access), info, close_timeout_s=240)
     stream = EventStream("run-1", [sink], plugins=plugins)
     for step in range(4, 7) if how == "again" else range(1, 4):

@@ -46,7 +46,7 @@ FORWARDED_FIELDS = (
 )
 """Request fields that are passed on to vLLM. Clients may not set other fields of vLLM, such as templates and extra
 arguments."""
-NEAREST_EFFORT = {"none": "low", "minimal": "low", "xhigh": "high"}
+NEAREST_EFFORT = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 """Nearest supported reasoning effort for each unsupported reasoning effort."""
 NO_TOOLS = "This model does not support tools, because no parser can read its tool calls"
 VLLM_CALL_ID = "chatcmpl-tool-"
@@ -346,7 +346,8 @@ def _clean_choice(choice: dict[str, Any], is_cut_off: bool) -> dict[str, Any]:
 
 
 def _function_fields(function: Mapping[str, Any]) -> dict[str, str]:
-    return {"name": function["name"], "arguments": function["arguments"]}
+    arguments = function["arguments"].encode(errors="backslashreplace").decode()  # UTF-8 has no half surrogate pairs
+    return {"name": function["name"], "arguments": arguments}
 
 
 def _openai_call_id(call_id: str) -> str:

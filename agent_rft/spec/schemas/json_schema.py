@@ -43,6 +43,7 @@ MAX_VALUE_DEPTH = 200
 """Maximum nesting depth of a value. jsonschema-rs fails beyond about 250 levels."""
 MAX_MESSAGE_CHARS = 300
 MAX_VALUE_CHARS = 60
+HALF_SURROGATE_PAIR = "at $: the value has half of a surrogate pair; write complete characters"
 MAX_EXPLAINED = 50
 """Maximum subschemas that are examined to explain a violation."""
 
@@ -164,7 +165,7 @@ class SchemaValidator:
                 (), value, ()
             )
         except UnicodeEncodeError:
-            return "at $: the value has half of a surrogate pair; write complete characters"
+            return HALF_SURROGATE_PAIR
         return shorten(f"at {format_schema_path(path)}: {words}", MAX_MESSAGE_CHARS)
 
     def _get_subschema_validator(self, path: Path) -> jsonschema_rs.Validator | None:

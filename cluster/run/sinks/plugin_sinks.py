@@ -33,11 +33,15 @@ CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Argument of a sink factory: the run's name and folder, and the resolved job without secrets."""
+    """Argument of a sink factory: the run's name and folder, and the resolved job without secrets.
+
+    `tracker_id` is the run's id in experiment trackers. A resumed run keeps its id, and no other run has the same id.
+    """
 
     name: str
     folder: Path
     job: Mapping[str, Any]
+    tracker_id: str
 
 
 class PluginSink:

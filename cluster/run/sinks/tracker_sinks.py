@@ -63,7 +63,7 @@ def load_trackers(
     close_timeout_s: float = CLOSE_S,
 ) -> list[TrackerPluginSink]:
     """Return a sink for each tracker that the job names. The tracker's package is imported on the sink's thread."""
-    tracked = TrackedRun(run.name, run.folder, extract_settings(run.job))
+    tracked = TrackedRun(run.tracker_id, run.name, run.folder, extract_settings(run.job))
 
     def make_factory(integration: Integration) -> Callable[[], Sink]:
         return lambda: TrackerSink(_make_tracker(integration, access, tracked, load))

@@ -25,7 +25,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowRun:
-    """MLflow run that records our run. Its tag TAG is the name of our run.
+    """MLflow run that records our run. Its tag TAG is the id of our run.
 
     If our run is resumed, the tag is used to find the MLflow run, and the MLflow run continues.
     """
@@ -46,12 +46,12 @@ class MlflowRun:
         experiment_id = (
             client.create_experiment(settings.experiment) if experiment is None else experiment.experiment_id
         )
-        found = client.search_runs([experiment_id], f"tags.`{TAG}` = '{run.name}'", max_results=1)
+        found = client.search_runs([experiment_id], f"tags.`{TAG}` = '{run.id}'", max_results=1)
         if found:
             self._id: str = found[0].info.run_id
             client.update_run(self._id, status="RUNNING")
             return
-        made = client.create_run(experiment_id, tags={TAG: run.name}, run_name=settings.name or run.name)
+        made = client.create_run(experiment_id, tags={TAG: run.id}, run_name=settings.name or run.name)
         self._id = made.info.run_id
         params = [self._param(name, str(value)[:MAX_PARAM_CHARS]) for name, value in run.settings.items()]
         for start in range(0, len(params), MAX_BATCH["params"]):

@@ -30,8 +30,12 @@ class TrackerUnavailable(RftError):
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """Name, folder and hyperparameters of a run, for a tracker. A tracker writes files only into the run folder."""
+    """Id, name, folder and hyperparameters of a run, for a tracker.
 
+    A tracker continues the run with the same `id`, and writes files only into the run folder.
+    """
+
+    id: str
     name: str
     folder: Path
     settings: Mapping[str, Scalar]

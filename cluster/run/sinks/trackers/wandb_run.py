@@ -13,7 +13,7 @@ START_S, FINISH_S = 20.0, 20.0
 
 
 class WandbRun:
-    """Weights & Biases run whose id is our run's name, so that a resumed run continues it."""
+    """Weights & Biases run with our run's id, so that a resumed run continues it."""
 
     def __init__(self, wandb: Any, run: TrackedRun, settings: WandbSettings, access: WandbAccess | None) -> None:
         """Create or continue the Weights & Biases run. `wandb` is the imported package.
@@ -41,7 +41,7 @@ class WandbRun:
             entity=settings.entity,
             name=settings.name or run.name,
             tags=settings.tags,
-            id=run.name,
+            id=run.id,
             resume="allow",
             dir=str(run.folder),
             config=dict(run.settings),

@@ -209,6 +209,16 @@ async def test_a_tool_result_cannot_start_a_turn(renderer: Renderer) -> None:
         ('<tool_call>\n{"name": "cat", "arg', "malformed_call", "could not be read"),
         (call("a", name="rm"), "unknown_tool", "there is no tool 'rm'; the tools are cat"),
         ('<tool_call>\n{"name": "cat", "arguments": {"file": 1}}\n</tool_call>', "invalid_arguments", "arguments at $"),
+        (
+            '<tool_call>\n{"name": "cat", "arguments": {"path": "\\ud83d"}}\n</tool_call>',
+            "invalid_arguments",
+            "half of a surrogate pair",
+        ),
+        (
+            '<tool_call>\n{"name": "cat", "arguments": {"path": NaN}}\n</tool_call>',
+            "invalid_arguments",
+            "NaN is not a JSON number",
+        ),
     ],
 )
 async def test_mistakes_of_the_model_are_reported_to_it_and_the_rollout_continues(
@@ -243,6 +253,32 @@ async def test_numbers_and_nesting_without_end_are_mistakes_of_the_model(rendere
     episode = ScriptedEpisode(renderer, call("a"), "1")
     mistake = episode.runner()._find_argument_error(TOOLS[0], f'{{"path": {arguments}}}')
     assert mistake is not None and "too many digits, or the nesting" in mistake
+
+
+NO_SCHEMA: dict[str, Any] = {"type": "function", "function": {"name": "cat"}}
+HALF = "invalid arguments at $: the value has half of a surrogate pair; write complete characters"
+
+
+@pytest.mark.parametrize("tool", [NO_SCHEMA, *TOOLS], ids=["without a schema", "with a schema"])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (r'{"path": "\ud83d"}', HALF),
+        (r'{"path": "a", "more": ["\ude00\ud83d"]}', HALF),
+        (r'{"path": "a", "\ud83d": 1}', HALF),
+        ('{"path": "\ud83d"}', HALF),
+        ('{"path": NaN}', "the arguments are not valid JSON: NaN is not a JSON number"),
+        ('{"path": "a", "more": [Infinity]}', "the arguments are not valid JSON: Infinity is not a JSON number"),
+        ('{"path": "a", "more": -Infinity}', "the arguments are not valid JSON: -Infinity is not a JSON number"),
+        ('{"path": "a", "more": 1e999}', "the arguments are not valid JSON: the number 1e999 is too large"),
+        (r'{"path": "\ud83d\ude00 \\ud83d NaN Infinity 1e999"}', None),
+        ('{"path": "é😀"}', None),
+    ],
+)
+async def test_half_characters_and_numbers_that_are_not_json_are_mistakes_of_the_model(
+    renderer: Renderer, tool: dict[str, Any], arguments: str, expected: str | None
+) -> None:
+    assert ScriptedEpisode(renderer).runner()._find_argument_error(tool, arguments) == expected
 
 
 async def test_calls_beyond_the_budget_are_rejected_and_the_others_made(renderer: Renderer) -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import asdict, fields, replace
 
 import numpy as np
@@ -11,7 +12,9 @@ from agent_rft.events import Evaluated, Notice, RolloutsProgressed, StepDone
 from agent_rft.spec.step_plan import resolve_plan
 from agent_rft.trainer.loop.evaluation import summarize
 from agent_rft.types import Group, Segment
+from tests.support.builders import job, plan
 from tests.support.events import run_event
+from tests.support.version_folders import RUN, unpack
 
 
 def done(metrics):
@@ -203,3 +206,26 @@ def test_a_folder_without_a_readable_record_is_opened(tmp_path, text):
     if text is not None:
         (tmp_path / "job.resolved.json").write_text(text)
     assert open_run(tmp_path).path == tmp_path
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}"])
+def test_new_runs_have_different_ids_in_trackers_even_in_folders_with_the_same_name(tmp_path, text):
+    ids = []
+    for cluster in ("a", "b"):
+        folder = tmp_path / cluster / "job"
+        folder.mkdir(parents=True)
+        if text is not None:
+            (folder / "job.resolved.json").write_text(text)
+        ids.append(RunFolder(folder).tracker_id())
+    assert len(set(ids)) == 2 and all(re.fullmatch("[0-9a-f]{16}", id) for id in ids)
+
+
+def test_a_run_keeps_its_recorded_id_in_trackers(tmp_path):
+    RunFolder(tmp_path / "job").write_job(job(), plan(), {"tracker_id": "0123456789abcdef"})
+    assert RunFolder(tmp_path / "job").tracker_id() == "0123456789abcdef"
+
+
+def test_a_run_of_0_2_0_keeps_its_name_as_id_in_trackers(tmp_path):
+    folder = unpack(RUN, tmp_path)
+    assert "tracker_id" not in RunFolder(folder).job()
+    assert RunFolder(folder).tracker_id() == folder.name

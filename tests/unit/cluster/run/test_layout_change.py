@@ -63,13 +63,16 @@ async def test_a_run_records_the_layout_that_it_got(tmp_path: Path) -> None:
     path, console, watch = tmp_path / "run", Console(file=StringIO()), Watching()
     folder, actors = RunFolder(path), Actors
     view, metrics = LiveView(1, console), MetricsSink(None, path)
+    folder.write_job(spec, plan(), {"tracker_id": "id-1"})
     outputs = RunOutputs(made, DEFAULT_CONFIG, None, folder, view, metrics, console, watch, reports=False)
     with StopSignals() as signals:
         run = JobRun(made, DEFAULT_CONFIG, outputs, signals, False, [], actors=actors)  # type: ignore[arg-type]  # a fake
         with pytest.raises(RftError):
             await run.train()
         await run.close()
-    layout = json.loads((path / "job.resolved.json").read_text())["layout"]
+    recorded = json.loads((path / "job.resolved.json").read_text())
+    assert recorded["tracker_id"] == "id-1"
+    layout = recorded["layout"]
     assert (layout["engines"], layout["learner_ranks"]) == (1, 1)
     assert watch.seen == [got]
     before, changed = [line.event for line in watch.events if isinstance(line.event, SettingChanged)]

@@ -17,6 +17,9 @@ from agent_rft.serve.routes import model_routes
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.serve.stores.sealed_secrets import FixedSecrets, MasterSecret, SecretBox
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
+from agent_rft.wire.chat_schema import ChatRequest
+from agent_rft.wire.request_keys import REFUSED_KEYS
+from agent_rft.wire.responses_schema import ResponsesRequest
 from tests.support.api import client_of, openai_of
 from tests.support.bad_requests import SECRET, Bad, check_refused
 from tests.support.fake_models import FakeModels, call, turn
@@ -171,6 +174,14 @@ FLAT: Any = {"type": "function", "name": "cat", "parameters": {}}
 OUTPUT: Any = {"type": "function_call_output", "call_id": "call_a", "output": "12"}
 MADE: Any = {"type": "function_call", "call_id": "call_a", "name": "cat", "arguments": "{}"}
 
+REFUSED: dict[str, Any] = {
+    **dict.fromkeys(sorted(REFUSED_KEYS), "x"),
+    **{"messages": [USER], "background": True, "logprobs": True, "top_logprobs": 2, "chat_template": "{{ 1 }}"},
+    **{"presence_penalty": 0.5, "min_tokens": 1, "logit_bias": {"5": 1}, "stop": ["a"], "skip_special_tokens": False},
+}
+"""Every key that would change the answer, with a value that does."""
+CHAT_KEYS, RESPONSES_KEYS = ChatRequest.model_fields.keys(), ResponsesRequest.model_fields.keys()
+
 BAD = [
     bad_chat("no model", "model", model=None),
     bad_chat("an empty model", "model", model=""),
@@ -194,7 +205,8 @@ BAD = [
              messages=[{**TURN, "tool_calls": [{"id": "a", "function": {"name": "x", "arguments": {}}}]}]),
     bad_chat("tools that are an object", "tools", tools={}),
     bad_chat("a tool without a function", "tools[0].function", tools=[{"type": "function"}]),
-    bad_chat("a built-in tool", "tools[0].type", tools=[{"type": "web_search", "function": {"name": "a"}}]),
+    bad_chat("a tool of an unknown type", "tools[1].type", tools=[{"type": "web_search"}, {"type": "robot"}]),
+    bad_chat("a required choice without functions", None, tool_choice="required", tools=[{"type": "web_search"}]),
     bad_chat("a tool name with spaces", "tools[0].function.name",
              tools=[{"type": "function", "function": {"name": "a b"}}]),
     bad_chat("a tool name that is markup", "tools[0].function.name",
@@ -231,8 +243,7 @@ BAD = [
     bad_chat("an unknown effort", "reasoning_effort", reasoning_effort="extreme"),
     bad_chat("stream options without a stream", None, stream_options={"include_usage": True}),
     bad_chat("a stream with a grader", None, stream=True, grader=CHECK),
-    bad_chat("an unknown key", "temprature", temprature=1),
-    bad_chat("a custom chat template", "chat_template", chat_template="{{ 1 }}"),
+    *(bad_chat(f"the key {name}", name, **{name: value}) for name, value in REFUSED.items() if name not in CHAT_KEYS),
     bad_chat("vLLM's own arguments", "kv_transfer_params", kv_transfer_params={"prompt_token_ids": [1]}),
     bad_chat("an image", "messages[0].content[0].type",
              messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]}]),
@@ -262,7 +273,9 @@ BAD = [
     bad_response("reasoning that this server did not seal", "input[0].encrypted_content",
                  input=[{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAé"}, USER]),
     bad_response("a chat-form tool", "tools[0].name", tools=[TOOL]),
-    bad_response("a built-in tool", "tools[0].type", tools=[{"type": "web_search", "name": "a"}]),
+    bad_response("a tool of an unknown type", "tools[1].type", tools=[{"type": "web_search"}, {"type": "robot"}]),
+    bad_response("a choice of an ignored tool", "tool_choice", tools=[{"type": "web_search"}],
+                 tool_choice={"type": "web_search"}),
     bad_response("two tools with the same name", None, tools=[FLAT, FLAT]),
     bad_response("a choice of an unknown tool", None, tools=[FLAT], tool_choice={"type": "function", "name": "x"}),
     bad_response("a previous response", "previous_response_id", previous_response_id="resp_1"),
@@ -275,10 +288,10 @@ BAD = [
     bad_response("zero tokens", "max_output_tokens", max_output_tokens=0),
     bad_response("metadata of numbers", "metadata.a", metadata={"a": 1}),
     bad_response("n without a grader", None, n=2),
-    bad_response("log-probabilities", "top_logprobs", top_logprobs=2),
     bad_response("a grader at a private address", "grader.url", n=2,
                  grader={"type": "endpoint", "url": f"http://10.0.0.1/?key={SECRET}"}),
-    bad_response("an unknown key", "messages", messages=[USER]),
+    *(bad_response(f"the key {name}", name, **{name: value}) for name, value in REFUSED.items()
+      if name not in RESPONSES_KEYS),
     Bad("embeddings", "POST", "/v1/embeddings", "model", options={"json": {"model": "a", "input": "b"}}),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Requests that a chat model refuses before they reach its engine."""
+"""Requests that a chat model refuses before they reach its engine, and what it changes in answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal
+from agent_rft.actors.engine.chat.chat_model import ChatModel, Refusal, _clean_completion
 from agent_rft.chat.dialect import Dialect
 from agent_rft.chat.model_card import FILE, ModelCard
 from agent_rft.chat.serve_settings import ServeSettings
@@ -52,3 +52,13 @@ async def test_a_model_without_tools_refuses_tools_and_calls(
     assert (refused.status, refused.param, refused.code) == (400, param, "tools_unsupported")
     assert "does not support tools, because no parser can read" in refused.message and send in refused.message
     assert [chunk async for chunk in model.stream(body, None)] == [refused]
+
+
+def test_half_of_a_surrogate_pair_in_arguments_is_served_as_its_escape() -> None:
+    function = {"name": "find_order", "arguments": '{"id": "é\ud83d"}'}  # some of vLLM's parsers decode escapes
+    message = {"content": None, "tool_calls": [{"id": "chatcmpl-tool-1", "function": function}]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None, "stop_reason": None}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    answer = {"id": "a", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    (cleaned,) = _clean_completion(answer, [])["choices"]
+    assert cleaned["message"]["tool_calls"][0]["function"]["arguments"] == r'{"id": "é\ud83d"}'

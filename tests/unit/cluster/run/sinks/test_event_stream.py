@@ -93,7 +93,7 @@ def make_tracker(run: RunInfo) -> Sink:
 
 
 def test_an_installed_package_adds_a_sink_with_an_entry_point(tmp_path: Path) -> None:
-    info = RunInfo(JOB, tmp_path, {"model": "base"})
+    info = RunInfo(JOB, tmp_path, {"model": "base"}, "id")
     plugins = load_plugins(info, [EntryPoint("tracker", f"{__name__}:make_tracker", "agent_rft.sinks")])
     stream = EventStream(JOB, [], plugins=plugins)
     stream.emit(STEP)
@@ -104,7 +104,9 @@ def test_an_installed_package_adds_a_sink_with_an_entry_point(tmp_path: Path) ->
 
 
 def test_a_package_that_cannot_be_imported_causes_a_warning(tmp_path: Path) -> None:
-    (plugin,) = load_plugins(RunInfo(JOB, tmp_path, {}), [EntryPoint("gone", "no_such_module:make", "agent_rft.sinks")])
+    (plugin,) = load_plugins(
+        RunInfo(JOB, tmp_path, {}, "id"), [EntryPoint("gone", "no_such_module:make", "agent_rft.sinks")]
+    )
     assert waited_for(lambda: plugin.failure)
     stream = EventStream(JOB, [sink := Recording()], plugins=[plugin])
     stream.emit(STEP)

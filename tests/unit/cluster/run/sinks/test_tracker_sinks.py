@@ -44,7 +44,9 @@ def step(number: int, **numbers: float) -> StepDone:
 class Tracked:
     """A stream with the tracker `kind`, whose package is `package`."""
 
-    def __init__(self, kind: str, folder: Path, package: FakePackage | None, access: TrackerAccess = ACCESS) -> None:
+    def __init__(
+        self, kind: str, folder: Path, package: FakePackage | None, access: TrackerAccess = ACCESS, id: str = "id-1"
+    ) -> None:
         def load(name: str) -> Any:
             assert name.partition(".")[0] == kind
             if package is None:
@@ -52,7 +54,7 @@ class Tracked:
             return package
 
         self.job = job({"tools": [TOOL]}, integrations=[NAMED[kind]], model="/models/small")
-        info = RunInfo(folder.name, folder, public_job(self.job))
+        info = RunInfo(folder.name, folder, public_job(self.job), id)
         self.sink = Recording()
         self.plugins = load_trackers(self.job.integrations, access, info, load)
         self.stream = EventStream(folder.name, [self.sink], plugins=self.plugins)
@@ -68,7 +70,7 @@ def test_a_job_without_integrations_imports_nothing(tmp_path: Path) -> None:
     def load(name: str) -> Any:
         raise AssertionError(name)
 
-    assert load_trackers(job().integrations, ACCESS, RunInfo("run", tmp_path, public_job(job())), load) == []
+    assert load_trackers(job().integrations, ACCESS, RunInfo("run", tmp_path, public_job(job()), "id"), load) == []
 
 
 @pytest.mark.parametrize("kind", NAMED)
@@ -93,7 +95,7 @@ def test_wandb_gets_hyperparameters_and_the_key_and_no_text_address_or_path(tmp_
     Tracked("wandb", tmp_path, package).end()
     made = package.made
     assert (made["project"], made["name"], made["tags"]) == ("agents", tmp_path.name, ("a",))
-    assert (made["id"], made["resume"], made["mode"], made["dir"]) == (tmp_path.name, "allow", "online", str(tmp_path))
+    assert (made["id"], made["resume"], made["mode"], made["dir"]) == ("id-1", "allow", "online", str(tmp_path))
     assert (made["settings"]["api_key"], made["settings"]["base_url"]) == (SECRETS[0], "https://tracker.example")
     config = made["config"]
     assert (config["model"], config["hyperparameters.n_epochs"], config["cluster.engines"]) == ("small", "auto", "auto")
@@ -110,6 +112,19 @@ def test_a_resumed_run_goes_on_with_its_run_in_mlflow(tmp_path: Path) -> None:
     assert [number for number, _ in package.logged] == [1, 2]
     assert package.logged[0][1]["tool_calls/a_b"] == 1.0, "MLflow refuses other characters"
     assert package.made["config"]["hyperparameters.n_epochs"] == "auto"
+
+
+def test_two_runs_with_the_same_folder_name_have_two_runs_in_each_tracker(tmp_path: Path) -> None:
+    mlflow, wandb = FakeMlflow(), FakeWandb()
+    made = []
+    for cluster in ("a", "b"):
+        folder = tmp_path / cluster / "job"
+        folder.mkdir(parents=True)
+        assert Tracked("mlflow", folder, mlflow, id=f"id-{cluster}").end() == []
+        assert Tracked("wandb", folder, wandb, id=f"id-{cluster}").end() == []
+        made.append((wandb.made["id"], wandb.made["name"], mlflow.made["name"]))
+    assert made == [("id-a", "job", "job"), ("id-b", "job", "job")]
+    assert mlflow.runs == {"id-a": "id-0", "id-b": "id-1"}
 
 
 @pytest.mark.parametrize("kind", NAMED)

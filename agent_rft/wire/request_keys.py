@@ -1,0 +1,92 @@
+"""Keys of model requests that this server does not support.
+
+A key that would change the answer is refused, unless its value has no effect. All other unknown keys are ignored and
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+NO_EFFECT: dict[str, Any] = {
+    "add_generation_prompt": True,
+    "allowed_token_ids": [],
+    "background": False,
+    "bad_words": [],
+    "best_of": 1,
+    "continue_final_message": False,
+    "documents": [],
+    "echo": False,
+    "frequency_penalty": 0,
+    "functions": [],
+    "ignore_eos": False,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1,
+    "logit_bias": {},
+    "logits_processors": [],
+    "logprobs": False,
+    "min_tokens": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "return_token_ids": False,
+    "skip_special_tokens": True,
+    "stop": [],
+    "stop_token_ids": [],
+    "top_logprobs": 0,
+    "typical_p": 1,
+    "use_beam_search": False,
+}
+"""Values of refused keys that do not change the answer, and are therefore accepted."""
+REFUSED_KEYS = frozenset(
+    {
+        *NO_EFFECT,
+        # the conversation
+        *("messages", "input", "instructions", "prompt", "previous_response_id", "conversation", "context_management"),
+        *("chat_template", "chat_template_kwargs", "function_call", "mm_processor_kwargs", "truncate_prompt_tokens"),
+        *("kv_transfer_params", "vllm_xargs"),
+        # sampling
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "repetition_detection"),
+        *("reasoning", "reasoning_effort", "thinking", "thinking_budget", "thinking_token_budget", "enable_thinking"),
+        # the format of the answer
+        *("response_format", "text", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+        *("guided_grammar", "audio", "prompt_logprobs"),
+    }
+)
+"""Keys of OpenAI's API and of vLLM that would change the answer. A route refuses those that it does not support."""
+WEB_SEARCH_KEY = "web_search_options"
+COUNTED_KEYS = frozenset(
+    {
+        *("access_programs", "client_metadata", "image", "include", "max_tool_calls", "modalities", "moderation"),
+        *("prediction", "truncation", "verbosity", WEB_SEARCH_KEY),
+        *("cache_salt", "include_reasoning", "priority", "request_id", "return_tokens_as_token_ids", "session_id"),
+    }
+)
+"""Ignored keys that are counted under their own names."""
+OTHER_KEY = "other"
+"""Label under which all other ignored keys are counted, so that clients cannot invent labels."""
+
+
+def refuse_keys(title: str, body: Mapping[str, Any], supported: Collection[str]) -> None:
+    """Refuse keys of a request that would change the answer and are not in `supported`.
+
+    Raises:
+        ValidationError: The body has such keys, with values that have an effect.
+    """
+    sent = (body.keys() & REFUSED_KEYS) - set(supported)
+    refused = sorted(key for key in sent if key not in NO_EFFECT or body[key] != NO_EFFECT[key])
+    if refused:
+        problem = PydanticCustomError(
+            "extra_forbidden", "this server does not support this key, which would change the answer; remove the key"
+        )
+        raise ValidationError.from_exception_data(
+            title, [InitErrorDetails(type=problem, loc=(key,), input=body[key]) for key in refused]
+        )
+
+
+def to_key_labels(keys: Iterable[str]) -> list[str]:
+    """Return the labels under which ignored keys are counted, sorted and without duplicates."""
+    return sorted({key if key in COUNTED_KEYS or key in REFUSED_KEYS else OTHER_KEY for key in keys})
