@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,19 +27,25 @@ CASES: Final[Mapping[str, Mapping[str, str]]] = {
 """Cases of examples.common.learn, with their default settings. Only runs with these settings count for the verdict."""
 ORDERS: Final = "orders"
 HEADER: Final = """\
-# Figures
+# Results
 
-Written by `python -m examples.common.results {case}` from runs of `{command}` with {cores} cores and no GPU.
-All are means over the {rows} unseen rows of the test file, {turns}calls and tokens per rollout. {judge} {slow} {guards}
-The gain is that of reinforcement over the stage before, with its paired 95 % interval over rows. The load is that of
-the machine before and, as a mean of 15 minutes, after.
+`python -m examples.common.results {case}` writes this file from runs of `{command}`, with {cores} cores and no GPU.
 
 {verdict}
 
+Values are means over the {rows} unseen rows of the test file. Turns, calls and tokens are counted per rollout.
+
+{columns}
+
 """
-HELD_OUT: Final = "`held out` is a grader that the model is not trained on."
-SLOW: Final = "`slow` are rollouts with more than {target_s:g} s of model and tool time, which follows the load."
-GUARDS: Final = "`ungated` is the grade without guards."
+GRADE: Final = "`grade`: mean grade with its 95 % interval"
+RIGHT: Final = "`right`: share of rollouts that pass"
+HELD_OUT: Final = "`held out`: grade by a grader that the model is not trained on"
+SLOW: Final = "`slow`: share of rollouts with over {target_s:g} s of model and tool time, which depends on the load"
+UNGATED: Final = "`ungated`: grade without guards"
+LOAD: Final = "`load`: the machine's load average, over 1 minute before the run and over 15 minutes at its end"
+GAIN: Final = "`gain`: gain through reinforcement, with its paired 95 % interval over rows"
+SETTINGS: Final = "`NAME=value` after a seed: a setting of the run; such runs do not count for the verdict"
 SEEDS_NEEDED: Final = 2
 """Minimum number of runs for a verdict."""
 TARGETS_S: Final[Mapping[str, float]] = {"icd10": 20.0}
@@ -168,21 +173,26 @@ def _command(case: str) -> str:
 def results(case: str, summaries: Sequence[Summary]) -> str:
     """Return the text of RESULTS.md."""
     last = summaries[0]["stages"][-1]
-    judge = HELD_OUT if last["held_out"] else ""
     target_s = TARGETS_S.get(case)
-    slow = "" if target_s is None else SLOW.format(target_s=target_s)
+    columns = [
+        GRADE,
+        RIGHT,
+        *([HELD_OUT] if last["held_out"] else []),
+        *([SLOW.format(target_s=target_s)] if target_s is not None else []),
+        *([UNGATED] if "ungated" in last["scores"] else []),
+        LOAD,
+        GAIN,
+        *([SETTINGS] if any(summary["settings"] for summary in summaries) else []),
+    ]
     header = HEADER.format(
         case=case,
         command=_command(case),
         cores=summaries[0]["cores"],
         rows=last["num_rows"],
-        judge=judge,
-        slow=slow,
-        guards=GUARDS if "ungated" in last["scores"] else "",
-        turns="turns, " if _have_turns(summaries) else "",
         verdict=verdict(summaries),
+        columns="\n".join(f"- {column}" for column in columns),
     )
-    return re.sub(" +$", "", re.sub(" +", " ", header), flags=re.MULTILINE) + table(summaries, target_s)
+    return header + table(summaries, target_s)
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ class Way:
     def untrained(self) -> None:
         minutes = self._run("eval", self._job, "--runs", self.folder / "untrained")
         (run,) = (self.folder / "untrained").iterdir()
-        self._note("untrained", run, "eval-test", minutes)
+        self._note("base model", run, "eval-test", minutes)
 
     def trained(self) -> Path:
         """Run the SFT warm-up and the reinforcement job; return the folder of the last checkpoint."""
@@ -63,7 +63,7 @@ class Way:
         warm_minutes = self._run("train", self._example / "warm_start.yaml", "--run-folder", warm)
         self._environment[self._model] = str(_last_checkpoint(warm))
         minutes = self._run("train", self._job, "--run-folder", run)
-        self._note("after the warm start", run, "test-before", warm_minutes)
+        self._note("after the SFT warm-up", run, "test-before", warm_minutes)
         self._note("after reinforcement", run, "test-after", minutes)
         return _last_checkpoint(run)
 

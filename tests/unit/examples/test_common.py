@@ -105,7 +105,7 @@ def test_a_wanted_latency_shows_the_share_of_slower_rollouts_beside_the_grades()
     assert lines[0][at - 1] == "held out"
     assert [line[at] for line in lines[2:]] == ["70%", "5%", "**-65% ± 26%**"]
     text = results("icd10", [run])
-    assert "`slow` are rollouts with more than 20 s of model and tool time" in text and "| held out | slow |" in text
+    assert "`slow`: share of rollouts with over 20 s of model and tool time" in text and "| held out | slow |" in text
     assert "slow" not in results("filings", [run])
 
 
@@ -119,7 +119,7 @@ def test_a_wanted_latency_shows_the_share_of_slower_rollouts_beside_the_grades()
 )
 def test_a_case_is_learned_if_two_of_three_intervals_lie_above_zero(runs: list[list[float]], verdict: str) -> None:
     text = results("filings", [summary(run, run, seed) for seed, run in enumerate(runs)])
-    assert text.startswith("# Figures\n\nWritten by `python -m examples.common.results filings` from runs of")
+    assert text.startswith("# Results\n\n`python -m examples.common.results filings` writes this file from runs of")
     assert f"**{verdict}**: the interval" in text
     assert "over the 60 unseen rows" in text
 
