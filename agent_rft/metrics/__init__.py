@@ -41,7 +41,7 @@ EVALUATION_METRICS: dict[str, Metric] = {
     "completion_tokens": Metric("sampled tokens per rollout", "tokens", "mean number", better_direction=-1),
     "rollout_tokens": Metric("all tokens per rollout", "tokens", "mean number", better_direction=-1),
     "busy_s": Metric(
-        "model and tool time per rollout", "s", "mean, excluding queueing and retries", better_direction=-1
+        "model and tool time per rollout", "s", "mean, excluding queueing, retries and pauses", better_direction=-1
     ),
     "num_rollouts": Metric("graded rollouts", "rollouts", "number"),
     "discarded": Metric("discarded rollouts", "rollouts", "number", better_direction=-1),

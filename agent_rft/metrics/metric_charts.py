@@ -1,4 +1,4 @@
-"""Charts of the report, each with its unit and an explanation."""
+"""Charts of the report, each with its unit and an explanation. The console uses the same titles and explanations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ CHARTS: dict[str, Chart] = {
     "tool_calls": Chart(
         "Tool calls per rollout", "a lower number at the same grade means a faster agent", "calls", "area"
     ),
-    "tokens": Chart("Tokens per rollout", "a lower number at the same grade means a faster agent", "tokens"),
+    "tokens": Chart(
+        "Tokens per rollout",
+        "fewer sampled tokens at the same grade mean a faster agent; all tokens include prompts and tool results",
+        "tokens",
+    ),
     "turns": Chart("Turns per rollout", "each turn waits for the model and then for its slowest call", "turns"),
     "parallel": Chart(
         "Turns with parallel calls",
@@ -39,7 +43,7 @@ CHARTS: dict[str, Chart] = {
     ),
     "rollout_time": Chart(
         "Time per rollout",
-        "with shorter rollouts, a user gets the answer sooner; the busy time excludes queueing and retries",
+        "with shorter rollouts, a user gets the answer sooner; the busy time excludes queueing, retries and pauses",
         "s",
     ),
     "tool_latency": Chart("Latency of tools", "a slow tool makes every step slow", "s"),
@@ -54,7 +58,7 @@ CHARTS: dict[str, Chart] = {
     ),
     "guards": Chart(
         "Rewards set by guards",
-        "an increase means that the model does things more often that must not be rewarded",
+        "an increase means that the model shows more behavior that must not be rewarded",
         "rollouts",
         "bars",
     ),
@@ -66,23 +70,29 @@ CHARTS: dict[str, Chart] = {
     ),
     "finish": Chart(
         "Rollouts by finish reason",
-        "rollouts that the model ended with an answer; all other rollouts reached a limit",
+        "the model itself ended the rollouts with an answer; all other rollouts reached a limit",
         "rollouts",
         "bars",
     ),
     "discarded": _training_chart(
-        "Discarded rollouts", "ideally zero; nothing is learned from discarded rollouts", "rollouts", "bars"
+        "Discarded rollouts",
+        "ideally zero; a discarded rollout has no grade, so the model learns nothing from it",
+        "rollouts",
+        "bars",
     ),
     "groups": _training_chart(
-        "Groups", "only groups whose rollouts differ in reward contribute to learning", "groups", "bars"
+        "Groups", "the model learns only from groups with signal, whose rewards differ", "groups", "bars"
     ),
     "staleness": _training_chart(
-        "Staleness", "age of the rollouts used for training, limited by `max_staleness`", "versions"
+        "Staleness",
+        "lag of the sampled tokens behind the learner, in policy versions; at most max_staleness",
+        "versions",
     ),
     "sync": _training_chart("Weight sync", "the time until the engines have the new weights", "s"),
     "gap": _training_chart(
         "Log-probability gap between engine and learner",
-        "difference between engine and learner with the same weights; it should be small and steady",
+        "difference between the log-probabilities of engine and learner with the same weights; it should be small "
+        "and steady",
         "nats",
         scale="log",
     ),

@@ -183,7 +183,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "held_out_grade_mean": Metric(
         "held-out grade",
         "",
-        "mean grade of the held-out grader; the model is never trained on it",
+        "mean grade of the held-out grader, which is never used for training",
         chart="held_out",
         series="held out",
     ),
@@ -271,7 +271,7 @@ _STALENESS_AND_SYNC: dict[str, Metric] = {
     "staleness_mean": Metric(
         "staleness in versions",
         "versions",
-        "age of the oldest token of a trained group, in policy versions; mean over groups",
+        "lag of a trained group's oldest token behind the learner, in policy versions; mean over groups",
         chart="staleness",
         series="mean",
         short_label="stale",
@@ -280,7 +280,7 @@ _STALENESS_AND_SYNC: dict[str, Metric] = {
     "staleness_max": Metric(
         "largest staleness",
         "versions",
-        "age of the oldest token of a trained group, in policy versions; maximum over groups",
+        "lag of a trained group's oldest token behind the learner, in policy versions; maximum over groups",
         chart="staleness",
         series="largest",
     ),

@@ -23,7 +23,7 @@ Cause = Literal[
     "too_hard",
 ]
 """Most likely reason why a batch has no signal, derived from the batch's rollouts."""
-KIND_NAMES = {"all_right": "all right", "all_wrong": "all wrong", "equal": "with equal grades"}
+KIND_NAMES = {"all_right": "all right", "all_wrong": "all wrong", "equal": "with equal rewards"}
 ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     "discarded": (
         "most rollouts were discarded ({name})",

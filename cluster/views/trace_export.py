@@ -78,7 +78,7 @@ COLUMNS = (
     Column("grade", "double", "the grade, before penalties", _grade_value(lambda grade: grade.value)),
     Column("reward", "double", "the value used for training", _rollout_value(lambda rollout: rollout.reward)),
     Column("held_out", "double", "grade of the held-out grader", _grade_value(lambda grade: grade.held_out)),
-    Column("guard", "string", "the guard that set the grade", _grade_value(lambda grade: grade.guard)),
+    Column("guard", "string", "the guard that set the reward", _grade_value(lambda grade: grade.guard)),
     Column("reason", "string", "the grader's reason", _grade_value(lambda grade: grade.reason)),
     Column(
         "scores", "string", "JSON object: grades of a multi grader's parts", _grade_value(lambda g: _to_json(g.scores))

@@ -57,9 +57,7 @@ def test_a_bend_in_a_curve_leads_to_the_rollouts_of_its_step(opened: Open, site:
     page.get_by_role("heading", name="Learning").wait_for()
     assert page.locator("figure.chart").count() >= 12
     reward = page.get_by_role("application", name="Reward. train", exact=False)
-    assert "validation" in reward.get_attribute("aria-label") and "held-out grader" in reward.get_attribute(
-        "aria-label"
-    )
+    assert "validation" in reward.get_attribute("aria-label") and "held-out grade" in reward.get_attribute("aria-label")
     reward.focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")

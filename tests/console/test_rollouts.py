@@ -71,7 +71,7 @@ def test_a_discarded_rollout_says_why(opened: Open, site: Site) -> None:
 def test_two_rollouts_are_read_side_by_side(opened: Open, site: Site) -> None:
     page = opened(f"#/jobs/{site.job}/rollouts?file=test-after")
     for number in (0, 1):
-        page.get_by_label(f"Pick test-after.{number}").check()
+        page.get_by_label(f"Compare test-after.{number}").check()
     page.get_by_role("link", name="Read the two side by side").click()
     page.locator(".pair .trace").nth(1).wait_for()
     assert [page.locator(".pair h2").nth(i).inner_text() for i in (0, 1)] == [

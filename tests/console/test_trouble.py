@@ -125,7 +125,7 @@ def test_all_jobs_that_are_shown_are_kept_up_to_date(opened: Open, site: Site) -
         page.reload()
         page.get_by_role("link", name="later-24").wait_for()
         assert page.get_by_role("link", name="oldest").count() == 0
-        page.get_by_role("button", name="Older jobs").click()
+        page.get_by_role("button", name="Load older jobs").click()
         entry = page.get_by_role("listitem").filter(has=page.get_by_role("link", name="oldest"))
         entry.get_by_text("queued").wait_for()
         bob.store.move(oldest, "running")

@@ -39,7 +39,7 @@ export const PAGES: PageRoute[] = [
   { pattern: ["readiness"], page: Readiness, title: "Readiness checks" },
   { pattern: ["readiness", ":id"], page: OneReadiness, title: "Readiness check" },
   { pattern: ["compare"], page: Compare, title: "Comparison" },
-  { pattern: ["fleet"], page: Fleet, title: "Endpoints and fleet" },
+  { pattern: ["fleet"], page: Fleet, title: "Live status" },
   { pattern: ["models"], page: Models, title: "Models" },
   { pattern: ["keys"], page: Keys, title: "Keys" },
 ];
@@ -48,8 +48,8 @@ export const PAGES: PageRoute[] = [
 export const BAR = [
   { path: "jobs", label: "Jobs", server: false },
   { path: "readiness", label: "Readiness", server: true },
-  { path: "compare", label: "Compare", server: true },
-  { path: "fleet", label: "Fleet", server: false },
+  { path: "compare", label: "Comparison", server: true },
+  { path: "fleet", label: "Live status", server: false },
   { path: "models", label: "Models", server: true },
   { path: "keys", label: "Keys", server: true },
 ];

@@ -114,5 +114,5 @@ def test_each_cause_has_words_and_a_fix() -> None:
 def test_groups_are_counted_with_the_most_frequent_kind_first() -> None:
     assert summarize_groups({"all_wrong": 8.0}, 0) == "8 of 8 groups all wrong"
     assert (
-        summarize_groups({"equal": 1.0, "all_right": 5.0}, 2) == "5 of 8 groups all right, 2 lost, 1 with equal grades"
+        summarize_groups({"equal": 1.0, "all_right": 5.0}, 2) == "5 of 8 groups all right, 2 lost, 1 with equal rewards"
     )

@@ -18,7 +18,7 @@ export class ApiError extends Error {
 
 export type Query = Record<string, string | number | boolean | null | undefined>;
 
-const NO_ANSWER = "The server cannot be reached.";
+const NO_ANSWER = "The server cannot be reached. Check your network connection and whether the server runs.";
 
 /** Listener for the status of each response; a 401 ends the session. */
 let onStatus: (status: number) => void = () => {};

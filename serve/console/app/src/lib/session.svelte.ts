@@ -18,7 +18,7 @@ class Login {
     watchStatus((status) => {
       if (status === 401 && this.session !== null) {
         this.session = null;
-        this.ended = "The session has ended: its key was revoked, or it has expired. Log in again.";
+        this.ended = "You were logged out, because the login expired or its key was revoked. Log in again.";
       }
     });
     // Detects a revoked key even on a page that sends no more requests, such as the page of an ended job.

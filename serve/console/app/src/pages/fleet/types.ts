@@ -1,4 +1,4 @@
-/** Current activity of a job's processes, and sentences that describe it. */
+/** Live status of a job's processes, and sentences that describe it. */
 
 import { seconds } from "../../lib/format";
 import type { JobStatus } from "../../lib/types";
@@ -79,7 +79,7 @@ export function waits(now: LiveStatus): string[] {
     if (here.length > 0) found.push(`Rollouts wait for ${whom}, the longest for ${seconds(longest)}.`);
   }
   for (const endpoint of now.endpoints) {
-    if (endpoint.breaker !== "closed") found.push(`${endpoint.name} fails and receives only occasional probes.`);
+    if (endpoint.breaker !== "closed") found.push(`${endpoint.name} fails: its breaker lets only probes through.`);
     else if (endpoint.queued > 0) found.push(`${endpoint.queued} calls are queued at ${endpoint.name}.`);
   }
   for (const actor of now.actors)

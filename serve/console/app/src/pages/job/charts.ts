@@ -2,6 +2,7 @@
 
 import { printable } from "../../lib/format";
 import type { JobMetrics } from "../../lib/types";
+import texts from "./chart-texts.json";
 
 type Values = Record<string, number | null>;
 
@@ -21,7 +22,7 @@ interface Family {
 
 export interface Curve {
   title: string;
-  /** Explanation, the end of a sentence: "From 3 to 2: ...". */
+  /** Explanation, the end of a sentence without its period: "From 3 to 2: ...". */
   reads: string;
   lines: (One | Family)[];
   /** Unit of the values; may be empty. */
@@ -62,24 +63,30 @@ function curve(title: string, unit: string, reads: string, lines: Curve["lines"]
   return { title, unit, reads, lines, baseline };
 }
 
+/** Curve with the title and explanation of a chart of the report: `CHARTS` in agent_rft/metrics/metric_charts.py. */
+function shared(key: keyof typeof texts, unit: string, lines: Curve["lines"]): Curve {
+  const { title, explanation } = texts[key];
+  return curve(title, unit, explanation, lines);
+}
+
 const GROUPS: Group[] = [
   {
     title: "Learning",
     curves: [
-      curve("Reward", "", "all curves should rise; if validation falls while training rises, the model memorizes rows.", [
+      curve("Reward", "", "all curves should rise; if only the train curve rises, the model memorizes rows", [
         line("train", "train_mean_reward"),
         sparse("validation", "full_valid_mean_reward"),
-        line("held-out grader", "held_out_grade_mean"),
+        line("held-out grade", "held_out_grade_mean"),
       ], "reward"),
-      curve("Loss", "", "the train loss should fall; if the validation loss rises, stop training earlier.", [
+      curve("Loss", "", "the train loss should fall; if the validation loss rises, stop training earlier", [
         line("train", "loss"),
         sparse("validation", "full_valid_loss"),
       ], "loss"),
-      curve("Grade", "", "the grade excludes penalties; if only the reward rises, the model only avoids penalties.", [
+      curve("Grade", "", "the grade excludes penalties; if only the reward rises, the model only avoids penalties", [
         line("train", "train_mean_grade"),
         sparse("validation", "full_valid_mean_grade"),
       ]),
-      curve("Scores of the grader's parts", "", "if a part falls while the grade rises, the model trades it for the other parts.", [
+      shared("grader_parts", "", [
         each("grader/", "/score_mean"),
       ]),
     ],
@@ -87,35 +94,35 @@ const GROUPS: Group[] = [
   {
     title: "Agent behavior",
     curves: [
-      curve("Tool calls per rollout", "calls", "fewer calls at the same reward make a faster agent.", [each("tool/", "/calls_mean")]),
-      curve("Tokens per rollout", "tokens", "sampled tokens cost time; the other tokens are prompts and tool results.", [
+      shared("tool_calls", "calls", [each("tool/", "/calls_mean")]),
+      shared("tokens", "tokens", [
         line("sampled", "completion_tokens_mean"),
         line("reasoning", "reasoning_tokens_mean"),
         line("all", "rollout_tokens_mean"),
       ]),
-      curve("Turns with parallel calls", "%", "parallel calls take only as long as the slowest call.", [
+      shared("parallel", "%", [
         line("parallel", percent("parallel_turn_share")),
       ]),
-      curve("Rollout endings", "rollouts", "the model itself ended only the rollouts with an answer.", [each("finish/")]),
+      shared("finish", "rollouts", [each("finish/")]),
     ],
   },
   {
     title: "Speed",
     curves: [
-      curve("Rollout time", "s", "a user waits this long; if the 95th percentile is far above the median, a tool or an engine is sometimes slow.", [
+      shared("rollout_time", "s", [
         line("median", "rollout_wall_s_p50"),
         line("95th percentile", "rollout_wall_s_p95"),
-        line("mean without queues", "rollout_busy_s_mean"),
+        line("mean busy time", "rollout_busy_s_mean"),
       ]),
-      curve("Tool latency", "s", "a slow tool makes every step slow.", [each("tool/", "/latency_s_mean")]),
-      curve("Step phases", "s", "if waiting dominates, more engines or faster tools would help.", [
+      shared("tool_latency", "s", [each("tool/", "/latency_s_mean")]),
+      shared("step_time", "s", [
         line("waiting", "time_wait_s"),
         line("learning", "time_learn_s"),
         line("weight sync", "time_sync_s"),
         sparse("validation", "time_eval_s"),
         sparse("checkpoint", "time_checkpoint_s"),
       ]),
-      curve("Goodput", "tokens/s", "trained tokens per second of the full step; waiting and discarded rollouts reduce it.", [
+      curve("Trained tokens per second", "tokens/s", "higher is better; waiting and discarded rollouts lower the number", [
         line("trained", per("trained_tokens", "time_step_s")),
       ]),
     ],
@@ -123,31 +130,31 @@ const GROUPS: Group[] = [
   {
     title: "Errors",
     curves: [
-      curve("Invalid and failed calls", "calls", "invalid calls are the model's errors, tool errors come from the tool; the model sees both.", [
+      shared("call_errors", "calls", [
         each("call_errors/"),
       ]),
-      curve("Discarded rollouts", "rollouts", "zero is best; discarded rollouts are not trained on.", [each("discarded/")]),
-      curve("Groups", "groups", "only groups with differing rewards are trained on.", [
+      shared("discarded", "rollouts", [each("discarded/")]),
+      shared("groups", "groups", [
         line("trained", "groups_trained"),
         each("zero_variance_groups/"),
         line("lost", "groups_lost"),
       ]),
-      curve("Rewards set by guards", "rollouts", "a high number means that the model often attempts what guards forbid.", [each("guard/")]),
+      shared("guards", "rollouts", [each("guard/")]),
     ],
   },
   {
     title: "Training health",
     curves: [
-      curve("Staleness", "versions", "age of the trained rollouts in weight updates; it is bounded.", [
+      shared("staleness", "versions", [
         line("mean", "staleness_mean"),
         line("largest", "staleness_max"),
       ]),
-      curve("Engine-learner gap", "nats", "difference of their log-probabilities with the same weights; small and steady is good.", [
-        line("rollouts", "logprob_gap"),
+      shared("gap", "nats", [
+        line("trained tokens", "logprob_gap"),
         line("canary", "canary_gap"),
       ]),
-      curve("Entropy", "nats", "it falls as the model becomes certain; near zero, the model explores nothing new.", [line("entropy", "entropy")]),
-      curve("Gradient norm", "", "single peaks are clipped; a steady rise is a sign of a problem.", [
+      shared("entropy", "nats", [line("entropy", "entropy")]),
+      shared("grad_norm", "", [
         line("before clipping", "grad_norm"),
       ]),
     ],
