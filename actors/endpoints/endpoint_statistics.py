@@ -23,7 +23,8 @@ class EndpointStats:
     `errors` counts errors by kind. An answered call also counts as an error if the answer cannot be used:
 
     - failed calls: busy, timeout, deadline, server_error, connection, redirect, refused, no_credit, forbidden_address
-    - answers: tool_error (a 4xx), too_large, bad_answer, request_too_large (413, 414, 431), no_credit (usually 402)
+    - answers: tool_error (a 4xx, or an error in MCP's format), too_large, unsupported_part (an output with a part that
+      is not text), bad_answer, request_too_large (413, 414, 431), no_credit (usually 402)
 
     `retries` counts the attempts after a failure, and `backpressure_retries` counts the attempts after an answer that
     asks the client to wait. `hedges` counts duplicate requests, and `hedges_won` counts the duplicates that were

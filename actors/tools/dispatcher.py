@@ -7,7 +7,6 @@ cancels the turn's other calls and discards the rollout.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +19,9 @@ from agent_rft.actors.endpoints.request_body import MAX_REQUEST_BYTES, encode_js
 from agent_rft.actors.endpoints.signing import Signer
 from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, mark_failed
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
+from agent_rft.actors.tools.tool_output import ReadableOutput, read_output
 from agent_rft.errors import ToolFailed
+from agent_rft.rows.strict_json import parse_json
 from agent_rft.spec.endpoints import ToolSpec
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
 from agent_rft.types import ToolCall, ToolResult
@@ -30,6 +31,9 @@ MAX_ERROR_CHARS = 2_000
 TOO_LARGE = (
     "Error: HTTP 413 Content Too Large. The output is over {:,} bytes and was left out. Ask for a smaller part of it."
 )
+UNREADABLE = "Error: the output has a part of the type {!r}, but the model reads only text."
+UNSUPPORTED_PART = "unsupported_part"
+"""Kind of error of an output with a part that is not text, in the endpoint's statistics."""
 TOO_LARGE_REQUEST = (
     f"Error: HTTP 413 Content Too Large. The call is over {MAX_REQUEST_BYTES:,} bytes and was not made. "
     "Give shorter arguments."
@@ -134,10 +138,10 @@ class Dispatcher:
             gen_ai__tool__call__id=call.call_id,
         ) as span:
             answer = await client.post(body, call.call_id, trace_id)
-            result = _to_result(client, self._tools[call.name].max_output_bytes, call, answer)
+            result, error = _to_result(client, self._tools[call.name].max_output_bytes, call, answer)
             span.set_attribute("agent_rft.retries", result.retries)
             if result.error is not None:
-                client.counts.errors["too_large" if answer.ok else "tool_error"] += 1
+                client.counts.errors[error] += 1
                 mark_failed(span, result.error)
         return result
 
@@ -177,40 +181,50 @@ def _make_row_error(what: str, item: dict[str, Any], num_bytes: int) -> ToolFail
     return ToolFailed(f"{problem}; {fix}", problem=problem, fix=fix, kind="request_too_large")
 
 
-def _to_result(client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: HttpResponse) -> ToolResult:
-    """Convert an answer to the result that the model sees.
+def _to_result(
+    client: EndpointClient, max_output_bytes: int, call: ToolCall, answer: HttpResponse
+) -> tuple[ToolResult, str]:
+    """Convert an answer to the result that the model sees, and the kind of its error for the endpoint's statistics.
 
     Raises:
         ToolFailed: The answer is a 2xx without a valid output, or an error that the model cannot influence.
     """
     result = partial(ToolResult, call.call_id, latency_s=answer.latency_s, retries=answer.retries)
-    output = None if answer.truncated else _parse_output(answer)
+    output, why = None, ""
+    try:
+        output = None if answer.truncated else _parse_output(answer)
+    except ValueError as error:
+        why = f": {error}"
     if output is None and (answer.status in TOO_LARGE_STATUSES or answer.has_no_credit):
         raise client.make_bad_answer_error(answer, "the model cannot change that")
     if output is None and not answer.ok:
         text = client.scrub(answer.text).strip()
         error_text = f"Error: {format_status(answer.status)}. {truncate(text, MAX_ERROR_CHARS)}".rstrip()
-        return result(error_text, error="tool_error", truncated=len(text) > MAX_ERROR_CHARS)
-    if answer.truncated or (output is not None and _count_bytes(output) > max_output_bytes):
-        return result(TOO_LARGE.format(max_output_bytes), error="tool_error", truncated=True)
+        return result(error_text, error="tool_error", truncated=len(text) > MAX_ERROR_CHARS), "tool_error"
+    too_large = "too_large" if answer.ok else "tool_error"
+    if answer.truncated or (output is not None and _count_bytes(output.text) > max_output_bytes):
+        return result(TOO_LARGE.format(max_output_bytes), error="tool_error", truncated=True), too_large
     if output is None:
-        raise client.make_bad_answer_error(answer, 'the body is not a JSON object such as {"output": "..."}')
-    return result(output, error=None if answer.ok else "tool_error")
+        raise client.make_bad_answer_error(answer, f'the body is not a JSON object such as {{"output": "..."}}{why}')
+    if output.unsupported:
+        return result(UNREADABLE.format(output.unsupported), error="tool_error"), UNSUPPORTED_PART
+    return result(output.text, error=None if answer.ok and not output.is_error else "tool_error"), "tool_error"
 
 
 def _count_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _parse_output(answer: HttpResponse) -> str | None:
-    """Return the `output` in the answer as valid Unicode text; None if it is missing."""
-    try:
-        body = answer.json()
-    except ValueError:
-        return None
+def _parse_output(answer: HttpResponse) -> ReadableOutput | None:
+    """Return the `output` in the answer as valid Unicode text; None if it is missing.
+
+    Raises:
+        ValueError: The body is not valid JSON.
+    """
+    body = parse_json(answer.body).value
     if not isinstance(body, dict) or "output" not in body:
         return None
-    output = body["output"]
-    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    output = read_output(body["output"])
     # JSON can contain unpaired surrogates; UTF-8 cannot.
-    return text if text.isascii() else text.encode(errors="replace").decode()
+    text = output.text
+    return output if text.isascii() else output._replace(text=text.encode(errors="replace").decode())

@@ -9,6 +9,10 @@ from agent_rft.chat.renderer import Renderer
 from agent_rft.types import Message, ToolSchema
 
 
+class UnsplittableConversation(ValueError):
+    """Error: the chat template renders an assistant's turn in a way that prevents training it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SupervisedSample:
     """One training sequence: token ids [T], and a mask [T] that is True for tokens to train on."""
@@ -38,7 +42,7 @@ def split_conversation(
     omitted.
 
     Raises:
-        ValueError: The template does not render an assistant's turn after the generation prompt.
+        UnsplittableConversation: The template does not render an assistant's turn after the generation prompt.
     """
     samples: list[SupervisedSample] = []
     done = ""
@@ -67,7 +71,7 @@ def _split_prompt_and_turn(renderer: Renderer, before: str, after: str, message:
     if not after.startswith(before):
         opened = before[before.rfind(marks[0]) :] if marks[0] in before else ""
         if not opened or marks[1] in opened or not after.startswith(before.removesuffix(opened)):
-            raise ValueError(
+            raise UnsplittableConversation(
                 "the chat template renders an assistant's turn that does not start with the generation prompt"
             )
     turn_text = after[len(before) - len(opened) :]

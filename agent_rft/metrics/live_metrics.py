@@ -26,8 +26,8 @@ _ENDPOINTS: dict[str, Metric] = {
     "endpoint/<endpoint>/errors/<kind>": _live_metric(
         "errors",
         "calls",
-        "failed calls by kind of error, such as server_error and deadline; the model sees only tool_error and "
-        "too_large",
+        "failed calls by kind of error, such as server_error and deadline; the model sees only tool_error, too_large "
+        "and unsupported_part",
         "counter",
     ),
     "endpoint/<endpoint>/retries": _live_metric(

@@ -52,3 +52,9 @@ def stops_accepted_job(code: str) -> bool:
     """
     entry = PROBLEM_CODES.get(find_code(code) or "")
     return entry.stops_accepted_jobs if isinstance(entry, CheckCode) else True
+
+
+def is_warning(code: str) -> bool:
+    """Return whether a problem with this code is only a warning, which never stops a job."""
+    entry = PROBLEM_CODES.get(find_code(code) or "")
+    return isinstance(entry, CheckCode) and entry.is_warning

@@ -133,6 +133,7 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "Read the endpoint's log. If the example call should be fast, find out what the endpoint waits for. If "
             "such calls normally take this long, no action is needed.",
             stops_accepted_jobs=False,
+            is_warning=True,
         ),
         "no_json_schema": CheckCode(
             "A warning. The judge's server rejected the response format `json_schema`, so requests use `json_object`, "
@@ -141,6 +142,7 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "Set `response_format: json_object` in the judge's entry of `models`, so that requests do not try "
             "`json_schema` first.",
             stops_accepted_jobs=False,
+            is_warning=True,
         ),
         "short_rollout_timeout": CheckCode(
             "A warning. A call may take longer than the rollout that waits for it. Tool calls count toward the time "

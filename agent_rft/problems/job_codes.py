@@ -167,6 +167,60 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "made the same error in other rows.",
             stops_accepted_jobs=False,
         ),
+        "duplicate_row_key": CheckCode(
+            "An object in a row contains the same key twice. Only the last value counts, so a change of the first "
+            "value has no effect.",
+            "Keep only one of the values. Often a program joined JSON as text, or a key was added by hand.",
+            stops_accepted_jobs=False,
+            is_warning=True,
+        ),
+        "unanswered_call": CheckCode(
+            "In a supervised row, a call has no tool message with its result, or a result has no call. The API refuses "
+            "such a conversation, so a served model never continues one. The calls of the last message need no "
+            "results.",
+            "Put one tool message per call directly after the message with the calls. Its `tool_call_id` is the id of "
+            "the call.",
+            stops_accepted_jobs=False,
+        ),
+        "call_without_tools": CheckCode(
+            "A supervised row trains a tool call, but has no `tools`. A served model makes no calls in a request "
+            "without tools, so it would learn calls that it never needs and that do not match a tool's schema.",
+            "Add the schemas of the tools to the row's `tools`, in the same format as in a request.",
+            stops_accepted_jobs=False,
+        ),
+        "nothing_trained": CheckCode(
+            "All assistant messages of a supervised row have the weight 0, so no token of the row is trained.",
+            "Set the weight of the messages to learn to 1, or remove the row.",
+            stops_accepted_jobs=False,
+        ),
+        "unknown_tool": CheckCode(
+            "A supervised row trains a call of a tool that is not in the row's `tools`. The model would learn to call "
+            "tools that it was not offered. Intended only in rows that show how to recover from such a call.",
+            "Add the tool to the row, correct its name, or set the `weight` of the message to 0.",
+            stops_accepted_jobs=False,
+            is_warning=True,
+        ),
+        "invalid_arguments": CheckCode(
+            "A supervised row trains a call whose arguments are not a JSON object or violate the schema of the tool. "
+            "The model would learn to write such arguments. Intended only in rows that show how to recover from them.",
+            "Correct the arguments or the schema, or set the `weight` of the message to 0.",
+            stops_accepted_jobs=False,
+            is_warning=True,
+        ),
+        "repeated_assistant": CheckCode(
+            "A supervised row trains an assistant message that directly follows another one. The model would learn to "
+            "continue after the end of its turn, where it usually waits for a user.",
+            "Merge the messages: text and calls may be in one message.",
+            stops_accepted_jobs=False,
+            is_warning=True,
+        ),
+        "invalid_weight": CheckCode(
+            "The `weight` of an assistant message is neither 0 nor 1. A message of any other weight, such as 0.5 or "
+            'the string `"0"`, is trained fully.',
+            "Write the number 1 to train the message, or 0 to skip it.",
+            stops_accepted_jobs=False,
+            is_warning=True,
+        ),
         "invalid_n_examples": CheckCode(
             "A file has fewer or more rows than the operator allows (such as `jobs.min_training_rows`). If there are "
             "too few rows, the model memorizes them; too many are usually an error.",

@@ -25,6 +25,9 @@ class CheckCode(ProblemCode):
     - True: the problem stops the job, because something is missing, forbidden or impossible.
     - False: the job gets a warning and continues. The problem only concerns values in the job. The check may have been
       added after the job started, and must not end such a job.
+
+    With `is_warning`, the problem never stops a job.
     """
 
     stops_accepted_jobs: bool
+    is_warning: bool = False

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from agent_rft.errors import Problem
+from agent_rft.rows.row_schema import RowError, read_conversation
+from agent_rft.rows.strict_json import MAX_SHOWN_CHARS, ParsedJson, parse_json
 from agent_rft.types import Task
 
 MAX_RANGES = 20
-ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
 def read_tasks(path: Path, field: str, *, is_supervised: bool = False) -> tuple[list[Task], list[Problem]]:
     """Return the rows of a dataset in OpenAI's chat format as tasks, and a problem for each invalid line.
 
     Each row must end with a user message or, if the job is supervised, with an assistant message. `field` is the
-    setting that names the file; problems refer to it.
+    setting that names the file; problems refer to it. Duplicate keys are problems too, but their rows are returned.
     """
 
     def create_problem(code: str, line: int | None, message: str, fix: str) -> Problem:
@@ -57,18 +56,21 @@ def read_tasks(path: Path, field: str, *, is_supervised: bool = False) -> tuple[
         if not line.strip():
             continue
         try:
-            row = parse_row(line)
+            row, duplicate_keys = parse_row(line)
         except ValueError as error:
             problems.append(
                 create_problem("broken_json", number, f"is not valid JSON: {error}", "write one JSON object per line")
             )
             continue
-        row_error = find_row_error(row, is_supervised)
-        if row_error is not None:
-            problems.append(create_problem("invalid_row", number, *row_error))
+        conversation = read_conversation(row, is_supervised)
+        if isinstance(conversation, RowError):
+            problems.append(create_problem("invalid_row", number, *conversation))
             continue
+        for key in duplicate_keys:
+            message = f"the key {key[:MAX_SHOWN_CHARS]!r} is duplicated in an object, and only its last value counts"
+            problems.append(create_problem("duplicate_row_key", number, message, "remove all but one"))
         digest = hashlib.blake2b(line.strip().encode(), digest_size=4).hexdigest()
-        tasks.append(Task(f"{number}-{digest}", tuple(row["messages"]), tuple(row.get("tools") or ()), row))
+        tasks.append(Task(f"{number}-{digest}", conversation, tuple(row.get("tools") or ()), row))
     if not tasks and not problems:
         problems.append(create_problem("empty_file", None, "has no rows", "write one JSON object per line"))
     return tasks, problems
@@ -87,68 +89,23 @@ def format_ranges(lines: Iterable[int]) -> str:
     return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
-def parse_row(line: str) -> Any:
+def parse_row(line: str) -> ParsedJson:
     """Parse the JSON value of a line.
 
     Raises:
         ValueError: The line is not valid JSON, or contains a value that graders and tools could not receive, such as
             NaN. The message has the reason.
     """
-    try:
-        row = json.loads(line, parse_constant=_reject_constant, parse_float=_parse_finite_float)
-        if "\\u" in line:  # an escape may be a lone surrogate, which cannot be encoded
-            json.dumps(row, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ValueError(reason) from None
+    row = parse_json(line)
+    if "\\u" in line:  # an escape may be a lone surrogate, which cannot be encoded
+        try:
+            json.dumps(row.value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start : error.end].encode("unicode_escape").decode()[:MAX_SHOWN_CHARS]
+            raise ValueError(f"{half} is half of a surrogate pair; write complete characters") from None
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
     return row
-
-
-def _reject_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-def _parse_finite_float(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"the number {text[:20]} is too large")
-    return number
-
-
-def find_row_error(row: Any, is_supervised: bool) -> tuple[str, str] | None:
-    """Return the error in a parsed row and the fix, or None if the row is valid.
-
-    `is_supervised` has the same meaning as in `read_tasks`.
-    """
-    if not isinstance(row, dict):
-        return "must be a JSON object", "write an object with `messages`"
-    messages = row.get("messages")
-    if not isinstance(messages, list) or not messages:
-        return "messages is missing or empty", 'add "messages": [{"role": "user", "content": "..."}]'
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            return f"messages[{i}].role must be one of {', '.join(ROLES)}", "set the role of each message"
-        content = message.get("content")
-        if not isinstance(content, str) and not (message["role"] == "assistant" and message.get("tool_calls")):
-            return f"messages[{i}].content must be a string", "set the content of each message"
-    last = messages[-1]["role"]
-    if is_supervised and last != "assistant":
-        return f"the last message has the role {last}", "end each conversation with the assistant's answer"
-    if not is_supervised and last != "user":
-        return f"the last message has the role {last}", "end with the user message that the model should answer"
-    tools = row.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        return "tools must be a list", "write a list of function tools, or omit `tools`"
-    for i, tool in enumerate(tools or []):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            return f"tools[{i}].function.name is missing", 'write {"type": "function", "function": {"name": ...}}'
-        if not isinstance(function.get("parameters", {}), dict):
-            return f"tools[{i}].function.parameters must be a JSON schema", "write a JSON object"
-    names = [tool["function"]["name"] for tool in tools or []]
-    if len(set(names)) < len(names):
-        return "two tools have the same name", "give each tool a unique name"
-    return None
 
 
 class RowOrder:

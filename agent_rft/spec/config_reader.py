@@ -44,18 +44,19 @@ _MIN_SIMILARITY = 0.75
 _SECRETS = {"headers", "api_key", "signing_secret", "token", "tracking_uri"}
 _KEY_CODES = {"invalid_extra_forbidden", "truncated_sampling"}
 """Codes of errors that are caused by a key itself and not by its value."""
+_MAPPING = "a mapping of keys to values"
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
-    "dict_type": "a mapping of keys to values",
+    "dict_type": _MAPPING,
     "float_parsing": "a number",
     "float_type": "a number",
     "int_from_float": "an integer",
     "int_parsing": "an integer",
     "int_type": "an integer",
     "list_type": "a list",
-    "model_attributes_type": "a mapping of keys to values",
-    "model_type": "a mapping of keys to values",
+    "model_attributes_type": _MAPPING,
+    "model_type": _MAPPING,
     "string_type": "a string",
     "tuple_type": "a list",
 }
@@ -194,7 +195,7 @@ def _convert_errors(
     elif kind == "union_tag_invalid":
         message, fix = f"unknown type {context['tag']!r}", f"set `type` to one of {context['expected_tags']}"
     else:
-        first, *others = [_describe_requirement(error) for error in errors]
+        first, *others = [describe_requirement(error) for error in errors]
         message = ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
         fix = context.get("fix", "correct the value")
     shown = isinstance(given, str | int | float) and not isinstance(given, bool) and _SECRETS.isdisjoint(path)
@@ -204,14 +205,38 @@ def _convert_errors(
     return source.problem(f"invalid_{kind}", path, variables.hide(message), fix)
 
 
-def _describe_requirement(error: Any) -> str:
-    """Convert a pydantic error to a phrase such as `must be true or false`."""
+def describe_requirement(error: Any, *, is_json: bool = False) -> str:
+    """Convert a pydantic error to a phrase such as `must be true or false`, without Python's type names.
+
+    With `is_json`, a mapping is called an object.
+    """
     message: str = error["msg"].removeprefix("Value error, ")
-    if error["type"] in _EXPECTED:
-        return f"must be {_EXPECTED[error['type']]}"
+    kind = error["type"]
+    if is_json and _EXPECTED.get(kind) == _MAPPING:
+        return "must be an object"
+    if kind in _EXPECTED:
+        return f"must be {_EXPECTED[kind]}"
+    if kind == "missing":
+        return "is missing"
+    if kind == "extra_forbidden":
+        return "is an unknown key"
+    if kind == "union_tag_not_found":
+        return "`type` is missing"
+    if kind == "union_tag_invalid":
+        given = error["input"].get("type") if isinstance(error.get("input"), dict) else None
+        shown = f"unknown type {given!r}" if isinstance(given, str) else "unknown type"
+        return f"{shown}; must be one of {error['ctx']['expected_tags']}"
     if message.startswith(_INPUT_SHOULD_BE):
         return f"must be {message.removeprefix(_INPUT_SHOULD_BE)}"
     return _SHOULD_HAVE.sub(r"must have \1", message)
+
+
+def describe_json_error(place: str, error: Any) -> str:
+    """Return a sentence about a pydantic error in JSON, such as `messages[0].content must be a string`."""
+    requirement = describe_requirement(error, is_json=True)
+    if not place:
+        return requirement
+    return f"{place} {requirement}" if requirement.startswith(("must ", "is ")) else f"{place}: {requirement}"
 
 
 def to_key_path(loc: Sequence[str | int], raw: Any, *, missing: bool) -> KeyPath:

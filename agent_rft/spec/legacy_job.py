@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from agent_rft.errors import InvalidJob, Problem
-from agent_rft.spec.config_reader import KeyPath, format_key_path, to_key_path
+from agent_rft.spec.config_reader import KeyPath, describe_requirement, format_key_path, to_key_path
 from agent_rft.spec.job import JobSpec
 
 BOUND_ERRORS = frozenset(
@@ -50,7 +50,8 @@ def load_legacy_job(raw: Mapping[str, Any], owner: str) -> tuple[JobSpec, list[s
         field, item = format_key_path(path) or "job", next((i for i in items if i["type"] in BOUND_ERRORS), items[0])
         if item["type"] in BOUND_ERRORS:
             kept.append(path)
-            warnings.append(f"{field}: {owner} still uses {item['input']!r}; new jobs cannot use it ({item['msg']})")
+            bound = f"in new jobs it {describe_requirement(item)}"
+            warnings.append(f"{field}: {owner} still uses {item['input']!r}; {bound}")
         elif item["type"] == UNKNOWN or (item["type"] == UNKNOWN_TYPE and path[0] == "integrations"):
             dropped.append(path)
             warnings.append(removed_setting_warning(field, owner))

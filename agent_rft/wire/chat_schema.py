@@ -9,24 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from agent_rft.chat.template_messages import format_arguments
+from agent_rft.chat.message_schema import AssistantMessage, ChatMessage, PlainMessage, RequestPart, ToolMessage
 from agent_rft.spec.schemas.json_schema import find_schema_problem
 from agent_rft.wire.request_keys import WEB_SEARCH_KEY, refuse_keys, to_key_labels
 from agent_rft.wire.tool_schema import (
     ChatTool,
     IgnoredTool,
     NamedTool,
-    RequestPart,
     ToolDefinition,
     check_grammars,
     check_tool_choice,
@@ -44,104 +35,6 @@ IGNORED_KEYS = {
 SERVER_KEYS = IGNORED_KEYS | {"grader", "item", "max_tokens", "stream_options"}
 REQUIRED = frozenset({"model", "messages", "input"})
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class ContentPart(RequestPart):
-    """One part of a message's content. Only text is supported."""
-
-    type: Literal["text", "input_text", "output_text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
-
-    @model_validator(mode="after")
-    def _check_text(self) -> ContentPart:
-        if self.text is None and self.refusal is None:
-            raise ValueError("the content part has no text")
-        return self
-
-
-def _join_parts(value: str | list[ContentPart] | None) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return "\n".join(part.text if part.text is not None else part.refusal or "" for part in value)
-
-
-def content_kind(value: Any) -> str:
-    """Return "list" or "text", the type of the content, so that pydantic reports errors only for this type."""
-    return "list" if isinstance(value, list) else "text"
-
-
-Parts = Annotated[
-    Annotated[
-        Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("list")],
-        Discriminator(content_kind),
-    ],
-    AfterValidator(_join_parts),
-]
-"""Content as a string, or as a list of text parts, which are joined into one string."""
-
-
-def _message_kind(message: Any) -> str:
-    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
-    return role if role in ("assistant", "tool") else "plain"
-
-
-class PlainMessage(RequestPart):
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: Parts
-
-
-def _normalize_arguments(value: Any) -> Any:
-    return format_arguments(value) if value is None or isinstance(value, str) else value
-
-
-Arguments = Annotated[str, BeforeValidator(_normalize_arguments)]
-
-
-class CalledFunction(RequestPart):
-    name: Annotated[str, Field(min_length=1)]
-    arguments: Arguments = "{}"
-    """JSON object as a string; null and blank strings mean `{}`."""
-
-
-class ToolCallPart(RequestPart):
-    id: Annotated[str, Field(min_length=1)]
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class AssistantMessage(RequestPart):
-    role: Literal["assistant"]
-    content: Parts | None = None
-    """Text of the message; may be omitted if there are `tool_calls`."""
-    refusal: str | None = None
-    reasoning: str | None = None
-    """Reasoning of an earlier answer, sent back by the client."""
-    reasoning_content: str | None = None
-    """Another name of `reasoning`, which some clients use."""
-    tool_calls: list[ToolCallPart] | None = None
-
-    @model_validator(mode="after")
-    def _check_not_empty(self) -> AssistantMessage:
-        if self.content is None and not self.tool_calls and self.refusal is None:
-            raise ValueError("content is missing: it may be omitted only if there are tool_calls")
-        return self
-
-
-class ToolMessage(RequestPart):
-    role: Literal["tool"]
-    content: Parts
-    """Result of the call."""
-    tool_call_id: Annotated[str, Field(min_length=1)]
-    """The `id` of a call in the preceding assistant message."""
-
-
-ChatMessage = Annotated[
-    Annotated[PlainMessage, Tag("plain")]
-    | Annotated[AssistantMessage, Tag("assistant")]
-    | Annotated[ToolMessage, Tag("tool")],
-    Discriminator(_message_kind),
-]
 
 
 def _check_grammar_schema(schema: dict[str, Any]) -> dict[str, Any]:

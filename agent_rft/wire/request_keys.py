@@ -66,6 +66,8 @@ COUNTED_KEYS = frozenset(
     }
 )
 """Ignored keys that are counted under their own names."""
+UNSUPPORTED = "unsupported_key"
+"""Type of the pydantic error about a refused key."""
 OTHER_KEY = "other"
 """Label under which all other ignored keys are counted, so that clients cannot invent labels."""
 
@@ -80,7 +82,7 @@ def refuse_keys(title: str, body: Mapping[str, Any], supported: Collection[str])
     refused = sorted(key for key in sent if key not in NO_EFFECT or body[key] != NO_EFFECT[key])
     if refused:
         problem = PydanticCustomError(
-            "extra_forbidden", "this server does not support this key, which would change the answer; remove the key"
+            UNSUPPORTED, "this server does not support this key, which would change the answer; remove the key"
         )
         raise ValidationError.from_exception_data(
             title, [InitErrorDetails(type=problem, loc=(key,), input=body[key]) for key in refused]

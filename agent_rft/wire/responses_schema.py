@@ -11,24 +11,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from agent_rft.chat.message_schema import Arguments, CalledFunction, Parts, RequestPart, content_kind
 from agent_rft.wire.api_errors import truncate
 from agent_rft.wire.chat_schema import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    Arguments,
-    CalledFunction,
     Effort,
-    Parts,
     ResponseFormat,
     SamplingRequest,
-    content_kind,
 )
 from agent_rft.wire.tool_schema import (
     FunctionDefinition,
     IgnoredTool,
     NamedFunction,
     NamedTool,
-    RequestPart,
     ToolDefinition,
     check_grammars,
     check_tool_choice,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from agent_rft.chat.message_schema import RequestPart
 from agent_rft.spec.schemas.json_schema import find_schema_problem, find_structure_problem
 from agent_rft.spec.schemas.schema_limits import MAX_PATTERNS, SchemaProblem, find_patterns
 from agent_rft.wire.api_errors import truncate
@@ -38,12 +39,6 @@ IgnoredType = Literal[
 """Types of the tools of OpenAI's API other than `function`."""
 IGNORED_TYPES = frozenset(get_args(IgnoredType))
 T = TypeVar("T", bound=BaseModel)
-
-
-class RequestPart(BaseModel):
-    """Base class of the objects in a request. Unknown keys of these objects are ignored."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
 
 
 def _check_tool_schema(schema: dict[str, Any]) -> dict[str, Any]:

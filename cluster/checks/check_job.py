@@ -17,7 +17,7 @@ from agent_rft.chat.dialect import Dialect
 from agent_rft.chat.model_card import ModelCard
 from agent_rft.chat.renderer import Renderer
 from agent_rft.cluster.checks.disk_space import FreeSpace, check_runs_folder, check_space, measure_write_speed
-from agent_rft.cluster.checks.dry_run import WARNINGS, dry_run_problems
+from agent_rft.cluster.checks.dry_run import dry_run_problems
 from agent_rft.cluster.checks.endpoint_checks import check_early_stop
 from agent_rft.cluster.checks.job_advice import find_advice
 from agent_rft.cluster.checks.limit_checks import check_resource_limits
@@ -27,7 +27,7 @@ from agent_rft.cluster.checks.model_checks.tool_call_check import check_calls_in
 from agent_rft.cluster.checks.offline_checks import check_method, make_invalid_job
 from agent_rft.cluster.checks.resumption.recorded_run import RecordedRun, digest_job
 from agent_rft.cluster.checks.resumption.resume_compat import SettingDifference
-from agent_rft.cluster.checks.row_checks import check_row_lengths, list_rows, read_files
+from agent_rft.cluster.checks.row_checks import check_conversations, check_row_lengths, list_rows, read_files
 from agent_rft.cluster.planning.cluster_plan import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     PROMPT_S,
@@ -43,7 +43,7 @@ from agent_rft.cluster.planning.placement import Placement, PlanRequest, Recorde
 from agent_rft.cluster.planning.plan_nodes import Node, add_joining_nodes
 from agent_rft.errors import GraderFailed, Problem, UserError
 from agent_rft.events import SettingChosen
-from agent_rft.problems import stops_accepted_job
+from agent_rft.problems import is_warning, stops_accepted_job
 from agent_rft.spec.graders import PythonGrader
 from agent_rft.spec.job import JobSpec, Reinforcement
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
@@ -210,6 +210,8 @@ async def check_job(
         problems += check_early_stop(job)
         problems += await _sandbox_problems(job.reinforcement, operator)
         problems += _engine_problems(job)
+    elif model is not None:
+        problems += check_conversations(rows)
     if model is not None:
         problems += context_problems(context_length, model.max_context)
         problems += await check_row_lengths(
@@ -241,15 +243,16 @@ async def check_job(
             num_written=written,
             num_uploading=int(operator.checkpoint_store is not None),
         )
+    warned = [problem for problem in problems if is_warning(problem.code)]
+    problems = [problem for problem in problems if not is_warning(problem.code)]
     tolerated = [problem for problem in problems if was_accepted and not stops_accepted_job(problem.code)]
     wrong = [problem for problem in problems if not was_accepted or stops_accepted_job(problem.code)]
-    dry_run_warnings: list[Problem] = []
     if dry_run and not supervised and not any(problem.field.startswith("method.") for problem in wrong):
         bad_lines = {(p.file, p.line) for p in problems}
         good = [row.task for row in rows if (row.file, row.line) not in bad_lines]
         tried = await dry_run_problems(job.reinforcement, good, operator) if good else []
-        dry_run_warnings = [problem for problem in tried if problem.code in WARNINGS]
-        wrong += [problem for problem in tried if problem.code not in WARNINGS]
+        warned += [problem for problem in tried if is_warning(problem.code)]
+        wrong += [problem for problem in tried if not is_warning(problem.code)]
     if wrong or model is None or plan is None:
         raise make_invalid_job(wrong or tolerated)
     stop = _measure_stop_time(model.shape.count_trained(cluster.placement.lora), runs) if trains else None
@@ -270,7 +273,10 @@ async def check_job(
             *map(_to_warning, make_invalid_job(tolerated).problems),
             *(f"{lack.message}; the job waits until nodes join" for lack in cluster.resource_problems),
             *(f"{warning.message}; {warning.fix}" for warning in cluster.warnings),
-            *(f"{warning.location}: {warning.message}; {warning.fix} [{warning.code}]" for warning in dry_run_warnings),
+            *(
+                f"{warning.location}: {warning.message}; {warning.fix} [{warning.code}]"
+                for warning in make_invalid_job(warned).problems
+            ),
             *(() if stop is None or stop.checkpoint_s <= PROMPT_S else (_long_stop_warning(stop),)),
             *(() if stop is None else _slow_checkpoint_warnings(stop, estimate_step(request, cluster), job)),
             *filter(None, (tools_warning(model),)),

@@ -23,11 +23,12 @@ from agent_rft.actors.endpoints.signing import Signer, create_signer
 from agent_rft.actors.grading.grader_factory import FIELD as GRADER
 from agent_rft.actors.grading.grader_factory import GRACE_S, HELD_OUT, grade_deadline_s
 from agent_rft.actors.grading.grader_pool import GraderPool
-from agent_rft.actors.tools.dispatcher import Dispatcher, build_call_body
+from agent_rft.actors.tools.dispatcher import UNSUPPORTED_PART, Dispatcher, build_call_body
 from agent_rft.actors.tools.tool_sessions import ToolSessions
 from agent_rft.cluster.checks.endpoint_checks import SESSION, TOOLS
 from agent_rft.cluster.checks.schema_examples import make_example_call, make_example_sample
 from agent_rft.errors import Problem, RftError
+from agent_rft.problems import is_warning
 from agent_rft.spec.endpoints import MAX_TRIAL_CALL_S, SessionSpec, ToolSpec
 from agent_rft.spec.graders import EndpointGrader, GraderSpec, limit_trial_grader
 from agent_rft.spec.job import Reinforcement
@@ -39,8 +40,6 @@ TRACE_ID = f"trace_dry_run_{secrets.token_hex(8)}"
 PROBE_TIMEOUT_S = 10.0
 UNANSWERED = "unanswered_trial_call"
 NO_SCHEMAS = "no_json_schema"
-WARNINGS = frozenset({UNANSWERED, NO_SCHEMAS})
-"""Codes of problems that are only warnings."""
 CODES = {"refused": "endpoint_refused", "redirect": "wrong_path", "forbidden_address": "forbidden_address"}
 TOKEN_FIX = "write the complete value of the header, such as `Bearer ${NAME}`, where NAME is an environment variable"
 
@@ -50,8 +49,7 @@ async def dry_run_problems(
 ) -> list[Problem]:
     """Call each tool and grader once, inside a session if the job has one, and return the problems.
 
-    Each call may take as long as the endpoint's `timeout_s`, but at most ten minutes. Problems with a code in
-    `WARNINGS` are only warnings.
+    Each call may take as long as the endpoint's `timeout_s`, but at most ten minutes. Some problems are only warnings.
     """
     if reinforcement.session is None:
         return await _call_all(reinforcement, tasks, operator)
@@ -94,7 +92,7 @@ async def _call_in_session(
     finally:
         left = await sessions.close("dry_run", deadline_s=trial.timeout_s)
     failed = [kind for kind in sessions.stats()["errors"] if kind.startswith("end_")]
-    if (left or failed) and all(problem.code in WARNINGS for problem in problems):
+    if (left or failed) and all(is_warning(problem.code) for problem in problems):
         answered = f"the answer is {sessions.refused_end}" if sessions.refused_end else "the endpoint does not answer"
         message = events[0] if events else f"a session cannot be ended: {answered}"
         fix = "make the endpoint answer with status 200 and any JSON once the session is closed"
@@ -109,11 +107,15 @@ async def _try_tool(
     call = make_example_call(schema)
     try:
         (result,) = await dispatcher.call_turn(TRACE_ID, task.item, [call])
+        errors = dispatcher.stats()[tool.name]["errors"]
     except RftError as error:
         fix = 'make the tool answer {"output": "..."}'
         return _failure_problem(error, "tool_failed", f"{field}.server_url", f"{field}.headers", fix, tool.timeout_s)
     finally:
         await dispatcher.close()
+    if UNSUPPORTED_PART in errors:
+        fix = 'make the tool answer with text, such as {"output": "..."}'
+        return Problem("tool_failed", f"{field}.server_url", result.output.removeprefix("Error: "), fix)
     if result.error is not None:
         path_error = await _find_path_error(tool, task.item, call, operator)
         if path_error is not None:

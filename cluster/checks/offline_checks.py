@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from agent_rft.cluster.checks.endpoint_checks import check_early_stop, check_endpoints
 from agent_rft.cluster.checks.row_checks import (
     CheckedRow,
+    check_conversations,
     check_row_sizes,
     check_template_values,
     check_tools,
@@ -20,6 +21,7 @@ from agent_rft.cluster.checks.row_checks import (
 )
 from agent_rft.cluster.planning.model_folder import ModelFolder, context_problems, read_sizes, resolve_context
 from agent_rft.errors import InvalidJob, Problem
+from agent_rft.problems import is_warning
 from agent_rft.rows.dataset_rows import format_ranges
 from agent_rft.spec.job import FILES, JobSpec, Reinforcement
 from agent_rft.spec.operator.operator_config import OperatorConfig
@@ -28,16 +30,18 @@ SHOWN_PER_KIND = 10
 
 
 def check_offline(job: JobSpec, folder: ModelFolder, operator: OperatorConfig) -> list[Problem]:
-    """Return the problems of a job's data files, model folder, tools and graders."""
+    """Return the problems of a job's data files, model folder, tools and graders, without warnings."""
     files, problems = read_files(job)
     model, bad = read_sizes(folder)
     problems += bad
     if job.method.type == "reinforcement":
         problems += check_method(job.reinforcement, list_rows(job, files), operator)
         problems += check_early_stop(job)
+    else:
+        problems += check_conversations(list_rows(job, files))
     if model is not None:
         problems += context_problems(resolve_context(job, model.max_context), model.max_context)
-    return problems
+    return [problem for problem in problems if not is_warning(problem.code)]
 
 
 def check_method(reinforcement: Reinforcement, rows: Sequence[CheckedRow], operator: OperatorConfig) -> list[Problem]:

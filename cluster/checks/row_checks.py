@@ -11,7 +11,7 @@ from pathlib import Path
 from agent_rft.actors.endpoints.request_body import MAX_REQUEST_BYTES, MAX_ROW_BYTES, encode_json
 from agent_rft.actors.graders.grader_templates import INVALID_VARIABLE, TOO_LONG, render
 from agent_rft.actors.grading.grader_factory import iterate_graders, iterate_templates
-from agent_rft.chat.conversation import split_conversation
+from agent_rft.chat.conversation import UnsplittableConversation, split_conversation
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import RenderFailed
 from agent_rft.cluster.checks.endpoint_checks import TOOLS
@@ -19,6 +19,7 @@ from agent_rft.cluster.checks.model_checks.dialect_check import TOOLS_FIX
 from agent_rft.cluster.checks.schema_examples import make_example_sample
 from agent_rft.errors import GraderFailed, Problem
 from agent_rft.rows.dataset_rows import read_tasks
+from agent_rft.rows.supervised_findings import find_supervised_findings
 from agent_rft.spec.graders import EndpointGrader
 from agent_rft.spec.job import FILES, JobSpec, Reinforcement
 from agent_rft.spec.schemas.json_schema import find_schema_problem
@@ -30,6 +31,7 @@ MIN_ANSWER_TOKENS = 16
 SHOWN_CHARS = 40
 """Number of characters at the start of a message that the prompt must contain."""
 SIZE_FIX = "shorten the row: move large values to a file that tools and graders read, and put an id in the row"
+COMPARE_FIX = "compare the messages and tools of the row with those of a row that has no problem"
 ROWS_AT_ONCE = 200
 """Number of rows to check before yielding to the event loop, which handles signals."""
 
@@ -69,6 +71,11 @@ def read_files(job: JobSpec) -> tuple[dict[str, list[Task]], list[Problem]]:
 def list_rows(job: JobSpec, files: Mapping[str, Sequence[Task]]) -> list[CheckedRow]:
     """Return the rows of all files, in the order of `files`."""
     return [CheckedRow(name, Path(getattr(job, name)).name, task) for name, tasks in files.items() for task in tasks]
+
+
+def check_conversations(rows: Sequence[CheckedRow]) -> list[Problem]:
+    """Return problems of supervised rows that teach broken calls, or nothing at all. Some are only warnings."""
+    return [row.problem(*finding) for row in rows for finding in find_supervised_findings(row.task)]
 
 
 def check_tools(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
@@ -163,18 +170,23 @@ async def check_row_lengths(
         try:
             if conversations:
                 text = renderer.render_text(messages, tools, add_generation_prompt=False)
-                length = max(len(sample.token_ids) for sample in split_conversation(renderer, messages, tools))
+                length = max(
+                    (len(sample.token_ids) for sample in split_conversation(renderer, messages, tools)), default=0
+                )
             else:
                 text = renderer.render_text(messages, tools, add_generation_prompt=True)
                 length = len(renderer.encode(text)) + MIN_ANSWER_TOKENS
         except RenderFailed as error:
             if error.code == "template_too_costly":  # every row may take this long, so stop here
                 return [*problems, row.problem(error.code, ".messages", error.problem, error.fix)]
-            problems.append(row.problem("unrenderable_row", ".messages", error.problem, "fix the row or the template"))
+            problems.append(_make_unrenderable(row, error))
             continue
-        except Exception as error:  # noqa: BLE001 - encoding and splitting into samples raise many types
-            message = f"the chat template cannot render the row: {type(error).__name__}: {error}"
-            problems.append(row.problem("unrenderable_row", ".messages", message, "fix the row"))
+        except UnsplittableConversation as error:
+            problems.append(row.problem("unrenderable_row", ".messages", str(error), "use another chat template"))
+            continue
+        except Exception:  # noqa: BLE001 - tokenizers raise many types, whose messages name types of Python
+            message = "the model's tokenizer cannot encode this row"
+            problems.append(row.problem("unrenderable_row", ".messages", message, COMPARE_FIX))
             continue
         problems += _missing_in_prompt(row, text, tools_in_prompt)
         if length > context_length:
@@ -182,6 +194,15 @@ async def check_row_lengths(
             fix = "shorten the row or raise cluster.context_length"
             problems.append(row.problem("row_too_long", ".messages", message, fix))
     return problems
+
+
+def _make_unrenderable(row: CheckedRow, error: RenderFailed) -> Problem:
+    """Return the problem of a row that the template cannot render."""
+    if error.kind != "failed":
+        return row.problem("unrenderable_row", ".messages", error.problem, "fix the row or the template")
+    # The error of a template that fails, but does not reject the row, names types of Python.
+    where = "the chat template" if error.line is None else f"line {error.line} of the chat template"
+    return row.problem("unrenderable_row", ".messages", f"{where} fails with the values of this row", COMPARE_FIX)
 
 
 def _missing_in_prompt(row: CheckedRow, text: str, tools_in_prompt: bool) -> list[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agent_rft.problems import PROBLEM_CODE_GROUPS, stops_accepted_job
+from agent_rft.problems import PROBLEM_CODE_GROUPS, is_warning, stops_accepted_job
 from docs.generator.markdown import plain
 
 _INTRO = """# Problem codes
@@ -22,6 +22,8 @@ def pages() -> dict[str, str]:
         for name, code in codes.items():
             shown = re.sub(r"<\w+>", "*", name)
             text += f"\n### `{shown}`\n\n{plain(code.meaning)}\n\nWhat to do: {plain(code.fix)}\n"
-            if not stops_accepted_job(name):
+            if is_warning(name):
+                text += "\nThis is a warning; the job continues.\n"
+            elif not stops_accepted_job(name):
                 text += "\nA resumed run continues with a warning.\n"
     return {"problems.md": text}

@@ -18,8 +18,9 @@ from agent_rft.actors.runtime.fair_slots import NoFreeSlot
 from agent_rft.errors import InvalidJob, RftError, UserError
 from agent_rft.serve.jobs.client_errors import replace_fix
 from agent_rft.serve.stores.database import describe_error, is_unavailable
-from agent_rft.spec.config_reader import format_key_path, to_key_path
+from agent_rft.spec.config_reader import describe_json_error, format_key_path, to_key_path
 from agent_rft.wire.api_errors import MAX_PARAM_CHARS, ApiError, error_body, truncate
+from agent_rft.wire.request_keys import UNSUPPORTED
 
 PREFIX = "/v1"
 """Path prefix of the API's routes."""
@@ -122,13 +123,12 @@ def _from_validation_errors(errors: Sequence[Mapping[str, Any]], body: Any) -> A
             return ApiError(400, f"The request body is not valid JSON: {why}", code="invalid_json")
         raw = body if origin == "body" else dict.fromkeys(loc)
         place = to_key_path(loc, raw, missing=bool(loc) and kind == "missing")
-        message = str(error["msg"]).removeprefix("Value error, ")
-        found.append((truncate(format_key_path(place), MAX_PARAM_CHARS) or None, message, kind))
+        path = truncate(format_key_path(place), MAX_PARAM_CHARS)
+        found.append((path or None, describe_json_error(path, error), kind))
     param, _, kind = found[0]
-    texts = [f"{place}: {message}" if place else message for place, message, _ in found]
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
-    code = "unknown_parameter" if kind == "extra_forbidden" else code
-    return ApiError(400, "; ".join(texts), param=param, code=code)
+    code = "unknown_parameter" if kind in ("extra_forbidden", UNSUPPORTED) else code
+    return ApiError(400, "; ".join(text for _, text, _ in found), param=param, code=code)
 
 
 def _from_http_exception(request: Request, error: HTTPException) -> ApiError:

@@ -352,11 +352,6 @@ def _row_notes(rows: Mapping[str, ConvertedRows]) -> Iterator[str]:
     for name, found in rows.items():
         if found.num_joined:
             yield f"{ROWS[name]}: the text parts of a message were joined into one string in {found.num_joined} rows"
-        if found.num_unweighted:
-            yield (
-                f"{ROWS[name]}: {found.num_unweighted} rows have messages with weight 0; agent-rft ignores weights and "
-                "trains on all assistant messages"
-            )
 
 
 def _state_notes(job: OpenAIJob) -> Iterator[str]:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agent_rft.chat.message_schema import TEXT_PARTS, join_texts
 from agent_rft.errors import Problem, UserError
-from agent_rft.rows.dataset_rows import find_row_error, parse_row
+from agent_rft.rows.dataset_rows import parse_row
+from agent_rft.rows.row_schema import RowError, read_conversation
 
 MAX_LINE_BYTES = 32 << 20
 MAX_PROBLEMS = 1_000
 """Maximum number of problems per file; after this number of problems, the rest of the file is not read."""
-TEXT_PARTS = ("text", "input_text", "output_text")
 HINT = "correct a copy of the file, and give the copy with --{option}"
 
 
@@ -28,8 +29,6 @@ class ConvertedRows:
     num_rows: int = 0
     num_joined: int = 0
     """Rows in which text parts were joined."""
-    num_unweighted: int = 0
-    """Rows with an assistant message of weight 0."""
     longest_bytes: int = 0
     has_tools: bool = False
     problems: list[Problem] = field(default_factory=list)
@@ -98,7 +97,7 @@ def _convert_line(line: bytes, at: ImportedRowLocation, found: ConvertedRows, *,
         text = line.decode("utf-8-sig" if at.line == 1 else "utf-8").strip()
         if not text:
             return None
-        row = parse_row(text)
+        row = parse_row(text).value
     except ValueError as error:
         why = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"is not valid JSON: {error}"
         problem("broken_json", why, fix)
@@ -107,12 +106,11 @@ def _convert_line(line: bytes, at: ImportedRowLocation, found: ConvertedRows, *,
     if (unsupported := _find_unsupported(row)) is not None:
         problem("unsupported_row", unsupported, fix)
         return None
-    if (row_problem := find_row_error(row, is_supervised)) is not None:
-        problem("invalid_row", row_problem[0], f"{row_problem[1]}; {fix}")
+    if isinstance(conversation := read_conversation(row, is_supervised), RowError):
+        problem("invalid_row", conversation.message, f"{conversation.fix}; {fix}")
         return None
     found.num_rows += 1
     found.num_joined += is_changed
-    found.num_unweighted += any(message.get("weight") == 0 for message in row["messages"])
     found.longest_bytes = max(found.longest_bytes, len(line))
     found.has_tools |= bool(row.get("tools"))
     return json.dumps(row, ensure_ascii=False) if is_changed else text
@@ -129,7 +127,7 @@ def _join_texts(row: Any) -> bool:
     for message in _messages(row):
         content = message.get("content")
         if isinstance(content, list) and content and all(_is_text(part) for part in content):
-            message["content"] = "\n".join(part["text"] for part in content)
+            message["content"] = join_texts(part["text"] for part in content)
             changed = True
     return changed
 

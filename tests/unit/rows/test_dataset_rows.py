@@ -7,13 +7,24 @@ import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent_rft.problems import is_warning
 from agent_rft.rows.dataset_rows import RowOrder, format_ranges, read_tasks
 from tests.support.builders import task, tasks_of
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}], "reference": 1}
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "cat", "arguments": "{}"}}
+
+
+def with_turn(turn: dict[str, Any]) -> dict[str, Any]:
+    """A row whose second message is an assistant's, unless `turn` has another role."""
+    question = {"role": "user", "content": "hi"}
+    return {"messages": [question, {"role": "assistant", **turn}, question]}
 
 
 def write(folder: Path, *lines: object) -> Path:
@@ -45,17 +56,44 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
         ({"messages": []}, "messages is missing or empty"),
         ({"messages": [{"role": "usr", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "the last message has the role assistant"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
         (GOOD | {"tools": {}}, "tools must be a list"),
         (GOOD | {"tools": [{"name": "cat"}]}, "tools[0].function.name"),
         (GOOD | {"tools": [{"function": {"name": "cat", "parameters": 1}}]}, "tools[0].function.parameters"),
         (GOOD | {"tools": [{"function": {"name": "cat"}}] * 2}, "same name"),
         ('{"messages": [{"role": "user", "content": "x"}], "answer": NaN}', "NaN"),
         ("[" * 100_000, "is not valid JSON"),
-        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogates not allowed"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "half of a surrogate pair"),
         ('{"messages": [{"role": "user", "content": "x"}], "answer": 1e999}', "1e999 is too large"),
-        ('{"messages": [{"role": "user", "content": "x"}], "answer": %s}' % ("9" * 5000), "is not valid JSON"),
+        ('{"messages": [{"role": "user", "content": "x"}], "answer": %s}' % ("9" * 5000), "has 5,000 digits"),
         ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+        ({"messages": ["hi"]}, "messages[0] must be an object"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role is missing"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content is missing"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content must be a string"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0] must be an object"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0].type: the part type 'image_url'",
+        ),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type is missing"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0]: the content part has",
+        ),
+        (with_turn({}), "messages[1]: content is missing: it may be omitted only if there are tool_calls"),
+        (with_turn({"content": None, "tool_calls": []}), "messages[1]: content is missing"),
+        (with_turn({"tool_calls": [{"id": "a"}]}), "messages[1].tool_calls[0].function is missing"),
+        (with_turn({"tool_calls": ["cat"]}), "messages[1].tool_calls[0] must be an object"),
+        (with_turn({"tool_calls": CALL}), "messages[1].tool_calls must be a list"),
+        (with_turn({"tool_calls": [{"function": "cat"}]}), "messages[1].tool_calls[0].function must be an object"),
+        (with_turn({"tool_calls": [{"function": {}}]}), "messages[1].tool_calls[0].function.name is missing"),
+        (with_turn({"tool_calls": [{"function": {"name": None}}]}), "function.name must be a string"),
+        (with_turn({"tool_calls": [CALL | {"id": ["a"]}]}), "messages[1].tool_calls[0].id must be a string"),
+        (with_turn({"content": "x", "reasoning": {}}), "messages[1].reasoning must be a string"),
+        (with_turn({"content": "x", "reasoning_content": 1}), "messages[1].reasoning_content must be a string"),
+        (with_turn({"role": "tool", "content": "x", "tool_call_id": {}}), "messages[1].tool_call_id must be a string"),
+        (with_turn({"role": "user", "content": "x", "tool_calls": "cat"}), "messages[1].tool_calls must be a list"),
         (GOOD | {"tools": [{"function": {"name": ["cat"]}}]}, "tools[0].function.name"),
     ],
 )
@@ -64,6 +102,49 @@ def test_a_problem_with_a_row_has_field_line_and_fix(tmp_path: Path, line: objec
     assert said in problem.message
     assert (problem.field, problem.file, problem.line) == ("training_file", "train.jsonl", 2)
     assert problem.fix
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]}, "a\nb"),
+        ({"role": "system", "content": [{"type": "text", "text": "a", "cache_control": {}}]}, "a"),
+        ({"role": "user", "content": []}, ""),
+        ({"role": "user", "content": "image_url, NaN, null"}, "image_url, NaN, null"),
+        ({"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}, "a"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "no"),
+        ({"role": "assistant", "content": None, "refusal": "no"}, "no"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, None),
+        ({"role": "assistant", "content": "", "tool_calls": None, "reasoning": "so"}, ""),
+        ({"role": "tool", "content": [{"type": "text", "text": "a"}], "tool_call_id": "call_1"}, "a"),
+        ({"role": "tool", "content": "a"}, "a"),
+        ({"role": "tool", "content": "a", "tool_call_id": 3}, "a"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL | {"id": 3}]}, None),
+        ({"role": "user", "content": "a", "tool_calls": None, "name": "kim"}, "a"),
+    ],
+)
+def test_text_parts_mean_their_text_and_other_keys_are_preserved(
+    tmp_path: Path, message: dict[str, Any], text: str | None
+) -> None:
+    row = {"messages": [message, {"role": "user", "content": "hi"}]}
+    (only,) = tasks_of(write(tmp_path, row))
+    assert only.messages[0] == message | {"content": text}
+    assert only.item == row, "tools and graders receive the row as it is"
+
+
+@pytest.mark.parametrize("arguments", ["{}", "", None, {"path": "a"}, "not JSON", [1]])
+def test_arguments_may_have_any_form(tmp_path: Path, arguments: object) -> None:
+    call = {"function": {"name": "cat", "arguments": arguments}}
+    (only,) = tasks_of(write(tmp_path, with_turn({"content": None, "tool_calls": [call]})))
+    assert only.messages[1]["tool_calls"] == [call]
+
+
+def test_a_duplicate_key_is_a_warning_and_its_last_value_counts(tmp_path: Path) -> None:
+    row = '{"messages": [{"role": "user", "content": "a", "content": "b"}], "answer": {"x": 1, "x": 2}}'
+    tasks, problems = read_tasks(write(tmp_path, GOOD, row), "training_file")
+    assert [task.messages[0]["content"] for task in tasks] == ["hi", "b"]
+    assert [(problem.code, problem.line) for problem in problems] == [("duplicate_row_key", 2)] * 2
+    assert is_warning("duplicate_row_key") and "'content' is duplicated" in problems[0].message
 
 
 def test_all_bad_rows_are_reported_together(tmp_path: Path) -> None:

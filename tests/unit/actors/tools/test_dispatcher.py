@@ -96,11 +96,92 @@ async def test_calls_of_a_turn_are_concurrent_and_results_keep_their_order(dispa
 
 @pytest.mark.parametrize(
     ("output", "text"),
-    [({"a": [1, None]}, '{"a": [1, null]}'), (3, "3"), (None, "null"), ("né", "né"), ("", ""), ("\ud800", "?")],
+    [
+        ({"a": [1, None]}, '{"a": [1, null]}'),
+        (3, "3"),
+        (None, ""),
+        ("né", "né"),
+        ("", ""),
+        ("\ud800", "?"),
+        ("null, NaN and Infinity", "null, NaN and Infinity"),
+        ('[{"type": "text", "text": "a"}]', '[{"type": "text", "text": "a"}]'),
+        ([{"type": "text", "text": "a"}], "a"),
+        ([{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b", "annotations": []}], "a\nb"),
+        ({"content": [{"type": "text", "text": "a"}]}, "a"),
+        ({"content": [{"type": "text", "text": "a"}], "isError": False, "structuredContent": {"a": 1}}, "a"),
+        ({"content": [], "isError": False}, ""),
+        ([], "[]"),
+        ({"content": []}, '{"content": []}'),
+        ({"content": "a"}, '{"content": "a"}'),
+        ([{"type": "text"}], '[{"type": "text"}]'),
+        ([{"type": "file", "path": "a.txt"}], '[{"type": "file", "path": "a.txt"}]'),
+        ([{"type": "text", "text": "a"}, 3], '[{"type": "text", "text": "a"}, 3]'),
+        ([{"type": ["text"], "text": "a"}], '[{"type": ["text"], "text": "a"}]'),
+        (
+            {"content": [{"type": "text", "text": "a"}], "page": 2},
+            '{"content": [{"type": "text", "text": "a"}], "page": 2}',
+        ),
+    ],
 )
-async def test_outputs_that_are_not_strings_are_shown_as_json(dispatch: Dispatch, output: object, text: str) -> None:
+async def test_outputs_are_shown_as_text_or_json(dispatch: Dispatch, output: object, text: str) -> None:
     async with FakeEndpoint(says({"type": "function_call_output", "output": output})) as server:
         assert (await one(dispatch(tool(server.url)))).output == text
+
+
+IMAGE = {"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"}
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        ([IMAGE], "image"),
+        ([{"type": "text", "text": "a page"}, IMAGE], "image"),
+        ({"content": [IMAGE], "isError": False}, "image"),
+        ([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}], "image_url"),
+        ([{"type": "input_image", "image_url": "http://x/y.png"}], "input_image"),
+        ([{"type": "input_file", "file_id": "file-1"}], "input_file"),
+        ([{"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}], "audio"),
+        ([{"type": "resource", "resource": {"uri": "file:///a", "text": "a"}}], "resource"),
+    ],
+)
+async def test_the_model_reads_an_error_for_a_part_that_is_not_text(
+    dispatch: Dispatch, output: object, kind: str
+) -> None:
+    async with FakeEndpoint(says({"output": output})) as server:
+        dispatcher = dispatch(tool(server.url))
+        result = await one(dispatcher)
+    assert (result.error, result.output) == (
+        "tool_error",
+        f"Error: the output has a part of the type '{kind}', but the model reads only text.",
+    )
+    assert dispatcher.stats()["search"]["errors"] == {"unsupported_part": 1}
+
+
+async def test_an_error_in_the_format_of_mcp_is_shown_to_the_model(dispatch: Dispatch) -> None:
+    output = {"content": [{"type": "text", "text": "no such page"}], "isError": True}
+    async with FakeEndpoint(says({"output": output})) as server:
+        dispatcher = dispatch(tool(server.url))
+        result = await one(dispatcher)
+    assert (result.error, result.output) == ("tool_error", "no such page")
+    assert dispatcher.stats()["search"]["errors"] == {"tool_error": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"output": NaN}', "NaN is not a JSON number"),
+        ('{"output": {"price": -Infinity}}', "-Infinity is not a JSON number"),
+        ('{"output": "1", "cost": Infinity}', "Infinity is not a JSON number"),
+        ('{"output": 1e999}', "the number 1e999 is too large"),
+        ('{"output": %s}' % ("9" * 5_000), "has 5,000 digits"),
+    ],
+)
+async def test_a_number_that_is_not_json_fails_the_call(dispatch: Dispatch, body: str, reason: str) -> None:
+    async with FakeEndpoint(says(body)) as server:
+        dispatcher = dispatch(tool(server.url))
+        with pytest.raises(ToolFailed, match=reason):
+            await one(dispatcher)
+    assert dispatcher.stats()["search"]["errors"] == {"bad_answer": 1}
 
 
 @pytest.mark.parametrize("body", ["plain text", "", ["output"], {"result": "x"}, '{"output": "cut o', "[" * 100_000])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,6 +24,19 @@ async def test_tools_that_fail_their_first_call(case: Case) -> None:
     await _tool_fails(case, says(f"bad token {SECRET}", 401), "endpoint_refused", "headers", "HTTP 401")
     await _tool_fails(case, says("too large for nginx", 413), "tool_failed", "server_url", "client_max_body_size")
     await _tool_fails(case, says("\x1b[31mpay\x1b[0m first", 402), "tool_failed", "server_url", "body: pay first")
+
+
+@pytest.mark.parametrize("wrap", [lambda parts: parts, lambda parts: {"content": parts, "isError": False}])
+async def test_a_tool_that_returns_an_image_is_refused(case: Case, wrap: Callable[[list[Any]], Any]) -> None:
+    image = {"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"}
+    await _tool_fails(case, says({"output": wrap([image])}), "tool_failed", "server_url", "a part of the type 'image'")
+
+
+async def test_a_tool_that_returns_text_parts_or_an_error_is_accepted(case: Case) -> None:
+    for error in (False, True):
+        output = {"content": [{"type": "text", "text": "none"}], "isError": error}
+        async with FakeEndpoint(says({"output": output})) as case.tool:
+            await case.prepare()
 
 
 async def _tool_fails(case: Case, behave: Behavior, code: str, part: str, text: str) -> None:

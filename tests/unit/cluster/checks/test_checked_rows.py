@@ -55,6 +55,68 @@ async def test_a_row_that_is_too_large_for_calls_is_named_by_line(case: Case) ->
     assert (problem.code, problem.field, problem.line) == ("row_too_large", "training_file", 2)
 
 
+async def test_a_duplicate_key_in_a_row_is_a_warning_with_its_line(case: Case) -> None:
+    case.rows = [row(), json.dumps(row("what was costs of lumtra in 2018?"))[:-1] + ', "reference_answer": "2"}']
+    (warning,) = await case.warnings()
+    assert warning == (
+        "training_file, line 2: the key 'reference_answer' is duplicated in an object, and only its last value counts; "
+        "remove all but one [duplicate_row_key]"
+    )
+
+
+def conversation(*turns: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "what was debt of vorzen in 2015?"}, *turns], "tools": [tool()]}
+
+
+def calling(name: str = "cat", arguments: str = '{"path": "a"}') -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+
+
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "1"}
+ANSWER = {"role": "assistant", "content": "1"}
+
+
+async def test_a_supervised_row_that_no_served_model_could_have_produced_is_an_error(case: Case) -> None:
+    unanswered = conversation(calling(), ANSWER)
+    untrained = conversation(ANSWER | {"weight": 0})
+    without_tools = {"messages": conversation(calling(), RESULT, ANSWER)["messages"]}
+    case.rows = [conversation(ANSWER), unanswered, untrained, without_tools, unanswered]
+    case.job = {"method": {"type": "supervised"}}
+    found = {(problem.code, problem.field, problem.line, problem.rows) for problem in await case.problems()}
+    assert found == {
+        ("unanswered_call", "training_file.messages[1].tool_calls[0]", 2, "2, 5"),
+        ("nothing_trained", "training_file.messages", 3, ""),
+        ("call_without_tools", "training_file.messages[1].tool_calls[0]", 4, ""),
+    }
+    assert await case.prepare(accepted=True), "a run that was accepted before continues"
+
+
+async def test_a_supervised_row_that_teaches_a_questionable_call_is_a_warning(case: Case) -> None:
+    case.rows = [
+        conversation(calling(), RESULT, ANSWER),
+        conversation(calling("rm"), RESULT, ANSWER),
+        conversation(calling(arguments="a"), RESULT, ANSWER),
+        conversation(calling(arguments="{}"), RESULT, ANSWER),
+        conversation(ANSWER, ANSWER),
+        conversation(ANSWER | {"weight": 0.5}),
+        conversation(ANSWER | {"weight": "0"}),
+    ]
+    case.job = {"method": {"type": "supervised"}}
+    warnings = [warning for warning in await case.warnings() if " repeat " not in warning]
+    places = [
+        ("training_file.messages[1].tool_calls[0], line 2", "unknown_tool"),
+        ("training_file.messages[1].tool_calls[0].function.arguments, line 3", "invalid_arguments"),
+        ("training_file.messages[1].tool_calls[0].function.arguments, line 4", "invalid_arguments"),
+        ("training_file.messages[2], line 5", "repeated_assistant"),
+        ("training_file.messages[1].weight, line 6", "invalid_weight"),
+        ("training_file.messages[1].weight, line 7", "invalid_weight"),
+    ]
+    assert len(warnings) == len(places)
+    for warning, (place, code) in zip(warnings, places, strict=True):
+        assert warning.startswith(f"{place}: ") and warning.endswith(f" [{code}]") and "; " in warning
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

@@ -268,6 +268,8 @@ BAD = [
     bad_response("an unknown item", "input[0]", input=[{"type": "item_reference", "id": "a"}]),
     bad_response("an output without its call", "input[0].call_id", input=[OUTPUT]),
     bad_response("a call without its output", "input", input=[{"role": "user", "content": "a"}, MADE]),
+    bad_response("an image as an output", "input[1].output[0].type",
+                 input=[MADE, {**OUTPUT, "output": [{"type": "input_image", "image_url": "http://a"}]}]),
     bad_response("a duplicate output", "input[2].call_id", input=[MADE, OUTPUT, OUTPUT]),
     bad_response("reasoning alone", "input", input=[{"type": "reasoning", "summary": []}]),
     bad_response("reasoning that this server did not seal", "input[0].encrypted_content",

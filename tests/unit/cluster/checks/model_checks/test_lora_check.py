@@ -51,7 +51,7 @@ def test_a_job_with_lora_passes(method: str) -> None:
     [
         ({"targets": ["q_proj", "query"]}, "unknown_target", "targets", "named 'query'", "use q_proj, k_proj, v_proj"),
         ({"targets": ["lm_head"]}, "unknown_target", "targets", "named 'lm_head'", "use q_proj"),
-        ({"rank": 400}, "rank_too_large", "rank", "is 400, but no .* above 160", "160 or less"),
+        ({"rank": 400}, "rank_too_large", "rank", "is 400, but .* rank of at most 160", "160 or less"),
     ],
 )
 def test_settings_that_do_not_fit_the_model_are_problems(
@@ -85,7 +85,7 @@ def test_training_goes_on_with_an_adapter_of_the_same_shape_only(tmp_path: Path)
         assert "agent-rft models merge FOLDER OUT" in problem.fix
     [problem] = problems_of({"rank": 4, "targets": ["q_proj"]}, model)
     assert problem.code == "adapter_of_another_model"
-    assert problem.message.endswith("down_proj.lora_A.weight, it has 4 x 320 instead of no weights (and 23 more)")
+    assert problem.message.endswith("down_proj.lora_A.weight has 4 x 320 instead of no weights (and 23 more)")
 
 
 def test_an_adapter_needs_its_base_and_one_that_fits(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

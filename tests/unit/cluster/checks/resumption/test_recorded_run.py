@@ -131,7 +131,7 @@ FIELD = "method.reinforcement.limits.max_rollout_retries"
 
 def test_a_value_outside_of_todays_bounds_is_kept_with_a_warning() -> None:
     spec, (warning,) = load_legacy_job(raw_job(**BEYOND), "the run")
-    assert spec.reinforcement.limits.max_rollout_retries == 11 and warning.startswith(f"{FIELD}: the run keeps 11")
+    assert spec.reinforcement.limits.max_rollout_retries == 11 and warning.startswith(f"{FIELD}: the run still uses 11")
 
 
 def test_a_bound_inside_a_list_is_kept_too() -> None:
@@ -171,7 +171,7 @@ def test_a_job_file_of_a_resumed_run_is_read_alike(tmp_path: Path) -> None:
 
 def test_a_bound_of_a_value_that_may_also_be_auto_is_kept_too() -> None:
     spec, (warning,) = load_legacy_job(raw_job(hyperparameters={"batch_size": 0}), "the run")
-    assert spec.reinforcement.hyperparameters.batch_size == 0 and "batch_size: the run keeps 0" in warning
+    assert spec.reinforcement.hyperparameters.batch_size == 0 and "batch_size: the run still uses 0" in warning
 
 
 @pytest.mark.parametrize("written", ["11", 11.0])
