@@ -162,7 +162,8 @@ def build_call_body(trace_id: str, item: dict[str, Any], call: ToolCall) -> dict
 def _has_tool(item: Mapping[str, Any], name: str) -> bool:
     """Return whether the row offers the model a tool with this name."""
     tools = item.get("tools")
-    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    functions = [tool.get("function") or tool for tool in given]  # flat tools have no `function`
     return any(isinstance(function, dict) and function.get("name") == name for function in functions)
 
 

@@ -111,12 +111,18 @@ class Renderer:
 
         With `add_generation_prompt`, the text ends with the generation prompt of the next turn.
         """
+        return self._render(self._to_template_messages(messages), tools, generate=add_generation_prompt)
+
+    def rewrites_developer(self, messages: Sequence[Message]) -> bool:
+        """Return whether a developer message is rendered as a system message, because the template omits the role."""
+        given = [message["role"] for message in messages].count("developer")
+        if not given:
+            return False
+        return [message["role"] for message in self._to_template_messages(messages)].count("developer") < given
+
+    def _to_template_messages(self, messages: Sequence[Message]) -> list[Message]:
         thinks = self.reasoning_end_id is not None or self.family.reasoning_parser is not None
-        return self._render(
-            to_template_messages(messages, self.template_format, self.family, has_reasoning=thinks),
-            tools,
-            generate=add_generation_prompt,
-        )
+        return to_template_messages(messages, self.template_format, self.family, has_reasoning=thinks)
 
     def render_history(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], results: Sequence[Sequence[int]]

@@ -29,12 +29,13 @@ from agent_rft.errors import UserError
 from agent_rft.spec.model_options import MAX_TEMPLATE_BYTES
 from agent_rft.types import Message, ToolSchema
 
-RenderErrorKind = Literal["syntax", "raised", "failed", "too_slow", "too_large", "memory"]
+RenderErrorKind = Literal["syntax", "raised", "failed", "misplaced", "too_slow", "too_large", "memory"]
 EXIT_TIMEOUT_S = 5.0
 _FIXES: dict[RenderErrorKind, str] = {
     "syntax": "correct the syntax; it is Jinja with trim_blocks and lstrip_blocks, as in transformers",
     "raised": "change the messages, tools or template arguments that the template rejects, or use another template",
     "failed": "make the template check that a value exists and has the right type before it uses the value",
+    "misplaced": "move its text to the first system or user message, or use another template",
     "too_slow": "remove nested loops and recursion: a render should take milliseconds",
     "too_large": "render each message only once",
     "memory": "do not build large lists or strings in the template: output the parts one by one",
@@ -43,6 +44,7 @@ CODES = {
     "syntax": "template_syntax",
     "raised": "template_error",
     "failed": "template_error",
+    "misplaced": "template_error",
     "too_slow": "template_too_costly",
     "too_large": "template_too_costly",
     "memory": "template_too_costly",
@@ -73,7 +75,8 @@ class RenderFailed(UserError):
     """Error: a chat template could not be rendered. `message` is one line that ends with the fix.
 
     The kind `raised` means that the template rejected the messages with `raise_exception`. The kind `failed` means any
-    other error while the template was rendered.
+    other error while the template was rendered. The kind `misplaced` means that the template would omit or move a
+    developer message.
     """
 
     @property
@@ -94,7 +97,8 @@ class RenderFailed(UserError):
         return line
 
 
-def _render_error(kind: RenderErrorKind, problem: str, line: int | None = None) -> RenderFailed:
+def make_render_error(kind: RenderErrorKind, problem: str, line: int | None = None) -> RenderFailed:
+    """Return the error for a failed render; `problem` describes it in one clause."""
     message, details = f"{problem}: {_FIXES[kind]}", {"problem": problem, "fix": _FIXES[kind]}
     return RenderFailed(message, kind=kind, line=line, code=CODES[kind], **details)
 
@@ -121,7 +125,7 @@ class ChatTemplate:
         size = len(text.encode(errors="surrogatepass"))
         if size > limits.template_bytes:
             allowed = f"at most {limits.template_bytes:,} are allowed"
-            raise _render_error("too_large", f"the chat template has {size:,} bytes; {allowed}")
+            raise make_render_error("too_large", f"the chat template has {size:,} bytes; {allowed}")
         self.text = text
         self._special_tokens = dict(special_tokens or {})
         self._limits = limits
@@ -145,7 +149,7 @@ class ChatTemplate:
         try:
             request = json.dumps(values).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise _render_error(
+            raise make_render_error(
                 "failed", f"a message, tool or argument for the chat template is not JSON: {error}"
             ) from None
         with self._lock:
@@ -156,7 +160,7 @@ class ChatTemplate:
             try:
                 return self._request_text(request)
             except _ProcessLost as lost:
-                raise _render_error("failed", f"the chat template's process failed twice: {lost}") from None
+                raise make_render_error("failed", f"the chat template's process failed twice: {lost}") from None
 
     @property
     def pid(self) -> int | None:
@@ -242,7 +246,7 @@ class _RenderProcess:
                 self.end()
         if "kind" in answer:
             where = "" if answer["line"] is None else f"line {answer['line']} of "
-            raise _render_error(answer["kind"], f"{where}the chat template: {answer['problem']}", answer["line"])
+            raise make_render_error(answer["kind"], f"{where}the chat template: {answer['problem']}", answer["line"])
         return str(answer["text"])
 
     def _receive(self, size: int) -> bytes:
@@ -256,9 +260,11 @@ class _RenderProcess:
         except subprocess.TimeoutExpired:
             return _ProcessLost("no valid answer")
         if status == -signal.SIGPROF:
-            return _render_error("too_slow", f"the chat template used more than {self._limits.time_s:g} s of CPU time")
+            return make_render_error(
+                "too_slow", f"the chat template used more than {self._limits.time_s:g} s of CPU time"
+            )
         if status == template_process.MEMORY_EXIT:
-            return _render_error(
+            return make_render_error(
                 "memory", f"the chat template needed more than {self._limits.memory_bytes >> 20} MiB of memory"
             )
         return _ProcessLost(f"exit status {status}")

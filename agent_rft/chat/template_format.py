@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, Protocol
 
 from agent_rft.chat.model_family import CallSyntax, ModelFamily
@@ -15,6 +15,10 @@ SLOT = "\ue000{}\ue001"  # private-use characters, which no template or text con
 _TEXT, _REASONING = "\ue002said\ue003", "\ue002thought\ue003"
 _VALUE = "\ue002value{}\ue003"
 _QUESTION: Message = {"role": "user", "content": "question"}
+_ANSWER: Message = {"role": "assistant", "content": "\ue002answered\ue003"}
+INSTRUCTION_ROLES = ("system", "developer")
+MAX_ROLE_PROBES = 64
+"""Maximum number of results of `find_instruction_roles` to cache, because clients choose the roles."""
 REASONING_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
 """Fields that may contain a turn's reasoning. In `content`, the reasoning is between delimiters."""
 
@@ -41,6 +45,7 @@ class TemplateFormat:
         self._ends = ends
         self._special = special
         self.can_append = cache(self._appends)
+        self.find_instruction_roles = lru_cache(MAX_ROLE_PROBES)(self._find_instruction_roles)
 
     @cached_property
     def stop_strings(self) -> tuple[str, ...]:
@@ -118,6 +123,23 @@ class TemplateFormat:
             )
             if rendered.count(_REASONING) == 1 and (closed or self._family.reasoning_parser is not None):
                 return field
+        return None
+
+    def _find_instruction_roles(self, roles: tuple[str, ...], *, is_first: bool) -> tuple[str, ...] | None:
+        """Return the roles in which to render consecutive system and developer messages.
+
+        The result is `roles` if the template renders such messages in their order. Otherwise it is `("system",)` if
+        the template renders one system message in their place, or None. With `is_first`, the messages are the first
+        messages of a conversation.
+        """
+        before: list[Message] = [] if is_first else [_QUESTION | {"content": _REASONING}, _ANSWER]
+        for tried in (roles, ("system",)):
+            texts = [_VALUE.format(i) for i in range(len(tried))]
+            probe = [{"role": role, "content": text} for role, text in zip(tried, texts, strict=True)]
+            rendered = self._try_render([*before, *probe, {"role": "user", "content": _TEXT}], generate=True) or ""
+            places = [rendered.find(text) for text in (*(m["content"] for m in before), *texts, _TEXT)]
+            if min(places) >= 0 and places == sorted(places):
+                return tried
         return None
 
     def _appends(self, num_calls: int, *, has_text: bool, has_reasoning: bool) -> bool:

@@ -6,10 +6,12 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NoReturn
 
 from agent_rft.chat.model_family import ModelFamily
-from agent_rft.chat.template_format import TemplateFormat, set_reasoning
+from agent_rft.chat.template import make_render_error
+from agent_rft.chat.template_format import INSTRUCTION_ROLES, TemplateFormat, set_reasoning
 from agent_rft.types import Message
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -21,14 +23,18 @@ def to_template_messages(
 ) -> list[Message]:
     """Convert messages in OpenAI's format to messages for a template.
 
-    Contents become strings; arguments become objects or strings, as the template requires. Reasoning moves to the field
-    from which the template reads it, or is removed if the model does not reason. Tool results are sorted in the order
-    of their calls. If the template accepts only one call per turn, a turn with several calls is split.
+    Contents become strings; arguments become objects or strings, as the template requires. Developer messages that the
+    template does not render become system messages. Reasoning moves to the field from which the template reads it, or
+    is removed if the model does not reason. Tool results are sorted in the order of their calls. If the template
+    accepts only one call per turn, a turn with several calls is split.
+
+    Raises:
+        RenderFailed: The template can render neither a developer message nor a system message in its place.
     """
     plain = [_move_reasoning(_flatten_content(message), target_format, family, has_reasoning) for message in messages]
     return [
         changed
-        for turn, results in _iter_turns(_replace_call_ids(plain, family))
+        for turn, results in _iter_turns(_replace_call_ids(_place_developer_messages(plain, target_format), family))
         for changed in _convert_calls(turn, results, target_format, family)
     ]
 
@@ -59,6 +65,25 @@ def _flatten_content(message: Message) -> Message:
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
     return {**message, "content": content or ""}
+
+
+def _place_developer_messages(messages: Sequence[Message], target_format: TemplateFormat) -> list[Message]:
+    """Replace developer messages that the template does not render with system messages.
+
+    Consecutive system and developer messages become one message, in which a blank line separates their texts.
+    """
+    placed: list[Message] = []
+    for is_instruction, group in groupby(messages, key=lambda message: message["role"] in INSTRUCTION_ROLES):
+        run = list(group)
+        if is_instruction and any(message["role"] == "developer" for message in run):
+            is_first, own = run[0] is messages[0], tuple(message["role"] for message in run)
+            if (roles := target_format.find_instruction_roles(own, is_first=is_first)) is None:
+                what = "developer or system messages" if is_first else "developer messages after the first turn"
+                raise make_render_error("misplaced", f"the chat template does not render {what}")
+            if roles != own:
+                run = [{**run[0], "role": "system", "content": "\n\n".join(m["content"] for m in run if m["content"])}]
+        placed += run
+    return placed
 
 
 def _iter_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, list[Message]]]:

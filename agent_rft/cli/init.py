@@ -32,14 +32,14 @@ def init_command(
         list[str] | None,
         typer.Option(
             "--from",
-            help="source of tools (a Python file of functions with type hints, or an OpenAPI file or URL) or of "
-            "examples (a CSV file of questions and answers); repeat the option to give both",
+            help="source of tools (a Python file of functions with type hints, an OpenAPI file or URL, or a published "
+            "list of tools) or of examples (a CSV file of questions and answers); repeat the option to give both",
         ),
     ] = None,
     tools: Annotated[
         list[str] | None,
         typer.Option(
-            "--tool", help="function or API operation to use as a tool (default: all); repeat the option for several"
+            "--tool", help="function, API operation or listed tool to use (default: all); repeat the option for several"
         ),
     ] = None,
     system: Annotated[str, typer.Option(help="system message of each row")] = "",
@@ -80,7 +80,8 @@ def ask_project_questions(ask: Ask) -> ProjectRequest | None:
     """Ask the user five questions and return the requested project; None if the user has no tools and no examples."""
     from agent_rft.cli.projects.own_project import ProjectRequest
 
-    tools = ask("1. Your tools: a Python file with type hints, or an OpenAPI file or URL (Enter: none)", "")
+    kinds = "a Python file with type hints, an OpenAPI file or URL, or a list of tools"
+    tools = ask(f"1. Your tools: {kinds} (Enter: none)", "")
     rows = ask("2. Your examples: a CSV file with the columns question and answer (Enter: none)", "")
     if not tools and not rows:
         typer.echo("No tools and no examples were given, so the ledger example is written.")

@@ -36,6 +36,12 @@ IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
             "only within the document, and a schema that refers to itself cannot be resolved.",
             "Fix a copy of the document, or select only the other operations, each with `--tool`.",
         ),
+        "unsupported_tool": ProblemCode(
+            "An entry in a published list of tools cannot become a tool. Each tool needs a name and, if it takes "
+            "arguments, the JSON schema of an object. `agent-rft init` converts the schemas of common data sets, but "
+            "refuses a schema that could mean several things.",
+            "Fix a copy of the list as the message describes, or select only the other tools, each with `--tool`.",
+        ),
         "invalid_example": ProblemCode(
             "A CSV file of examples is invalid. The first line must name the columns, including a question and an "
             "answer. Each further line needs a value for every column. A question must not have two different "

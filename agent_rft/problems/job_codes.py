@@ -113,9 +113,9 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "message_not_in_prompt": CheckCode(
-            "The chat template omits a message of a row, as many templates do with roles that they do not support, "
-            "such as `developer`.",
-            "Use a role that the template supports, such as `system`, or another template.",
+            "The chat template omits a message of a row, as some templates do with the role `system`. A developer "
+            "message that the template omits becomes a system message.",
+            "Use a role that the template supports, such as `user`, or another template.",
             stops_accepted_jobs=False,
         ),
         "not_gradable": CheckCode(

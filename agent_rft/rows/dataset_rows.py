@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from agent_rft.errors import Problem
-from agent_rft.rows.row_schema import RowError, read_conversation
+from agent_rft.rows.row_schema import RowError, read_conversation, to_chat_tool
 from agent_rft.rows.strict_json import MAX_SHOWN_CHARS, ParsedJson, parse_json
 from agent_rft.types import Task
 
@@ -70,7 +70,8 @@ def read_tasks(path: Path, field: str, *, is_supervised: bool = False) -> tuple[
             message = f"the key {key[:MAX_SHOWN_CHARS]!r} is duplicated in an object, and only its last value counts"
             problems.append(create_problem("duplicate_row_key", number, message, "remove all but one"))
         digest = hashlib.blake2b(line.strip().encode(), digest_size=4).hexdigest()
-        tasks.append(Task(f"{number}-{digest}", conversation, tuple(row.get("tools") or ()), row))
+        tools = tuple(map(to_chat_tool, row.get("tools") or ()))
+        tasks.append(Task(f"{number}-{digest}", conversation, tools, row))
     if not tasks and not problems:
         problems.append(create_problem("empty_file", None, "has no rows", "write one JSON object per line"))
     return tasks, problems

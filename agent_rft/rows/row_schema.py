@@ -11,7 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError
 
 from agent_rft.chat.message_schema import AssistantContent, Parts, PlainMessage, RequestPart, message_kind
 from agent_rft.spec.config_reader import describe_json_error, format_key_path, to_key_path
-from agent_rft.types import Message
+from agent_rft.types import Message, ToolSchema
 
 CALL_FIX = 'write {"id": "call_1", "type": "function", "function": {"name": "...", "arguments": "{...}"}}'
 PART_FIX = 'write a string, or a list of parts such as {"type": "text", "text": "..."}'
@@ -119,13 +119,26 @@ def _find_tool_error(tools: Any) -> RowError | None:
     if tools is not None and not isinstance(tools, list):
         return RowError("tools must be a list", "write a list of function tools, or omit `tools`")
     for i, tool in enumerate(tools or []):
-        function = tool.get("function") if isinstance(tool, dict) else None
+        function = to_chat_tool(tool).get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             fix = 'write {"type": "function", "function": {"name": ...}}'
             return RowError(f"tools[{i}].function.name is missing", fix)
         if not isinstance(function.get("parameters", {}), dict):
             return RowError(f"tools[{i}].function.parameters must be a JSON schema", "write a JSON object")
-    names = [tool["function"]["name"] for tool in tools or []]
+    names = [to_chat_tool(tool)["function"]["name"] for tool in tools or []]
     if len(set(names)) < len(names):
         return RowError("two tools have the same name", "give each tool a unique name")
     return None
+
+
+def to_chat_tool(tool: ToolSchema) -> ToolSchema:
+    """Return a row's tool in chat format, without `parameters` that are null.
+
+    In the flat format of the Responses API, the tool itself has the keys of `function`.
+    """
+    if tool.get("function") is None and tool.get("type") == "function":
+        tool = {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "function")}}
+    function = tool.get("function")
+    if isinstance(function, dict) and function.get("parameters", {}) is None:
+        return {**tool, "function": {key: value for key, value in function.items() if key != "parameters"}}
+    return tool

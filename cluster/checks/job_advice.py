@@ -15,6 +15,7 @@ from agent_rft.actors.graders.grader_templates import reads_sample
 from agent_rft.actors.graders.kinds.python_grader import ignores_sample
 from agent_rft.actors.grading.grader_factory import FIELD, iterate_graders, iterate_templates
 from agent_rft.chat.renderer import Renderer
+from agent_rft.chat.template import RenderFailed
 from agent_rft.cluster.checks.endpoint_checks import SESSION, TOOLS
 from agent_rft.errors import Problem
 from agent_rft.rows.dataset_rows import format_ranges
@@ -50,6 +51,7 @@ def find_advice(job: JobSpec, plan: StepPlan, renderer: Renderer, files: Mapping
     if warm_up != "auto" and warm_up >= plan.steps:
         rising = f"the learning rate is still rising at the last of the job's {plan.steps} steps"
         yield f"algorithm.warm_up_steps: with {warm_up} steps, {rising}; set fewer steps, or auto"
+    yield from _developer_advice(renderer, files)
     if job.method.type == "supervised":
         return
     yield from _tool_advice(job.reinforcement, renderer, files)
@@ -92,6 +94,21 @@ def _find_repeated(tasks: Sequence[Task]) -> list[int]:
             lines.append(task.line)
         seen.add(digest)
     return lines
+
+
+def _developer_advice(renderer: Renderer, files: Mapping[str, Sequence[Task]]) -> Iterator[str]:
+    """Yield one note if developer messages are rendered as system messages."""
+    rewritten = sum(_rewrites_developer(renderer, task) for tasks in files.values() for task in tasks)
+    if rewritten:
+        what = f"the developer messages of {rewritten} row{'s' * (rewritten > 1)} are rendered as system messages"
+        yield f"messages: {what}, because the chat template omits the role developer; no change is needed"
+
+
+def _rewrites_developer(renderer: Renderer, task: Task) -> bool:
+    try:
+        return renderer.rewrites_developer(task.messages)
+    except RenderFailed:  # a resumed run tolerates such rows
+        return False
 
 
 def _tool_advice(

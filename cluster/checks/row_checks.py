@@ -198,6 +198,8 @@ async def check_row_lengths(
 
 def _make_unrenderable(row: CheckedRow, error: RenderFailed) -> Problem:
     """Return the problem of a row that the template cannot render."""
+    if error.kind == "misplaced":
+        return row.problem("unrenderable_row", ".messages", error.problem, error.fix)
     if error.kind != "failed":
         return row.problem("unrenderable_row", ".messages", error.problem, "fix the row or the template")
     # The error of a template that fails, but does not reject the row, names types of Python.

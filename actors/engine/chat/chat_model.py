@@ -158,7 +158,7 @@ class ChatModel:
                 serve_adapter(self._serving, lora)
             answer = await self._serving.create_chat_completion(self._build_request(body, prompt, room, lora))
         except RenderFailed as error:
-            return Refusal(400, error.problem, "messages")
+            return Refusal(400, error.message if error.kind == "misplaced" else error.problem, "messages")
         except GrammarUnavailable as error:
             return Refusal(400, f"{error}. Remove response_format or the tools.", "response_format")
         except ValidationError as error:

@@ -75,7 +75,7 @@ def create_command(
     where = folder if database is None else "the database"
     until = "" if key.expires_at is None else f"; valid until {_format_time(key.expires_at)}"
     facts = f"scopes: {', '.join(key.scopes)}{until}"
-    typer.echo(f"key {key.id} was created for {where} ({facts}). The key is shown only this once:", err=True)
+    typer.echo(f"key {key.id} was created for {where} ({facts}). The key is shown only once:", err=True)
     typer.echo(token)
 
 

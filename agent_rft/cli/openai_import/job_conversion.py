@@ -349,6 +349,11 @@ def _choose_model(
 
 
 def _row_notes(rows: Mapping[str, ConvertedRows]) -> Iterator[str]:
+    if num_developer := sum(found.num_developer for found in rows.values()):
+        yield (
+            f"{num_developer} rows have developer messages: if the model's chat template does not render them, "
+            "they become system messages in training and in serving; no change is needed"
+        )
     for name, found in rows.items():
         if found.num_joined:
             yield f"{ROWS[name]}: the text parts of a message were joined into one string in {found.num_joined} rows"

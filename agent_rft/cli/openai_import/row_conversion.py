@@ -29,6 +29,8 @@ class ConvertedRows:
     num_rows: int = 0
     num_joined: int = 0
     """Rows in which text parts were joined."""
+    num_developer: int = 0
+    """Rows with a developer message."""
     longest_bytes: int = 0
     has_tools: bool = False
     problems: list[Problem] = field(default_factory=list)
@@ -111,6 +113,7 @@ def _convert_line(line: bytes, at: ImportedRowLocation, found: ConvertedRows, *,
         return None
     found.num_rows += 1
     found.num_joined += is_changed
+    found.num_developer += any(message["role"] == "developer" for message in row["messages"])
     found.longest_bytes = max(found.longest_bytes, len(line))
     found.has_tools |= bool(row.get("tools"))
     return json.dumps(row, ensure_ascii=False) if is_changed else text

@@ -65,8 +65,8 @@ class _UnsupportedOperation(Exception):
         self.problem = problem
 
 
-def read_api(source: str, requested: Sequence[str] = ()) -> ToolApi:
-    """Read the API in the OpenAPI document at a path or URL.
+def read_api(source: str | SourceDocument, requested: Sequence[str] = ()) -> ToolApi:
+    """Read the API in an OpenAPI document, given by its path or URL, or already read.
 
     If `requested` is not empty, only the operations with these names are returned.
 
@@ -74,7 +74,7 @@ def read_api(source: str, requested: Sequence[str] = ()) -> ToolApi:
         UserError: The document cannot be read, or is not an OpenAPI document.
         InvalidJob: Some of the operations cannot be tools.
     """
-    document = read_document(source)
+    document = read_document(source) if isinstance(source, str) else source
     paths = _read_paths(document)
     what = f"{document.where} has operations that cannot be tools"
     found: dict[str, KeyPath] = {}

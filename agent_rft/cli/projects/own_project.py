@@ -1,7 +1,7 @@
 """Projects built from the user's sources.
 
-The tools come from a Python file of functions or from an API. The rows come from a CSV file, or are generated from the
-tools' schemas.
+The tools come from a Python file of functions, from an API or from a published list. The rows come from a CSV file, or
+are generated from the tools' schemas.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from agent_rft.cli.projects import PORT
 from agent_rft.cli.projects.csv_examples import CsvExamples, read_examples
 from agent_rft.cli.projects.example_project import EXAMPLES
+from agent_rft.cli.projects.openapi_document import read_document
 from agent_rft.cli.projects.openapi_tools import ToolApi, read_api
 from agent_rft.cli.projects.project_folder import (
     check_new_or_empty,
@@ -28,14 +29,23 @@ from agent_rft.cli.projects.project_folder import (
 )
 from agent_rft.cli.projects.project_rows import FILES, GROUP, generate_rows, make_rows, split_rows
 from agent_rft.cli.projects.project_tools import ProjectTool
+from agent_rft.cli.projects.published_tools import (
+    ToolList,
+    has_json_lines,
+    is_tool_list,
+    read_tool_document,
+    read_tool_lines,
+)
 from agent_rft.cli.projects.python_tools import ToolModule, read_module
 from agent_rft.errors import UserError
 
 TOY = EXAMPLES / "ledger" / "base"
 TOY_TOKENS, TOKENS = 512, 2_048
 SOURCES = (
-    "a Python file (tools.py), an OpenAPI file or URL (.json, .yaml, http...), or a CSV file of examples (.csv, .tsv)"
+    "a Python file (tools.py), an OpenAPI document or a list of tools (.json, .yaml, .jsonl, http...), or a CSV file "
+    "of examples (.csv, .tsv)"
 )
+TOOL_SOURCES = {"module", "api", "tool_list"}
 _TEMPLATES = Environment(
     loader=PackageLoader("agent_rft.cli.projects"),
     undefined=StrictUndefined,
@@ -63,16 +73,25 @@ class ProjectRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSources:
-    """Parsed sources of a project: at most one Python module or API, and at most one file of examples."""
+    """Parsed sources of a project: at most one source of tools, and at most one file of examples."""
 
     module: ToolModule | None = None
     api: ToolApi | None = None
+    tool_list: ToolList | None = None
     examples: CsvExamples | None = None
+
+    @property
+    def kind(self) -> str:
+        """Kind of the source of tools, which decides what the project's server does with a call."""
+        kinds = {"functions": self.module, "api": self.api, "list": self.tool_list}
+        return next((kind for kind, source in kinds.items() if source is not None), "none")
 
     @property
     def tools(self) -> list[ProjectTool]:
         if self.module is not None:
             return list(self.module.tools)
+        if self.tool_list is not None:
+            return list(self.tool_list.tools)
         return [operation.tool for operation in self.api.operations] if self.api is not None else []
 
 
@@ -97,23 +116,34 @@ def _read_sources(request: ProjectRequest) -> ProjectSources:
     found: dict[str, Any] = {}
     for source in request.sources:
         kind = _source_kind(source)
-        if kind in found or (kind != "examples" and found.keys() & {"module", "api"}):
+        if kind in found or (kind != "examples" and found.keys() & TOOL_SOURCES):
             raise UserError(f"--from {source}: give at most one source of tools and one CSV file")
         if kind == "module":
             found[kind] = read_module(Path(source), request.tools)
-        elif kind == "api":
-            found[kind] = read_api(source, request.tools)
-        else:
+        elif kind == "examples":
             found[kind] = read_examples(Path(source))
-    if request.tools and not found.keys() & {"module", "api"}:
-        raise UserError("--tool requires a Python file or an OpenAPI document: give one with --from")
+        elif kind == "tool_list" or has_json_lines(Path(source)):
+            found["tool_list"] = read_tool_lines(Path(source), request.tools)
+        elif is_tool_list(document := read_document(source)):
+            found["tool_list"] = read_tool_document(document, request.tools)
+        else:
+            found[kind] = read_api(document, request.tools)
+    if request.tools and not found.keys() & TOOL_SOURCES:
+        fix = "give a Python file, an OpenAPI document or a list of tools with --from"
+        raise UserError(f"--tool requires a source of tools: {fix}")
     return ProjectSources(**found)
 
 
 def _source_kind(source: str) -> str:
+    """Return the kind of a source by its name. A source of the kind `api` may also contain a list of tools."""
     if source.startswith(("http://", "https://")):
         return "api"
-    kinds = {"module": (".py",), "api": (".json", ".yaml", ".yml"), "examples": (".csv", ".tsv")}
+    kinds = {
+        "module": (".py",),
+        "api": (".json", ".yaml", ".yml"),
+        "tool_list": (".jsonl",),
+        "examples": (".csv", ".tsv"),
+    }
     for kind, endings in kinds.items():
         if Path(source).suffix.lower() in endings:
             return kind
@@ -139,6 +169,11 @@ def _notes(sources: ProjectSources, request: ProjectRequest) -> Iterator[str]:
         yield f"tools: {', '.join(tool.name for tool in sources.tools)} from {api.url}; the API was not called"
         if changing := [tool.name for tool in sources.tools if tool.may_change_data]:
             yield f"tools that may change data; the server calls them only with API_CHANGES=1: {', '.join(changing)}"
+    if (listed := sources.tool_list) is not None:
+        names = ", ".join(tool.name for tool in listed.tools)
+        fix = "write `run_tool` in server.py, which returns a placeholder"
+        yield f"tools: {names} from {listed.where}, which has no implementations: {fix}"
+        yield from (f"warning: {note}" for note in listed.notes)
     if (examples := sources.examples) is not None:
         own = f"; extra fields of the rows: {', '.join(examples.extra_columns)}" if examples.extra_columns else ""
         yield f"question: column {examples.question_column!r}; reference_answer: column {examples.answer_column!r}{own}"
@@ -162,7 +197,7 @@ def _build_contents(
     module, api = sources.module, sources.api
     toy = request.model is None
     values = {
-        "kind": "functions" if module is not None else "api" if api is not None else "none",
+        "kind": sources.kind,
         "tools": [tool.name for tool in sources.tools],
         "module": module.name if module is not None else "",
         "root": _literal(str(module.root)) if module is not None else "",

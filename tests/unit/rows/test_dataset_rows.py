@@ -41,6 +41,25 @@ def test_rows_become_tasks_that_keep_all_other_keys(tmp_path: Path) -> None:
     assert second.row_id.startswith("3-")
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"type": "function", "name": "cat", "description": "Reads.", "parameters": {}, "strict": True}, None),
+        ({"type": "function", "function": None, "name": "cat", "parameters": {"type": "object"}}, None),
+        ({"type": "function", "name": "cat", "parameters": None}, {"name": "cat"}),
+        ({"type": "function", "function": {"name": "cat", "parameters": None}}, {"name": "cat"}),
+        ({"type": "function", "function": {"name": "cat"}}, {"name": "cat"}),
+    ],
+)
+def test_tools_in_both_formats_of_openai_become_chat_tools(
+    given: dict[str, Any], expected: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    flat = {key: value for key, value in given.items() if key not in ("type", "function")}
+    (row,) = tasks_of(write(tmp_path, GOOD | {"tools": [given]}))
+    assert row.tools == ({"type": "function", "function": flat if expected is None else expected},)
+    assert row.item["tools"] == [given], "graders and tools get the row as it is written"
+
+
 def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
     row = '{"messages": [{"role": "user", "content": "a\u2028b\x85c"}]}'
     (only,) = tasks_of(write(tmp_path, row))
@@ -61,6 +80,10 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
         (GOOD | {"tools": [{"name": "cat"}]}, "tools[0].function.name"),
         (GOOD | {"tools": [{"function": {"name": "cat", "parameters": 1}}]}, "tools[0].function.parameters"),
         (GOOD | {"tools": [{"function": {"name": "cat"}}] * 2}, "same name"),
+        (GOOD | {"tools": [{"function": {"name": "cat"}}, {"type": "function", "name": "cat"}]}, "same name"),
+        (GOOD | {"tools": [{"type": "function", "parameters": {}}]}, "tools[0].function.name"),
+        (GOOD | {"tools": [{"type": "web_search", "name": "cat"}]}, "tools[0].function.name"),
+        (GOOD | {"tools": [{"type": "function", "name": "cat", "parameters": []}]}, "tools[0].function.parameters"),
         ('{"messages": [{"role": "user", "content": "x"}], "answer": NaN}', "NaN"),
         ("[" * 100_000, "is not valid JSON"),
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "half of a surrogate pair"),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -269,8 +270,11 @@ async def test_an_unknown_tool_is_reported_to_the_model_and_the_other_calls_are_
     assert "'serch'" in results[0].output and "search" in results[0].output
 
 
-async def test_a_tool_that_the_row_offers_and_the_job_lacks_is_not_the_models_mistake(dispatch: Dispatch) -> None:
-    row = {"tools": [{"type": "function", "function": {"name": "list"}}]}
+@pytest.mark.parametrize("listed", [{"function": {"name": "list"}}, {"name": "list"}])
+async def test_a_tool_that_the_row_offers_and_the_job_lacks_is_not_the_models_mistake(
+    listed: dict[str, Any], dispatch: Dispatch
+) -> None:
+    row = {"tools": [{"type": "function", **listed}]}
     with pytest.raises(ToolFailed, match="the row's tool 'list' has no server"):
         await dispatch(tool("http://localhost/x")).call_turn("t", row, [call(1, "list")])
 

@@ -75,7 +75,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
 
 def test_a_key_is_created_for_some_time(tmp_path: Path) -> None:
     made = keys(tmp_path, "create", "guest", "--expires", "90d")
-    assert ", until 20" in made.stderr
+    assert "valid until 20" in made.stderr
     key = json.loads(keys(tmp_path, "list", "--json").stdout)
     assert key["expires_at"] == key["created_at"] + 90 * 86_400 and key["scopes"] == ["write"]
     refused = keys(tmp_path / "new", "create", "guest", "--expires", "soon")

@@ -180,6 +180,16 @@ def test_texts_in_parts_are_joined_and_a_long_row_gets_room(api: FakeOpenAI, tmp
     assert isinstance(job.cluster.context_length, int) and 30_000 < job.cluster.context_length <= 40_960
 
 
+def test_developer_messages_are_kept_and_noted_once(api: FakeOpenAI, tmp_path: Path) -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "What?"}]
+    said = imported(api, tmp_path, recorded(reinforcement()), ROW | {"messages": messages})
+    rows, _ = read_files(checked(tmp_path / "moved"))
+    assert list(rows["training_file"][0].messages) == messages
+    assert said.count("developer messages") == 1 and "become system messages in training and in serving" in said
+    (tmp_path / "other").mkdir()
+    assert "developer messages" not in imported(api, tmp_path / "other", recorded(reinforcement()))
+
+
 def test_the_job_file_is_a_request_of_the_api_too(api: FakeOpenAI, tmp_path: Path) -> None:
     imported(api, tmp_path, recorded(reinforcement(GRADERS["multi"])))
     variables = Variables(environment_of(tmp_path / "moved"))

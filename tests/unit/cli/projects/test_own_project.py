@@ -154,7 +154,7 @@ def test_a_project_of_examples_alone_has_no_tools_and_takes_a_model(tmp_path: Pa
     [
         (["--from", "tools.txt"], "--from tools.txt: give a Python file"),
         (["--from", "a.csv", "--from", "b.csv"], "cannot be read"),
-        (["--from", "q.csv", "--tool", "add"], "--tool requires a Python file or an OpenAPI document"),
+        (["--from", "q.csv", "--tool", "add"], "--tool requires a source of tools: give a Python file"),
         (["--from", "q.csv", "--from", "q.csv"], "give at most one source of tools and one CSV file"),
     ],
 )

@@ -44,6 +44,22 @@ def test_rows_that_repeat_earlier_ones_are_named_by_line() -> None:
     assert warning.startswith("training_file: 3 of 6 rows repeat an earlier row (rows 3-4, 6)")
 
 
+def test_developer_messages_that_become_system_messages_are_one_note() -> None:
+    def talks(role: str, line: int) -> Task:
+        messages = ({"role": role, "content": "Be brief."}, {"role": "user", "content": f"question {line}"})
+        return Task(f"{line}-0", messages, (), {"line": line})
+
+    tasks = [talks("developer", 1), talks("system", 2), talks("developer", 3)]
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    assert told(tasks) == [], "the template renders every role"
+    tokenizer.chat_template = tokenizer.chat_template.replace("in messages", "in messages if m.role != 'developer'")
+    (note,) = told(tasks, renderer=Renderer(tokenizer, Dialect("hermes", "hermes")))
+    assert note == (
+        "messages: the developer messages of 2 rows are rendered as system messages, because the chat template omits "
+        "the role developer; no change is needed"
+    )
+
+
 def test_many_epochs_over_a_few_rows_are_told() -> None:
     (warning,) = told(rows("a", "b", "c"), num_rows=3, n_epochs=107)
     assert warning.startswith("training_file: has only 3 rows for 107 epochs, so the model will memorize the answers")
