@@ -155,8 +155,9 @@ class GraderFailed(DiscardError):
 class RolloutTimeout(DiscardError):
     """A rollout's model and tool time exceeded `limits.rollout_timeout_s`.
 
-    Usually the cause is a slow tool. Raise the limit, or allow fewer calls. Time in which the rollout only waits does
-    not count toward this limit; rollouts that wait too long are discarded with the reason `rollout_waited`.
+    Usually the cause is a slow tool. Raise the limit, or allow fewer calls. If the model itself takes too long, set
+    `limits.on_timeout` to `grade`. Time in which the rollout only waits does not count toward this limit; rollouts that
+    wait too long are discarded with the reason `rollout_waited`.
     """
 
     reason = "rollout_timeout"

@@ -18,7 +18,7 @@ from agent_rft.metrics.confidence_intervals import Interval
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]
 Purpose = Literal["train", "validation", "test"]
-Finish = Literal["answer", "max_steps", "max_tokens", "context"]
+Finish = Literal["answer", "max_steps", "max_tokens", "context", "timeout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,8 @@ class Grade:
         held_out: Grade of the held-out grader; None if there is no such grader or it failed.
         held_out_error: Error of the held-out grader; empty if it did not fail.
         judge_tokens: Tokens spent on judge models, by model.
+        train: Whether the rollout may be trained on. A grader can answer `train: false`: the grade then counts in mean
+            grades, but the rollout is left out of its group's statistics and of the batch.
     """
 
     value: float
@@ -114,6 +116,7 @@ class Grade:
     held_out: float | None = None
     held_out_error: str = ""
     judge_tokens: dict[str, int] = field(default_factory=dict)
+    train: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +270,19 @@ class Group:
     wall_s: float = 0.0
 
     @property
+    def trainable(self) -> tuple[Rollout, ...]:
+        """Graded rollouts that may be trained on; see `Grade.train`."""
+        return tuple(rollout for rollout in self.rollouts if rollout.grade.train)
+
+    @property
     def rewards(self) -> NDArray[np.float64]:
-        return np.array([rollout.reward for rollout in self.rollouts], dtype=np.float64)
+        """Rewards of the trainable rollouts: [n] float64."""
+        return np.array([rollout.reward for rollout in self.trainable], dtype=np.float64)
 
     @property
     def oldest_version(self) -> int:
-        return min(rollout.oldest_version for rollout in self.rollouts)
+        """Oldest policy version that sampled a token of the trainable rollouts."""
+        return min(rollout.oldest_version for rollout in self.trainable)
 
     @property
     def newest_version(self) -> int:

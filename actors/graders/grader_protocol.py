@@ -88,6 +88,17 @@ def check_finite_number(value: object, where: str) -> float:
     return number
 
 
+def check_train(value: object, where: str) -> bool:
+    """Return `value`, a grader's `train`, as a bool.
+
+    Raises:
+        GraderFailed: The value is not a bool; the message starts with `where`.
+    """
+    if not isinstance(value, bool):
+        raise GraderFailed(f"{where} is {_describe(value)}, but must be true or false")
+    return value
+
+
 def truncate_reason(text: str) -> str:
     """Return a grader's reason on one line, truncated to MAX_REASON_CHARS."""
     return truncate(to_one_line(text), MAX_REASON_CHARS)
@@ -136,10 +147,12 @@ def sum_judge_tokens(grades: Iterable[Grade]) -> dict[str, int]:
 
 
 def _describe(value: object) -> str:
-    """Describe a value that is not a number, in JSON's terms."""
+    """Describe a value of the wrong type, in JSON's terms."""
     match value:
         case None | bool():
             return json.dumps(value)
+        case int() | float():
+            return "a number"
         case str():
             return "a string"
         case list():

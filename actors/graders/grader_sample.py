@@ -9,7 +9,13 @@ from typing import Any
 
 from agent_rft.types import ToolCall, ToolResult, Turn
 
-FINISH_REASONS = {"answer": "stop", "max_steps": "tool_calls", "max_tokens": "length", "context": "length"}
+FINISH_REASONS: dict[str, str] = {
+    "answer": "stop",
+    "max_steps": "tool_calls",
+    "max_tokens": "length",
+    "context": "length",
+    "timeout": "length",
+}
 """The chat API's `finish_reason` for each value of Finish."""
 
 

@@ -274,6 +274,7 @@ class GuardedGrader:
             scores=grade.scores | {UNGATED: grade.value},
             latency_s=max(grade.latency_s, *(check.latency_s for check in checks)),
             judge_tokens=sum_judge_tokens([grade, *checks]),
+            train=grade.train and all(check.train for check in checks),
         )
         for (spec, _), check in zip(self._guards, checks, strict=True):
             if check.value < spec.grader.pass_threshold:

@@ -233,7 +233,7 @@ class EpisodeRunner:
                         structure=structure,
                         order=request.index,
                     )
-                    budget.count_busy(completion.model_s)
+                    budget.count_sampling(completion.model_s)
                 span.set_attribute("gen_ai.usage.output_tokens", len(completion.token_ids))
                 span.set_attribute("gen_ai.response.finish_reasons", ["stop" if completion.stopped else "length"])
             answer, finish = await self._take_turn(task, trace_id, trajectory, completion, budget)
@@ -298,6 +298,8 @@ class EpisodeRunner:
             return end_turn("max_tokens" if sampled_out else "context")
         if not parsed.calls and not parsed.is_malformed:
             return end_turn("answer")
+        if budget.is_over:
+            return end_turn("timeout")
         calls = [ToolCall(f"call_{secrets.token_hex(12)}", name, arguments) for name, arguments in parsed.calls]
         if parsed.is_malformed:
             calls = [ToolCall(f"call_{secrets.token_hex(12)}", "malformed_call", "{}")]
@@ -363,7 +365,7 @@ class EpisodeRunner:
         if valid:
             async with budget.stage(", ".join(sorted({f"tool {call.name!r}" for call in valid}))):
                 tool_results = await self._call_tools(trace_id, task.item, valid)
-                budget.count_busy(max(result.latency_s for result in tool_results))
+                budget.count_tools(max(result.latency_s for result in tool_results))
         answers = iter(tool_results)
         return [rejection if rejection is not None else next(answers) for rejection in rejections]
 

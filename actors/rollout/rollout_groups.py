@@ -82,13 +82,13 @@ class GroupRunner:
     async def sample(self, request: GroupRequest) -> Group:
         """Run the rollouts of a group and return the group.
 
-        A training group is repeated once if too few of its rollouts were graded: fewer than half, or fewer than two.
+        A training group is repeated once if too few of its rollouts are trainable: fewer than half, or fewer than two.
         """
         started, attempts = time.monotonic(), self._limits.max_rollout_retries + 1
         first = request.attempt * 2 * attempts
         with self.rollout_progress.track_group(request):
             group = await self._sample_once(request, attempt=first)
-            if request.purpose == "train" and len(group.rollouts) < max(2, math.ceil(request.size / 2)):
+            if request.purpose == "train" and len(group.trainable) < max(2, math.ceil(request.size / 2)):
                 second = await self._sample_once(request, attempt=first + attempts)
                 group = replace(second, discarded=(*group.discarded, *second.discarded))
         return replace(group, wall_s=time.monotonic() - started)

@@ -15,31 +15,42 @@ from agent_rft.spec.job import WAIT_FACTOR, RolloutLimits
 
 
 class TimeBudget:
-    """Time limits of one rollout, and the time that the rollout has used; `clock` returns seconds."""
+    """Time limits of one rollout, and the time that the rollout has used; `clock` returns seconds.
+
+    `is_over` is set once the rollout has reached its time limit and is to be graded; see `RolloutLimits.on_timeout`.
+    """
 
     def __init__(self, limits: RolloutLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
         self._clock = clock
         self._busy_s = 0.0
+        self._sampling_s = 0.0
+        self.is_over = False
         self._waited_s: defaultdict[str, float] = defaultdict(float)
 
-    def count_busy(self, seconds: float) -> None:
-        """Count seconds of the current stage as model or tool time."""
+    def count_sampling(self, seconds: float) -> None:
+        """Count seconds of the current stage as model time."""
+        self._sampling_s += seconds
+        self._busy_s += seconds
+
+    def count_tools(self, seconds: float) -> None:
+        """Count seconds of the current stage as tool time."""
         self._busy_s += seconds
 
     @asynccontextmanager
     async def stage(self, waits_for: str) -> AsyncIterator[None]:
         """Context manager for a stage of the rollout.
 
-        Time in the stage that is not passed to `count_busy` counts as waiting for `waits_for`, the name of an engine or
-        endpoint.
+        Time in the stage that is not counted as model or tool time counts as waiting for `waits_for`, the name of an
+        engine or endpoint.
 
         Raises:
-            RolloutTimeout: The rollout's model and tool time exceeds its limit.
+            RolloutTimeout: The rollout's model and tool time exceeds its limit, and the rollout must not be graded.
             RolloutWaitTimeout: The rollout's waiting time exceeds its limit.
         """
-        started, busy_before = self._clock(), self._busy_s
-        left_s = self._limits.rollout_timeout_s + self._limits.wait_timeout_s - busy_before - self._total_wait_s
+        started, busy_before, sampling_before = self._clock(), self._busy_s, self._sampling_s
+        limit_s = self._limits.rollout_timeout_s
+        left_s = max(0.0, limit_s - busy_before) + self._limits.wait_timeout_s - self._total_wait_s
         is_late = False
         try:
             async with asyncio.timeout(max(0.0, left_s)) as deadline:
@@ -50,11 +61,17 @@ class TimeBudget:
             is_late = True
         stage_busy_s = self._busy_s - busy_before
         self._waited_s[waits_for] += max(0.0, self._clock() - started - stage_busy_s)
-        if (limit_s := self._limits.rollout_timeout_s) < self._busy_s:
-            what = f"used {self._busy_s:.1f} s of model and tool time"
-            raise RolloutTimeout(f"{what}; limits.rollout_timeout_s is {limit_s:g} s")
+        if self._busy_s > limit_s and not self.is_over:
+            self.is_over = self._may_grade(was_sampling=self._sampling_s > sampling_before)
+            if not self.is_over:
+                what = f"used {self._busy_s:.1f} s of model and tool time"
+                raise RolloutTimeout(f"{what}; limits.rollout_timeout_s is {limit_s:g} s")
         if is_late or self._total_wait_s > self._limits.wait_timeout_s:
             raise self._wait_error()
+
+    def _may_grade(self, *, was_sampling: bool) -> bool:
+        """Return whether to grade a rollout that reached its time limit, either while sampling or in a tool call."""
+        return self._limits.on_timeout == "grade" and was_sampling and self._sampling_s > self._busy_s / 2
 
     @property
     def _total_wait_s(self) -> float:

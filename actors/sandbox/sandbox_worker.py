@@ -43,6 +43,9 @@ MAX_ANSWER_BYTES = 64_000
 MAX_DETAILS_CHARS = 4_000
 MAX_FRAMES = 20
 NO_GRADE = "the grader's process ended without a grade: "
+OPTIONAL_KEY = "output_json"
+"""The only key that a sample may lack."""
+ANSWER_KEYS = ("value", "train", "error", "missing", "lost")
 WorkerMessage = dict[str, Any]
 
 
@@ -90,14 +93,55 @@ def format_error(error: BaseException) -> str:
     return text.strip()[-MAX_DETAILS_CHARS:]
 
 
+class MissingKey(KeyError):
+    """The sample lacks a key that the grader reads."""
+
+    def __str__(self) -> str:
+        why = ": the answer is not JSON, or the job has no response_format" if self.args == (OPTIONAL_KEY,) else ""
+        return f"the sample has no {self.args[0]!r}{why}. Read it with sample.get({self.args[0]!r})"
+
+
+class Sample(dict[str, Any]):
+    """The sample, which raises MissingKey for a missing key. A copy is a plain dict."""
+
+    def __missing__(self, key: object) -> Any:
+        raise MissingKey(key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def make_answer(value: Any) -> WorkerMessage:
+    """Return the message for a grader's value: a number, or a dict with `score` and possibly `train`.
+
+    Any other value results in an error message.
+    """
+    if not isinstance(value, dict):
+        return make_value_message(value)
+    if unknown := [key for key in value if key not in ("score", "train")]:
+        return {
+            "error": f"grade returned a dict with the key {unknown[0]!r:.100}, but only score and train are allowed"
+        }
+    if "score" not in value:
+        return {"error": "grade returned a dict without score"}
+    train = value.get("train", True)
+    numpy = sys.modules.get("numpy")
+    if not isinstance(train, bool) and not (numpy is not None and isinstance(train, numpy.bool_)):
+        return {"error": f"the train that grade returned is {_describe(train)}, but must be True or False"}
+    return make_value_message(value["score"]) | {"train": bool(train)}
+
+
+def _describe(value: Any) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__:.100}"
+
+
 def make_value_message(value: Any) -> WorkerMessage:
     """Return the message for a grader's value, or an error message if the value is not a finite number."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.floating, numpy.integer)):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        what = "None" if value is None else f"a value of type {type(value).__name__:.100}"
-        return {"error": f"grade returned {what}, but must return a number"}
+        return {"error": f"grade returned {_describe(value)}, but must return a number"}
     try:
         number = float(value)
     except OverflowError:
@@ -111,7 +155,9 @@ def run_grade(grade: Any, request: bytes) -> WorkerMessage:
     """Run one grade; return its message."""
     try:
         body = json.loads(request)
-        answer = make_value_message(grade(body["sample"], body["item"]))
+        answer = make_answer(grade(Sample(body["sample"]), body["item"]))
+    except MissingKey as error:
+        answer = {"error": format_error(error), "missing": error.args[0] == OPTIONAL_KEY}
     except BaseException as error:  # noqa: BLE001 - as in `load_grader`
         answer = {"error": format_error(error)}
     if untrusted.sandbox_failure is not None:  # even if the grader caught the error
@@ -172,7 +218,7 @@ def fork_grade(
         with contextlib.suppress(ValueError, RecursionError):
             answer = json.loads(output[len(nonce) :])
             if isinstance(answer, dict):  # the owner checks its values
-                return {key: answer[key] for key in ("value", "error", "lost") if key in answer}
+                return {key: answer[key] for key in ANSWER_KEYS if key in answer}
     if output:
         return {"error": "the grader's process wrote something other than the grade"}
     if os.WIFSIGNALED(status):

@@ -194,7 +194,7 @@ _BEHAVIOR: dict[str, Metric] = {
     "finish/<reason>": _counter(
         "rollouts by finish reason",
         "rollouts",
-        "rollouts by finish reason: answer, max_steps, max_tokens or context",
+        "rollouts by finish reason: answer, max_steps, max_tokens, context or timeout",
         chart="finish",
     ),
     "tool/<tool>/calls_mean": _file_metric(
@@ -226,6 +226,11 @@ _BEHAVIOR: dict[str, Metric] = {
 
 _DISCARDS: dict[str, Metric] = {
     "rollouts_graded": _counter("graded rollouts", "rollouts", "graded rollouts of the step's groups"),
+    "rollouts_untrained": _counter(
+        "rollouts left out of training",
+        "rollouts",
+        "graded rollouts that are not trained on, because a grader answered `train: false`",
+    ),
     "mean_unresponsive_rewards": Metric(
         "discarded rollouts",
         "share",

@@ -8,6 +8,7 @@ from typing import Literal
 
 Cause = Literal[
     "discarded",
+    "untrained",
     "all_right",
     "guarded",
     "truncated",
@@ -29,6 +30,10 @@ ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
         "most rollouts were discarded ({name})",
         "fix the named endpoint or other cause: discarded rollouts get no grade",
     ),
+    "untrained": (
+        "the grader answered `train: false` for most rollouts",
+        "return `train: false` only for rollouts that must not be trained on",
+    ),
     "all_right": (
         "every answer is already right",
         "use harder rows, or set penalties in `reward` to train for fewer calls and tokens",
@@ -39,7 +44,8 @@ ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     ),
     "truncated": (
         "nearly all rollouts were cut off before they answered",
-        "raise limits.max_completion_tokens or cluster.context_length, or ask for shorter answers",
+        "raise limits.max_completion_tokens, limits.rollout_timeout_s or cluster.context_length, or ask for shorter "
+        "answers",
     ),
     "out_of_turns": (
         "nearly all rollouts ran out of turns before they answered",

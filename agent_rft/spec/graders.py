@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal, assert_never
 
 from pydantic import AfterValidator, AliasChoices, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from agent_rft.spec.endpoints import Endpoint, PositiveInt, StrictModel
 
@@ -90,9 +91,10 @@ class PythonGrader(GraderBase):
     type: Literal["python"]
     """Runs your Python code in a sandbox."""
     source: str
-    """Python source that defines `grade(sample, item)`, which returns a finite number; at most 256,000 bytes. The
-    standard library, numpy and a scratch folder are available; the network is not. `from agent_rft import
-    run_untrusted` runs the model's code in a separate sandbox."""
+    """Python source that defines `grade(sample, item)`, which returns a finite number or `{"score": number, "train":
+    bool}`; at most 256,000 bytes. With `train` False, the rollout is not trained on. The standard library, numpy and a
+    scratch folder are available; the network is not. `from agent_rft import run_untrusted` runs the model's code in a
+    separate sandbox."""
     image_tag: str | None = None
     """Accepted for compatibility with OpenAI's API, and ignored: there is only one environment."""
     timeout_s: Annotated[float, Field(gt=0, le=120)] = 120.0
@@ -149,9 +151,10 @@ class EndpointGrader(GraderBase, Endpoint):
     type: Literal["endpoint"]
     """Your own server gives a score."""
     url: str
-    """URL that receives POST {sample, item, trace_id} and answers {score}, a finite number. Private addresses need an
-    entry in the operator's `allowed_networks`. If `allowed_networks` is not set, a command that starts its own Ray
-    cluster, such as `agent-rft train` without `--address`, needs no entry."""
+    """URL that receives POST {sample, item, trace_id} and answers {score}, a finite number. With `"train": false` in
+    the answer, the rollout is not trained on. Private addresses need an entry in the operator's `allowed_networks`. If
+    `allowed_networks` is not set, a command that starts its own Ray cluster, such as `agent-rft train` without
+    `--address`, needs no entry."""
     hedge_after_s: Annotated[float, Field(gt=0)] | None = None
     """If a sample has no grade after this many seconds, the sample is sent again while the first request continues. The
     first answer wins. Set it somewhat above the usual latency to cut off rare slow answers, if grading a sample twice
@@ -224,8 +227,21 @@ class MultiGrader(GraderBase):
     """Expression over the names of `graders`, such as `0.8 * correct + 0.2 * style`. It may use + - * / ^,
     parentheses, min, max, abs, floor, ceil, exp, sqrt and log."""
     invalid_grade: float | None = None
-    """Grade of a sample if a path in a grader's template, such as `sample.output_json.total`, does not exist; null: the
-    rollout is discarded. If a grader fails for any other reason, the rollout is always discarded."""
+    """Grade of a sample if a path in a grader's template, such as `sample.output_json.total`, does not exist, or if a
+    `python` grader reads `sample["output_json"]` of an answer that is not JSON; null: the rollout is discarded. If a
+    grader fails for any other reason, the rollout is always discarded."""
+
+    @field_validator("graders", mode="before")
+    @classmethod
+    def _check_names(cls, graders: Any) -> Any:
+        """Refuse a single grader, which OpenAI's SDKs declare as the type of `graders`."""
+        if isinstance(graders, dict) and isinstance(kind := graders.get("type"), str):
+            name = graders.get("name")
+            example = f"{{{name if isinstance(name, str) else kind:.100}: {{...}}}}"
+            message = "is a single grader, but must be a mapping of names to graders, such as {example}"
+            fix = "put the grader below a name, which calculate_output can use"
+            raise PydanticCustomError("value_error", message, {"example": example, "fix": fix})
+        return graders
 
 
 GraderSpec = Annotated[SingleGrader | MultiGrader, Field(discriminator="type")]

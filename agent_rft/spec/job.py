@@ -115,7 +115,7 @@ class RolloutLimits(StrictModel):
     """Limits of one rollout.
 
     A rollout that reaches `max_tool_calls`, `max_completion_tokens` or `max_tool_output_tokens` is graded, because the
-    model caused it. A rollout that reaches `rollout_timeout_s` is discarded.
+    model caused it. `on_timeout` decides about a rollout that reaches `rollout_timeout_s`.
     """
 
     max_tool_calls: PositiveInt = 64
@@ -127,9 +127,15 @@ class RolloutLimits(StrictModel):
     max_tool_output_tokens: PositiveInt = 2048
     """Maximum number of tokens per tool result. A longer result is truncated and marked as truncated."""
     rollout_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Maximum seconds of model and tool time per rollout. A rollout that takes longer is discarded; it does not get a
-    grade of 0. Raise this if your tools are slow. The time spent waiting for engines, sessions, rate limits, retries
-    and grades does not count. A rollout that waits longer than six times this limit is discarded too."""
+    """Maximum seconds of model and tool time per rollout. A rollout that takes longer is discarded, unless `on_timeout`
+    is grade; it does not get a grade of 0. Raise this if your tools are slow. The time spent waiting for engines,
+    sessions, rate limits, retries and grades does not count. A rollout that waits longer than six times this limit is
+    always discarded."""
+    on_timeout: Literal["discard", "grade"] = "discard"
+    """Whether a rollout that reaches `rollout_timeout_s` is discarded or graded. With grade, a rollout is graded if
+    the model caused the timeout: sampling took more than half of the model and tool time, and no tool call was in
+    flight. The rollout ends after its current turn, and the calls of this turn are not sent. Set it to grade if the
+    model should learn not to exceed the limit."""
     max_rollout_retries: Annotated[int, Field(ge=0, le=10)] = 1
     """Maximum retries of a discarded rollout; each retry has a new trace id. A rollout that was lost with its engine is
     repeated once, in addition to these retries. After the last retry, the group continues without the rollout if at

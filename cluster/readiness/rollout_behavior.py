@@ -42,7 +42,7 @@ class RolloutBehavior:
         calling: Share of rollouts that called a tool, counting only rows with tools; None if no row has tools.
         invalid_calls: Share of calls that failed because of the model (MODEL_ERRORS); 0 if there are no calls.
         call_errors: Number of failed calls by error.
-        ended: Share of rollouts by finish reason: answer, max_steps, max_tokens, context.
+        ended: Share of rollouts by finish reason: answer, max_steps, max_tokens, context, timeout.
         discarded: Number of discarded rollouts by reason.
         guards: Number of rollouts by the guard that set their grade.
         over_target: Share of rollouts in which model and tools took longer than the target; None without a target.

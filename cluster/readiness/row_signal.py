@@ -26,9 +26,10 @@ SHOWN_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class RowSignal:
-    """Statistics of one row with at least one graded rollout.
+    """Statistics of one row with at least one trainable rollout.
 
-    `mean`, `deviation`, `best` and `worst` describe the rewards. `no_signal` is None if the rewards differ enough for
+    `mean`, `deviation`, `best` and `worst` describe the rewards of the trainable rollouts; `grade`, `passed` and
+    `graded` include all graded rollouts. `no_signal` is None if the rewards differ enough for
     training. Otherwise it is `all_right`, `all_wrong`, or `equal` for all other cases.
     """
 
@@ -72,8 +73,8 @@ class GroupSignal:
 
 
 def measure_rows(groups: Iterable[Group], pass_threshold: float) -> list[RowSignal]:
-    """Return the statistics of each row that has a graded rollout, in ascending order of mean reward."""
-    rows = [_measure_row(group, pass_threshold) for group in groups if group.rollouts]
+    """Return the statistics of each row that has a trainable rollout, in ascending order of mean reward."""
+    rows = [_measure_row(group, pass_threshold) for group in groups if group.trainable]
     return sorted(rows, key=lambda row: (row.mean, row.best, row.line))
 
 
@@ -92,7 +93,7 @@ def _measure_row(group: Group, pass_threshold: float) -> RowSignal:
         passed=sum(grade >= pass_threshold for grade in grades),
         graded=len(grades),
         discarded=len(group.discarded),
-        no_signal=classify_group_variance(group.rewards, grades, pass_threshold),
+        no_signal=classify_group_variance(group.rewards, [r.grade.value for r in group.trainable], pass_threshold),
     )
 
 
@@ -122,7 +123,7 @@ def estimate_group_signal(groups: Sequence[Group], sizes: Iterable[int] = SIZES)
     Each result has a lower and an upper bound of the share. The bounds are equal if every row has at least as many
     rollouts as the group size. For larger group sizes, the share is extrapolated.
     """
-    outcomes = [_count_outcomes(group.rollouts) for group in groups if len(group.rollouts) >= 2]
+    outcomes = [_count_outcomes(group.trainable) for group in groups if len(group.trainable) >= 2]
     if not outcomes:
         return ()
     bounds = [[_difference_bounds(counts, size) for counts in outcomes] for size in sorted(sizes)]

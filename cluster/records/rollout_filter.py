@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 DISCARDED = "discarded"
 """The `finish` of a rollout without a grade."""
-RecordedFinish = Literal["answer", "max_steps", "max_tokens", "context", "discarded"]
+RecordedFinish = Literal["answer", "max_steps", "max_tokens", "context", "timeout", "discarded"]
 """Values of `agent_rft.types.Finish`, and DISCARDED. They are repeated here because the CLI must not load numpy."""
 
 

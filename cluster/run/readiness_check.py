@@ -179,7 +179,7 @@ def rejection_sampling(groups: Sequence[Group], pass_threshold: float, read: Rea
     for group in groups:
         good = [
             r
-            for r in group.rollouts
+            for r in group.trainable
             if r.grade.value >= pass_threshold and r.finish == "answer" and _has_valid_calls(r)
         ]
         if good:

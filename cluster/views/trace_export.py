@@ -18,7 +18,7 @@ from agent_rft.cluster.views.traces import Trace
 from agent_rft.errors import UserError
 from agent_rft.types import DiscardedRollout, Grade, Rollout
 
-Kind = Literal["string", "int64", "double", "list<string>"]
+Kind = Literal["string", "int64", "double", "bool", "list<string>"]
 BATCH = 1_000
 """Maximum rollouts in memory."""
 
@@ -74,11 +74,12 @@ COLUMNS = (
         "id of the rollout in requests to tools and graders",
         lambda run, trace: trace.outcome.trace_id,
     ),
-    Column("finish", "string", "answer, max_steps, max_tokens, context or discarded", _finish_value),
+    Column("finish", "string", "answer, max_steps, max_tokens, context, timeout or discarded", _finish_value),
     Column("grade", "double", "the grade, before penalties", _grade_value(lambda grade: grade.value)),
     Column("reward", "double", "the value used for training", _rollout_value(lambda rollout: rollout.reward)),
     Column("held_out", "double", "grade of the held-out grader", _grade_value(lambda grade: grade.held_out)),
     Column("guard", "string", "the guard that set the reward", _grade_value(lambda grade: grade.guard)),
+    Column("train", "bool", "whether the rollout may be trained on", _grade_value(lambda grade: grade.train)),
     Column("reason", "string", "the grader's reason", _grade_value(lambda grade: grade.reason)),
     Column(
         "scores", "string", "JSON object: grades of a multi grader's parts", _grade_value(lambda g: _to_json(g.scores))
@@ -165,11 +166,12 @@ def export_traces(
 
 def _parquet_writer() -> Callable[[Path], TableWriter]:
     try:
-        from pyarrow import Table, float64, int64, list_, schema, string
+        from pyarrow import Table, bool_, float64, int64, list_, schema, string
         from pyarrow.parquet import ParquetWriter
     except ImportError as error:
         raise UserError("--export needs the package pyarrow: pip install pyarrow (or agent-rft[export])") from error
-    kinds = {"string": string(), "int64": int64(), "double": float64(), "list<string>": list_(string())}
+    numbers = {"int64": int64(), "double": float64(), "bool": bool_()}
+    kinds = {"string": string(), "list<string>": list_(string())} | numbers
     columns = schema([(column.name, kinds[column.kind]) for column in COLUMNS])
 
     class ParquetTable:

@@ -132,10 +132,10 @@ def summarize_rollout(rollout: Rollout) -> str:
 
 
 def _grade_notes(grade: Grade) -> str:
-    """Return notes on a grade as text: the guard that set it, and the held-out grade, if any."""
+    """Return notes on a grade as text: its guard, its held-out grade, and whether it is left out of training."""
     guard = f" set by the guard {grade.guard}" if grade.guard is not None else ""
     held_out = f", held out {grade.held_out:.3f}" if grade.held_out is not None else ""
-    return guard + held_out
+    return guard + held_out + ("" if grade.train else ", not trained on")
 
 
 def extra_fields(task: Task) -> list[tuple[str, str]]:

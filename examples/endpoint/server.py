@@ -25,5 +25,5 @@ async def add(call: dict[str, Any], authorization: str = Header("")) -> dict[str
 
 
 @app.post("/grade")
-async def grade(body: dict[str, Any]) -> dict[str, float]:
+async def grade(body: dict[str, Any]) -> dict[str, Any]:
     return {"score": float(body["sample"]["output_text"].strip() == body["item"]["reference_answer"])}

@@ -16,7 +16,7 @@ from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from agent_rft.types import Group, Turn
 from tests.support.api_process import api_process
 from tests.support.browser import WIDE, Watched, chromium
-from tests.support.builders import group, group_request, rollout, task
+from tests.support.builders import group, group_request, rollout, task, untrained
 from tests.support.jobs import NEW_JOB
 from tests.support.synthetic import HOSTILE, Synthetic
 
@@ -64,9 +64,9 @@ def _site(folder: Path) -> Site:
     request = group_request(0, 1)
     run = RunFolder(folder / "runs" / hostile)
     long = Group(request, (rollout(request, 0, 1.0, turns=(Turn(2, 5, HOSTILE + LONG),)),))
-    run.handle_groups(
-        "step-000004", [long, group(group_request(1, 1, task=replace(task(), messages=WITHOUT_IDS)), [1.0])]
-    )
+    without_ids = group(group_request(1, 1, task=replace(task(), messages=WITHOUT_IDS)), [1.0])
+    left_out = Group(group_request(2, 1), (untrained(rollout(group_request(2, 1))),))
+    run.handle_groups("step-000004", [long, without_ids, left_out])
     run.close()
     state.close()
     return Site("", folder, token, plain, hostile)

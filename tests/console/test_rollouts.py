@@ -62,6 +62,12 @@ def test_parallel_calls_without_ids_are_all_read(opened: Open, site: Site) -> No
     assert page.locator(".message.tool .role").all_inner_texts() == ["result"] * 3
 
 
+def test_grade_shows_whether_the_rollout_is_trained_on(opened: Open, site: Site) -> None:
+    for number, use in ((1, "used for training"), (2, "not used for training: the grader answered train: false")):
+        page = opened(f"#/jobs/{site.hostile}/rollouts/step-000004.{number}")
+        page.locator(".grades").get_by_text(use, exact=True).wait_for()
+
+
 def test_a_discarded_rollout_says_why(opened: Open, site: Site) -> None:
     page = opened(f"#/jobs/{site.job}/rollouts?finish=discarded&step=2")
     page.locator("tbody th a").click()

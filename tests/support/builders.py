@@ -82,6 +82,11 @@ def rollout(
     return replace(made, **changes)
 
 
+def untrained(made: Rollout) -> Rollout:
+    """The rollout if its grader had answered `train: false`."""
+    return replace(made, grade=replace(made.grade, train=False))
+
+
 def group(request: GroupRequest, grades: Sequence[float | None], version: int = 0, **changes: Any) -> Group:
     """One rollout per grade; None discards it."""
     lost = [

@@ -36,7 +36,11 @@ class Made:
         sleep, clock = changes.pop("sleep", asyncio.sleep), changes.pop("clock", time.monotonic)
         check_every_s = changes.pop("check_every_s", 60.0)
         early_stop = changes.pop("early_stop", None)
-        algorithm = AlgorithmSpec(max_staleness=staleness, eval_temperature=changes.pop("eval_temperature", None))
+        algorithm = AlgorithmSpec(
+            max_staleness=staleness,
+            eval_temperature=changes.pop("eval_temperature", None),
+            advantage=changes.pop("advantage", "centered"),
+        )
         config = LoopConfig(plan(**changes), algorithm, 7, 1.0, interval, early_stop)
         self.loop = ReinforcementLoop(
             config,

@@ -21,7 +21,7 @@ class Batch:
     """Groups to train on, and the groups that were skipped before the batch was full.
 
     `skipped` contains (group, kind) for each skipped group. The kind is a ZeroVarianceKind such as "all_wrong", or None
-    if too few of the group's rollouts were graded.
+    if too few of the group's rollouts can be trained on.
     """
 
     to_train: list[Group] = field(default_factory=list)
@@ -57,7 +57,7 @@ class GroupBuffer:
     as the skipped group finishes, before new weights are published. If group 1 in the example had zero variance, group
     4 would be admitted when group 1 finishes, and the first batch would be 0 2.
 
-    `classify(group)` returns TRAIN if the group can be trained, None if too few of its rollouts were graded, and
+    `classify(group)` returns TRAIN if the group can be trained, None if too few of its rollouts are trainable, and
     otherwise the kind of zero variance. At most `max_skipped` skipped groups per batch are replaced. Each further
     skipped group makes the batch smaller.
     """

@@ -311,7 +311,7 @@ class ReinforcementLoop:
         sequences: list[TrainSegment] = []
         for group in batch.to_train:
             values = compute_advantages(self._config.algorithm.advantage, group.rewards)
-            for rollout, advantage in zip(group.rollouts, values, strict=True):
+            for rollout, advantage in zip(group.trainable, values, strict=True):
                 sequences += rollout.to_train_segments(float(advantage))
         return sequences
 
@@ -396,12 +396,10 @@ class ReinforcementLoop:
         await self._buffer.put(group)
 
     def _classify(self, group: Group) -> str | None:
-        if len(group.rollouts) < 2:
+        grades = [rollout.grade.value for rollout in group.trainable]
+        if len(grades) < 2:
             return None
-        return (
-            classify_group_variance(group.rewards, [r.grade.value for r in group.rollouts], self._config.pass_threshold)
-            or TRAIN
-        )
+        return classify_group_variance(group.rewards, grades, self._config.pass_threshold) or TRAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,8 @@ def _grade_metrics(grades: Sequence[Grade]) -> dict[str, float]:
         metrics["held_out_grade_mean"] = fmean(held_out)
     if failures := sum(bool(grade.held_out_error) for grade in grades):
         metrics["held_out_failures"] = float(failures)
+    if untrained := sum(not grade.train for grade in grades):
+        metrics["rollouts_untrained"] = float(untrained)
     for grade in grades:
         for model, num_tokens in grade.judge_tokens.items():
             metrics[f"judge_tokens/{model}"] = metrics.get(f"judge_tokens/{model}", 0.0) + num_tokens

@@ -115,18 +115,18 @@ ERROR_CHARS = 200
 def diagnose(batch: Batch) -> Diagnosis:
     """Return the first cause that explains nearly all rollouts of a zero-variance batch."""
     groups = batch.all_groups
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rollouts = [rollout for group in groups for rollout in group.trainable]
     kinds = batch.zero_variance
     if not rollouts or batch.num_lost > kinds.total():
-        return Diagnosis(
-            "discarded", _modal_value([d.endpoint or d.reason for group in groups for d in group.discarded])
-        )
+        lost = [d.endpoint or d.reason for group in groups for d in group.discarded]
+        num_untrained = sum(len(group.rollouts) for group in groups) - len(rollouts)
+        return Diagnosis("untrained") if num_untrained > len(lost) else Diagnosis("discarded", _modal_value(lost))
     if kinds["all_right"] >= NEARLY_ALL * kinds.total():
         return Diagnosis("all_right")
     guards = [rollout.grade.guard for rollout in rollouts if rollout.grade.guard is not None]
     if _explains(guards, rollouts):
         return Diagnosis("guarded", _modal_value(guards))
-    if _explains([r for r in rollouts if r.finish in ("max_tokens", "context")], rollouts):
+    if _explains([r for r in rollouts if r.finish in ("max_tokens", "context", "timeout")], rollouts):
         return Diagnosis("truncated")
     if (calls := _diagnose_calls(groups)) is not None:
         return calls
@@ -137,7 +137,7 @@ def diagnose(batch: Batch) -> Diagnosis:
 
 def _diagnose_calls(groups: Sequence[Group]) -> Diagnosis | None:
     """Return the problem with the tool calls that explains a zero-variance batch; None if there is no such problem."""
-    with_tools = [rollout for group in groups if group.request.task.tools for rollout in group.rollouts]
+    with_tools = [rollout for group in groups if group.request.task.tools for rollout in group.trainable]
     pairs = [pair for r in with_tools for pair in zip(r.calls, r.results, strict=True)]
     if with_tools and not pairs:
         return Diagnosis("no_calls")
@@ -156,8 +156,8 @@ def _diagnose_calls(groups: Sequence[Group]) -> Diagnosis | None:
 
 
 def _diagnose_grades(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> Diagnosis:
-    alike = [group for group in groups if len({_response(rollout) for rollout in group.rollouts}) == 1]
-    if _explains(alike, [group for group in groups if group.rollouts]):
+    alike = [group for group in groups if len({_response(rollout) for rollout in group.trainable}) == 1]
+    if _explains(alike, [group for group in groups if group.trainable]):
         return Diagnosis("same_answers")
     grades = {round(rollout.grade.value, 6) for rollout in rollouts}
     if grades == {0.0}:

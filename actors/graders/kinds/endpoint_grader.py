@@ -2,7 +2,7 @@
 
 The server answers {"score": 0.5}, or {"score": 0.5, "reason": "no unit", "scores": {"value": 1, "unit": 0}}. `scores`
 contains the parts of the score. `reason` and `scores` are recorded, but do not affect the grade. If they are invalid,
-they are ignored, and the rollout is not discarded.
+they are ignored, and the rollout is not discarded. With `"train": false`, the rollout is not trained on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from typing import Any
 from agent_rft.actors.endpoints.client import EndpointClient
 from agent_rft.actors.endpoints.http_response import HttpResponse
 from agent_rft.actors.endpoints.signing import Signer
-from agent_rft.actors.graders.grader_protocol import UNGATED, check_finite_number, range_problem, truncate_reason
+from agent_rft.actors.graders.grader_protocol import (
+    UNGATED,
+    check_finite_number,
+    check_train,
+    range_problem,
+    truncate_reason,
+)
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import EndpointGrader
@@ -65,6 +71,7 @@ class EndpointCaller:
             self._parse_scores(found),
             answer.latency_s,
             reason=self._parse_reason(found),
+            train=check_train(found.get("train", True), f"{self._client.what} failed: the train in its answer"),
         )
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from agent_rft.actors.graders.grader_protocol import Grader, sum_judge_tokens, truncate_reason
 from agent_rft.actors.graders.grader_templates import INVALID_VARIABLE
 from agent_rft.actors.graders.kinds.grade_expression import parse_expression
+from agent_rft.actors.graders.kinds.python_grader import PYTHON_RUNTIME_ERROR
 from agent_rft.errors import GraderFailed
 from agent_rft.spec.graders import MultiGrader
 from agent_rft.types import Grade
@@ -50,6 +51,7 @@ class Multi:
                 "; ".join(f"{name}: {grade.reason}" for name, grade in grades.items() if grade.reason)
             ),
             judge_tokens=sum_judge_tokens(grades.values()),
+            train=all(grade.train for grade in grades.values()),
         )
 
     async def close(self) -> None:
@@ -65,4 +67,5 @@ def cannot_read_sample(error: Exception) -> bool:
     if not isinstance(error, GraderFailed):
         return False
     code, path = error.details.get("code"), str(error.details.get("path"))
-    return code == SAMPLE_PARSE_ERROR or (code == INVALID_VARIABLE and path.startswith("sample"))
+    is_path_error = code in (INVALID_VARIABLE, PYTHON_RUNTIME_ERROR) and path.startswith("sample")
+    return code == SAMPLE_PARSE_ERROR or is_path_error

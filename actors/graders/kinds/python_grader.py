@@ -38,6 +38,9 @@ from agent_rft.types import Grade
 
 MAX_PARSED_CHARS = 50_000
 """Longer sources are not parsed here, because parsing takes up to 600 times as much memory as the source."""
+PYTHON_RUNTIME_ERROR = "python_grader_runtime_error"
+OUTPUT_JSON = "sample.output_json"
+"""Path in the errors of a grader that reads `sample["output_json"]` of a sample without JSON."""
 FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
 """Modules that contained `run_untrusted` before version 0.2.0."""
 
@@ -84,7 +87,8 @@ class PythonRunner:
                 worker = await slot.worker()
                 started = time.monotonic()
                 answer = await self._ask(slot, worker, request)
-        return Grade(self._get_grade(answer), latency_s=time.monotonic() - started)
+        value = self._get_value(answer)
+        return Grade(value, latency_s=time.monotonic() - started, train=answer.get("train", True) is True)
 
     @property
     def num_workers(self) -> int:
@@ -154,7 +158,7 @@ class PythonRunner:
             slot.replace()
         return answer
 
-    def _get_grade(self, answer: dict[str, Any]) -> float:
+    def _get_value(self, answer: dict[str, Any]) -> float:
         """Return the grade in a worker's answer. The grade is checked again here, because the worker is not trusted."""
         value = answer.get("value")
         if isinstance(value, float) and math.isfinite(value):
@@ -164,14 +168,15 @@ class PythonRunner:
         why = untrusted.clean_error(answer.get("error")) or "the grader returned no grade and no error"
         if "lost" in answer:
             raise self._make_server_error("no_sandbox" if answer["lost"] == "no_sandbox" else "killed", why)
-        raise self._make_runtime_error(why)
+        raise self._make_runtime_error(why, **({"path": OUTPUT_JSON} if answer.get("missing") is True else {}))
 
-    def _make_runtime_error(self, why: str) -> GraderFailed:
+    def _make_runtime_error(self, why: str, **details: str) -> GraderFailed:
         last = why.strip().rsplit("\n", 1)[-1]
         return GraderFailed(
             f"{self._what} failed: {last[:500]}",
-            code="python_grader_runtime_error",
+            code=PYTHON_RUNTIME_ERROR,
             python_grader_runtime_error_details=why,
+            **details,
         )
 
     def _make_server_error(self, kind: str, why: str) -> GraderFailed:

@@ -10,6 +10,7 @@ import pytest
 
 from agent_rft.rows.rollout_json import outcome_from_json, outcome_to_json, task_from_json, task_to_json
 from agent_rft.types import DiscardedRollout, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
+from tests.support.builders import group_request, rollout
 
 ODD = "\ud800 é\x00 <|im_end|>"
 
@@ -40,7 +41,7 @@ def test_a_rollout_survives_the_round_trip_with_all_its_parts() -> None:
             np.array([-1, 4], np.int32),
         ),
     )
-    grade = Grade(0.5, {"a": 1.0}, 0.1, "copied", ODD, None, "the held-out grader failed", {"judge": 7})
+    grade = Grade(0.5, {"a": 1.0}, 0.1, "copied", ODD, None, "the held-out grader failed", {"judge": 7}, train=False)
     rollout = Rollout(
         "trace_1",
         "row-1",
@@ -92,3 +93,10 @@ def test_a_discarded_rollout_and_a_task_survive_the_round_trip() -> None:
     schema = {"type": "function", "function": {"name": "cat", "parameters": {}}}
     task = Task("row-1", ({"role": "user", "content": ODD},), (schema,), {"kind": "mine", "n": 2**70, "deep": [[{}]]})
     assert task_from_json(crossed(task_to_json(task))) == task
+
+
+def test_a_grade_recorded_before_train_existed_is_trained_on() -> None:
+    values = outcome_to_json(rollout(group_request()))
+    assert values["grade"].pop("train") is True
+    back = outcome_from_json(values)
+    assert isinstance(back, Rollout) and back.grade == Grade(1.0)

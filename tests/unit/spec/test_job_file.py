@@ -15,7 +15,7 @@ from agent_rft.errors import InvalidJob, Problem
 from agent_rft.spec.config_reader import REMOVED_SETTINGS
 from agent_rft.spec.job import FILES, JobSpec
 from agent_rft.spec.job_file import add_lines, load_job, read_job
-from tests.support.builders import raw_job
+from tests.support.builders import EXACT, raw_job
 from tests.support.paths import ROOT
 from tests.support.settings import all_models
 
@@ -78,6 +78,7 @@ def test_a_tilde_in_paths_of_a_job_is_the_home(tmp_path: Path) -> None:
         ),
         (raw_job(grader={"type": "vote"}), "method.reinforcement.grader", "unknown type 'vote'"),
         (raw_job(grader={}), "method.reinforcement.grader", "`type` is missing"),
+        (raw_job(limits={"on_timeout": "zero"}), "method.reinforcement.limits.on_timeout", "'discard' or 'grade'"),
         (raw_job(limits=3), "method.reinforcement.limits", "must be a mapping of keys to values"),
         (raw_job() | {"suffix": "x" * 65}, "suffix", "must have at most 64 characters"),
         (raw_job(tools=[{"name": "a"}]), "method.reinforcement.tools[0].server_url", "is missing"),
@@ -116,6 +117,26 @@ def test_calls_of_tools_sessions_and_graders_may_take_six_hours() -> None:
     session = {"start_url": "https://a.example"}
     job = JobSpec.model_validate(raw_job(tools=[tool | long], grader=grader | long, session=session | long))
     assert job.reinforcement.tools[0].timeout_s == 21_600
+
+
+@pytest.mark.parametrize(
+    ("named", "name"), [({"name": "exact"}, "exact"), ({}, "string_check"), ({"name": 7}, "string_check")]
+)
+def test_single_grader_in_place_of_named_graders_is_one_problem(named: dict[str, Any], name: str) -> None:
+    one = EXACT | named
+    (problem,) = problems_of(raw_job(grader={"type": "multi", "graders": one, "calculate_output": name}))
+    assert problem.field == "method.reinforcement.grader.graders"
+    assert (
+        problem.message == f"is a single grader, but must be a mapping of names to graders, such as {{{name}: {{...}}}}"
+    )
+    assert problem.fix == "put the grader below a name, which calculate_output can use"
+    job_of(raw_job(grader={"type": "multi", "graders": {"type": EXACT}, "calculate_output": "type"}))
+
+
+@pytest.mark.parametrize("on_timeout", ["discard", "grade"])
+def test_time_outs_are_discarded_or_graded(on_timeout: str) -> None:
+    assert job_of(raw_job(limits={"on_timeout": on_timeout})).reinforcement.limits.on_timeout == on_timeout
+    assert job_of(raw_job()).reinforcement.limits.on_timeout == "discard"
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])

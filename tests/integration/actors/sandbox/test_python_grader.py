@@ -63,6 +63,39 @@ async def test_grade_must_return_a_finite_number_which_may_be_numpy_s(make: Make
         assert error.details["code"] == RUNTIME and "grade returned" in error.message, bad
 
 
+@pytest.mark.parametrize(("train", "expected"), [(True, True), (False, False), (None, None), (0, None), ("no", None)])
+async def test_grade_may_return_a_score_that_is_not_trained_on(
+    make: Make, train: object, expected: bool | None
+) -> None:
+    grader = make("def grade(sample, item): return {'score': 0.5, 'train': item['train']}")
+    if expected is None:
+        error = await failure(grader, {"train": train})
+        assert error.details["code"] == RUNTIME and "train that grade returned is" in error.message
+    else:
+        grade = await grader.grade({}, {"train": train}, "trace_1")
+        assert (grade.value, grade.train) == (0.5, expected)
+
+
+async def test_a_missing_output_json_is_reported_with_its_fix_and_path(make: Make) -> None:
+    grader = make(
+        "import copy, pickle\n"
+        "def grade(sample, item):\n"
+        "    assert sample.get('output_json') is None and type(copy.deepcopy(sample)) is dict\n"
+        "    assert pickle.loads(pickle.dumps(sample)) == sample\n"
+        "    return sample[item['key']]['total']"
+    )
+    error = await failure(grader, {"key": "output_json"})
+    assert (error.details["code"], error.details["path"]) == (RUNTIME, "sample.output_json")
+    assert error.message == (
+        "grader 'mine' failed: MissingKey: the sample has no 'output_json': the answer is not JSON, or the job has no "
+        "response_format. Read it with sample.get('output_json')"
+    )
+    error = await failure(grader, {"key": "output"})
+    assert "path" not in error.details and "the sample has no 'output'. Read" in error.message
+    source = "def grade(sample, item):\n  try:\n    return sample['output_json']\n  except KeyError:\n    return 0.25"
+    assert await value(make(source)) == 0.25
+
+
 async def test_a_grade_outside_of_the_range_is_a_failure_and_never_clipped(make: Make) -> None:
     grader = make("def grade(sample, item): return item['grade']", range=(0, 1))
     assert [await value(grader, item={"grade": grade}) for grade in (0, 0.5, 1)] == [0, 0.5, 1]

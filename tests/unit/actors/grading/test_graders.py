@@ -17,11 +17,12 @@ from agent_rft.actors.graders.grader_protocol import MAX_REASON_CHARS, check_fin
 from agent_rft.actors.graders.grader_sample import make_sample
 from agent_rft.actors.graders.kinds.endpoint_grader import MAX_PARTS
 from agent_rft.actors.graders.kinds.grade_expression import expression_problems, parse_expression
+from agent_rft.actors.graders.kinds.multi_grader import Multi
 from agent_rft.actors.grading.grader_factory import grader_problems, make_grader
 from agent_rft.actors.grading.grader_pool import GraderPool
 from agent_rft.actors.runtime.timing import Timing
 from agent_rft.errors import EndpointRefused, GraderFailed, InvalidJob
-from agent_rft.spec.graders import GraderSpec
+from agent_rft.spec.graders import GraderSpec, MultiGrader
 from agent_rft.spec.job import Reinforcement
 from agent_rft.types import Grade, ToolCall, ToolResult, Turn
 from tests.support.builders import grader_spec
@@ -123,6 +124,13 @@ async def test_the_answer_may_have_score_or_reward(pool: Pool, body: object, gra
         assert (await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")).value == grade
 
 
+@pytest.mark.parametrize(("body", "train"), [({}, True), ({"train": True}, True), ({"train": False}, False)])
+async def test_an_endpoint_may_leave_a_rollout_out_of_training(pool: Pool, body: dict[str, bool], train: bool) -> None:
+    async with FakeEndpoint(says({"score": 0.5} | body)) as server:
+        grade = await pool(grader_spec(type="endpoint", url=server.url)).grade(SAMPLE, ITEM, "t")
+    assert (grade.value, grade.train) == (0.5, train)
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -132,6 +140,10 @@ async def test_the_answer_may_have_score_or_reward(pool: Pool, body: object, gra
         ({"score": None, "reward": 1.0}, "the score in its answer is null"),
         ('{"score": NaN}', "the score in its answer is nan, but must be a finite number"),
         ('{"reward": 1e999}', "the reward in its answer is inf"),
+        ({"score": 1, "train": None}, "the train in its answer is null, but must be true or false"),
+        ({"score": 1, "train": 0}, "the train in its answer is a number, but must be true or false"),
+        ({"score": 1, "train": "false"}, "the train in its answer is a string, but must be true or false"),
+        ({"score": 1, "train": [False]}, "the train in its answer is a list, but must be true or false"),
         ({"grade": 1.0}, 'the object has no "score"'),
         (0.5, "the body is not a JSON object"),
         ([0.5], "the body is not a JSON object"),
@@ -404,6 +416,52 @@ async def test_a_multi_grader_fails_with_its_part_and_cancels_the_others(pool: P
         await until(lambda: slow.open_now == 0)
 
 
+@pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
+async def test_a_multi_grader_is_trained_on_if_all_its_parts_are(pool: Pool, first: bool, second: bool) -> None:
+    async with (
+        FakeEndpoint(says({"score": 1, "train": first})) as one,
+        FakeEndpoint(says({"score": 0, "train": second})) as two,
+    ):
+        parts = {name: {"type": "endpoint", "url": at.url} for name, at in (("one", one), ("two", two))}
+        spec = grader_spec(type="multi", graders=parts, calculate_output="(one + two) / 2")
+        grade = await pool(spec).grade(SAMPLE, ITEM, "t")
+    assert (grade.value, grade.train) == (0.5, first and second)
+
+
+class Failing:
+    """A part that fails with `error`."""
+
+    def __init__(self, error: GraderFailed) -> None:
+        self._error = error
+
+    async def grade(self, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Grade:
+        raise self._error
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("details", "is_invalid"),
+    [
+        ({"code": "python_grader_runtime_error", "path": "sample.output_json"}, True),
+        ({"code": "invalid_variable_error", "path": "sample.output_json.total"}, True),
+        ({"code": "python_grader_runtime_error"}, False),
+        ({"code": "invalid_variable_error", "path": "item.total"}, False),
+    ],
+)
+async def test_invalid_grade_replaces_only_errors_of_reading_the_sample(
+    details: dict[str, str], is_invalid: bool
+) -> None:
+    spec = grader_spec(type="multi", graders={"a": check()}, calculate_output="a", invalid_grade=-0.5)
+    assert isinstance(spec, MultiGrader)
+    multi = Multi(spec, "m", {"a": Failing(GraderFailed("no value", **details))})
+    if is_invalid:
+        assert await multi.grade(SAMPLE, ITEM, "t") == Grade(-0.5, reason="invalid_grade: no value")
+    else:
+        with pytest.raises(GraderFailed, match="no value"):
+            await multi.grade(SAMPLE, ITEM, "t")
+
+
 def with_json(**more: Any) -> GraderSpec:
     parts = {"exact": check(), "json": check(text="{{ sample.output_json.city }}")}
     return grader_spec(type="multi", graders=parts | more, calculate_output="(exact + json) / 2", invalid_grade=-0.25)
@@ -579,7 +637,8 @@ def test_the_sample_holds_all_calls_of_the_trajectory_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish", "reason"), [("max_tokens", "length"), ("context", "length"), ("max_steps", "tool_calls")]
+    ("finish", "reason"),
+    [("max_tokens", "length"), ("context", "length"), ("timeout", "length"), ("max_steps", "tool_calls")],
 )
 def test_the_finish_is_mapped_to_the_chat_api_s_finish_reason(finish: str, reason: str) -> None:
     [choice] = make_sample("", [turn("", "search")], finish, wants_json=False)["choices"]

@@ -78,6 +78,17 @@ async def test_a_guard_passes_at_its_pass_threshold(pool: Pool, threshold: float
     assert grade.value == (0.0 if rejects else 1.0)
 
 
+@pytest.mark.parametrize(("score", "train", "expected"), [(1, True, True), (1, False, False), (0, False, False)])
+async def test_a_guard_may_leave_a_rollout_out_of_training(
+    pool: Pool, score: float, train: bool, expected: bool
+) -> None:
+    async with FakeEndpoint(says({"score": score, "train": train})) as server:
+        endpoint = {"type": "endpoint", "url": server.url}
+        assert (await pool(PASSES, guards=guards(g={"grader": endpoint})).grade(SAMPLE, ITEM, "t")).train is expected
+        assert (await pool(endpoint, guards=guards(g={"grader": FAILS})).grade(SAMPLE, ITEM, "t")).train is expected
+        assert (await pool(PASSES, endpoint).grade(SAMPLE, ITEM, "t")).train  # the held-out grader's does not count
+
+
 async def test_of_several_guards_that_reject_the_first_one_counts(pool: Pool) -> None:
     both = guards(first={"grader": FAILS, "reward": -1}, second={"grader": SHORT, "reward": -2})
     grade = await pool(PASSES, guards=both).grade(SAMPLE, ITEM, "t")
@@ -156,14 +167,14 @@ def test_guards_held_out_grades_and_judges_tokens_are_in_the_metrics() -> None:
         Grade(1.0, {"a": 0.5, "ungated": 1.0}, held_out=0.5, judge_tokens={"judge": 30}),
         Grade(0.0, {"a": 1.0, "ungated": 1.0}, guard="brief", held_out=1.0, judge_tokens={"judge": 10}),
         Grade(-1.0, {"ungated": 0.0}, guard="brief", held_out_error="down"),
-        Grade(0.0, {}),  # an invalid_grade has no parts
+        Grade(0.0, {}, train=False),  # an invalid_grade has no parts
     ]
     metrics = rollout_metrics([replace(rollout(group_request(), i), grade=g) for i, g in enumerate(grades)])
     assert metrics["guard/brief"] == 2
     assert metrics["grader/a/score_mean"] == 0.75
     assert metrics["grader/ungated/score_mean"] == pytest.approx(2 / 3)
     assert metrics["held_out_grade_mean"] == 0.75
-    assert metrics["held_out_failures"] == 1
+    assert metrics["held_out_failures"] == metrics["rollouts_untrained"] == 1
     assert metrics["judge_tokens/judge"] == 40
     assert all(find_metric(name) for name in metrics)
 

@@ -341,6 +341,71 @@ async def test_model_and_tool_time_above_its_limit_discards_a_rollout(renderer: 
     assert episode.graded == []
 
 
+@pytest.mark.parametrize(
+    ("script", "tool_s", "limit_s", "finish"),
+    [
+        (("1",), 0.0, 0.4, "answer"),  # a late answer is complete
+        ((call("a"), "1"), 0.1, 0.9, "answer"),
+        ((call("a"), call("b"), "1"), 0.1, 0.9, "timeout"),
+        (("<tool_call>{", "1"), 0.0, 0.4, "timeout"),
+        ((call("a"), "1"), 0.99, 1.5, "answer"),  # sampling took 1 s of 1.99 s
+        ((call("a"), "1"), 1.0, 1.6, None),  # exactly half
+        ((call("a"), "1"), 0.1, 0.55, None),  # a tool call was in flight
+    ],
+)
+async def test_timeout_is_graded_only_if_the_model_caused_it(
+    renderer: Renderer, script: tuple[str, ...], tool_s: float, limit_s: float, finish: str | None
+) -> None:
+    def episode() -> Slow:
+        return Slow(renderer, *script, tool_s=tool_s)
+
+    made = episode()
+    outcome = await made.runner(rollout_timeout_s=limit_s, on_timeout="grade").run(REQUEST)
+    if finish is None:
+        assert isinstance(outcome, DiscardedRollout) and outcome.reason == "rollout_timeout"
+        assert made.graded == []
+    else:
+        assert isinstance(outcome, Rollout) and outcome.finish == finish
+        assert len(made.graded) == 1
+        assert len(outcome.turns) == len(made.prompts) < len(script) + (finish == "answer")
+        assert outcome.num_sampled == sum(map(len, made.sampled))
+    for limits in (dict[str, Any](), {"on_timeout": "discard"}):
+        outcome = await episode().runner(rollout_timeout_s=limit_s, **limits).run(REQUEST)
+        assert isinstance(outcome, DiscardedRollout) and outcome.reason == "rollout_timeout"
+
+
+class Slow(ScriptedEpisode):
+    """An episode whose tools take `tool_s`."""
+
+    def __init__(self, renderer: Renderer, *script: str, tool_s: float) -> None:
+        super().__init__(renderer, *script)
+        self._tool_s = tool_s
+
+    async def call_tools(self, trace_id: str, item: dict[str, Any], calls: Sequence[ToolCall]) -> list[ToolResult]:
+        results = await super().call_tools(trace_id, item, calls)
+        return [replace(result, latency_s=self._tool_s) for result in results]
+
+
+async def test_calls_after_a_timeout_are_not_sent(renderer: Renderer) -> None:
+    episode = ScriptedEpisode(renderer, call("a"), call("b"), "1")
+    rollout = await graded(episode.runner(rollout_timeout_s=0.9, on_timeout="grade"))
+    assert (rollout.finish, len(rollout.turns), len(rollout.calls)) == ("timeout", 2, 1)
+    assert len(episode.messages) == 1
+    (sample,) = episode.graded
+    assert sample["choices"][0]["finish_reason"] == "length" and len(sample["output_tools"]) == 1
+
+
+async def test_a_rollout_that_reached_its_limit_may_still_wait_for_its_grade(renderer: Renderer) -> None:
+    episode = Crowded(renderer, "1", slot_s=10)
+    episode.model_s = 50.0
+    outcome = await episode.runner(**LIMITS, on_timeout="grade").run(REQUEST)
+    assert isinstance(outcome, Rollout)
+    episode = Crowded(renderer, "1", slot_s=13)
+    episode.model_s = 50.0
+    outcome = await episode.runner(**LIMITS, on_timeout="grade").run(REQUEST)
+    assert isinstance(outcome, DiscardedRollout) and outcome.reason == "rollout_waited"
+
+
 async def test_a_rollout_whose_tool_never_answers_is_discarded_and_never_graded(renderer: Renderer) -> None:
     episode = ScriptedEpisode(renderer, call("a"), "1")
 

@@ -20,7 +20,7 @@ from agent_rft.spec.job import RolloutLimits
 from agent_rft.trainer.algorithm.advantage import compute_advantages
 from agent_rft.trainer.loop.rl_metrics import slow_rows_graded_ratio
 from agent_rft.types import DiscardedRollout, Rollout
-from tests.support.builders import group, group_request, rollout
+from tests.support.builders import group, group_request, rollout, untrained
 from tests.support.fakes_http import until
 
 Run = Callable[[RolloutRequest], Awaitable[Rollout | DiscardedRollout]]
@@ -113,6 +113,19 @@ async def test_a_group_with_too_few_graded_rollouts_is_sampled_again_once() -> N
     assert len(group.rollouts) == 8
     assert Counter(d.reason for d in group.discarded) == {"tool_failed": 10}
     assert {a.attempt for a in made.asked} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("num_trainable", "num_attempts"), [(3, 16), (4, 8)])
+async def test_a_rollout_that_is_not_trained_on_counts_as_discarded_for_the_quorum(
+    num_trainable: int, num_attempts: int
+) -> None:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
+        return graded(asked) if asked.sample < num_trainable else untrained(graded(asked))
+
+    made = Made(run)
+    group = await made.groups.sample(group_request())
+    assert (len(group.rollouts), len(group.trainable), group.discarded) == (8, num_trainable, ())
+    assert made.account.started == made.account.graded == num_attempts  # the rollout itself is not retried
 
 
 async def test_groups_that_start_together_start_their_rollouts_in_turns() -> None:

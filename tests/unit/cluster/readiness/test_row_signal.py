@@ -15,7 +15,7 @@ from agent_rft.cluster.readiness.row_signal import (
     measure_rows,
 )
 from agent_rft.types import Group
-from tests.support.builders import group, group_request
+from tests.support.builders import group, group_request, untrained
 
 
 def drawn(*grades: list[float | None]) -> list[Group]:
@@ -73,6 +73,16 @@ def test_nothing_graded_has_no_rows_and_no_signal() -> None:
     groups = drawn([None, None])
     assert measure_rows(groups, 1.0) == [] and estimate_group_signal(groups) == ()
     assert count_row_shares([]).signal == 0.0
+
+
+def test_rollouts_that_are_not_trained_on_give_no_signal() -> None:
+    (mixed, without) = drawn([0.0, 1.0, 1.0], [0.5, 0.5])
+    mixed = replace(mixed, rollouts=(untrained(mixed.rollouts[0]), *mixed.rollouts[1:]))
+    without = replace(without, rollouts=tuple(map(untrained, without.rollouts)))
+    (row,) = measure_rows([mixed, without], pass_threshold=1.0)
+    assert (row.mean, row.worst, row.no_signal) == (1.0, 1.0, "all_right")
+    assert row.grade == pytest.approx(2 / 3) and (row.passed, row.graded) == (2, 3)
+    assert [found.high for found in estimate_group_signal([mixed, without], [2])] == [0.0]
 
 
 def test_penalties_that_training_takes_as_equal_are_no_signal() -> None:

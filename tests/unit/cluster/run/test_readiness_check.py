@@ -20,7 +20,7 @@ from agent_rft.cluster.run.readiness_check import (
 )
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from agent_rft.types import Group, Task, ToolCall, ToolResult, ToolSchema, Turn
-from tests.support.builders import group, group_request, job, rollout, task
+from tests.support.builders import group, group_request, job, rollout, task, untrained
 
 TASKS = [task(f"{number}-x", reference_answer="text") for number in range(1, ROWS_PER_CHUNK + 7)]
 
@@ -132,4 +132,10 @@ def test_a_draw_with_a_mistake_in_a_call_is_not_imitated() -> None:
     request = group_request()
     turn = Turn(2, 5, "raw", (ToolCall("c1", "find", "{}"),), (ToolResult("c1", "?", "unknown_tool"),))
     bad = rollout(request, 0, 1.0, turns=(turn,))
+    assert list(rejection_sampling([replace(group(request, []), rollouts=(bad,))], 1.0, read)) == []
+
+
+def test_rollout_that_is_not_trained_on_is_not_imitated() -> None:
+    request = group_request()
+    bad = untrained(rollout(request, 0, 1.0))
     assert list(rejection_sampling([replace(group(request, []), rollouts=(bad,))], 1.0, read)) == []

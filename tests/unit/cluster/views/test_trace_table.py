@@ -62,7 +62,11 @@ def test_a_run_becomes_one_table_with_a_line_for_each_rollout(run, tmp_path, tab
         assert list(row) == [column.name for column in COLUMNS]
         assert (row["run"], row["file"]) == ("job", trace.name)
         if isinstance(trace.outcome, Rollout):
-            assert row["grade"] == trace.outcome.grade.value and row["num_calls"] == len(row["tools"])
+            assert (
+                row["train"] is True
+                and row["grade"] == trace.outcome.grade.value
+                and row["num_calls"] == len(row["tools"])
+            )
             assert json.loads(row["turns"])[0]["calls"][0]["name"] == row["tools"][0]
         else:
             assert (row["finish"], row["errors"], row["grade"]) == ("discarded", ["tool_failed"], None)

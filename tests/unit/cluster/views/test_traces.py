@@ -9,7 +9,7 @@ from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.traces import print_traces, split_reasoning, summarize_rollout, trace_json
 from agent_rft.errors import UserError
 from agent_rft.types import Rollout, ToolCall, ToolResult, Turn
-from tests.support.builders import group_request, rollout
+from tests.support.builders import group_request, rollout, untrained
 from tests.support.traces import select_traces
 
 
@@ -88,6 +88,8 @@ def test_text_from_models_and_tools_cannot_control_the_terminal(tmp_path, synthe
 def test_a_rollout_of_several_segments_says_so() -> None:
     one = rollout(group_request())
     assert "3 of 5 tokens sampled ·" in summarize_rollout(one)
+    assert "grade 1.000 ·" in summarize_rollout(one)
+    assert "grade 1.000, not trained on ·" in summarize_rollout(untrained(one))
     assert "6 of 10 tokens sampled in 2 segments ·" in summarize_rollout(replace(one, segments=one.segments * 2))
 
 

@@ -201,6 +201,7 @@ GRADERS = [
         "grader.labels",
     ),
     bad_grader("no parts", multi("a") | {"graders": {}}, "grader.graders"),
+    bad_grader("a single grader in place of named parts", multi("a") | {"graders": EXACT}, "grader.graders"),
     bad_grader("parts in a list", multi("a") | {"graders": [EXACT]}, "grader.graders"),
     bad_grader("a multi in a multi", multi("a", a=multi("b", b=EXACT)), "grader.graders.a"),
     bad_grader("a bad part", multi("a", a=EXACT | {"operation": "x"}), "grader.graders.a.operation"),

@@ -25,7 +25,7 @@ from agent_rft.serve.routes.job_records import make_router
 from agent_rft.types import DiscardedRollout, Group, Turn
 from tests.support.api import client_of, sync_client_of
 from tests.support.bad_requests import Bad, check_refused
-from tests.support.builders import group_request, rollout
+from tests.support.builders import group_request, rollout, untrained
 from tests.support.events import run_event
 from tests.support.jobs import FolderJobs, fixture_of
 from tests.support.synthetic import Synthetic
@@ -219,6 +219,18 @@ async def test_clients_see_no_paths_and_no_errors_of_the_servers_network(server:
         assert "10.1.2.3" not in answer.text and str(server.runs) not in answer.text
     assert "10.1.2.3" not in (await server.get(one)).text
     assert (await server.get("rollouts", text="10.1.2.3")).json()["data"] == []
+
+
+async def test_clients_see_which_rollouts_are_not_trained_on_or_timed_out(server: Server) -> None:
+    request = group_request(0, 2)
+    late = replace(rollout(request, 1), finish="timeout")
+    server.add("test-after", Group(request, (untrained(rollout(request)), late)))
+    for view in ("whole", "summary"):
+        listed = (await server.get("rollouts", file="test-after", finish="timeout", view=view)).json()["data"]
+        assert [found["id"] for found in listed] == ["test-after.1"]
+    shown = [(await server.get(f"rollouts/test-after.{n}")).json()["rollout"] for n in (0, 1)]
+    assert [found["grade"]["train"] for found in shown] == [False, True]
+    assert [found["finish"] for found in shown] == ["answer", "timeout"]
 
 
 async def test_a_damaged_file_is_left_out_of_the_report_which_says_so(server: Server) -> None:

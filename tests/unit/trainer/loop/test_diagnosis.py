@@ -12,7 +12,7 @@ from agent_rft.problems.zero_variance_causes import ZERO_VARIANCE_CAUSES, Diagno
 from agent_rft.trainer.loop.group_buffer import Batch
 from agent_rft.trainer.loop.step_checks import ERROR_CHARS, diagnose
 from agent_rft.types import DiscardedRollout, Grade, Group, ToolCall, ToolResult, Turn
-from tests.support.builders import group, group_request, task
+from tests.support.builders import group, group_request, task, untrained
 
 TOOL = {"type": "function", "function": {"name": "cat"}}
 
@@ -47,6 +47,7 @@ FINE = called("search")
         ("all_wrong", WRONG, {}, Diagnosis("no_calls")),
         ("all_wrong", WRONG, {"finish": "max_tokens"}, Diagnosis("truncated")),
         ("all_wrong", WRONG, FINE | {"finish": "context"}, Diagnosis("truncated")),
+        ("all_wrong", WRONG, FINE | {"finish": "timeout"}, Diagnosis("truncated")),
         ("all_wrong", WRONG, FINE | {"finish": "max_steps"}, Diagnosis("out_of_turns")),
         (
             "all_wrong",
@@ -96,6 +97,25 @@ def test_a_batch_that_is_lost_names_why_most_rollouts_were_discarded() -> None:
     lost = tuple(DiscardedRollout("t", "1", i, "grader_failed" if i else "tool_failed", "down") for i in range(8))
     made = replace(group(group_request(), []), discarded=lost)
     assert diagnose(Batch([], [(made, None)])) == Diagnosis("discarded", "grader_failed")
+
+
+@pytest.mark.parametrize(("num_discarded", "expected"), [(7, "untrained"), (8, "discarded")])
+def test_lost_groups_name_the_more_frequent_of_discards_and_untrained_rollouts(
+    num_discarded: int, expected: str
+) -> None:
+    lost = tuple(DiscardedRollout("t", "1", i, "tool_failed", "down") for i in range(num_discarded))
+    made = group(group_request(), [0.0, 1.0] * 4)
+    made = replace(made, rollouts=tuple(map(untrained, made.rollouts)), discarded=lost)
+    assert diagnose(Batch([], [(made, None)])).cause == expected
+
+
+def test_rollouts_that_are_not_trained_on_explain_no_missing_signal() -> None:
+    skipped = batch("all_wrong", WRONG, FINE).skipped
+    others = [
+        (replace(made, rollouts=(*made.rollouts, *map(untrained, group(made.request, RIGHT).rollouts))), kind)
+        for made, kind in skipped
+    ]
+    assert diagnose(Batch([], others)) == diagnose(Batch([], skipped)) == Diagnosis("too_hard")
 
 
 def test_what_tools_answer_is_bounded() -> None:

@@ -25,6 +25,7 @@ from agent_rft.events import (
 )
 from agent_rft.metrics import STEP_METRICS, find_metric
 from agent_rft.types import GroupRequest, StepReport, ToolCall, ToolResult, Turn
+from tests.support.builders import untrained
 from tests.support.fakes import FakeLearner, FakeRollouts
 from tests.support.loops import NEVER, Made
 
@@ -148,6 +149,52 @@ async def test_discarded_rollouts_do_not_affect_advantages(tmp_path: Path) -> No
     ((_, sequences),) = made.learner.batches
     assert [sequence.advantage for sequence in sequences] == [0.5, -0.5] * 2
     assert made.sink.steps[0]["discarded/tool_failed"] == 4.0
+
+
+class Untrained(FakeRollouts):
+    """Rollouts of which the first ones are not trained on."""
+
+    def __init__(self, grades: list[float], num_untrained: int) -> None:
+        super().__init__(lambda request: grades)
+        self._num_untrained = num_untrained
+
+    async def sample(self, request: GroupRequest) -> Any:
+        made = await super().sample(request)
+        n = self._num_untrained if request.purpose == "train" else 0
+        return replace(made, rollouts=(*map(untrained, made.rollouts[:n]), *made.rollouts[n:]))
+
+
+async def test_rollout_with_train_false_counts_in_grade_means_only(tmp_path: Path) -> None:
+    made = Made(tmp_path, Untrained([0.8, 0.0, 1.0, 0.0], 1), steps=1, validate=False)
+    await made.loop.run()
+    ((_, sequences),) = made.learner.batches
+    assert [sequence.advantage for sequence in sequences] == pytest.approx([-1 / 3, 2 / 3, -1 / 3] * 2)
+    (metrics,) = made.sink.steps
+    assert metrics["train_mean_grade"] == pytest.approx(0.45)
+    assert (metrics["rollouts_graded"], metrics["rollouts_untrained"]) == (8.0, 2.0)
+    assert not [name for name in metrics if name.startswith("discarded/")]
+
+
+async def test_deviation_ignores_rollout_with_train_false(tmp_path: Path) -> None:
+    made = Made(tmp_path, Untrained([9.0, 0.0, 1.0, 0.0], 1), steps=1, validate=False, advantage="grpo")
+    await made.loop.run()
+    ((_, sequences),) = made.learner.batches
+    std = (2 / 9 + 4 / 9) ** 0.5 / 2**0.5
+    assert [s.advantage for s in sequences] == pytest.approx([-1 / 3 / std, 2 / 3 / std, -1 / 3 / std] * 2)
+
+
+async def test_group_whose_trained_grades_are_equal_has_no_variance(tmp_path: Path) -> None:
+    made = Made(tmp_path, Untrained([0.0, 1.0, 1.0, 1.0], 1), steps=1, validate=False)
+    with pytest.raises(TrainingHalted, match="every answer is already right"):
+        await made.loop.run()
+    assert made.sink.of(ZeroVarianceBatch)[0].zero_variance == {"all_right": 4.0}
+
+
+async def test_groups_with_fewer_than_two_trained_rollouts_are_lost(tmp_path: Path) -> None:
+    made = Made(tmp_path, Untrained([0.0, 1.0, 0.0, 1.0], 3), validate=False)
+    with pytest.raises(TrainingHalted, match=r"4 of 4 groups lost.*answered `train: false` for most rollouts"):
+        await made.loop.run()
+    assert made.learner.batches == [] and made.sink.of(ZeroVarianceBatch)[0].num_lost == 4
 
 
 async def test_starvation_warns_and_then_stops_the_job(tmp_path: Path) -> None:

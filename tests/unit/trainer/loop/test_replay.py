@@ -23,7 +23,7 @@ from agent_rft.trainer.loop.checkpoint import LoopState
 from agent_rft.trainer.loop.group_buffer import Batch
 from agent_rft.trainer.loop.journal import Journal
 from agent_rft.types import Group, GroupRequest, StepReport, TrainSegment
-from tests.support.builders import group, group_request, rollout
+from tests.support.builders import group, group_request, rollout, untrained
 from tests.support.fakes import FakeLearner
 from tests.support.fakes_http import until
 from tests.support.loops import (
@@ -283,7 +283,7 @@ async def test_a_group_comes_back_from_its_record_bit_by_bit(tmp_path: Path) -> 
         rollout(one.request, r.sample, logprobs=random_.normal(size=5).astype(np.float32), reward=1e-17)
         for r in one.rollouts
     ]
-    rollouts[0] = replace(rollouts[0], segments=(*rollouts[0].segments, *rollouts[1].segments))
+    rollouts[0] = replace(untrained(rollouts[0]), segments=(*rollouts[0].segments, *rollouts[1].segments))
     one = replace(one, rollouts=tuple(rollouts))
     await journal.add_group(one)
     back = journal.read_group(3)

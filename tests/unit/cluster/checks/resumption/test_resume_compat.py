@@ -78,7 +78,7 @@ COVERED = """
     Reinforcement: algorithm
     CommonHyperparameters: batch_size n_epochs learning_rate_multiplier
     Hyperparameters: compute_multiplier reasoning_effort
-    RolloutLimits: max_tool_calls max_completion_tokens max_tool_output_tokens
+    RolloutLimits: max_tool_calls max_completion_tokens max_tool_output_tokens on_timeout
     RewardSpec: tool_call_budget tool_call_penalty turn_penalty token_penalty time_penalty_per_s
     OptimizerSpec: learning_rate lr_schedule warm_up_steps lora
     LoraSpec: rank alpha targets

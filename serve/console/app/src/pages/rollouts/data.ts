@@ -5,7 +5,7 @@ import type { Query } from "../../lib/api";
 import { seconds } from "../../lib/format";
 import type { JobEvent, Message, Page } from "../../lib/types";
 
-export type Finish = "answer" | "max_steps" | "max_tokens" | "context" | "discarded";
+export type Finish = "answer" | "max_steps" | "max_tokens" | "context" | "timeout" | "discarded";
 
 export interface Summary {
   id: string;
@@ -65,6 +65,7 @@ export interface Grade {
   reason: string;
   held_out: number | null;
   judge_tokens: Record<string, number>;
+  train: boolean;
 }
 
 export interface Graded {
