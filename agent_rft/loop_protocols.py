@@ -36,6 +36,12 @@ class RolloutService(Protocol):
         called (`endpoint/...`).
         """
 
+    async def has_outage(self) -> bool:
+        """Return whether an endpoint is down: its circuit breaker is open, or so many rollouts fail that few start.
+
+        The state does not change until a rollout calls the endpoint.
+        """
+
     async def publish(self, version: int) -> SyncReport:
         """Send the learner's weights to all engines as policy version `version`.
 

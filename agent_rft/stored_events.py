@@ -81,7 +81,8 @@ def parse_evaluation(data: Mapping[str, Any]) -> Evaluation:
     """
     stored: dict[str, Any] = {f.name: data[f.name] for f in fields(Evaluation) if f.name in data}
     values: dict[str, Any] = {name: math.nan if number is None else number for name, number in stored.items()}
-    values["intervals"] = {name: tuple(bounds) for name, bounds in stored.get("intervals", {}).items()}
+    for name in ("intervals", "missing_bounds"):
+        values[name] = {field: tuple(bounds) for field, bounds in stored.get(name, {}).items()}
     return Evaluation(**values)
 
 

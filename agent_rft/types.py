@@ -7,6 +7,7 @@ last sampled token.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_rft.metrics.confidence_intervals import Interval
+from agent_rft.metrics.missing_rollouts import format_missing
 
 Message = dict[str, Any]
 ToolSchema = dict[str, Any]
@@ -248,7 +250,8 @@ class DiscardedRollout:
 class GroupRequest:
     """A request for `size` rollouts of one task.
 
-    `index` numbers the requests in the order of their admission, which is the order of the groups in batches.
+    `index` numbers the requests in the order of their admission, which is the order of the groups in batches. `samples`
+    are the indexes of the rollouts, if only some of a task's rollouts are requested; otherwise it is empty.
     """
 
     task: Task
@@ -258,6 +261,11 @@ class GroupRequest:
     purpose: Purpose
     temperature: float
     attempt: int = 0
+    samples: tuple[int, ...] = ()
+
+    @property
+    def sample_indexes(self) -> Sequence[int]:
+        return self.samples or range(self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +286,12 @@ class Group:
     def rewards(self) -> NDArray[np.float64]:
         """Rewards of the trainable rollouts: [n] float64."""
         return np.array([rollout.reward for rollout in self.trainable], dtype=np.float64)
+
+    @property
+    def missing_samples(self) -> tuple[int, ...]:
+        """Indexes of the requested rollouts that have no grade."""
+        graded = {rollout.sample for rollout in self.rollouts}
+        return tuple(sample for sample in self.request.sample_indexes if sample not in graded)
 
     @property
     def oldest_version(self) -> int:
@@ -364,13 +378,16 @@ class Evaluation:
     """Result of grading the rows of a file. Rollouts without a grade are not included in any mean.
 
     Attributes:
-        discarded: Number of rollouts without a grade.
+        discarded: Number of attempts that ended without a grade, including attempts that were retried successfully.
         ci95: Half the width of the 95 % confidence interval of `grade`.
         graded_rows: Number of rows with at least one graded rollout.
         held_out: Mean grade of the held-out grader; NaN without a held-out grader.
         intervals: 95 % confidence intervals (low, high) of `grade`, `pass_rate`, `pass_at_k` and, if available,
             `held_out`. They are computed from one mean per row, because the rollouts of a row are not independent.
             Empty if no rollout was graded.
+        missing_bounds: Bounds (low, high) of `grade`, `reward` and `pass_rate`: the means if all missing rollouts had
+            the lowest possible grade, and if all had the highest. Empty if no rollout is missing, and in evaluations
+            that 0.2.0 recorded.
     """
 
     num_rows: int
@@ -392,6 +409,17 @@ class Evaluation:
     graded_rows: int = 0
     held_out: float = math.nan
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    missing_bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def num_missing(self) -> int:
+        """Number of rollouts without a grade, after all retries."""
+        return max(0, self.num_rows * self.samples - self.num_rollouts)
+
+    @property
+    def missing_note(self) -> str:
+        """Sentence about the rollouts without a grade; see `format_missing`."""
+        return format_missing(self.num_missing, self.num_rows * self.samples, self.missing_bounds.get("grade"))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -153,6 +153,11 @@ class Fleet:
         share = self._busy_share.measure(await self._read_busy_s())
         return metrics if share is None else metrics | {"engine_busy_share": share}
 
+    async def has_outage(self) -> bool:
+        """Return whether rollouts are throttled, or the circuit breaker of an endpoint is not closed."""
+        stats = await self.endpoint_stats()
+        return self._groups.is_throttled or any(values["breaker"] != "closed" for values in stats.values())
+
     async def _read_busy_s(self) -> dict[Any, float]:
         """Return the busy seconds of engines by actor; skip shared engines, because other jobs use them, too."""
         slots = self._engines.ready_slots

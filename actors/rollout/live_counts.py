@@ -53,7 +53,7 @@ class RolloutProgress:
         self._ended_by_group[key] = min(
             request.size, self._ended_by_group[key] + 1
         )  # more than `size` may end if the group is sampled twice
-        self.num_ended_by_purpose[request.purpose] += 1
+        self.num_ended_by_purpose[request.purpose] += not request.samples  # a repeated rollout has ended before
         if rollout is not None:
             self.newest_rollout = rollout
             self.calls.update(call.name for call in rollout.calls)

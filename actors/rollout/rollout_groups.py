@@ -79,6 +79,11 @@ class GroupRunner:
         self.attempt_counts = AttemptCounts()
         self.rollout_progress = RolloutProgress()
 
+    @property
+    def is_throttled(self) -> bool:
+        """Whether only probes start, because too many rollouts fail."""
+        return self._throttle.is_throttled
+
     async def sample(self, request: GroupRequest) -> Group:
         """Run the rollouts of a group and return the group.
 
@@ -123,11 +128,12 @@ class GroupRunner:
 
         tasks: list[asyncio.Task[Rollout | None]] = []
         try:
-            for sample in range(request.size):
+            for sample in request.sample_indexes:
                 tasks.append(asyncio.create_task(run_sample(sample)))
                 # Interleaves groups that start together: engines then fill evenly, and each group can stay on one.
                 await asyncio.sleep(0)
-            late_samples |= {tasks.index(task) for task in await self._wait_for_group(request, tasks)}
+            late = await self._wait_for_group(request, tasks)
+            late_samples |= {request.sample_indexes[tasks.index(task)] for task in late}
             rollouts = [task.result() for task in tasks if task.done()]
         finally:
             for task in tasks:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from agent_rft.events.base_event import Event, Level, Private, append_reason
 from agent_rft.metrics.confidence_intervals import MIN_VALUES
+from agent_rft.metrics.missing_rollouts import format_missing
 from agent_rft.problems.readiness_reasons import Verdict
 from agent_rft.types import Evaluation
 
@@ -139,9 +140,54 @@ class Evaluated(Event):
         grade = f"grade {found.grade:.3f}" + (f" {interval.format_bounds('{:.3f}')}" if interval else "")
         rows = found.graded_rows or found.num_rows
         count = f"({found.num_rollouts} rollouts of {rows} rows" + (", a small sample)" if rows < MIN_VALUES else ")")
+        missing = f"; {found.missing_note}" if found.num_missing else ""
         if self.name == VALIDATION:
-            return f"validation at step {self.step}: {grade}, reward {found.reward:.3f} {count}"
-        return f"{self.name}: {grade}, {found.tool_calls:.2f} tool calls {count}"
+            return f"validation at step {self.step}: {grade}, reward {found.reward:.3f} {count}{missing}"
+        return f"{self.name}: {grade}, {found.tool_calls:.2f} tool calls {count}{missing}"
+
+
+class ValidationInsufficient(Event, level="warn"):
+    """Too many rollouts of a validation have no grade, even after they were repeated once.
+
+    This is the case if more than 5 % of the rollouts are missing, and more than the rollouts of one row. The validation
+    cannot become the best one, and does not count against the patience of early stopping. The events
+    `rollout_discarded` name the endpoints that failed. If the rollouts timed out, raise `limits.rollout_timeout_s`.
+    """
+
+    num_missing: int
+    """Rollouts without a grade."""
+    num_rollouts: int
+    """Rollouts of the validation, including the missing ones."""
+    reasons: dict[str, int]
+    """Number of missing rollouts by the reason of their last attempt."""
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items()))
+        return (
+            f"the validation at step {self.step} does not count for the best checkpoint and for early stopping: "
+            f"{format_missing(self.num_missing, self.num_rollouts)} ({reasons})"
+        )
+
+
+class BestCheckpointUncertain(Event, level="warn"):
+    """No validation graded enough rollouts, so the checkpoint whose validation has the fewest missing ones is used.
+
+    Another checkpoint may be better. Get the endpoints working again, and evaluate the checkpoints with
+    `agent-rft eval JOB.yaml --file validation_file --model FOLDER`.
+    """
+
+    best_step: int
+    """The step of the checkpoint, `checkpoints/step-<step>`."""
+    num_missing: int
+    """Rollouts without a grade in its validation."""
+    num_rollouts: int
+    """Rollouts of its validation, including the missing ones."""
+
+    def __str__(self) -> str:
+        return (
+            f"no validation graded enough rollouts: step-{self.best_step:06d} is used as the best checkpoint, although "
+            f"{format_missing(self.num_missing, self.num_rollouts)} in its validation"
+        )
 
 
 class ReadinessJudged(Event):
@@ -182,7 +228,7 @@ class CheckpointSaved(Event):
     num_bytes: int
     """Size on disk."""
     valid_reward: float | None = None
-    """Mean validation reward at this step, used to rank checkpoints; None if there was no validation."""
+    """Mean validation reward at this step, over the graded rollouts; None if there was no validation."""
     is_servable: bool = True
     """Whether the checkpoint can be served as a model. If false, it can only be used to resume a lost run."""
     write_s: float = 0.0

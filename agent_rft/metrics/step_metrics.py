@@ -64,6 +64,19 @@ _REWARDS: dict[str, Metric] = {
         "half the width of the 95 % confidence interval of full_valid_mean_grade, computed over rows",
     ),
     "full_valid_rollouts": Metric("validation rollouts", "rollouts", "graded validation rollouts"),
+    "full_valid_missing_rollouts": Metric(
+        "missing validation rollouts", "rollouts", "validation rollouts without a grade, even after a repetition"
+    ),
+    "full_valid_grade_if_wrong": Metric(
+        "validation grade if missing rollouts are wrong",
+        "",
+        "mean grade over the validation file if all missing rollouts had the lowest grade",
+    ),
+    "full_valid_grade_if_right": Metric(
+        "validation grade if missing rollouts are right",
+        "",
+        "mean grade over the validation file if all missing rollouts had the highest grade",
+    ),
     "full_valid_tool_calls_mean": Metric(
         "tool calls per validation rollout",
         "calls",

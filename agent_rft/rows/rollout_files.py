@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +17,7 @@ import zstandard
 
 from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.rows.durable_write import write_durably
-from agent_rft.rows.rollout_json import outcome_from_json, outcome_to_json, task_from_json
+from agent_rft.rows.rollout_json import outcome_from_json, outcome_to_json, request_to_json, task_from_json
 from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
 
 ROLLOUTS_SUFFIX = ".jsonl.zst"
@@ -92,7 +92,7 @@ def iter_group_lines(group: Group) -> Iterator[dict[str, Any]]:
 
     See `outcome_to_json` for the lines of rollouts.
     """
-    yield {"kind": "group", "format": FORMAT, "wall_s": group.wall_s} | asdict(group.request)
+    yield {"kind": "group", "format": FORMAT, "wall_s": group.wall_s} | request_to_json(group.request)
     yield from map(outcome_to_json, group.rollouts)
     yield from map(outcome_to_json, group.discarded)
 

@@ -6,13 +6,13 @@ Run folders and messages between actors use these formats.
 from __future__ import annotations
 
 import base64
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rft.types import DiscardedRollout, Grade, Rollout, Segment, Task, ToolCall, ToolResult, Turn
+from agent_rft.types import DiscardedRollout, Grade, GroupRequest, Rollout, Segment, Task, ToolCall, ToolResult, Turn
 
 
 def outcome_to_json(outcome: Rollout | DiscardedRollout, *, with_experts: bool = False) -> dict[str, Any]:
@@ -56,6 +56,13 @@ def outcome_from_json(values: dict[str, Any]) -> Rollout | DiscardedRollout:
 
 def task_to_json(task: Task) -> dict[str, Any]:
     return _shallow_dict(task)
+
+
+def request_to_json(request: GroupRequest) -> dict[str, Any]:
+    """Return a request with its task, but without `samples`, because recorded groups are complete."""
+    values = asdict(request)
+    del values["samples"]
+    return values
 
 
 def task_from_json(values: dict[str, Any]) -> Task:

@@ -49,6 +49,12 @@ class GraderBase(StrictModel):
     """Minimum grade that counts as passed. For the job's grader it affects only pass rates in metrics, never rewards;
     for a guard's grader it decides whether the guard applies."""
 
+    @property
+    def grade_range(self) -> tuple[float, float]:
+        """Lowest and highest grade. A grader without the setting `range` may exceed the usual grades, 0 and 1."""
+        limits: tuple[float, float] | None = getattr(self, "range", None)
+        return limits or (0.0, 1.0)
+
 
 class StringCheckGrader(GraderBase):
     """Grader that gives 1 if a string comparison holds, else 0."""

@@ -109,6 +109,7 @@ class JobRun:
             job.reinforcement.grader.pass_threshold,
             job.cluster.checkpoint_interval,
             job.reinforcement.early_stop,
+            job.reinforcement.grader.grade_range,
         )
         loop = ReinforcementLoop(
             config, prepared.tasks, prepared.validation, fleet, learner, checkpoints, journal, self.outputs.stream
@@ -209,8 +210,10 @@ class JobRun:
         reinforcement = self._prepared.job.reinforcement
         if temperature is None:
             temperature = reinforcement.algorithm.evaluation_temperature
-        threshold = reinforcement.grader.pass_threshold
-        evaluation, groups = await evaluate(fleet, tasks, "test", samples, temperature, threshold)
+        grader = reinforcement.grader
+        evaluation, groups = await evaluate(
+            fleet, tasks, "test", samples, temperature, grader.pass_threshold, grader.grade_range
+        )
         self.outputs.stream.emit_groups(name, groups)
         self._emit(Evaluated(name=name, evaluation=evaluation))
         return evaluation, groups

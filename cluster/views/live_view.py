@@ -284,8 +284,10 @@ def format_duration(seconds: float) -> str:
 def before_after_table(before: Evaluation, after: Evaluation | None) -> Table:
     """Return a table that compares two evaluations of a file, or shows only `before` if `after` is None."""
     last = after or before
-    note = few_rows_warning(last)
-    what = "in brackets: 95 % confidence intervals" + f"; {note}" * bool(note)
+    missing = [found.missing_note for found in (before, after) if found is not None]
+    labels = ("",) if after is None else ("before: ", "after: ")
+    notes = [few_rows_warning(last), *(label + note for label, note in zip(labels, missing, strict=True) if note)]
+    what = "; ".join(["in brackets: 95 % confidence intervals", *filter(None, notes)])
     table = Table(box=box.SIMPLE_HEAD, caption=what, caption_justify="left")
     table.add_column(f"{last.num_rows} rows, {last.samples} rollout{'s' * (last.samples != 1)} each")
     headings = ("measured",) if after is None else ("before", "after", "change", "relative")

@@ -12,7 +12,7 @@ from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import UserError
 from agent_rft.events import AlarmRaised
 from agent_rft.rows.ownership import strip_owner_folder
-from agent_rft.trainer.loop.checkpoint import best_checkpoint
+from agent_rft.trainer.loop.checkpoint import LoopState, best_checkpoint
 
 WORST = 3
 FILES = ("test_file", "validation_file", "training_file")
@@ -39,7 +39,7 @@ def next_steps(run: RunFolder, cli_args: Sequence[str]) -> Iterator[tuple[str, s
     if best is not None:
         path, state = best
         job = run.job().get("job", {})
-        yield "best checkpoint", f"{path}{_format_validation(job, state.valid_reward)}"
+        yield "best checkpoint", f"{path}{_format_validation(job, state)}"
     names = run.rollout_names()
     if {"test-before", "test-after"} <= set(names):
         yield "compare", _command("agent-rft", "compare", f"{run.path}:test-before", f"{run.path}:test-after")
@@ -53,12 +53,14 @@ def next_steps(run: RunFolder, cli_args: Sequence[str]) -> Iterator[tuple[str, s
         yield "serve it", f"{_command('echo', config)} > serve.yaml && agent-rft serve --config serve.yaml"
 
 
-def _format_validation(job: Mapping[str, Any], valid_reward: float | None) -> str:
+def _format_validation(job: Mapping[str, Any], state: LoopState) -> str:
     """Format a checkpoint's validation result. Supervised jobs record the negative loss as the reward."""
-    if valid_reward is None or math.isnan(valid_reward):
+    if state.valid_reward is None or math.isnan(state.valid_reward):
         return ""
-    supervised = job.get("method", {}).get("type") == "supervised"
-    return f" (validation loss {-valid_reward:.4f})" if supervised else f" (validation reward {valid_reward:.3f})"
+    if job.get("method", {}).get("type") == "supervised":
+        return f" (validation loss {-state.valid_reward:.4f})"
+    missing = "" if state.score is None else state.score.missing_note
+    return f" (validation reward {state.valid_reward:.3f}" + (f"; {missing})" if missing else ")")
 
 
 def _file_to_inspect(names: Sequence[str]) -> str | None:

@@ -6,7 +6,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -21,7 +21,7 @@ from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.live_view import safe_text
 from agent_rft.errors import UserError
 from agent_rft.rows.rollout_files import iter_group_lines
-from agent_rft.rows.rollout_json import outcome_from_json, task_from_json
+from agent_rft.rows.rollout_json import outcome_from_json, request_to_json, task_from_json
 from agent_rft.types import DiscardedRollout, Grade, Group, GroupRequest, Rollout, Task, ToolResult, Turn
 
 LABEL_WIDTH = 10
@@ -90,7 +90,7 @@ def trace_json(trace: Trace) -> str:
     end = trace.outcome
     single = Group(trace.request, (end,)) if isinstance(end, Rollout) else Group(trace.request, (), (end,))
     _, line = iter_group_lines(single)
-    return json.dumps({"name": trace.name, "request": asdict(trace.request)} | line, default=str)
+    return json.dumps({"name": trace.name, "request": request_to_json(trace.request)} | line, default=str)
 
 
 def trace_from_json(name: str, request: dict[str, Any], outcome: dict[str, Any]) -> Trace:

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_rft.cluster.records.redaction import to_plain_json
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.cluster.views.comparison.comparison_stats import compare_evaluations, comparison_json
+from agent_rft.cluster.views.comparison.comparison_stats import compare_evaluations, comparison_json, missing_json
 from agent_rft.cluster.views.comparison.evaluation_selection import FILES, common_file, evaluation_names
 from agent_rft.cluster.views.comparison.loaded_evaluation import LoadedEvaluation, load_evaluation
 from agent_rft.errors import RftError, UserError
@@ -107,6 +107,6 @@ def _load_side(requested: ComparisonSide, run: RunFolder, file: str) -> LoadedEv
 
 
 def _select_metrics(evaluation: Evaluation | None) -> dict[str, Any]:
-    figures = ("num_rows", "samples", "grade", "reward")
+    figures = ("num_rows", "samples", "num_rollouts", "grade", "reward")
     values = {name: None if evaluation is None else getattr(evaluation, name) for name in figures}
-    return {name: None if value != value else value for name, value in values.items()}
+    return {name: None if value != value else value for name, value in values.items()} | missing_json(evaluation)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from agent_rft.cluster.views.report.report_page import write_report
 from agent_rft.cluster.views.rollout_tokens import TokenRange, find_tokenizer, read_token_range
 from agent_rft.errors import RftError
 from agent_rft.rows.rollout_files import RewrittenFile
-from agent_rft.rows.rollout_json import outcome_to_json
+from agent_rft.rows.rollout_json import outcome_to_json, request_to_json
 from agent_rft.serve.jobs.processes.store_sink import public_event_fields
 from agent_rft.serve.stores.job_states import UnknownCursor
 from agent_rft.serve.stores.job_store import JobStore
@@ -123,7 +123,7 @@ class JobRecords:
                     break
             read = index.read_rollouts(listing.found)
             found = [
-                (one, _without_nan(asdict(request)), _without_nan(_public_json(outcome)))
+                (one, _without_nan(request_to_json(request)), _without_nan(_public_json(outcome)))
                 for one, request, outcome in read
             ]
             return found, listing
@@ -141,7 +141,7 @@ class JobRecords:
             for segment in public.get("segments", ()):
                 segment["num_tokens"] = len(segment.pop("token_ids"))
                 del segment["logprobs"]
-            return one, _without_nan(asdict(request)), _without_nan(public)
+            return one, _without_nan(request_to_json(request)), _without_nan(public)
 
     def tokens(self, job: JobRecord, id: str, segment: int, start: int, limit: int) -> TokenRange:
         """Return up to `limit` tokens of a rollout's segment, beginning at token `start`.

@@ -47,6 +47,8 @@ JOB, READINESS = "ftjob", "ftready"
 """Id prefixes of jobs that train, and of readiness checks."""
 CREATE_LOCK = 0x6A6F6273
 """PostgreSQL advisory lock held while a job is created, so that two equal requests do not create two jobs."""
+IS_BEST = "is_best"
+"""Metric of the best checkpoint."""
 
 
 class JobStore:
@@ -337,6 +339,15 @@ class JobStore:
             session.add(row)
             session.flush()
             return to_record(CheckpointRecord, row)
+
+    def mark_best_checkpoint(self, job_id: str, step: int) -> None:
+        """Set the metric `is_best` of the checkpoint of `step` to 1, and remove it from the job's other checkpoints."""
+        with self._database.session() as session:
+            for row in session.scalars(select(CheckpointRow).where(CheckpointRow.job_id == job_id)):
+                others = {name: value for name, value in row.metrics.items() if name != IS_BEST}
+                metrics = others | ({IS_BEST: 1.0} if row.step == step else {})
+                if metrics != row.metrics:
+                    row.metrics = metrics
 
     def drop_checkpoint(self, job_id: str, step: int) -> None:
         with self._database.session() as session:

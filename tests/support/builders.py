@@ -89,10 +89,9 @@ def untrained(made: Rollout) -> Rollout:
 
 def group(request: GroupRequest, grades: Sequence[float | None], version: int = 0, **changes: Any) -> Group:
     """One rollout per grade; None discards it."""
-    lost = [
-        DiscardedRollout("t", request.task.row_id, i, "tool_failed", "down") for i, g in enumerate(grades) if g is None
-    ]
-    graded = [rollout(request, i, g, version) for i, g in enumerate(grades) if g is not None]
+    ended = list(zip(request.samples or range(len(grades)), grades, strict=False))
+    lost = [DiscardedRollout("t", request.task.row_id, i, "tool_failed", "down") for i, g in ended if g is None]
+    graded = [rollout(request, i, g, version) for i, g in ended if g is not None]
     return replace(Group(request, tuple(graded), tuple(lost)), **changes)
 
 

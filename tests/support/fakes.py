@@ -28,6 +28,7 @@ class FakeRollouts:
         self.requests: list[tuple[int, GroupRequest]] = []
         self.in_flight = 0
         self.published: list[int] = []
+        self.is_down = False
         self._grades = grades or (lambda request: [float(i % 2) for i in range(request.size)])
         self._delay = delay
 
@@ -44,6 +45,9 @@ class FakeRollouts:
 
     async def get_counts(self) -> dict[str, float]:
         return {"rollout_attempts/started": float(len(self.requests))}
+
+    async def has_outage(self) -> bool:
+        return self.is_down
 
     async def publish(self, version: int) -> SyncReport:
         self.version = version

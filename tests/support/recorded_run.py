@@ -162,6 +162,9 @@ class _Recorded:
     async def get_counts(self) -> dict[str, float]:
         return {}
 
+    async def has_outage(self) -> bool:
+        return False
+
     async def publish(self, version: int) -> SyncReport:
         with self._did.within("sync"):
             self._did.note("publish", version=version, weights=self._learner.digest())

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent_rft.errors import OutdatedFormat, UserError
+from agent_rft.metrics.missing_rollouts import ValidationScore, last_gain
 from agent_rft.rows.durable_write import sync_to_disk, write_durably
 
 KEEP_BEST = 3
@@ -41,8 +42,12 @@ class LoopState:
         metrics: The step's metrics, without the time that the checkpoint itself takes. If a run is killed before it
             reports these metrics, the resumed run reports them.
         next_group: Admission number of the first group that is in no batch yet.
-        valid_rewards: Mean rewards of all validations so far, for early stopping.
+        valid_rewards: Rewards of all sufficient validations so far, for early stopping. A reward is that of the best
+            validation before it, plus the mean gain over the rows that were graded in both.
         is_servable: Whether the checkpoint is offered as a model, which is the case after a validation and at the end.
+        score: Rewards of this step's validation by row; None without a validation, and in checkpoints of 0.2.0.
+        best_score: Rewards of the best validation so far, with which early stopping compares the next validation; None
+            if there is no such validation, or if 0.2.0 recorded it.
     """
 
     step: int
@@ -55,6 +60,8 @@ class LoopState:
     next_group: int = 0
     is_servable: bool = True
     valid_rewards: list[float] = field(default_factory=list)
+    score: ValidationScore | None = None
+    best_score: ValidationScore | None = None
 
     def with_rows(self, rows: Sequence[tuple[int, str]], num_groups: int = 0) -> LoopState:
         """Return the state after a batch with these rows, which are (epoch, row id) pairs, in `num_groups` groups.
@@ -71,15 +78,36 @@ class LoopState:
         tokens = self.trained_tokens + trained_tokens
         return replace(self, step=self.step + 1, version=version, trained_tokens=tokens)
 
-    def with_validation(self, reward: float | None, metrics: dict[str, float]) -> LoopState:
+    def with_validation(
+        self,
+        reward: float | None,
+        metrics: dict[str, float],
+        score: ValidationScore | None = None,
+        min_gain: float = 0.0,
+    ) -> LoopState:
         """Return the state to save after the step's validation.
 
-        A NaN reward means that nothing was graded; it is not added to `valid_rewards`.
+        A NaN reward means that nothing was graded. Such a reward, and the reward of an insufficient validation, are not
+        added to `valid_rewards`. `min_gain` is the setting of early stopping.
         """
-        rewards = self.valid_rewards
-        if reward is not None and not math.isnan(reward):
-            rewards = [*rewards, reward]
-        return replace(self, metrics=metrics, valid_reward=reward, is_servable=True, valid_rewards=rewards)
+        validated = replace(self, metrics=metrics, valid_reward=reward, is_servable=True, score=score)
+        if reward is None or math.isnan(reward) or (score is not None and not score.is_sufficient):
+            return validated
+        if score is not None:
+            if self.best_score is not None:
+                reward = self.best_score.scaled_reward + score.gain_over(self.best_score)
+            score = replace(score, scaled_reward=reward)
+        rewards = [*self.valid_rewards, reward]
+        is_best = last_gain(rewards, min_gain) == len(rewards) - 1
+        return replace(validated, valid_rewards=rewards, best_score=score if is_best else self.best_score)
+
+    def with_validations_of(self, validated: LoopState) -> LoopState:
+        """Return this state with the history of validations of `validated`."""
+        return replace(self, valid_rewards=validated.valid_rewards, best_score=validated.best_score)
+
+    def without_validation(self, metrics: dict[str, float], is_servable: bool) -> LoopState:
+        """Return the state to save after a step that was not validated."""
+        return replace(self, metrics=metrics, valid_reward=None, score=None, is_servable=is_servable)
 
 
 INITIAL_STATE = LoopState(0, 0, 0, [], 0, None)
@@ -107,14 +135,27 @@ def latest_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
 
 
 def best_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
-    """Return the checkpoint with the highest validation reward, among the servable checkpoints.
+    """Return the checkpoint with the best validation, among the servable checkpoints.
 
-    Among equal rewards, returns the earliest checkpoint. If no checkpoint has a reward, returns the last servable
-    checkpoint, or None if no checkpoint is servable. Raises the same errors as `list_checkpoints`.
+    Two validations are compared over the rows that were graded in both. Among equal rewards, returns the earliest
+    checkpoint. If no validation is sufficient, returns the checkpoint whose validation has the fewest missing rollouts.
+    If no checkpoint has a reward, returns the last servable checkpoint, or None if no checkpoint is servable. Raises
+    the same errors as `list_checkpoints`.
     """
     servable = [(path, state) for path, state in list_checkpoints(folder) if state.is_servable]
-    ranked = [entry for entry in servable if math.isfinite(_ranking_reward(entry[1]))]
-    return max(ranked, key=lambda entry: _ranking_reward(entry[1])) if ranked else next(reversed(servable), None)
+    return next(iter(rank_checkpoints(servable)), None)
+
+
+def rank_checkpoints(checkpoints: Sequence[tuple[Path, LoopState]]) -> list[tuple[Path, LoopState]]:
+    """Return the checkpoints, which are in order of their steps, as a list with the best checkpoint first."""
+    left, ranked = list(checkpoints), []
+    while left:
+        best = left[0]
+        for entry in left[1:]:
+            best = entry if _is_better(entry[1], best[1]) else best
+        left.remove(best)
+        ranked.append(best)
+    return ranked
 
 
 class CheckpointUploads(Protocol):
@@ -204,7 +245,7 @@ class Checkpoints:
     def _remove_superfluous(self) -> None:
         checkpoints = self.list_all()
         servable = [(path, state) for path, state in checkpoints if state.is_servable]
-        best = {path for path, _ in sorted(servable, key=lambda entry: _sort_key(entry[1]))[-KEEP_BEST:]}
+        best = {path for path, _ in rank_checkpoints(servable)[:KEEP_BEST]}
         for path, _ in checkpoints[:-1]:
             if self._copies is not None and self._copies.is_uploading(path):
                 continue
@@ -227,19 +268,27 @@ def finalize_folder(temporary: Path) -> Path:
     return final
 
 
-def _ranking_reward(state: LoopState) -> float:
-    """Return the reward by which checkpoints are ranked; -inf without a validation, or if nothing was graded in it."""
-    reward = state.valid_reward
-    return -math.inf if reward is None or math.isnan(reward) else reward
+def _is_better(later: LoopState, earlier: LoopState) -> bool:
+    """Return whether `later` is better than `earlier`, which is of an earlier step.
 
-
-def _sort_key(state: LoopState) -> tuple[float, int]:
-    """Return the sort key of a checkpoint; the best checkpoint has the largest key.
-
-    Among equal rewards, the earliest checkpoint is best; among checkpoints without a reward, the latest.
+    A state with a sufficient validation is better than a state without one. Validations that 0.2.0 recorded have no
+    rewards by row: they count as sufficient, and the mean rewards are compared.
     """
-    rank = _ranking_reward(state)
-    return rank, -state.step if math.isfinite(rank) else state.step
+    ranks = _validation_rank(later), _validation_rank(earlier)
+    if ranks[0] != ranks[1]:
+        return ranks[0] > ranks[1]
+    if later.valid_reward is None or earlier.valid_reward is None or math.isnan(later.valid_reward):
+        return True  # neither state has a reward
+    if later.score is None or earlier.score is None:
+        return later.valid_reward > earlier.valid_reward
+    return later.score.gain_over(earlier.score) > 0
+
+
+def _validation_rank(state: LoopState) -> float:
+    """Return 1 for a sufficient validation, -inf without a reward, otherwise minus the number of missing rollouts."""
+    if state.valid_reward is None or math.isnan(state.valid_reward):
+        return -math.inf
+    return 1.0 if state.score is None or state.score.is_sufficient else -float(state.score.num_missing)
 
 
 def _serialize(state: LoopState) -> bytes:
@@ -263,6 +312,8 @@ def _read_state(checkpoint: Path) -> LoopState:
             raise OutdatedFormat.for_path(str(checkpoint))
         if saved["format"] > FORMAT:
             raise UserError(f"{checkpoint} was written by a newer version of agent-rft; continue with that version")
+        for name in ("score", "best_score"):
+            saved[name] = None if saved.get(name) is None else ValidationScore(**saved[name])
         return LoopState(**{f.name: saved[f.name] for f in fields(LoopState) if f.name in saved})
     except (ValueError, TypeError, AttributeError) as error:
         what = f"{checkpoint} is damaged ({LOOP_STATE_FILE}: {error})"

@@ -11,7 +11,6 @@ import errno
 import time
 from collections.abc import Awaitable, Callable, Container
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -160,7 +159,7 @@ class CheckpointSaver:
         Raises the same errors as `save`.
         """
         if not self.is_servable:
-            await self.save(replace(self.state, valid_reward=None, metrics={}, is_servable=True))
+            await self.save(self.state.without_validation({}, is_servable=True))
         await self.wait_written()
 
     async def wait_written(self) -> None:

@@ -2,7 +2,7 @@
 
     group-00000012.jsonl.zst   a finished group, by its admission number; the group is finished once this file exists
     batch-00000008.json        a batch, by the number of its first group, written before its update
-    validated-000005.json      the reward of a step's validation, and its metrics
+    validated-000005.json      the reward of a step's validation, its metrics, and the reward of each row
     starts.json                the number of starts of the run
 
 Each record is written before it takes effect. It is written to a temporary file, which is then renamed, so it is
@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agent_rft.errors import UserError
+from agent_rft.metrics.missing_rollouts import ValidationScore
 from agent_rft.rows.durable_write import write_durably
 from agent_rft.rows.rollout_files import ROLLOUTS_SUFFIX, read_groups, write_groups
 from agent_rft.trainer.loop.checkpoint import LoopState
@@ -108,7 +109,9 @@ class Journal:
 
     async def add_validation(self, validated: LoopState) -> None:
         """Record that a step was validated; `validated` is the state that its checkpoint will contain."""
-        content = json.dumps({"reward": validated.valid_reward, "metrics": validated.metrics}).encode()
+        score = None if validated.score is None else asdict(validated.score)
+        record = {"reward": validated.valid_reward, "metrics": validated.metrics, "score": score}
+        content = json.dumps(record).encode()
         await asyncio.to_thread(write_durably, self._validation_path(validated.step), content)
 
     async def wait_settled(self) -> None:
@@ -179,13 +182,18 @@ class Journal:
             if _parse_name(path)[1] >= next_group:
                 yield from read_groups(path)
 
-    def with_validation(self, state: LoopState) -> LoopState | None:
-        """Return `state` with the recorded validation of its step, or None if the step was not validated."""
+    def with_validation(self, state: LoopState, min_gain: float) -> LoopState | None:
+        """Return `state` with the recorded validation of its step, or None if the step was not validated.
+
+        `min_gain` is the setting of early stopping.
+        """
         try:
             found = json.loads(self._validation_path(state.step).read_text())
         except FileNotFoundError:
             return None
-        return state.with_validation(found["reward"], found["metrics"])
+        score = found.get("score")  # records of 0.2.0 have none
+        score = None if score is None else ValidationScore(**score)
+        return state.with_validation(found["reward"], found["metrics"], score, min_gain)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from agent_rft.errors import TrainingHalted, first_error
 from agent_rft.events import (
-    EarlyStopped,
     NothingLeftToLearn,
     PhaseStarted,
     StepDone,
@@ -28,6 +27,8 @@ from agent_rft.events import (
     UpdatesReplayed,
 )
 from agent_rft.loop_protocols import Learner, LoopEventSink, RolloutService
+from agent_rft.metrics.confidence_intervals import GRADES
+from agent_rft.metrics.missing_rollouts import ValidationScore
 from agent_rft.rows.dataset_rows import RowOrder
 from agent_rft.spec.job import AlgorithmSpec, CheckpointInterval, EarlyStop
 from agent_rft.spec.step_plan import StepPlan
@@ -39,7 +40,7 @@ from agent_rft.trainer.loop.journal import Journal
 from agent_rft.trainer.loop.learner_restarts import LearnerRestarts
 from agent_rft.trainer.loop.rl_metrics import step_metrics, step_times
 from agent_rft.trainer.loop.step_checks import StepChecks
-from agent_rft.trainer.loop.validation import Validation, should_stop, validation_metrics
+from agent_rft.trainer.loop.validation import Validation, report_best, should_stop, validation_metrics
 from agent_rft.types import Evaluation, Group, GroupRequest, StepReport, SyncReport, Task, TrainSegment
 
 T = TypeVar("T")
@@ -54,6 +55,11 @@ class LoopConfig:
     pass_threshold: float
     checkpoint_interval: CheckpointInterval
     early_stop: EarlyStop | None = None
+    grade_range: tuple[float, float] = GRADES
+
+    @property
+    def min_gain(self) -> float:
+        return 0.0 if self.early_stop is None else self.early_stop.min_gain
 
 
 class ReinforcementLoop:
@@ -88,7 +94,13 @@ class ReinforcementLoop:
         )
         self._health = StepChecks(plan.steps, sink)
         self._validation = Validation(
-            rollouts, validation, plan.eval_samples, algorithm.evaluation_temperature, config.pass_threshold, sink
+            rollouts,
+            validation,
+            plan.eval_samples,
+            algorithm.evaluation_temperature,
+            config.pass_threshold,
+            config.grade_range,
+            sink,
         )
         self._buffer = GroupBuffer(plan.batch_size, algorithm.max_staleness, plan.batch_size, self._classify)
         self._admitting = asyncio.Event()
@@ -161,12 +173,8 @@ class ReinforcementLoop:
             await self._progress.wait_settled()
             await self._journal.wait_settled()
         await self._restarts.retry(self._progress.save_last)
-        if self.has_stopped_early and (best := self._progress.best()) is not None:
-            self._sink.emit(
-                EarlyStopped(
-                    step=self._progress.step, best_step=best.step, best_reward=best.valid_reward, total_steps=plan.steps
-                )
-            )
+        if (best := self._progress.best()) is not None and not self._stopping.is_set():
+            report_best(self._sink, self._progress.step, plan.steps, best, self.has_stopped_early)
         if self._nothing_left:
             self._sink.emit(NothingLeftToLearn(step=self._progress.step, total_steps=plan.steps))
         return self._progress.state
@@ -264,32 +272,32 @@ class ReinforcementLoop:
             validated = await self._validate_step(state, metrics, started)
         metrics |= {} if validated is None else validated.metrics
         if is_latest and (validated is not None or self._progress.is_due):
-            metrics |= await self._save(
-                validated or replace(state, metrics=metrics, valid_reward=None, is_servable=False)
-            )
+            metrics |= await self._save(validated or state.without_validation(metrics, is_servable=False))
         metrics |= step_times(started, self._started)
         self._sink.emit(StepDone(step=state.step, total_steps=plan.steps, metrics=metrics))
 
     async def _validate_step(self, state: LoopState, metrics: dict[str, float], started: float) -> LoopState:
         """Validate a step, record the result, and return the state for its checkpoint."""
         evaluating = time.monotonic()
-        evaluation = await self._validate()
+        evaluation, score = await self._validate() or (None, None)
         metrics = metrics | validation_metrics(evaluation) | {"time_eval_s": time.monotonic() - evaluating}
         metrics |= step_times(started, self._started)
-        return await self._record_validation(
-            state.with_validation(None if evaluation is None else evaluation.reward, metrics)
-        )
+        reward = None if evaluation is None else evaluation.reward
+        return await self._record_validation(state.with_validation(reward, metrics, score, self._config.min_gain))
 
     async def _validate_base_model(self) -> None:
         """Validate the base model, because early stopping compares later rewards with the base model's reward."""
-        if not self._progress.state.valid_rewards and (evaluation := await self._validate()) is not None:
-            await self._record_validation(self._progress.state.with_validation(evaluation.reward, {}))
+        if not self._progress.state.valid_rewards and (validated := await self._validate()) is not None:
+            evaluation, score = validated
+            await self._record_validation(
+                self._progress.state.with_validation(evaluation.reward, {}, score, self._config.min_gain)
+            )
 
     async def _record_validation(self, validated: LoopState) -> LoopState:
         """Record a validation in the journal and in the loop's state. Do nothing if `stop` was called."""
         if not self._stopping.is_set():
             await self._disk.retry_while_full(partial(self._journal.add_validation, validated))
-            self._progress.state = replace(self._progress.state, valid_rewards=validated.valid_rewards)
+            self._progress.state = self._progress.state.with_validations_of(validated)
         return validated
 
     @asynccontextmanager
@@ -330,8 +338,9 @@ class ReinforcementLoop:
 
         If `last_step` is None, repeat all of them, and update the loop's state.
         """
-        if state.step == 0 and (validated := self._journal.with_validation(state)) is not None:
-            state = replace(state, valid_rewards=validated.valid_rewards)
+        min_gain = self._config.min_gain
+        if state.step == 0 and (validated := self._journal.with_validation(state, min_gain)) is not None:
+            state = state.with_validations_of(validated)
         if last_step is None:
             self._progress.state = state
         for record in await asyncio.to_thread(self._journal.read_batches, state.next_group):
@@ -340,9 +349,9 @@ class ReinforcementLoop:
             batch = await asyncio.to_thread(self._journal.read_batch, record)
             learned = await self._update(batch, state) if batch.to_train else None
             state = _mark_rows_done(state, batch) if learned is None else learned.state
-            validated = None if learned is None else self._journal.with_validation(state)
+            validated = None if learned is None else self._journal.with_validation(state, min_gain)
             if validated is not None:
-                state = replace(state, valid_rewards=validated.valid_rewards)
+                state = state.with_validations_of(validated)
             if last_step is None:
                 self._progress.state = state
                 if learned is not None and state.step not in self._reported:
@@ -350,7 +359,7 @@ class ReinforcementLoop:
             if validated is not None:  # the checkpoint of this validation is missing
                 await self._progress.save(validated)
 
-    async def _validate(self) -> Evaluation | None:
+    async def _validate(self) -> tuple[Evaluation, ValidationScore] | None:
         """Grade the validation file on the engines' current version. No training group starts during the validation."""
         self._admitting.clear()
         validation = self._validation.run(self._progress.step, self._buffer.outstanding)

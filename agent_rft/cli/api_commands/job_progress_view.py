@@ -10,7 +10,6 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from operator import itemgetter
 from typing import Any
 
 import httpx
@@ -27,6 +26,7 @@ UNREACHABLE_TIMEOUT_S = 300.0
 MAX_EVENTS = 100_000
 MAX_CHECKPOINTS = 100
 REWARD = "full_valid_mean_reward"
+MISSING = "full_valid_missing_rollouts"
 FINAL_STATUSES = ("succeeded", "failed", "cancelled")
 WAITING_PHASES = {"validating_files": "checking the job", "queued": "waiting in the queue", "paused": "paused"}
 """Phase to show for each status in which the driver sends no events."""
@@ -123,12 +123,13 @@ def follow(
 def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (label, text) for a succeeded job: the best checkpoint, and commands to try it and to list checkpoints."""
     found = list(iter_pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
-    rewards = [(entry["metrics"].get(REWARD), entry["fine_tuned_model_checkpoint"]) for entry in found]
-    model, known = job["fine_tuned_model"], [pair for pair in reversed(rewards) if pair[0] is not None]
+    model, known = job["fine_tuned_model"], [one for one in reversed(found) if one["metrics"].get(REWARD) is not None]
     if known:
-        best = max(known, key=itemgetter(0))  # the earliest of equal rewards, since the newest is first
-        model = best[1]
-        yield "best checkpoint", f"{model} (validation reward {best[0]:.3f})"
+        # Servers of version 0.2.0 mark no checkpoint. Of equal rewards, the earliest is best, and the newest is first.
+        best = max(known, key=lambda entry: (entry["metrics"].get("is_best", 0.0), entry["metrics"][REWARD]))
+        model, metrics = best["fine_tuned_model_checkpoint"], best["metrics"]
+        missing = f"; {lost:.0f} rollouts missing" if (lost := metrics.get(MISSING, 0.0)) else ""
+        yield "best checkpoint", f"{model} (validation reward {metrics[REWARD]:.3f}{missing})"
     body = {"model": model, "messages": [{"role": "user", "content": "..."}]}
     headers = '-H "Authorization: Bearer $AGENT_RFT_API_KEY" -H "Content-Type: application/json"'
     url = shlex.quote(str(client.base_url.join("chat/completions")))

@@ -28,6 +28,7 @@ from agent_rft.errors import UserError
 from agent_rft.metrics import EVALUATION_METRICS
 from agent_rft.metrics.confidence_intervals import GRADES, Interval, paired_interval
 from agent_rft.metrics.metric import Metric
+from agent_rft.types import Evaluation
 
 Verdict = Literal["better", "worse", "unclear", "same"]
 NO_TOOL = "(none)"
@@ -330,6 +331,7 @@ def comparison_json(comparison: EvaluationComparison) -> dict[str, Any]:
         "sides": [
             {"label": side.label, "run": side.run, "name": side.name}
             | {"rows_of_this_side_only": list(only), "rows_not_graded": list(ungraded)}
+            | missing_json(side.recorded)
             | _summary_json(summary)
             for side, only, ungraded, summary in zip(
                 comparison.sides, comparison.unshared_rows, comparison.ungraded, comparison.summaries, strict=True
@@ -337,6 +339,16 @@ def comparison_json(comparison: EvaluationComparison) -> dict[str, Any]:
         ],
         "changes": [_side_comparison_json(against) for against in comparison.side_comparisons],
         "rows": [_row_json(row) for row in comparison.rows],
+    }
+
+
+def missing_json(evaluation: Evaluation | None) -> dict[str, Any]:
+    """Return the number of rollouts without a grade and the bounds of the mean grade; null if unknown."""
+    bounds = None if evaluation is None else evaluation.missing_bounds.get("grade")
+    return {
+        "num_missing": None if evaluation is None else evaluation.num_missing,
+        "grade_if_wrong": None if bounds is None else bounds[0],
+        "grade_if_right": None if bounds is None else bounds[1],
     }
 
 

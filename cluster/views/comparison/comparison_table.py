@@ -45,12 +45,14 @@ def print_comparison(comparison: EvaluationComparison, console: Console) -> None
 
 
 def describe_left_out(comparison: EvaluationComparison) -> Iterator[str]:
-    """Yield lines of text about the rows that were not compared, at most two lines per evaluation."""
+    """Yield lines about rows that were not compared and rollouts without a grade, at most three per evaluation."""
     for side, only, ungraded in zip(comparison.sides, comparison.unshared_rows, comparison.ungraded, strict=True):
         for ids, what in ((only, "only in this evaluation"), (ungraded, "without a grade in this evaluation")):
             if ids:
                 more = "" if len(ids) <= SHOWN_IDS else f" and {len(ids) - SHOWN_IDS} more"
                 yield f"{side.label}: {len(ids)} row{'s' * (len(ids) > 1)} {what}: {', '.join(ids[:SHOWN_IDS])}{more}"
+        if side.missing_note:
+            yield f"{side.label}: {side.missing_note}"
 
 
 def measure_lines(comparison: EvaluationComparison) -> Iterator[list[tuple[str, Verdict | None]]]:

@@ -17,7 +17,7 @@ from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.traces import cut
 from agent_rft.errors import UserError
 from agent_rft.rows.rollout_files import LinePosition
-from agent_rft.types import GroupRequest, Rollout
+from agent_rft.types import Evaluation, GroupRequest, Rollout
 
 HELD_OUT: Final = "held_out"
 """Name of the held-out grade, the only measure that a rollout may lack. Its value is then NaN."""
@@ -82,7 +82,8 @@ class GradedRow:
 class LoadedEvaluation:
     """Evaluation in memory: label, run, name of the rollouts, and rows by id.
 
-    `validations` contains (step, mean reward) of each validation of the run.
+    `validations` contains (step, mean reward) of each validation of the run. `recorded` is the evaluation that the run
+    recorded under this name; None if there is none, such as for the rollouts of a training step.
     """
 
     label: str
@@ -90,6 +91,12 @@ class LoadedEvaluation:
     name: str
     rows: Mapping[str, GradedRow]
     validations: tuple[tuple[int, float], ...] = ()
+    recorded: Evaluation | None = None
+
+    @property
+    def missing_note(self) -> str:
+        """Sentence about the rollouts without a grade; empty if no rollout is missing, or if this is unknown."""
+        return "" if self.recorded is None else self.recorded.missing_note
 
 
 def load_evaluation(label: str, displayed_run: str, run: RunFolder, name: str) -> LoadedEvaluation:
@@ -105,8 +112,10 @@ def load_evaluation(label: str, displayed_run: str, run: RunFolder, name: str) -
         (request, end if isinstance(end, Rollout) else None, partial(_read_rollout, run, name, place))
         for place, request, end in run.read_outcomes(name)
     )
-    curve = tuple((step, found.reward) for step, found in run.validations() if math.isfinite(found.reward))
-    return LoadedEvaluation(label, displayed_run, name, group_by_row(found), curve)
+    validations = run.validations()
+    recorded = run.evaluations() | {f"validation-{step:06d}": evaluation for step, evaluation in validations}
+    curve = tuple((step, evaluation.reward) for step, evaluation in validations if math.isfinite(evaluation.reward))
+    return LoadedEvaluation(label, displayed_run, name, group_by_row(found), curve, recorded.get(name))
 
 
 def group_by_row(found: Iterable[tuple[GroupRequest, Rollout | None, Callable[[], Rollout]]]) -> dict[str, GradedRow]:

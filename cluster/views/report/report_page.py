@@ -73,6 +73,12 @@ class ComparedEvaluations:
     def few_rows_warning(self) -> str:
         return few_rows_warning(self.after)
 
+    @property
+    def missing_notes(self) -> list[str]:
+        """Sentences about the rollouts without a grade."""
+        found = (("Before: " if self.before else "", self.before), ("After: " if self.before else "", self.after))
+        return [f"{label}{e.missing_note}." for label, e in found if e is not None and e.missing_note]
+
 
 def write_report(run: RunFolder | Path) -> Path:
     """Write `report.html` into a run's folder atomically.

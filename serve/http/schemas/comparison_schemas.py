@@ -25,6 +25,14 @@ class JobEvaluation(ResponseBody):
     """Mean grade; null if nothing was graded or the grade is not recorded."""
     reward: float | None
     """Mean reward; null if nothing was graded or the reward is not recorded."""
+    num_rollouts: int | None
+    """Number of graded rollouts; null if not recorded."""
+    num_missing: int | None
+    """Number of rollouts without a grade; null if not recorded."""
+    grade_if_wrong: float | None
+    """Mean grade if all missing rollouts had the lowest possible grade; null if no rollout is missing."""
+    grade_if_right: float | None
+    """Mean grade if all missing rollouts had the highest possible grade; null if no rollout is missing."""
 
 
 class EvaluationList(ResponseBody):
@@ -46,6 +54,12 @@ class ComparedSide(ResponseBody):
     """Ids of rows that are not compared, because another evaluation does not have them."""
     rows_not_graded: list[str]
     """Ids of rows that this evaluation did not grade."""
+    num_missing: int | None
+    """Number of rollouts of the evaluation without a grade, in all rows; null if not recorded."""
+    grade_if_wrong: float | None
+    """Mean grade over all rows if all missing rollouts had the lowest possible grade; null if none is missing."""
+    grade_if_right: float | None
+    """Mean grade over all rows if all missing rollouts had the highest possible grade; null if none is missing."""
     num_rollouts: int
     """Number of rollouts of the compared rows."""
     means: dict[str, float | None]

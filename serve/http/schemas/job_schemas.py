@@ -178,4 +178,4 @@ class Checkpoint(ListEntry):
     step_number: int = Field(validation_alias="step")
     """Training step after which the checkpoint was saved."""
     metrics: dict[str, float]
-    """Metrics of the training step, and of the validation after it."""
+    """Metrics of the training step, and of the validation after it. `is_best` is 1 for the best checkpoint."""

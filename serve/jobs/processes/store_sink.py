@@ -6,6 +6,7 @@ The checkpoints in the store mirror the checkpoints on disk.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -36,7 +37,7 @@ from agent_rft.serve.stores.database import DatabaseError, describe_error, is_un
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.serve.stores.model_registry import ModelRegistry
 from agent_rft.stored_events import RunEvent
-from agent_rft.trainer.loop.checkpoint import list_checkpoints
+from agent_rft.trainer.loop.checkpoint import list_checkpoints, rank_checkpoints
 
 RETRYING = Retrying(
     retry=retry_if_exception(is_unavailable),
@@ -146,6 +147,9 @@ class StoreSink:
                 shown = checkpoint_metrics(make_wire_data(state.metrics)) if state.metrics else {"step": float(step)}
                 self._registry.add(self._name(step), path, self._base, self._job_id, self._settings, self._owner)
                 self._store.add_checkpoint(self._job_id, step, self._name(step), shown)
+        best = next((state for _, state in rank_checkpoints(list(kept.values()))), None)
+        if best is not None and best.valid_reward is not None and math.isfinite(best.valid_reward):
+            self._store.mark_best_checkpoint(self._job_id, best.step)
 
     def register_final(self) -> str | None:
         """Register the final checkpoint as the tuned model and return its id, or None if there is no checkpoint.

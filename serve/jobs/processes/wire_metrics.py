@@ -16,7 +16,10 @@ from agent_rft.metrics import METRICS
 SHOWN = {name: metric.message for name, metric in METRICS.items() if metric.message}
 """Labels for event messages, by metric name."""
 FIRST_COLUMNS = ("step", *(name for name, metric in METRICS.items() if metric.in_result_columns))
-CHECKPOINT_KEYS = ("step", "train_mean_reward", "full_valid_mean_reward", "train_loss", "full_valid_loss")
+CHECKPOINT_KEYS = (
+    *("step", "train_mean_reward", "full_valid_mean_reward", "full_valid_missing_rollouts"),
+    *("train_loss", "full_valid_loss"),
+)
 TIMES = (
     ("sampling", "time_wait_s"),
     ("training", "time_learn_s"),

@@ -22,6 +22,7 @@ EXAMPLES: dict[Any, Any] = {
     Evaluation: EVALUATION,
     tuple[str, ...]: ("trace_1", "trace_2"),
     dict[str, float]: {"loss": 0.5},
+    dict[str, int]: {"tool_failed": 3, "grader_failed": 2},
     str: "text",
     int: 3,
     float: 0.25,

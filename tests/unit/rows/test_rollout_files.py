@@ -114,3 +114,13 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path) -> None:
 def test_a_file_without_groups_is_empty(tmp_path) -> None:
     assert write_groups(tmp_path / "a.jsonl.zst", []) == []
     assert read_groups(tmp_path / "a.jsonl.zst") == []
+
+
+def test_a_stored_request_has_the_fields_of_0_2_0(tmp_path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    write_groups(path, groups(1))
+    _, line = next(iter(read_lines(path)))
+    assert list(line) == [
+        *("kind", "format", "wall_s", "task", "epoch", "index", "size", "purpose", "temperature", "attempt")
+    ]
+    assert read_groups(path)[0].request == groups(1)[0].request

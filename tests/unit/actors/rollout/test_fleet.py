@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agent_rft.actors.rollout.engine_assignment import GroupAffinity
-from agent_rft.actors.rollout.fleet import Fleet
+from agent_rft.actors.rollout.fleet import EndpointSource, Fleet
 from agent_rft.actors.weights.weight_sync import WeightSync
 from agent_rft.errors import EngineFailed, GraderFailed, TrainingHalted
 from agent_rft.events import EngineReplaced, EngineUnstable, Event
@@ -31,7 +32,13 @@ class TwoEngines:
     The learner says that its weights have `num_bytes`.
     """
 
-    def __init__(self, limits: RolloutLimits | None = None, start_timeout_s: float = 60.0, num_bytes: int = 8) -> None:
+    def __init__(
+        self,
+        limits: RolloutLimits | None = None,
+        start_timeout_s: float = 60.0,
+        num_bytes: int = 8,
+        endpoints: Sequence[EndpointSource] = (),
+    ) -> None:
         self.incarnation = 1
         self.starts = self.loads = True
         self._num_bytes = num_bytes
@@ -46,6 +53,7 @@ class TwoEngines:
             limits or RolloutLimits(),
             self.events.append,
             kill=self.killed.append,
+            endpoints=endpoints,
             start_timeout_s=start_timeout_s,
         )
         self.fleet.connect(WeightSync(self), self._logprobs)
@@ -330,3 +338,16 @@ def test_update_of_a_small_model_that_hangs_is_given_up_after_ten_minutes() -> N
         assert (await publishing).fenced == ("engine-1",)
 
     in_movable_time(test)
+
+
+async def test_an_outage_lasts_until_all_breakers_are_closed() -> None:
+    breakers = {"search": "closed", "grader": "closed"}
+
+    async def stats() -> dict[str, dict[str, Any]]:
+        return {name: {"breaker": state} for name, state in breakers.items()}
+
+    engines = TwoEngines(endpoints=[stats])
+    assert not await engines.fleet.has_outage()
+    for state, is_down in (("open", True), ("half_open", True), ("closed", False)):
+        breakers["grader"] = state
+        assert await engines.fleet.has_outage() is is_down

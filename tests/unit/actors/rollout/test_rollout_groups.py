@@ -18,9 +18,11 @@ from agent_rft.errors import EndpointRefused
 from agent_rft.events import Event, RolloutsResumed, RolloutsThrottled
 from agent_rft.spec.job import RolloutLimits
 from agent_rft.trainer.algorithm.advantage import compute_advantages
+from agent_rft.trainer.loop.evaluation import evaluate
 from agent_rft.trainer.loop.rl_metrics import slow_rows_graded_ratio
-from agent_rft.types import DiscardedRollout, Rollout
-from tests.support.builders import group, group_request, rollout, untrained
+from agent_rft.types import DiscardedRollout, Group, GroupRequest, Rollout
+from tests.support.builders import group, group_request, rollout, task, untrained
+from tests.support.fakes import FakeRollouts
 from tests.support.fakes_http import until
 
 Run = Callable[[RolloutRequest], Awaitable[Rollout | DiscardedRollout]]
@@ -261,3 +263,48 @@ def test_slow_rows_graded_ratio_is_one_only_where_slow_rows_are_graded_as_often(
     cut = [group(group_request(i), [1.0] * (8 if i < 6 else 4), wall_s=i) for i in range(8)]
     assert slow_rows_graded_ratio(cut) == pytest.approx(0.5 / (56 / 64))
     assert np.isnan(slow_rows_graded_ratio(cut[:3]))
+
+
+async def test_only_the_requested_samples_run_under_new_attempts() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
+        return failed(asked) if asked.sample == 5 else graded(asked)
+
+    made = Made(run, max_rollout_retries=1)
+    group = await made.groups.sample(group_request(0, 2, "validation", samples=(2, 5), attempt=1))
+    assert [(a.sample, a.attempt) for a in made.asked if a.sample == 2] == [(2, 4)]
+    assert [a.attempt for a in made.asked if a.sample == 5] == [4, 5], "0 to 3 belong to the first request"
+    assert [r.sample for r in group.rollouts] == [2] and group.missing_samples == (5,)
+    assert not made.groups.rollout_progress.num_ended_by_purpose["validation"], "they were counted before"
+
+
+async def test_groups_are_throttled_while_only_probes_start() -> None:
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
+        return graded(asked) if made.time.now else failed(asked)
+
+    made = Made(run, max_rollout_retries=0)
+    assert not made.groups.is_throttled
+    await made.groups.sample(group_request(0, MIN_OUTCOMES, "validation"))
+    assert made.groups.is_throttled
+    assert len((await made.groups.sample(group_request(1, 2, "validation"))).rollouts) == 2
+    assert not made.groups.is_throttled
+
+
+@pytest.mark.parametrize("down_s", [1.0, 100.0])
+async def test_an_outage_during_an_evaluation_costs_no_rollout(down_s: float) -> None:
+    """The throttle waits for a probe. The rollouts that were discarded before are then repeated."""
+
+    class Service(FakeRollouts):
+        async def sample(self, request: GroupRequest) -> Group:
+            return await made.groups.sample(request)
+
+        async def has_outage(self) -> bool:
+            return made.groups.is_throttled
+
+    async def run(asked: RolloutRequest) -> Rollout | DiscardedRollout:
+        return graded(asked) if made.time.now > down_s else failed(asked)
+
+    made = Made(run, max_rollout_retries=0)
+    tasks = [task(str(i)) for i in range(2 * MIN_OUTCOMES)]
+    found, _ = await evaluate(Service(), tasks, "validation", 1, 1.0, 1.0)
+    assert (found.num_missing, found.grade) == (0, 1.0)
+    assert found.discarded >= MIN_OUTCOMES and made.account.is_balanced

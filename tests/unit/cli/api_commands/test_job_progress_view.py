@@ -178,3 +178,13 @@ def test_following_fails_if_the_server_stays_unreachable(served: ServedJob) -> N
     with pytest.raises(ServerUnavailable, match="http://server/v1/ does not answer: the connection failed"):
         follow(flaky(served, [True, True]), served.job, JsonProgress(), clock=lambda: now[0], sleep=sleep)
     assert UNREACHABLE_TIMEOUT_S < now[0] < UNREACHABLE_TIMEOUT_S + 10
+
+
+def test_the_checkpoint_that_the_server_marks_is_the_best(served: ServedJob) -> None:
+    served.run(steps=1)
+    for step, others in ((4, {"is_best": 1.0, "full_valid_missing_rollouts": 2.0}), (8, {})):
+        metrics = {"step": step, "full_valid_mean_reward": step / 10, **others}
+        served.store.add_checkpoint(served.id, step, f"ft:{step}", metrics)
+    served.store.move(served.id, "succeeded", fine_tuned_model="ft:final")
+    best = served.command().output.splitlines()[-3]
+    assert best == "best checkpoint: ft:4 (validation reward 0.400; 2 rollouts missing)"

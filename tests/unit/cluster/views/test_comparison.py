@@ -28,7 +28,12 @@ from agent_rft.cluster.views.comparison.comparison_stats import (
 )
 from agent_rft.cluster.views.comparison.comparison_table import print_comparison
 from agent_rft.cluster.views.comparison.evaluation_selection import find_recorded_evaluation, load_evaluations
-from agent_rft.cluster.views.comparison.loaded_evaluation import MEASURES, LoadedEvaluation, group_by_row
+from agent_rft.cluster.views.comparison.loaded_evaluation import (
+    MEASURES,
+    LoadedEvaluation,
+    group_by_row,
+    load_evaluation,
+)
 from agent_rft.errors import UserError
 from agent_rft.events import Evaluated
 from agent_rft.metrics import EVALUATION_METRICS
@@ -36,8 +41,8 @@ from agent_rft.metrics.confidence_intervals import Interval, paired_interval
 from agent_rft.spec.step_plan import resolve_plan
 from agent_rft.trainer.loop.evaluation import summarize
 from agent_rft.types import Grade, Group, Rollout, ToolCall, ToolResult, Turn
-from tests.support.builders import group_request, rollout, task
-from tests.support.events import run_event
+from tests.support.builders import group, group_request, rollout, task
+from tests.support.events import run_event, stream_of
 from tests.support.synthetic import Synthetic
 
 BROWSER = """#!/bin/sh
@@ -443,3 +448,21 @@ def test_grades_of_any_range_have_no_bounds() -> None:
     made = [Group(request, (rollout(request, 0, value),)) for value in (0.0, 30.0)]
     comparison = compare_evaluations([side("a", made[0]), side("b", made[1])], 1)
     assert math.isnan(change_of(comparison, "grade").interval.low)
+
+
+def test_a_comparison_names_the_rollouts_without_a_grade(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    groups = [group(group_request(i, 2, "test"), [1.0, 0.0 if i else None]) for i in range(2)]
+    stream = stream_of(run, group_sinks=[run])
+    stream.emit_groups("eval-test", groups)
+    stream.emit(Evaluated(name="eval-test", evaluation=summarize(groups, 2, 1.0)))
+    run.close()
+    found = compare_evaluations([load_evaluation("a", "a", run, "eval-test"), side("b", *groups)], 2)
+    [line] = [line for line in shown(found).splitlines() if "no grade" in line]
+    bounds = "the mean grade is 0.500 if all missing ones are wrong, and 0.750 if all are right"
+    assert line.strip() == f"a: 1 of 4 rollouts has no grade: {bounds}"
+    missing = [{name: json_side[name] for name in MISSING} for json_side in comparison_json(found)["sides"]]
+    assert missing == [dict(zip(MISSING, (1, 0.5, 0.75), strict=True)), dict.fromkeys(MISSING)]
+
+
+MISSING = ("num_missing", "grade_if_wrong", "grade_if_right")

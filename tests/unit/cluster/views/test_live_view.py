@@ -243,3 +243,16 @@ def test_the_number_of_steps_is_updated_and_time_left_decreases_between_steps(sy
     assert page.file.getvalue().startswith("1:01  step 1/10") and view.remaining_s == 63
     now[0] += 4
     assert view.remaining_s == 59
+
+
+def test_the_table_names_the_rollouts_without_a_grade():
+    before = summarize([group(group_request(i, 1, "test"), [1.0]) for i in range(4)], 1, 1.0)
+    after = summarize([group(group_request(i, 1, "test"), [1.0 if i else None]) for i in range(4)], 1, 1.0)
+    page = console(False, 200)
+    page.print(before_after_table(before, after))
+    text = " ".join(page.file.getvalue().split())
+    bounds = "the mean grade is 0.750 if all missing ones are wrong, and 1.000 if all are right"
+    assert f"after: 1 of 4 rollouts has no grade: {bounds}" in text and "before: " not in text
+    alone = console(False, 200)
+    alone.print(before_after_table(after, None))
+    assert f"; 1 of 4 rollouts has no grade: {bounds}" in " ".join(alone.file.getvalue().split())

@@ -11,6 +11,7 @@ import yaml
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.next_steps import next_steps
 from agent_rft.events import AlarmRaised
+from agent_rft.metrics.missing_rollouts import ValidationScore
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
 from tests.docs.test_blocks import commands, parse
 from tests.support.events import run_event
@@ -20,8 +21,15 @@ from tests.support.synthetic import Synthetic
 async def nothing(path: Path) -> None: ...
 
 
-def save(run: RunFolder, step: int, reward: float | None, *, is_servable: bool = True) -> None:
-    state = LoopState(step, step, 0, [], 0, reward, is_servable=is_servable)
+def save(
+    run: RunFolder,
+    step: int,
+    reward: float | None,
+    *,
+    is_servable: bool = True,
+    score: ValidationScore | None = None,
+) -> None:
+    state = LoopState(step, step, 0, [], 0, reward, is_servable=is_servable, score=score)
     asyncio.run(Checkpoints(run.checkpoints).save(state, nothing))
 
 
@@ -81,3 +89,12 @@ def test_without_validation_the_last_checkpoint_is_the_best(tmp_path: Path, synt
 
 def test_a_run_that_failed_before_its_first_step_has_nothing_to_propose(tmp_path: Path) -> None:
     assert list(next_steps(RunFolder(tmp_path), ["job.yaml"])) == []
+
+
+def test_the_rollouts_that_the_best_validation_lacks_are_named(tmp_path: Path, synthetic: Synthetic) -> None:
+    run = synthetic.run(tmp_path)
+    save(run, 4, 0.5, score=ValidationScore({"a": 0.5}, num_rows=40, num_missing=3))
+    save(run, 8, 0.9, score=ValidationScore({"a": 0.9}, num_rows=40, num_missing=10))
+    best = run.checkpoints / "step-000004"
+    shown = dict(next_steps(run, []))["best checkpoint"]
+    assert shown == f"{best} (validation reward 0.500; 3 of 40 rollouts have no grade)"

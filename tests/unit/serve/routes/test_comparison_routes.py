@@ -44,6 +44,10 @@ async def test_the_evaluations_of_a_job_are_listed_with_their_figures(server: Se
     assert [evaluation["id"] for evaluation in found] == names
     assert found[0]["file"] == "test_file" and found[0]["num_rows"] == 8 and 0 <= found[0]["grade"] <= 1
     assert found[3]["file"] == "validation_file" and found[3]["samples"] == 2
+    assert all(evaluation["num_rollouts"] > 0 for evaluation in found)
+    lacking = [evaluation for evaluation in found if evaluation["num_missing"]]
+    assert all(one["grade_if_wrong"] <= one["grade"] <= one["grade_if_right"] for one in lacking)
+    assert {one["grade_if_wrong"] for one in found if one not in lacking} <= {None}
     assert (await server.get(f"jobs/{server.queued}/evaluations")).json() == {"object": "list", "data": []}
 
 

@@ -29,6 +29,7 @@ from agent_rft.events import (
     TrackerFailed,
     ZeroVarianceBatch,
 )
+from agent_rft.metrics.missing_rollouts import ValidationScore
 from agent_rft.serve.jobs.processes.store_sink import StoreSink
 from agent_rft.serve.stores.model_registry import ModelRecord, ModelRegistry
 from agent_rft.trainer.loop.checkpoint import Checkpoints, LoopState
@@ -264,3 +265,27 @@ def test_events_for_the_run_folder_only_are_not_stored(running: RunningJob) -> N
     stream.emit(JobEnded(outcome="failed", error="which the job's state has"))
     running.sink.close()
     assert running.store.events(running.job_id)[0] == []
+
+
+def test_the_best_checkpoint_is_marked(running: RunningJob) -> None:
+    def marked() -> dict[int, float | None]:
+        checkpoints, _ = running.store.checkpoints(running.job_id)
+        return {c.step: c.metrics.get("is_best") for c in checkpoints}
+
+    def score(reward: float, num_missing: int) -> ValidationScore:
+        return ValidationScore({"a": reward}, num_rows=10, num_missing=num_missing)
+
+    running.save(1, None)
+    running.save(2, 0.9, score=score(0.9, 5))
+    running.sink.sync_checkpoints()
+    assert marked() == {1: None, 2: 1.0}, "no better validation so far"
+    running.save(3, 0.4, score=score(0.4, 0))
+    running.sink.close()
+    assert marked() == {1: None, 2: None, 3: 1.0}, "the validation of step 2 lacks too many rows"
+
+
+def test_without_a_validation_no_checkpoint_is_marked_as_the_best(running: RunningJob) -> None:
+    running.save(1, None)
+    running.sink.close()
+    [checkpoint], _ = running.store.checkpoints(running.job_id)
+    assert "is_best" not in checkpoint.metrics

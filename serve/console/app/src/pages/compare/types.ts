@@ -14,6 +14,9 @@ export interface Side {
   label: string;
   run: string;
   name: string;
+  num_missing: number | null;
+  grade_if_wrong: number | null;
+  grade_if_right: number | null;
   num_rollouts: number;
   means: Record<string, number | null>;
   repeated: number;
