@@ -59,7 +59,7 @@ async def side(ledger: LedgerFleet, chooser: Chooser, options: argparse.Namespac
     """Prompt tokens computed per step."""
     chooser.by_load = by_load
     for worker in ledger.workers:
-        await worker.remove_covered.remote()
+        await worker.forget.remote()
     before = await computed(ledger)
     started = time.monotonic()
     rows = ledger.prepared.tasks

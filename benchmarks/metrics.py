@@ -32,7 +32,7 @@ async def rates(ledger: LedgerFleet, count: int, admitted: int, epoch: int) -> t
 
     The prefix cache is empty at the start.
     """
-    await ledger.worker.remove_covered.remote()
+    await ledger.worker.forget.remote()
     tasks, slots = ledger.prepared.test, asyncio.Semaphore(admitted)
 
     async def one(index: int) -> None:

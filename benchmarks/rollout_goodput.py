@@ -83,7 +83,7 @@ def turns_of(rollouts: Sequence[Rollout], lanes: int) -> list[Request]:
 
 async def plain_rate(ledger: LedgerFleet, requests: Sequence[Request], slots: int) -> float:
     """Tokens per second of requests sent to the engine back to back."""
-    await ledger.worker.remove_covered.remote()
+    await ledger.worker.forget.remote()
     ends = sorted(await ledger.worker.complete.remote(requests, at_once=2 * slots))[slots:-slots]
     return float(sum(tokens for _, tokens in ends[1:]) / (ends[-1][0] - ends[0][0]))
 
@@ -99,7 +99,7 @@ async def measure(options: argparse.Namespace) -> list[Figure]:
             ledger, 2 * options.admitted, options.admitted, epoch=0
         )  # warm-up: adaptive limits grow, code is compiled
         for epoch in range(1, options.runs + 1):
-            await ledger.worker.remove_covered.remote()
+            await ledger.worker.forget.remote()
             ours, rollouts = await episodes_rate(ledger, options.episodes, options.admitted, epoch)
             turns = await plain_rate(ledger, turns_of(rollouts, options.admitted), slots)
             whole = [Request(_prompt(r, r.turns[0]), r.num_sampled) for r in rollouts]

@@ -197,7 +197,7 @@ class SourceClient:
         return plan
 
     async def publish_bucket(self, index: int) -> tuple[Any, int]:
-        reference, number = await self._actor.add_file.remote(index)
+        reference, number = await self._actor.put.remote(index)
         return reference, number
 
     async def choose_address(self) -> str:
@@ -208,7 +208,7 @@ class SourceClient:
         await self._actor.open_broadcast.remote(address, size)
 
     async def broadcast_bucket(self, bucket: Any) -> None:
-        await self._actor.broadcast_bucket.remote(bucket)
+        await self._actor.send.remote(bucket)
 
 
 def _checked(outcome: Any) -> None:

@@ -76,7 +76,8 @@ def main() -> None:
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
         for file in folder.path.glob("*.jsonl"):
-            shutil.copy(file, options.keep)
+            if file.exists():  # the links of files that were never written lead nowhere
+                shutil.copy(file, options.keep)
     shutil.rmtree(folder.path.parent)
 
 

@@ -15,8 +15,8 @@ BY_NAME = {"collective_rpc", "call", "_call_all", "_call_rank_0", "_call_with_de
 """Functions whose first argument is the name of a method of a worker, of the other end of a channel, or of a rank."""
 
 
-def trees() -> dict[str, ast.Module]:
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+def trees(*packages: str) -> dict[str, ast.Module]:
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
 
 
@@ -57,11 +57,20 @@ def calls_by_name(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def test_each_method_that_is_called_on_an_actor_exists(
     find: Callable[[ast.Module], Iterator[tuple[int, str]]], least: int
 ) -> None:
-    found = trees()
+    found = trees(*PACKAGES)
     known = {name for tree in found.values() for name in methods(tree)} | RAYS
     calls = [(file, line, name) for file, tree in found.items() for line, name in find(tree)]
     assert len(calls) > least
     assert [call for call in calls if call[2] not in known] == []
+
+
+def test_each_method_that_benchmarks_and_tests_call_on_an_actor_exists() -> None:
+    """The actors are those of the product, and those that benchmarks and tests define."""
+    found = trees("actors", "benchmarks", "tests")
+    known = {name for tree in found.values() for name in methods(tree)} | RAYS
+    functions = {node.name for tree in found.values() for node in tree.body if isinstance(node, ast.FunctionDef)}
+    calls = [(file, line, name) for file, tree in found.items() for line, name in remote_calls(tree)]
+    assert [call for call in calls if call[2] not in known | functions] == []
 
 
 @pytest.mark.parametrize(

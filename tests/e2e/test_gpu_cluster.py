@@ -61,7 +61,7 @@ def test_an_update_that_vllm_s_sender_drives_changes_the_engine(tmp_path: Path) 
         source: Any = ray.remote(Source).options(num_cpus=1).remote(str(BASE), "float32")
         before = ray.get(worker.canary_logprobs.remote(tokens))
         [layout] = ray.get(source.plan.remote(1 << 30))
-        data = np.array(ray.get(ray.get(source.add_file.remote(0))[0]))
+        data = np.array(ray.get(ray.get(source.put.remote(0))[0]))
         client = VllmsClient(worker)
         client.init_weight_transfer_engine({})
         for factor in (2.0, 0.5):

@@ -378,7 +378,7 @@ async def test_a_gpt_oss_of_the_real_architecture_is_served_in_harmonys_format(t
         answers: list[Any] = await asyncio.gather(*map(served.chat, bodies))
         streams = await asyncio.gather(*(streamed(served, body) for body in bodies))
         required: list[Any] = await asyncio.gather(
-            *(served.chat({**common, "tool_choice": "required", "seed": seed}) for seed in range(4))
+            *(served.chat({**common, "tool_choice": "required", "seed": seed}) for seed in range(32))
         )
         none: list[Any] = await asyncio.gather(
             *(served.chat({**common, "tool_choice": "none", "max_completion_tokens": 20, "seed": i}) for i in range(4))

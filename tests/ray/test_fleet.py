@@ -193,7 +193,7 @@ async def test_hung_processes_are_reported_within_a_minute_and_replaced(actors: 
     async with asyncio.timeout(180):
         await actors.fleet.wait_until_all_ready()
     (replaced,) = [event for event in actors.events if isinstance(event, EngineReplaced)]
-    assert replaced.reason.startswith("it has not answered")
+    assert replaced.reason.startswith("the process has not answered")
     assert (await actors.fleet.publish(4)).fenced == ()
     assert await actors.versions() == [4, 4]
     await until(lambda: all(map(is_gone, [*frozen, actor])), within_s=20)

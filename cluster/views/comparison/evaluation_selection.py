@@ -146,9 +146,11 @@ def _short_labels(texts: Sequence[str]) -> list[str]:
 # -- existing evaluations ----------------------------------------------------------------------------------------------
 
 
-def _settings_match(given: Mapping[str, Any], recorded: Mapping[str, Any]) -> bool:
+def _settings_match(given: Any, recorded: Any) -> bool:
     """Return whether settings match the recorded settings of a run; `auto` matches any recorded value."""
-    return all(value in ("auto", recorded.get(name)) for name, value in given.items())
+    if isinstance(given, Mapping) and isinstance(recorded, Mapping):
+        return all(_settings_match(value, recorded.get(name)) for name, value in given.items())
+    return bool(given in ("auto", recorded))
 
 
 def find_recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, samples: int) -> Path | None:
@@ -169,7 +171,7 @@ def find_recorded_evaluation(runs: Path, job: JobSpec, model: Path, file: str, s
             continue  # unreadable, so evaluate again
         digests, recorded = found.get("digests", {}), found.get("job", {})
         same = {field: digests.get(field) for field in expected} == expected
-        same = same and all(recorded.get(part) == given[part] for part in ("method", "seed"))
+        same = same and all(_settings_match(given[part], recorded.get(part)) for part in ("method", "seed"))
         same = same and _settings_match(given["model_options"], recorded.get("model_options", {}))
         same = same and _settings_match(
             {part: given["cluster"][part] for part in COMPARED_ENGINE_SETTINGS}, recorded.get("cluster", {})

@@ -277,7 +277,8 @@ def test_store_without_conditional_writes_is_refused(tmp_path: Path, kind: Any) 
     fsspec.register_implementation(protocol, kind, clobber=True)
     store = CheckpointStore(f"{protocol}://{tmp_path}/store")
     with pytest.raises(
-        UserError, match=r"checkpoint_store: the store does not support conditional writes.*; use a store with conditional writes"
+        UserError,
+        match=r"checkpoint_store: the store does not support conditional writes.*; use a store with conditional writes",
     ):
         store.claim(tmp_path / "run")
     assert files_in(f"{protocol}://{tmp_path}/store") == []

@@ -432,10 +432,12 @@ def test_an_evaluation_of_the_same_model_rows_and_method_is_used_again(tmp_path:
     short = job.cluster.model_copy(update={"context_length": 512})
     assert find_recorded_evaluation(runs, job.model_copy(update={"cluster": short}), model, "test_file", 2) is None
     parser = job.model_options.model_copy(update={"tool_parser": "hermes"})
-    run.write_job(
-        job.model_copy(update={"model_options": parser}), resolve_plan(job, 480, 10**9)[0], {"digests": digest_job(job)}
-    )
-    assert find_recorded_evaluation(runs, job, model, "test_file", 2) == run.path, "auto meant hermes"
+    algorithm = job.reinforcement.algorithm.model_copy(update={"lora": None})
+    reinforcement = job.reinforcement.model_copy(update={"algorithm": algorithm})
+    method = job.method.model_copy(update={"reinforcement": reinforcement})
+    resolved = job.model_copy(update={"model_options": parser, "method": method})
+    run.write_job(resolved, resolve_plan(job, 480, 10**9)[0], {"digests": digest_job(job)})
+    assert find_recorded_evaluation(runs, job, model, "test_file", 2) == run.path, "auto meant hermes, without LoRA"
     rows.write_text('{"other": 1}\n')
     assert find_recorded_evaluation(runs, job, model, "test_file", 2) is None
     (runs / "broken").mkdir()
