@@ -35,7 +35,7 @@ class RftError(Exception):
 
     @property
     def problem(self) -> str:
-        """Part of the message that describes the problem; the complete message if it describes no fix."""
+        """Message without the part that describes the fix."""
         return str(self.details.get("problem", self.message))
 
     @property

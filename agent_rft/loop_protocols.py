@@ -37,9 +37,10 @@ class RolloutService(Protocol):
         """
 
     async def has_outage(self) -> bool:
-        """Return whether an endpoint is down: its circuit breaker is open, or so many rollouts fail that few start.
+        """Return whether an endpoint seems to be down.
 
-        The state does not change until a rollout calls the endpoint.
+        This is the case if the circuit breaker of an endpoint is open, or if so many rollouts failed that new rollouts
+        only start one at a time. The result does not change until another rollout calls the endpoint.
         """
 
     async def publish(self, version: int) -> SyncReport:

@@ -1,4 +1,4 @@
-"""Stored events: `RunEvent` adds job, step, time and message to an event, and converts it to and from a JSON line.
+"""Stored events. A `RunEvent` is an event with its job, step, time and message, and is stored as a JSON line.
 
 An event that was written by a later version cannot be decoded. Its stored level and message are shown instead.
 """

@@ -250,8 +250,9 @@ class DiscardedRollout:
 class GroupRequest:
     """A request for `size` rollouts of one task.
 
-    `index` numbers the requests in the order of their admission, which is the order of the groups in batches. `samples`
-    are the indexes of the rollouts, if only some of a task's rollouts are requested; otherwise it is empty.
+    Attributes:
+        index: Number of the request in the order of admission. Batches contain the groups in the same order.
+        samples: Indexes of the requested rollouts; empty if all rollouts of the task are requested.
     """
 
     task: Task
@@ -385,9 +386,9 @@ class Evaluation:
         intervals: 95 % confidence intervals (low, high) of `grade`, `pass_rate`, `pass_at_k` and, if available,
             `held_out`. They are computed from one mean per row, because the rollouts of a row are not independent.
             Empty if no rollout was graded.
-        missing_bounds: Bounds (low, high) of `grade`, `reward` and `pass_rate`: the means if all missing rollouts had
-            the lowest possible grade, and if all had the highest. Empty if no rollout is missing, and in evaluations
-            that 0.2.0 recorded.
+        missing_bounds: Bounds (low, high) of `grade`, `reward` and `pass_rate`. low is the mean if every missing
+            rollout had the lowest possible grade, and high is the mean if every missing rollout had the highest
+            possible grade. Empty if no rollout is missing, and in evaluations that agent-rft 0.2.0 recorded.
     """
 
     num_rows: int

@@ -24,7 +24,7 @@ SLOWER = 2.0
 SLACK_S = 0.05
 """Tolerance in seconds. The limit shrinks if the latency exceeds SLOWER * (usual latency) + SLACK_S."""
 USUAL_FAST, USUAL_SLOW = 0.2, 0.005
-"""Weights of the latest latency in the usual latency, which is a moving average.
+"""Two weights for adding the latest latency to the usual latency, which is a moving average.
 
 USUAL_FAST applies if latency falls, or stays high after the limit has shrunk to a quarter. USUAL_SLOW applies to small
 increases."""
@@ -33,7 +33,7 @@ increases."""
 class AdaptiveLimit:
     """Concurrency limit between 1 and `maximum`. All times are seconds on the same clock.
 
-    Outcomes of requests that were sent before the limit last shrank are ignored. The limit therefore shrinks at most
+    After the limit shrinks, outcomes of requests that were sent before are ignored. The limit therefore shrinks at most
     once per round trip.
     """
 

@@ -49,7 +49,7 @@ class CallErrors:
         return truncate(self.scrub(to_one_line(text)), EXCERPT_CHARS)
 
     def describe(self, answer: HttpResponse, asked: str = "") -> str:
-        """Return an answer's status and reason for use in an error message.
+        """Return text that describes an answer in an error message: the status and the reason.
 
         `asked` is inserted after the status, for example " with Retry-After: 5 s".
         """
@@ -75,7 +75,8 @@ class CallErrors:
     ) -> DiscardError:
         """Return the error of a call that failed after `attempts` attempts.
 
-        `failures` counts the attempts that failed for reasons other than backpressure; only these count as retries.
+        `failures` is the number of attempts that failed for reasons other than backpressure. Only these attempts are
+        included in the error's number of retries.
         """
         fix = self._credit_fix if kind == "no_credit" else FAILURE_FIXES[kind]
         return self._discard(

@@ -201,11 +201,11 @@ class EndpointClient:
         return self._errors.excerpt(text)
 
     def describe(self, answer: HttpResponse) -> str:
-        """Return an answer's status and reason, as part of a message; see CallErrors.describe."""
+        """Return text that describes an answer in a message; see CallErrors.describe."""
         return self._errors.describe(answer)
 
     def make_bad_answer_error(self, answer: HttpResponse, why: str, fix: str = "") -> DiscardError:
-        """Return the error for an answer that the caller cannot use, and count it. See CallErrors."""
+        """Return the error for an answer that the caller cannot use, and count the error. See CallErrors."""
         error = self._errors.make_bad_answer_error(answer, why, fix)
         self.counts.errors[error.details["kind"]] += 1
         return error
@@ -393,7 +393,10 @@ MAX_SHARE = 0.5
 
 
 class AccessHistory:
-    """History of an endpoint's latest WINDOW answers, which decides whether a 403 rejects the key or only a call."""
+    """History of an endpoint's latest WINDOW answers.
+
+    The history decides whether a 403 means that the key is wrong, or only that one call is forbidden.
+    """
 
     def __init__(self, has_answered: bool) -> None:
         """Start an empty history.

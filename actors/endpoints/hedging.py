@@ -18,7 +18,8 @@ async def send_with_hedges(
     """Send a request, and repeat it while it is slow. Return the first good answer, and whether a hedge returned it.
 
     `send_first` sends the request, and then sets the event that is passed to it. If there is no good answer when `wait`
-    completes, `send_hedge` sends the request again, at most `max_hedges` times; it returns None if it cannot.
+    completes, `send_hedge` sends the request again, at most `max_hedges` times. If `send_hedge` cannot send the
+    request, it returns None.
 
     Raises:
         Exception: The error of `send_first`, if no hedge returned a good answer either.

@@ -152,7 +152,8 @@ class ModelClient:
 class ModelClients:
     """Clients of the operator's models.
 
-    Each model and path has one client, so that all graders of a pool share the limits of a model's endpoint.
+    There is one client for each pair of model and path, so that all graders of a pool share the limits of a model's
+    endpoint.
     """
 
     def __init__(

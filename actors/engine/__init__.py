@@ -1,7 +1,7 @@
 """The vLLM engine, which samples tokens for prompts.
 
-The subpackages contain chat serving, grammars, the code in vLLM's workers, and engines that several jobs share. An
-engine turns tokens into tokens. It does not depend on tools, graders or rollouts.
+The subpackages contain chat serving, grammars, the code in vLLM's workers, and engines that several jobs share. The
+input and the output of an engine are tokens. An engine does not depend on tools, graders or rollouts.
 """
 
 import logging

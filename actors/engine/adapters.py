@@ -73,8 +73,8 @@ class Adapters:
     async def load(self, name: str, folder: Path) -> Adapter:
         """Return the adapter `name`; load it from `folder` if it is not loaded yet.
 
-        The folder is not needed after this call. Enter `use` before the next `await`; otherwise, another adapter may
-        replace this one.
+        The folder is not needed after this call. Enter the context manager `use` before the next `await`; otherwise,
+        another adapter may replace this one.
 
         Raises:
             Exception: The adapter is damaged or does not fit the model, or the engine died. The class of the exception

@@ -129,7 +129,10 @@ def build_engine_args(
 def _adapter_slot_args(
     config: EngineConfig, lora: AdapterConfig | None, adapter: AdapterFolder | None
 ) -> dict[str, Any]:
-    """Return vLLM's arguments for adapter slots that fit `adapter` and later adapters of the shape `lora`."""
+    """Return vLLM's arguments for adapter slots; empty if `lora` is None.
+
+    The slots are large enough for `adapter` and for later adapters with the configuration `lora`.
+    """
     if lora is None:
         return {}
     rank = lora.rank if adapter is None else max(lora.rank, adapter.config.rank)

@@ -35,7 +35,7 @@ The newest version of the adapter takes one slot, and each older version that is
 all slots are taken, the next version waits until the requests of the oldest version have ended."""
 
 SHARED_ADAPTERS = 8
-"""Adapter slots of a shared engine: one for each of at most seven jobs, and one for the next version."""
+"""Adapter slots of a shared engine: one slot for each of at most seven jobs, and one slot for loading a new version."""
 
 
 def adapter_slot_rank(rank: int) -> int:

@@ -1,8 +1,8 @@
 """Record of the running and the waiting requests in an engine.
 
-A few requests wait inside the engine, so that no slot is idle between the end of a request and the arrival of the next
-request. The engine starts requests in order of arrival. Therefore the first `count` requests are running, and later
-ones wait.
+The engine has `count` slots, and a request runs in one slot. A few more requests wait inside the engine, so that a slot
+is not idle until the next request arrives. The engine starts requests in order of arrival. Therefore the first `count`
+requests are running, and later requests wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 class RequestSlot:
     """One request inside the engine.
 
-    `started` is the time at which the request began to run; while it waits, the time at which it arrived.
+    `started` is the time at which the request began to run. While the request waits, `started` is the time at which it
+    arrived.
     """
 
     request_id: str

@@ -184,14 +184,14 @@ class Engine:
         if self.config.gpus > 0:
             found: NDArray[np.integer[Any]] | None = output.routed_experts
         else:
-            with as_engine_failed("report the experts that the model chose"):
+            with as_engine_failed("return the experts to which the model routed each token"):
                 [taken] = await self._client.run_while_alive(
                     self._client.llm.collective_rpc("take_experts", args=(request_id,))
                 )
             found = None if taken is None else np.frombuffer(taken[0], taken[1]).reshape(taken[2])
         num_computed = num_prompt + len(output.token_ids) - 1
         if found is None or len(found) < num_computed:
-            raise EngineFailed("an engine did not record the experts that the model chose")
+            raise EngineFailed("an engine did not record the experts to which the model routed each token")
         return found[:num_computed]
 
     async def prompt_logprobs(self, token_ids: Sequence[int], job: str = "") -> NDArray[np.float32]:
@@ -303,7 +303,7 @@ class Engine:
         return self._slots.busy_s
 
     def live_metrics(self, job: str = "") -> dict[str, float]:
-        """Return the current metrics of a job's tenant, keyed by the metric names in `agent_rft.metrics`."""
+        """Return the current metrics of one job on this engine, keyed by the metric names in `agent_rft.metrics`."""
         tenant, (inside, waiting) = self._tenant(job), self._admission.count_for(job)
         used = min(inside, self._slots.count)
         return {

@@ -110,8 +110,8 @@ def _close_connections(resources: Any) -> None:
     """Close the sockets and the ZeroMQ context of an MPClient's BackgroundResources.
 
     The sockets are closed first, because the context waits for open sockets. If the engine's core died, a vLLM thread
-    may not have closed the sockets yet. The context's own method `destroy` does not close them, because they belong to
-    an asyncio shadow of the context.
+    may not have closed the sockets yet. The context's own method `destroy` does not close the sockets, because they
+    belong to a second, asyncio context object.
     """
     for held in list(vars(resources).values()):
         if isinstance(held, zmq.Socket):
@@ -201,7 +201,7 @@ def create_chat_serving(client: Any, common: dict[str, Any], parsers: dict[str, 
 
 
 def serve_adapter(serving: Any, lora: Any) -> None:
-    """Make an adapter, given as a LoRARequest, available by name to the requests of a serving layer.
+    """Let the requests of a serving layer use an adapter by its name. `lora` is the adapter's LoRARequest.
 
     Uses: `OpenAIServingModels.lora_requests`.
     Why: load_lora_adapter would load the adapter again under another id.

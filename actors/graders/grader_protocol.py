@@ -107,7 +107,7 @@ def truncate_reason(text: str) -> str:
 def range_problem(value: float, score_range: tuple[float, float] | None) -> str | None:
     """Return the problem with a grade outside `score_range`; None if the grade is allowed.
 
-    The problem is the end of a sentence, such as "is 7, outside the grader's range of 0 to 1".
+    The returned text completes a sentence, for example "is 7, outside the grader's range of 0 to 1".
     """
     if score_range is None or score_range[0] <= value <= score_range[1]:
         return None

@@ -269,7 +269,10 @@ def iterate_templates(spec: GraderSpec) -> Iterator[tuple[str, str]]:
 
 
 def _find_own_problems(spec: GraderSpec, operator: OperatorConfig) -> Iterator[Problem]:
-    """Yield one grader's problems, except those in its templates or parts. Fields are relative to the grader."""
+    """Yield one grader's problems, except those in its templates or parts.
+
+    The fields of the problems are relative to the grader.
+    """
     match spec:
         case EndpointGrader():
             if problem := find_endpoint_problem(spec.url, spec.headers):
@@ -289,7 +292,8 @@ def _find_own_problems(spec: GraderSpec, operator: OperatorConfig) -> Iterator[P
         case CodeCheckGrader():
             if spec.check == "reference_returned" and not spec.reference:
                 fix = "set `reference` to the reference solution, for example {{ item.reference }}"
-                yield Problem("missing_reference", "reference", "is required by the check reference_returned", fix)
+                message = "is missing, but the check `reference_returned` requires a reference"
+                yield Problem("missing_reference", "reference", message, fix)
         case MultiGrader():
             yield from _find_multi_problems(spec)
         case StringCheckGrader() | LengthGrader():

@@ -120,7 +120,10 @@ class PythonNodes:
 
 
 class _RemotePythonGrader:
-    """Client of a python grader in the PythonGraderActor that `nodes` calls. `key` identifies the grader there."""
+    """Client of a python grader that runs in a PythonGraderActor.
+
+    `nodes` sends the calls to the actor. `key` identifies the grader in the actor.
+    """
 
     def __init__(self, nodes: PythonNodes, key: int, settings: tuple[Any, ...]) -> None:
         self._nodes = nodes

@@ -24,9 +24,9 @@ from agent_rft.spec.graders import SingleGrader
 from agent_rft.types import Grade
 
 INLINE_CHARS = 100_000
-"""Maximum total length of a trial's rendered templates, over all parts and samples, that this process grades itself.
+"""Total length of rendered templates up to which this process grades the samples of a trial itself.
 
-A separate process grades the remaining samples."""
+The length is the sum over all parts and samples. A separate process grades the remaining samples."""
 CPU_S = 100
 """Maximum CPU seconds of the process. A grader has at most 64 parts, and the slowest metric takes about a second."""
 MEMORY_BYTES = 2 << 30
@@ -113,5 +113,5 @@ async def _run_process(request: bytes) -> dict[str, Any]:
         return answers
     if process.returncode == -signal.SIGXCPU:
         raise GraderFailed(f"the comparison used more than {CPU_S} s of CPU time: use shorter texts")
-    log.error("the text grader process ended with exit code %d: %s", process.returncode, errors[-LOGGED_BYTES:])
+    log.error("the process that compares texts ended with exit code %d: %s", process.returncode, errors[-LOGGED_BYTES:])
     raise GraderFailed("the process that compares texts ended unexpectedly: use shorter texts")

@@ -22,7 +22,7 @@ SHARE = 0.75
 """Maximum share of the slots, and of the queue, for one API key. The rest stays free for other keys."""
 
 Slot = Callable[[], AbstractAsyncContextManager[None]]
-"""Function that returns a context manager that waits for a slot and then holds it."""
+"""Function that returns a context manager. The context manager waits for a slot, and holds the slot until it ends."""
 
 
 class TrialSlots(FairSlots):

@@ -17,7 +17,7 @@ GRACE_S = 10.0
 STEP_LIMIT_FACTOR = 5.0
 """Time limit per token, as a multiple of the measured mean time."""
 FIRST_STEP_LIMIT_FACTOR = 20.0
-"""Time limit per token before any step was measured, as a multiple of the assumed time."""
+"""Time limit per token until a first step has been measured, as a multiple of `assumed_token_s` in `StepLimit`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from agent_rft.actors.rollout.episode import RolloutRequest
 
 MAX_EXTRA_ROLLOUTS = 2
-"""Maximum number of rollouts in flight by which a group's preferred engine may exceed the least loaded engine."""
+"""Maximum additional load with which a group's engine is preferred to the least loaded engine.
+
+The load of an engine is its number of rollouts in flight."""
 
 GroupKey = tuple[int, str]
 """Epoch and row id of a group. Retries and a second sampling of the group have the same key."""

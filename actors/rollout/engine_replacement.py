@@ -1,7 +1,7 @@
-"""Replacement of engines: each slot of the fleet gets a new engine when its engine fails or differs from the learner.
+"""Replacement of engines that fail, or whose weights or log-probabilities differ from the learner's.
 
-An engine takes rollouts only after it has loaded the published weights. A budget limits the number of replacements, so
-that engines that crash repeatedly end the job.
+Each engine has a slot in the fleet, which gets the new engine. An engine takes rollouts only after it has loaded the
+published weights. A budget limits the number of replacements, so that engines that crash repeatedly end the job.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ReplacementBudget:
             self._emit(EngineUnstable(engine=engine, times=self._num_consecutive[engine], reason=reason))
 
     def reset(self, version: int, engines: Collection[str]) -> None:
-        """Reset the number of replacements since the last weight update, because `engines` have loaded `version`.
+        """Set the number of replacements since the last weight update to 0, after `engines` have loaded `version`.
 
         Does nothing if `engines` is empty, or if `version` is not newer than at the last reset.
         """
@@ -124,7 +124,7 @@ class FleetSlots:
         self.budget = ReplacementBudget(size, emit)
         self.is_offloaded = False
         self.publish_lock = asyncio.Lock()
-        """Lock that is held while new weights are collected. No published weights are available during this time."""
+        """Lock that is held while new weights are collected. While it is held, no published weights can be read."""
         self._spawn = spawn
         self._emit = emit
         self._on_lost = on_lost

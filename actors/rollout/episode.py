@@ -111,7 +111,10 @@ class Sessions(Protocol):
 
 
 def derive_turn_seed(job: str, request: RolloutRequest, turn: int) -> int:
-    """Return the seed of one turn. Each turn has a different seed, and a repeated request has the same seeds."""
+    """Return the seed of one turn.
+
+    Each turn of a request has a different seed. If the request is repeated, its turns have the same seeds as before.
+    """
     parts = (job, request.epoch, request.task.row_id, request.sample, request.attempt, turn)
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
 

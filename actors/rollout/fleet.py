@@ -70,7 +70,7 @@ class Fleet:
     """All engines of a run; implements `agent_rft.loop_protocols.RolloutService` with rollout workers.
 
     Args:
-        spawn: Creates the actor of the fleet slot with this index, without starting the engine.
+        spawn: Creates the actor of a fleet slot, given the slot's index, without starting the engine.
         size: Number of engines.
         assign: Chooses the engine of each rollout.
         canary_limit: Mean absolute difference between an engine's and the learner's log-probabilities, in nats, at
@@ -79,7 +79,7 @@ class Fleet:
         emit: Receives the events of engines and of throttled rollouts.
         on_lost: Called with the name of each engine that is lost. Its rollouts are lost, too.
         endpoints: Functions that return the statistics of endpoints, by endpoint name.
-        wait_for_resources: Returns when the cluster has resources for the slot with this index.
+        wait_for_resources: Returns when the cluster has resources for a fleet slot, given the slot's index.
         kill: Kills the process of an actor.
         start_timeout_s: Time limit for starting an engine, not counting the wait for resources.
     """

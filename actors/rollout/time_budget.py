@@ -41,7 +41,7 @@ class TimeBudget:
     async def stage(self, waits_for: str) -> AsyncIterator[None]:
         """Context manager for a stage of the rollout.
 
-        Time in the stage that is not counted as model or tool time counts as waiting for `waits_for`, the name of an
+        The duration of the stage, without its model and tool time, counts as waiting for `waits_for`, the name of an
         engine or endpoint.
 
         Raises:

@@ -20,7 +20,7 @@ from agent_rft.errors import ActorStartFailed, DiscardError, RftError
 T = TypeVar("T")
 
 DEADLINE_S = 3600.0
-"""Timeout of calls that have shorter deadlines inside the actor. It expires only if the process hangs."""
+"""Timeout of calls that have shorter deadlines inside the actor. It is reached only if the actor's process hangs."""
 READ_TIMEOUT_S = 10.0
 """Timeout of calls that only read values."""
 RESTART_S = 60.0

@@ -92,7 +92,7 @@ class ChannelActor:
             return None
 
     async def lifeline(self) -> None:
-        """Never return; callers detect the death of the actor when this call fails."""
+        """Wait forever. If this call fails, the caller knows that the actor died."""
         await asyncio.Event().wait()
 
     async def call(self, method: str, arguments: Sequence[Any]) -> Any:

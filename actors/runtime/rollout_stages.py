@@ -45,7 +45,7 @@ class RolloutStages:
         self._since.pop(trace_id, None)
 
     def list_longest(self) -> list[WorkInProgress]:
-        """Return the MAX_PER_STAGE rollouts of each stage that have been in their stage longest."""
+        """Return the rollouts that have been in their stage longest, at most MAX_PER_STAGE for each stage."""
         now = self._clock()
         stages: dict[str, list[WorkInProgress]] = defaultdict(list)
         for trace_id, (stage, since) in self._since.items():

@@ -43,9 +43,9 @@ class WatchedActor:
     """An actor that the watchdog checks.
 
     `heartbeat` asks the actor for its work in progress. `give_up` replaces or restarts the actor, and receives the
-    reason. `incarnation` is a different object for each new process of the actor. `waits_here` returns whether a given
-    piece of work waits for this actor. If the actor becomes silent, the report lists the work for which `waits_here` is
-    True. If `waits_here` is None, the report lists the actor's own work.
+    reason. `incarnation` is a different object for each new process of the actor. `waits_here` returns whether some
+    work waits for this actor. If the actor does not answer, the watchdog reports all work for which `waits_here`
+    returns True. If `waits_here` is None, the watchdog reports the actor's own work.
     """
 
     name: str

@@ -102,7 +102,7 @@ def _enable(parent: Path) -> None:
         OSError: `parent` lacks the controllers, contains processes, or is not writable.
     """
     if not set((parent / "cgroup.controllers").read_text().split()) >= CONTROLLERS:
-        raise OSError(f"{parent} lacks the controllers memory and pids")
+        raise OSError(f"{parent} does not have the cgroup controllers `memory` and `pids`")
     control = parent / "cgroup.subtree_control"
     if not set(control.read_text().split()) >= CONTROLLERS:
         control.write_text("+memory +pids")

@@ -55,7 +55,8 @@ class SandboxMemory(NamedTuple):
 def read_socket_capacity() -> int:
     """Return the number of bytes that one socket of a socket pair can hold.
 
-    This is twice the size of the socket's buffer, because the buffer accepts one more message of its own size.
+    This is twice the size of the socket's buffer. A socket accepts a message while its buffer is not full, and the
+    message may be as large as the buffer.
     """
     try:
         with open(BUFFER_FILE) as file:

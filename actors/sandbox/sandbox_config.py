@@ -80,7 +80,8 @@ def _packages() -> list[str]:
 def _path_inside(path: str, method: SandboxMethod) -> str:
     """Return the path of a file inside the sandbox, given its path outside.
 
-    In a sandbox, SCRATCH is another folder, so `/tmp/x` becomes `/.outside/tmp/x`. All other paths stay the same.
+    In a sandbox, `/tmp` is the sandbox's own folder, so the outside file `/tmp/x` has the path `/.outside/tmp/x`. All
+    other paths stay the same.
     """
     return f"/.outside{path}" if method != "none" and path.startswith(f"{SCRATCH}/") else path
 
@@ -103,7 +104,10 @@ def _environment(method: SandboxMethod) -> dict[str, str]:
 
 
 def launch_config(method: SandboxMethod, limits: SandboxLimits, script: str) -> dict[str, Any]:
-    """Return the configuration of a launcher that runs `script`, a file of this folder, in a sandbox."""
+    """Return the configuration of a launcher that runs a script in a sandbox.
+
+    `script` is the name of a file in the folder of this module.
+    """
     top = str(PACKAGE.parent) if method == "none" else "/.own"
     binds, links = _binds(method)
     binds += [(str(PACKAGE / name), f"{top}/agent_rft/{name}") for name in PACKAGE_FILES]

@@ -31,7 +31,7 @@ from agent_rft.actors.sandbox.memory_usage import SandboxMemory, list_process_tr
 from agent_rft.actors.sandbox.untrusted_runner import MEMORY_EXIT
 
 OWN_PROCESSES = 2
-"""Processes that the cgroup counts in addition to the grader's: the worker and bubblewrap's first process."""
+"""Number of our own processes in the cgroup of a sandbox: the worker and bubblewrap's first process."""
 POLL_S = 0.05
 GONE_WITHIN_S = 10.0
 

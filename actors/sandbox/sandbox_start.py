@@ -1,10 +1,10 @@
 """Startup of sandboxes. A sandbox uses namespaces that we create or, if this fails, the program bubblewrap.
 
-Some systems allow user namespaces only to listed programs (AppArmor on Ubuntu 24.04 and later). Ordinary users need
-bubblewrap there. After the worker has dropped its privileges, it checks which protections are effective. If one of the
-PROTECTIONS is missing, the start fails before the worker gets the grader's source. Without a sandbox
-(`unsandboxed_python`), only the deadline and the limits of each process apply. docs/security.md has a table of the
-protections of each method.
+Some systems, such as Ubuntu 24.04 and later with AppArmor, allow user namespaces only for listed programs. On these
+systems, users other than root need bubblewrap. After the worker has dropped its privileges, it checks which protections
+are effective. If one of the PROTECTIONS is missing, the start fails before the worker gets the grader's source. Without
+a sandbox (`unsandboxed_python`), only the deadline and the limits of each process apply. docs/security.md has a table
+of the protections of each method.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def choose_sandbox_method(report: SandboxReport, unsandboxed: bool) -> SandboxMe
 
 
 class SandboxReportCache:
-    """Cache of this machine's report. A report of failure is not cached, since the failure may be temporary."""
+    """Cache of the report on sandboxes on this machine. A failure is not cached, because it may be temporary."""
 
     def __init__(self, make: Callable[[], SandboxReport]) -> None:
         self._make = make

@@ -1,8 +1,8 @@
 """Inner process of one sandbox: drops its privileges, runs the grader's module once, and forks for each grade.
 
 Each grade runs in a separate fork, which starts with the freshly imported module. The fork and all its descendants are
-killed before the next grade starts. The fork writes its answer to a separate pipe, after a nonce that no other grade
-receives.
+killed before the next grade starts. The fork writes a nonce and its answer to a separate pipe. No other grade receives
+this nonce.
 
 The worker is the first process of its namespace, so no process inside can kill or stop it. It is run by path, as
 `python -I -S sandbox_worker.py`. It exchanges messages over the socket on descriptor 0. Each message starts with its
@@ -10,8 +10,9 @@ length in four bytes. The first message is the configuration (`worker_config` in
 `agent_rft.actors.sandbox.sandbox_config`), and the worker answers with the effective protections. Only then does the
 owner send the grader's source, so no untrusted code runs if a protection is missing.
 
-If there is a runner (`agent_rft.actors.sandbox.untrusted_runner`), the arguments are the descriptors of two more
-sockets. The first socket carries the grades' requests to run code. The second socket carries the id of each new grade.
+If there is a runner (`agent_rft.actors.sandbox.untrusted_runner`), the worker's command-line arguments are the
+descriptors of two more sockets. The first socket carries the grades' requests to run code. The second socket carries
+the id of each new grade.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def make_answer(value: Any) -> WorkerMessage:
     train = value.get("train", True)
     numpy = sys.modules.get("numpy")
     if not isinstance(train, bool) and not (numpy is not None and isinstance(train, numpy.bool_)):
-        return {"error": f"the train that grade returned is {_describe(train)}, but must be True or False"}
+        return {"error": f"grade returned a dict in which `train` is {_describe(train)}, but must be True or False"}
     return make_value_message(value["score"]) | {"train": bool(train)}
 
 
@@ -230,9 +231,9 @@ def fork_grade(
 
 
 def read_grade(read: int, pid: int) -> tuple[bytes, int]:
-    """Read the fork's output up to a line break or its end; return the output and the fork's exit status.
+    """Return the fork's output and exit status.
 
-    Kills the remaining processes of the grade.
+    Reads until the output ends with a line break or the fork ends. Then kills the remaining processes of the grade.
     """
     os.set_blocking(read, False)
     pidfd = os.pidfd_open(pid)

@@ -1,4 +1,7 @@
-"""Cleanup of a worker's scratch folder after each grade. The grade may have replaced the folder."""
+"""Cleanup of a worker's scratch folder after each grade.
+
+A grade may replace the folder, so the cleanup checks that it is the same folder and follows no links.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sandboxed execution of untrusted code for any process, such as a user's server. Each run gets a new sandbox.
 
-A run ends when this process closes the connection: the launcher then kills everything in the sandbox.
+The launcher kills everything in the sandbox when the process that requested the run closes the connection.
 """
 
 from __future__ import annotations

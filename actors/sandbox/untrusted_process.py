@@ -1,8 +1,8 @@
-"""First process of a sandbox for one run: drops its privileges, runs the code in a fork, and measures its time.
+"""First process of a sandbox for one run: drops its privileges, runs the code in a fork, and measures the fork's time.
 
-This process does not execute the code itself, and no process in the sandbox can signal, trace or stop it. Wall time is
-measured with the monotonic clock, from the start of the code's process to its end. CPU time is the kernel's sum for
-that process and all its descendants, which are killed and reaped when the process ends. The seccomp filter prevents the
+The first process does not execute the code itself, and no process in the sandbox can signal, trace or stop it. Wall
+time is measured with the monotonic clock, from the start of the fork to its end. CPU time is the kernel's sum for the
+fork and all its descendants. The descendants are killed and reaped when the fork ends. The seccomp filter prevents the
 code from ignoring SIGCHLD, so every child is counted. Output is truncated while it is read.
 """
 

@@ -1,10 +1,10 @@
 """Runner of untrusted code for the grades of one worker: one run at a time, each in a separate sandbox.
 
 The launcher forks the runner before it creates the worker's namespaces. The runner is therefore outside the worker's
-sandbox and has no seccomp filter. A grade requests a run and receives its outcome over a socket that keeps message
-boundaries. The runner accepts no other request and does not trust any part of a message. On a second socket, the worker
-sends the id of each grade that begins. The runner then kills the run of the previous grade; it does the same when the
-worker ends.
+sandbox and has no seccomp filter. The process of a grade sends requests for runs, and receives the outcomes, over a
+socket that keeps message boundaries. The runner accepts no other kind of request and does not trust any part of a
+message. On a second socket, the worker sends the id of each grade that begins. The runner then kills the run of the
+previous grade. The runner also kills the run if the worker ends.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class UntrustedRunner:
         return build_answer(message, os.waitstatus_to_exitcode(status) == MEMORY_EXIT, limits, usage, began)
 
     def _start(self, channel: socket.socket, worker: RunnerConfig) -> None:
-        """Let the sandbox drop its privileges, and check its protections."""
+        """Make the sandbox drop its privileges, then check the protections that the sandbox reports."""
         deadline = time.monotonic() + START_S
         try:
             untrusted.send(channel, json.dumps(worker).encode())
@@ -141,7 +141,7 @@ class UntrustedRunner:
         check_protections(self._config, report)
 
     def _outcome(self, channel: socket.socket, request: bytes, wall_s: float) -> bytes | None:
-        """Send the request to the sandbox and return its outcome; None if the sandbox was killed."""
+        """Send the request to the sandbox and return the outcome of the run; None if the sandbox was killed."""
         with suppress(OSError, EOFError, ValueError):
             untrusted.send(channel, request)
             return self._receive_frame(channel, time.monotonic() + wall_s + GRACE_S)
@@ -199,7 +199,7 @@ def hold_in_this_process(hold: Hold, launch: RunnerConfig, channel: socket.socke
 
 
 def make_run_configs(config: RunnerConfig, limits: dict[str, float]) -> tuple[RunnerConfig, RunnerConfig]:
-    """Return the configurations for launching the sandbox of one run, and for the sandbox's first process."""
+    """Return two configurations for one run: one to launch the sandbox, and one for the sandbox's first process."""
     launch = {**config["launch"], "memory_bytes": limits["memory_bytes"]}
     worker = {**config["worker"], "run": limits, "main": MAIN}
     worker["limits"] = {**worker["limits"], "AS": limits["memory_bytes"]}
@@ -273,7 +273,10 @@ def check_file_name(name: object) -> None:
 
 
 def build_answer(message: bytes | None, over_memory: bool, limits: dict[str, float], usage: Any, began: float) -> bytes:
-    """Build the answer for a run from its sandbox's report or, without a report, from times measured outside."""
+    """Build the answer for a run from the sandbox's report.
+
+    If there is no report, the answer contains the times that were measured outside the sandbox.
+    """
     wall_s, cpu_s = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     outcome = {"exit": -9, "timed_out": wall_s >= limits["wall_s"], "wall_s": wall_s, "cpu_s": cpu_s}
     output: list[bytes] = []

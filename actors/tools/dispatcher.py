@@ -33,7 +33,7 @@ TOO_LARGE = (
 )
 UNREADABLE = "Error: the output has a part of the type {!r}, but the model reads only text."
 UNSUPPORTED_PART = "unsupported_part"
-"""Kind of error of an output with a part that is not text, in the endpoint's statistics."""
+"""Error kind, in an endpoint's statistics, of an output that has a part other than text."""
 TOO_LARGE_REQUEST = (
     f"Error: HTTP 413 Content Too Large. The call is over {MAX_REQUEST_BYTES:,} bytes and was not made. "
     "Give shorter arguments."
@@ -174,9 +174,12 @@ def _make_no_server_error(name: str) -> ToolFailed:
 
 
 def _make_row_error(what: str, item: dict[str, Any], num_bytes: int) -> ToolFailed:
-    """Return the error for a call that is too large because of its row, which the model cannot change."""
-    row = f"of which the row takes {len(encode_json(item)):,} bytes"
-    size = f"the request has {num_bytes:,} bytes (limit {MAX_REQUEST_BYTES:,}), {row}"
+    """Return the error for a call that is too large because of the row's data.
+
+    The model cannot change the row, so the rollout is discarded.
+    """
+    row = f"the row alone has {len(encode_json(item)):,} bytes"
+    size = f"the request has {num_bytes:,} bytes (limit {MAX_REQUEST_BYTES:,}), and {row}"
     problem = f"{what} was not called, because {size}"
     fix = "shorten the row: keep large values in a file that the tool reads"
     return ToolFailed(f"{problem}; {fix}", problem=problem, fix=fix, kind="request_too_large")

@@ -257,7 +257,10 @@ class DispatcherClient:
 
 
 class WorkerSessions:
-    """Tool sessions of one engine worker's episodes. `owner` identifies the worker, and changes when it restarts."""
+    """Tool sessions of the episodes that run in one engine worker.
+
+    `owner` identifies the worker. A restarted worker has a new `owner`.
+    """
 
     def __init__(self, dispatcher: DispatcherClient, owner: str) -> None:
         self._dispatcher = dispatcher

@@ -19,9 +19,10 @@ OTHER_PARTS = {
     "resource_link": ("uri",),
     "video_url": ("video_url",),
 }
-"""Types of the other content parts in OpenAI's, Anthropic's and MCP's formats, with the keys of which a part has one.
+"""Types of content parts other than text in OpenAI's, Anthropic's and MCP's formats, with the keys of each type.
 
-The keys distinguish a part from a tool's own records, such as `{"type": "file", "path": "a.txt"}`."""
+A part has at least one of the keys of its type. The keys distinguish a part from a tool's own records, such as
+`{"type": "file", "path": "a.txt"}`."""
 
 
 class ReadableOutput(NamedTuple):
@@ -39,8 +40,8 @@ class ReadableOutput(NamedTuple):
 def read_output(output: Any) -> ReadableOutput:
     """Convert a tool's JSON value `output` to text.
 
-    A list of text parts becomes its text, and so does MCP's `{"content": [parts], "isError": ...}`. Null is an empty
-    result. Any other value that is not a string becomes JSON.
+    A list of parts, or MCP's `{"content": [parts], "isError": ...}`, becomes the joined text of its parts. Null is an
+    empty result. Any other value that is not a string becomes JSON.
     """
     if output is None:
         return ReadableOutput("")

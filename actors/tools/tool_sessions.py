@@ -152,7 +152,7 @@ class ToolSessions:
         self._closed = False
         self._stats = ToolSessionStats()
         self.refused_end = ""
-        """Description of the latest answer, with a status other than 2xx, to a request that ends a session."""
+        """Description of the latest failed answer (status other than 2xx) to a request that ends a session."""
 
     async def start(self, trace_id: str, item: dict[str, Any], owner: str = "") -> None:
         """Open a rollout's session, and return when it can be used. Cancelling this call ends the session.
@@ -264,7 +264,10 @@ class ToolSessions:
             self._stats.recovered += 1
 
     async def _run(self, session: _Session) -> None:
-        """Open and end one session. The task may be cancelled only before it sends the start request."""
+        """Open one session and end it.
+
+        The task that runs this method may be cancelled only before it sends the start request.
+        """
         async with self._max_open:
             if not session.requested:
                 async with self._starting:

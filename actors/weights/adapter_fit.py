@@ -15,9 +15,10 @@ PREFIX = "base_model.model."
 
 
 def find_adapter_problem(adapter: Path, base: Path) -> str | None:
-    """Return a message if the adapter in a folder does not fit the base model; None if the headers show no problem.
+    """Return a message if the adapter in a folder does not fit the base model.
 
-    Base model tensors whose names differ from the adapter's module names, such as fused experts, are not compared.
+    Returns None if the headers of the weight files show no problem. Base model tensors whose names differ from the
+    adapter's module names, such as fused experts, are not compared.
     """
     try:
         adapted, shapes = _read_shapes([adapter / WEIGHTS_FILE]), _read_shapes(sorted(base.glob("*.safetensors")))

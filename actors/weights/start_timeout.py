@@ -7,7 +7,7 @@ from pathlib import Path
 from agent_rft.trainer.learner.adapter import AdapterFolder
 
 START_TIMEOUT_S = 900.0
-"""Timeout for everything but reading the weights: imports, compilation, warm-up."""
+"""Timeout for starting a model process, except for reading the weights: for imports, compilation and warm-up."""
 READ_BYTES_PER_S = 50e6
 """Assumed minimum speed of reading weights, for a slow network disk that several nodes read concurrently."""
 

@@ -148,7 +148,7 @@ class WeightSync:
     def check_loaded_weights(self, published: PublishedWeights, loaded: WeightLoadResult) -> float | EngineFailed:
         """Return the engine's pause in seconds if it loaded the learner's weights, else its failure.
 
-        Missing tensors are accepted until one of the engines has loaded all tensors.
+        An engine may report tensors that it did not load, as long as no engine has loaded all tensors.
         """
         if any(checksum != published.checksum for checksum in loaded.checksums):
             what = f"the learner's checksum for version {published.version}"

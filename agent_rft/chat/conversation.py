@@ -26,7 +26,7 @@ class SupervisedSample:
 
 
 ConversationSampler = Callable[[Sequence[Message], Sequence[ToolSchema]], list[SupervisedSample]]
-"""Function that returns the samples of a conversation: `split_conversation` with a renderer bound."""
+"""Function that converts a conversation to training samples: `split_conversation` without its argument `renderer`."""
 
 
 def split_conversation(
@@ -34,8 +34,8 @@ def split_conversation(
 ) -> list[SupervisedSample]:
     """Convert a conversation to training samples.
 
-    A conversation is one sample if the template only appends to the rendered text. Wherever the template renders
-    earlier turns differently than before, a new sample starts.
+    The conversation is one sample if each turn only adds text to the rendered text. If the template changes the text of
+    earlier turns, a new sample starts. For example, some templates remove the reasoning of earlier turns.
 
     The mask covers the text that the model would sample: everything after the generation prompt, up to and including
     the stop token. Assistant messages with `weight` 0 are not covered. Messages after the last trained turn are

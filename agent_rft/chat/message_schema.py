@@ -34,7 +34,7 @@ class RequestPart(BaseModel):
 
 def _check_part_type(value: Any) -> Any:
     if isinstance(value, str) and value not in (*TEXT_PARTS, "refusal"):
-        raise ValueError(f"the part type {value[:MAX_TYPE_CHARS]!r} is not supported; only text is")
+        raise ValueError(f"the part type {value[:MAX_TYPE_CHARS]!r} is not supported; use parts of the type text")
     return value
 
 
@@ -64,7 +64,7 @@ def join_texts(texts: Iterable[str]) -> str:
 
 
 def content_kind(value: Any) -> str:
-    """Return "list" or "text", the type of the content, so that pydantic reports errors only for this type."""
+    """Return the type of the content: "list" or "text". Pydantic then validates the content only as this type."""
     return "list" if isinstance(value, list) else "text"
 
 
@@ -79,7 +79,10 @@ Parts = Annotated[
 
 
 def message_kind(message: Any) -> str:
-    """Return the kind of model for a message, by its role: `assistant`, `tool`, or `plain` for all other roles."""
+    """Return the kind of a message: its role if the role is `assistant` or `tool`, otherwise `plain`.
+
+    Pydantic selects the class of the message by this kind.
+    """
     role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
     return role if role in ("assistant", "tool") else "plain"
 

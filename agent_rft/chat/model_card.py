@@ -1,7 +1,7 @@
-"""The model card agent_rft.json of a trained model: the model's format, for serving and further training.
+"""The file agent_rft.json, which describes the conversation format of a trained model.
 
-The file is in the model's folder. The chat template and the stop tokens are also stored in the usual Hugging Face
-files, which other libraries read.
+The file is in the model's folder, and is read for serving and further training. The chat template and the stop tokens
+are also stored in the usual Hugging Face files, which other libraries read.
 """
 
 from __future__ import annotations

@@ -114,7 +114,10 @@ class Renderer:
         return self._render(self._to_template_messages(messages), tools, generate=add_generation_prompt)
 
     def rewrites_developer(self, messages: Sequence[Message]) -> bool:
-        """Return whether a developer message is rendered as a system message, because the template omits the role."""
+        """Return whether a developer message is rendered as a system message.
+
+        This is the case if the template does not support the role `developer`.
+        """
         given = [message["role"] for message in messages].count("developer")
         if not given:
             return False

@@ -18,7 +18,8 @@ _QUESTION: Message = {"role": "user", "content": "question"}
 _ANSWER: Message = {"role": "assistant", "content": "\ue002answered\ue003"}
 INSTRUCTION_ROLES = ("system", "developer")
 MAX_ROLE_PROBES = 64
-"""Maximum number of results of `find_instruction_roles` to cache, because clients choose the roles."""
+"""Maximum number of cached results of `find_instruction_roles`. The cache is bounded, because clients can send
+any roles."""
 REASONING_FIELDS = ("content", "reasoning_content", "reasoning", "thinking")
 """Fields that may contain a turn's reasoning. In `content`, the reasoning is between delimiters."""
 
@@ -128,9 +129,9 @@ class TemplateFormat:
     def _find_instruction_roles(self, roles: tuple[str, ...], *, is_first: bool) -> tuple[str, ...] | None:
         """Return the roles in which to render consecutive system and developer messages.
 
-        The result is `roles` if the template renders such messages in their order. Otherwise it is `("system",)` if
-        the template renders one system message in their place, or None. With `is_first`, the messages are the first
-        messages of a conversation.
+        The result is `roles` if the template renders all these messages in their order. Otherwise, the result is
+        `("system",)` if the template can render one system message instead of them. If the template cannot do either,
+        the result is None. With `is_first`, the messages are the first messages of a conversation.
         """
         before: list[Message] = [] if is_first else [_QUESTION | {"content": _REASONING}, _ANSWER]
         for tried in (roles, ("system",)):

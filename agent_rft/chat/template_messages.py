@@ -161,11 +161,11 @@ def format_arguments(arguments: Any) -> str:
 
 
 class _NotJson(ValueError):
-    """A number that Python's parser reads although it is not JSON, or has no finite value."""
+    """Error: the text contains an invalid number, such as `NaN` or `1e999`, or is nested too deeply."""
 
 
 def parse_arguments(arguments: str) -> Any:
-    """Parse the arguments of a sampled call, which other JSON parsers must be able to read too.
+    """Parse the arguments of a sampled call. Only JSON that every JSON parser can read is accepted.
 
     Raises:
         UnicodeEncodeError: A string contains half of a surrogate pair.

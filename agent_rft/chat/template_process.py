@@ -82,7 +82,11 @@ class RenderedTextTooLarge(Exception):
 
 
 class TemplateWorker:
-    """Compiles the template in the first message, and renders it with the variables in each later message."""
+    """Renders one chat template.
+
+    The first message contains the template, which is compiled. Each later message contains the variables for one
+    rendering.
+    """
 
     def __init__(self, now: datetime, text_bytes: int) -> None:
         self._environment = create_environment(now)

@@ -38,9 +38,9 @@ def compare_command(
     file: Annotated[
         File | None,
         typer.Option(
-            help="file of rows to compare (default: the file of the first named evaluation, such as RUN:test-after; "
-            "without a name, the first of test, validation and training file that all evaluations have; with --job, "
-            "the test file)"
+            help="file of rows to compare. Default: the file of the first evaluation that is given with its name, such "
+            "as RUN:test-after. If no name is given: the test file if all runs have evaluated it, otherwise the "
+            "validation file or the training file. With --job: the test file"
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per row when models are evaluated with --job")] = 1,
@@ -61,7 +61,8 @@ def compare_command(
         float | None,
         typer.Option(
             min=0.0,
-            help="maximum seconds of model and tools per rollout; the share of slower rollouts is shown",
+            help="maximum seconds that the model and the tools should take per rollout; the output shows the share of "
+            "rollouts that take longer",
         ),
     ] = None,
     rows: Annotated[
@@ -81,7 +82,8 @@ def compare_command(
 
     if len(sides) < 2:
         raise typer.BadParameter(
-            "give two or more evaluations; to compare a run before and after training: RUN:test-before RUN:test-after"
+            "give two or more evaluations; for example, RUN:test-before RUN:test-after compares a run before and after "
+            "training"
         )
     evaluate = None if job is None else _ModelEvaluator(job, file or "test_file", samples, runs, address, config)
     chosen = file or (None if job is None else "test_file")

@@ -20,8 +20,8 @@ def explain_command(
     name: Annotated[
         str,
         typer.Argument(
-            help="problem code, setting (or the end of its path), metric (or its Prometheus name), event, alarm rule, "
-            "discard reason, readiness reason or exit code",
+            help="name to explain: a problem code, setting, metric, event, alarm rule, discard reason, readiness "
+            "reason or exit code. The end of a setting's path and the Prometheus name of a metric are enough",
             autocompletion=explainable_names,
         ),
     ],

@@ -32,14 +32,17 @@ def init_command(
         list[str] | None,
         typer.Option(
             "--from",
-            help="source of tools (a Python file of functions with type hints, an OpenAPI file or URL, or a published "
-            "list of tools) or of examples (a CSV file of questions and answers); repeat the option to give both",
+            help="source of the tools: a Python file of functions with type hints, an OpenAPI file or URL, or a list "
+            "of tools, such as the list of an MCP server. For examples, give a CSV file of questions and answers. "
+            "Repeat the option to give both",
         ),
     ] = None,
     tools: Annotated[
         list[str] | None,
         typer.Option(
-            "--tool", help="function, API operation or listed tool to use (default: all); repeat the option for several"
+            "--tool",
+            help="tool to use: the name of a function, of an API operation, or of a tool in the list (default: all "
+            "tools); repeat the option for several tools",
         ),
     ] = None,
     system: Annotated[str, typer.Option(help="system message of each row")] = "",
@@ -84,7 +87,7 @@ def ask_project_questions(ask: Ask) -> ProjectRequest | None:
     tools = ask(f"1. Your tools: {kinds} (Enter: none)", "")
     rows = ask("2. Your examples: a CSV file with the columns question and answer (Enter: none)", "")
     if not tools and not rows:
-        typer.echo("No tools and no examples were given, so the ledger example is written.")
+        typer.echo("No tools and no examples were given, so agent-rft init writes the built-in example `ledger`.")
         return None
     system = ask("3. The system message of each row (Enter: none)", "")
     model = ask("4. The base model: a folder, or a name such as Qwen/Qwen3-0.6B (Enter: a toy model)", "")

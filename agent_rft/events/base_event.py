@@ -2,8 +2,8 @@
 
 - `level` is a class argument: `class DiskFull(Event, level="error")`.
 - `__str__` returns the sentence that the live view, the API and events.jsonl show.
-- `Private[str]` is the type of a field that only the operator sees. A server's clients get neither the field nor its
-  text in the sentence.
+- `Private[str]` is the type of a field that only the operator sees. A server's clients do not get the field, and the
+  sentence that they get does not contain the field's value.
 - The page on events in docs/reference is generated from the class docstrings and the strings below the fields.
 
 Subclasses automatically become frozen, keyword-only dataclasses, without a decorator.

@@ -67,8 +67,9 @@ class EngineUnstable(Event, level="warn"):
 class WeightsNotCompared(Event, level="warn"):
     """Some tensors of this model cannot be compared by checksum: the engines transform or ignore them on loading.
 
-    For these tensors, only the canary (`canary_gap`) shows whether an engine has the learner's weights. If only
-    one tensor is outdated, the canary cannot detect it in bfloat16. No action is needed unless `canary_gap` rises.
+    For these tensors, only the canary (`canary_gap`) shows whether an engine has the learner's weights. With weights in
+    bfloat16, the canary is not precise enough to detect a single outdated tensor. No action is needed unless
+    `canary_gap` rises.
     """
 
     tensors: tuple[str, ...]
@@ -78,7 +79,7 @@ class WeightsNotCompared(Event, level="warn"):
 
     def __str__(self) -> str:
         tensors = f"{self.num_tensors} tensors when they load weights ({', '.join(self.tensors)})"
-        return f"the engines transform or ignore {tensors}, so only the canary compares these tensors with the learner"
+        return f"the engines transform or ignore {tensors}; only the canary can show whether these tensors are outdated"
 
 
 class EngineRestarted(Event, level="warn"):

@@ -29,7 +29,7 @@ PHASE_NAMES: Mapping[Phase, str] = {
 
 
 class JobStarted(Event):
-    """A new or resumed run starts; all checks have passed. Nothing to do."""
+    """A new or resumed run starts; all checks have passed. No action is needed."""
 
     method: str
     """`reinforcement` or `supervised`."""
@@ -44,8 +44,8 @@ class SettingChosen(Event):
     """The value that `auto` chose for a setting in a new run. Set the setting yourself if you have a better value."""
 
     setting: str
-    """Path of the setting in the method's section, such as `algorithm.learning_rate`, or in the job, such as
-    `cluster.micro_batch_tokens`."""
+    """Path of the setting. The path starts in the section of the job's method, as in `algorithm.learning_rate`, or at
+    the top level of the job, as in `cluster.micro_batch_tokens`."""
     value: float | str
     """The value, before `learning_rate_multiplier` is applied."""
     reason: str
@@ -65,7 +65,8 @@ class SettingChanged(Event):
     """
 
     setting: str
-    """Path of the setting in the job file, such as `method.reinforcement.grader.url`; `cluster` for the placement."""
+    """Path of the setting in the job file, such as `method.reinforcement.grader.url`. If the placement changed, the
+    value is `cluster`."""
     value: str
     """The new value as JSON; long values are cut. A placement is described in words, such as `1 engine of 1 GPU`."""
     previous_value: str
@@ -79,7 +80,7 @@ class JobResumed(Event):
     """Training resumed from the checkpoint of `step`. Later updates are replayed from the journal, bit-identically."""
 
     total_steps: int
-    """Planned steps, including the steps before the checkpoint."""
+    """Planned steps of the job, including the steps before the checkpoint from which training resumed."""
 
     def __str__(self) -> str:
         return f"resumed at step {self.step} of {self.total_steps}"
@@ -124,10 +125,13 @@ class StepDone(Event):
 
 
 class Evaluated(Event):
-    """A file was graded: the validation file every `eval_interval` steps, the test file before and after training."""
+    """The rollouts for the rows of a file were graded.
+
+    This happens for the validation file every `eval_interval` steps, and for the test file before and after training.
+    """
 
     name: str
-    """`validation` (VALIDATION), `test-before`, `test-after`, or `eval-<file>` of `agent-rft eval`."""
+    """Name of the evaluation: `validation`, `test-before`, `test-after`, or, for `agent-rft eval`, `eval-<file>`."""
     evaluation: Evaluation
     """Mean grade with its confidence interval, pass rate, calls, tokens and times."""
     training_groups_in_flight: int = 0
@@ -149,9 +153,10 @@ class Evaluated(Event):
 class ValidationInsufficient(Event, level="warn"):
     """Too many rollouts of a validation have no grade, even after they were repeated once.
 
-    This is the case if more than 5 % of the rollouts are missing, and more than the rollouts of one row. The validation
-    cannot become the best one, and does not count against the patience of early stopping. The events
-    `rollout_discarded` name the endpoints that failed. If the rollouts timed out, raise `limits.rollout_timeout_s`.
+    This is the case if the number of these rollouts exceeds 5 % of all rollouts, and also exceeds the number of
+    rollouts per row. The validation cannot become the best one, and does not count against the patience of early
+    stopping. The events `rollout_discarded` name the endpoints that failed. If the rollouts timed out, raise
+    `limits.rollout_timeout_s`.
     """
 
     num_missing: int
@@ -170,7 +175,7 @@ class ValidationInsufficient(Event, level="warn"):
 
 
 class BestCheckpointUncertain(Event, level="warn"):
-    """No validation graded enough rollouts, so the checkpoint whose validation has the fewest missing ones is used.
+    """No validation graded enough rollouts, so the checkpoint with the fewest ungraded rollouts is used as the best.
 
     Another checkpoint may be better. Get the endpoints working again, and evaluate the checkpoints with
     `agent-rft eval JOB.yaml --file validation_file --model FOLDER`.
@@ -179,14 +184,14 @@ class BestCheckpointUncertain(Event, level="warn"):
     best_step: int
     """The step of the checkpoint, `checkpoints/step-<step>`."""
     num_missing: int
-    """Rollouts without a grade in its validation."""
+    """Number of rollouts without a grade in the checkpoint's validation."""
     num_rollouts: int
-    """Rollouts of its validation, including the missing ones."""
+    """Number of rollouts in the checkpoint's validation, including rollouts without a grade."""
 
     def __str__(self) -> str:
         return (
-            f"no validation graded enough rollouts: step-{self.best_step:06d} is used as the best checkpoint, although "
-            f"{format_missing(self.num_missing, self.num_rollouts)} in its validation"
+            f"no validation graded enough rollouts, so step-{self.best_step:06d} is used as the best checkpoint; in "
+            f"the validation of this checkpoint, {format_missing(self.num_missing, self.num_rollouts)}"
         )
 
 
@@ -358,7 +363,7 @@ class UtilizationMeasured(Event):
     engine_share: float
     """Share of the time in which an engine had requests to run, averaged over engines."""
     rank_share: float
-    """Share of the time in which the ranks computed updates."""
+    """Fraction of the time that the learner ranks spent on computing updates."""
     better_engines: int | None
     """Number of engines that would shorten a step on the same devices; null if no other number saves much time."""
     better_learner_ranks: int | None
@@ -384,7 +389,7 @@ class CheckpointUploaded(Event):
     """Duration of the upload in seconds. Training continues during the upload."""
 
     def __str__(self) -> str:
-        return f"checkpoint step-{self.step:06d} is in the checkpoint store ({self.duration_s:.1f} s)"
+        return f"checkpoint step-{self.step:06d} was uploaded to the checkpoint store in {self.duration_s:.1f} s"
 
 
 class CheckpointStoreFailed(Event, level="warn"):

@@ -151,7 +151,7 @@ class RolloutsResumed(Event):
     """The `endpoint` of the preceding `rollouts_throttled`."""
 
     def __str__(self) -> str:
-        return "a probe rollout was graded: all rollouts resume"
+        return "a probe rollout was graded, so new rollouts no longer wait"
 
 
 class SessionProblem(Event, level="warn"):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_VALUES = 30
-"""Intervals of fewer values are shown together with the number of values."""
+"""Minimum number of values for a reliable interval. With fewer values, their number is shown next to the interval."""
 GRADES = (0.0, 1.0)
 """Lower and upper bound of a grade."""
 
@@ -40,7 +40,7 @@ class Interval:
 
     @property
     def has_few_values(self) -> bool:
-        """Whether there are fewer than MIN_VALUES values, so that their number must be shown."""
+        """Whether there are fewer than MIN_VALUES values. If so, the number of values is shown with the interval."""
         return self.n < MIN_VALUES
 
     def format_bounds(self, form: str = "{:.2f}") -> str:

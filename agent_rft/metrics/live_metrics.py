@@ -75,7 +75,10 @@ _ENDPOINTS: dict[str, Metric] = {
         "requests queued", "requests", "requests waiting in the queue", series="queued"
     ),
     "endpoint/<endpoint>/breaker": _live_metric(
-        "circuit breaker", "", "0: closed, 1: half open, 2: open (the endpoint is down and only receives probes)"
+        "circuit breaker",
+        "",
+        "state of the circuit breaker: 0 is closed, 1 is half open, 2 is open (the endpoint is down and receives only "
+        "probes)",
     ),
 }
 
@@ -220,8 +223,8 @@ _JOB_AND_SERVER: dict[str, Metric] = {
     "api_ignored_keys/<key>": _live_metric(
         "ignored request keys",
         "requests",
-        "chat completions and responses whose request has an unknown key that the server ignores, by key: a known name "
-        "or other",
+        "requests for chat completions or responses with a key that the server ignores, counted per key; unknown keys "
+        "are counted as `other`",
         "counter",
     ),
     "api_jobs/<state>": _live_metric("API jobs", "jobs", "jobs of the API server by state, such as queued and running"),

@@ -26,12 +26,11 @@ class Chart:
 _training_chart = partial(Chart, section="training")
 
 CHARTS: dict[str, Chart] = {
-    "tool_calls": Chart(
-        "Tool calls per rollout", "a lower number at the same grade means a faster agent", "calls", "area"
-    ),
+    "tool_calls": Chart("Tool calls per rollout", "fewer calls at the same grade mean a faster agent", "calls", "area"),
     "tokens": Chart(
         "Tokens per rollout",
-        "fewer sampled tokens at the same grade mean a faster agent; all tokens include prompts and tool results",
+        "fewer sampled tokens at the same grade mean a faster agent; the curve of all tokens also counts prompts and "
+        "tool results",
         "tokens",
     ),
     "turns": Chart("Turns per rollout", "each turn waits for the model and then for its slowest call", "turns"),
@@ -43,7 +42,8 @@ CHARTS: dict[str, Chart] = {
     ),
     "rollout_time": Chart(
         "Time per rollout",
-        "with shorter rollouts, a user gets the answer sooner; the busy time excludes queueing, retries and pauses",
+        "the shorter the rollouts, the sooner a user gets an answer; the curve of the busy time excludes queueing, "
+        "retries and pauses",
         "s",
     ),
     "tool_latency": Chart("Latency of tools", "a slow tool makes every step slow", "s"),
@@ -70,7 +70,7 @@ CHARTS: dict[str, Chart] = {
     ),
     "finish": Chart(
         "Rollouts by finish reason",
-        "the model itself ended the rollouts with an answer; all other rollouts reached a limit",
+        "the reason answer means that the model ended the rollout; all other reasons are limits",
         "rollouts",
         "bars",
     ),
@@ -108,7 +108,9 @@ CHARTS: dict[str, Chart] = {
         "Gradient norm", "gradient clipping limits single peaks; a steady rise is a sign of instability"
     ),
     "entropy": _training_chart(
-        "Entropy", "the entropy falls as the model becomes more certain; near zero, the model stops exploring", "nats"
+        "Entropy",
+        "the entropy falls as the model becomes more certain; a model with an entropy near zero no longer explores",
+        "nats",
     ),
     "limited": _training_chart(
         "Capped, clipped and diverged tokens", "a few percent are normal", "of trained tokens", tick_format=".1%"

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 MAX_MISSING_SHARE = 0.05
-"""Maximum share of missing rollouts with which a validation is compared with others."""
+"""Maximum share of missing rollouts in a validation that is compared with other validations."""
 EQUAL = 1e-9
-"""Rounding error of means; smaller gains count as 0."""
+"""Maximum difference between two means that counts as 0, because it may be a rounding error."""
 
 
 def mean_bounds(values: Iterable[float], num_missing: int, limits: tuple[float, float]) -> tuple[float, float]:
-    """Return the mean if all missing values are the lowest value, and the mean if they are the highest.
+    """Return the lowest and the highest possible mean of `values` and `num_missing` missing values.
 
     `limits` are the lowest and the highest possible value. They are widened if one of `values` lies outside.
     """
@@ -39,7 +39,8 @@ def format_missing(num_missing: int, num_rollouts: int, bounds: tuple[float, flo
     if bounds is None:
         return note
     low, high = bounds
-    return f"{note}: the mean grade is {low:.3f} if all missing ones are wrong, and {high:.3f} if all are right"
+    wrong, right = "if all missing rollouts count as wrong", "if all count as right"
+    return f"{note}: the mean grade is {low:.3f} {wrong}, and {high:.3f} {right}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,17 @@ class ValidationScore:
 
     @property
     def is_sufficient(self) -> bool:
-        """Whether enough rollouts were graded: at most 5 % are missing, or as many as one row has.
+        """Whether enough rollouts were graded, so that the validation can be compared with other validations.
 
-        If only some rollouts of a row are missing, the row therefore counts in part.
+        The number of missing rollouts must be at most 5 % of all rollouts, or at most the number of rollouts per row.
         """
         return self.num_missing <= max(self.samples, MAX_MISSING_SHARE * self.num_rollouts)
 
     def gain_over(self, other: ValidationScore) -> float:
         """Return the mean change in reward from `other`, over the rows that were graded in both validations.
 
-        If there are no such rows, return the change of the mean over all graded rows; both validations must have some.
+        If there are no such rows, return the difference between the mean rewards of the two validations. Both
+        validations must have graded rows.
         """
         ours, theirs = self.row_rewards, other.row_rewards
         both = ours.keys() & theirs.keys()

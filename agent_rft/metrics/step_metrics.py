@@ -65,15 +65,15 @@ _REWARDS: dict[str, Metric] = {
     ),
     "full_valid_rollouts": Metric("validation rollouts", "rollouts", "graded validation rollouts"),
     "full_valid_missing_rollouts": Metric(
-        "missing validation rollouts", "rollouts", "validation rollouts without a grade, even after a repetition"
+        "missing validation rollouts", "rollouts", "validation rollouts without a grade, even after a retry"
     ),
     "full_valid_grade_if_wrong": Metric(
-        "validation grade if missing rollouts are wrong",
+        "validation grade if missing rollouts count as wrong",
         "",
         "mean grade over the validation file if all missing rollouts had the lowest grade",
     ),
     "full_valid_grade_if_right": Metric(
-        "validation grade if missing rollouts are right",
+        "validation grade if missing rollouts count as right",
         "",
         "mean grade over the validation file if all missing rollouts had the highest grade",
     ),
@@ -247,7 +247,7 @@ _DISCARDS: dict[str, Metric] = {
     "mean_unresponsive_rewards": Metric(
         "discarded rollouts",
         "share",
-        "share of discarded rollouts in the step's groups",
+        "share of the rollouts in the step's groups that were discarded",
         short_label="discarded",
         in_live_view=True,
         message="unresponsive rewards",
@@ -266,7 +266,7 @@ _DISCARDS: dict[str, Metric] = {
     "zero_variance_groups/<kind>": _counter(
         "zero-variance groups",
         "groups",
-        "groups whose rewards are all equal, so that they have no signal: all_right, all_wrong, equal",
+        "groups without signal, because all rewards of a group are equal; by kind: all_right, all_wrong, equal",
         chart="groups",
     ),
     "groups_lost": _counter(
@@ -278,10 +278,10 @@ _DISCARDS: dict[str, Metric] = {
         "rollout attempts since the start, by state: started = graded + discarded + cancelled + in_flight",
     ),
     "slow_rows_graded_ratio": Metric(
-        "graded share of rollouts in slow groups, relative to all groups",
+        "share of graded rollouts in slow groups, divided by the share in all groups",
         "",
-        "share of the rollouts in the slowest quarter of groups that were graded, divided by the share of all rollouts "
-        "that were graded. Below 1, more rollouts are lost in slow groups than in other groups",
+        "share of graded rollouts in the slowest quarter of groups, divided by the share of graded rollouts in all "
+        "groups. A value below 1 means that slow groups lose more rollouts than other groups",
     ),
 }
 
@@ -289,7 +289,8 @@ _STALENESS_AND_SYNC: dict[str, Metric] = {
     "staleness_mean": Metric(
         "staleness in versions",
         "versions",
-        "lag of a trained group's oldest token behind the learner, in policy versions; mean over groups",
+        "number of policy versions by which the oldest token of a trained group is behind the learner (mean over "
+        "groups)",
         chart="staleness",
         series="mean",
         short_label="stale",
@@ -298,7 +299,8 @@ _STALENESS_AND_SYNC: dict[str, Metric] = {
     "staleness_max": Metric(
         "largest staleness",
         "versions",
-        "lag of a trained group's oldest token behind the learner, in policy versions; maximum over groups",
+        "number of policy versions by which the oldest token of a trained group is behind the learner (maximum over "
+        "groups)",
         chart="staleness",
         series="largest",
     ),
@@ -413,8 +415,8 @@ _LEARNER: dict[str, Metric] = {
     "tokens_without_loss": _counter(
         "tokens without loss",
         "tokens",
-        "sampled tokens excluded from the loss, because the learner could not compute which tokens the response format "
-        "allowed: the learner's version of the grammar library or tokenizer differs from the engine's",
+        "sampled tokens that are excluded from the loss. The learner could not compute which tokens the response "
+        "format allowed, because the learner's grammar library or tokenizer has another version than the engine's",
     ),
     "trained_tokens": _counter("trained tokens", "tokens", "tokens over which the loss is computed", series="trained"),
     "computed_tokens": _counter(
@@ -442,12 +444,12 @@ _TIMES: dict[str, Metric] = {
     "engine_busy_share": Metric(
         "engine utilization",
         "share",
-        "share of time, since the previous step, for which an engine had requests to run; mean over engines",
+        "share of the time since the previous step during which an engine had requests to run (mean over engines)",
     ),
     "time_write_ahead_s": _histogram(
         "write-ahead",
         "s",
-        "time to write the batch to the journal before its update",
+        "time to write a batch to the journal, before the model is trained on this batch",
         buckets=SECONDS,
         series="write-ahead",
     ),
@@ -470,7 +472,7 @@ _TIMES: dict[str, Metric] = {
     "time_eval_s": _histogram(
         "validation",
         "s",
-        "time to evaluate the validation file, in steps with validation",
+        "time to evaluate the validation file; recorded only in steps with a validation",
         buckets=LONG_SECONDS,
         chart="step_time",
         series="validation",

@@ -24,9 +24,9 @@ ALARM_RULES: dict[AlarmRule, ProblemCode] = {
         "answer.",
     ),
     "diverged": ProblemCode(
-        "A part of the grade, or the held-out grade, fell while the mean grade rose. If, in the first steps, a part "
-        "scored high on rollouts with low grades, it probably counts errors; for such a part, the alarm is raised when "
-        "its score rises instead. The model may be learning a loophole of its grader instead of the intended task.",
+        "A part of the grade, or the held-out grade, fell while the mean grade rose. The model may be learning a "
+        "loophole of its grader instead of the intended task. Some parts of a grade count errors: in the first steps, "
+        "these parts were high for rollouts with low grades. For such a part, the alarm is raised if the score rises.",
         "Read the rollouts that the event lists, which have the best rewards. If their answers are not what you want, "
         "fix the grader or add a guard, and resume from a checkpoint that was saved before the change.",
     ),

@@ -21,8 +21,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Log in again with a valid key.",
         ),
         "cross_origin": ProblemCode(
-            "A web page from another host sent a request with the console's cookie. Such requests may not change "
-            "anything.",
+            "A web page from another host sent a request with the console's cookie. The server refuses such "
+            "requests unless they only read data.",
             "Open the console at the server's URL. A proxy in front of the server must forward `Host` unchanged.",
         ),
         "insufficient_scope": ProblemCode(
@@ -42,13 +42,13 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "higher limit.",
         ),
         "too_many_uploads": ProblemCode(
-            "The operator's limit of concurrent uploads is reached (`limits.max_uploads`; one API key may use half of "
-            "this limit). The limit bounds the server's memory.",
+            "Too many uploads are in progress. The operator sets the limit with `limits.max_uploads`, and one API key "
+            "can use half of the limit. The limit keeps the server from running out of memory.",
             "Try again in a moment.",
         ),
         "too_many_checks": ProblemCode(
-            "Too many job checks are in progress: the limit is two, and one per API key. Each check reads complete "
-            "files in a separate process.",
+            "Too many job checks are in progress. At most two checks run at the same time, and at most one per API "
+            "key. Each check reads complete files in a separate process.",
             "Try again in a moment.",
         ),
         "database_unavailable": ProblemCode(
@@ -57,9 +57,10 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "reach the database again; the server's log has the reason.",
         ),
         "too_many_in_progress": ProblemCode(
-            "The key has too many requests in progress, or the bodies of these requests are too large in total. The "
-            "server accepts `limits.max_connections` requests, and bodies with 128 times `limits.max_body_bytes` in "
-            "total. One key may use half of each limit.",
+            "Too many requests are in progress, or their bodies are too large in total. The server accepts at most "
+            "`limits.max_connections` requests at a time. Their bodies can have 128 times `limits.max_body_bytes` in "
+            "total. One key can use half of each limit. Streams of job events have separate limits: 512 in total, and "
+            "16 per key.",
             "Try again in a moment, as OpenAI's client does automatically; send fewer requests at the same time.",
         ),
         "too_many_connections": ProblemCode(
@@ -73,8 +74,9 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Send long values in the body.",
         ),
         "invalid_http": ProblemCode(
-            "The server received something other than HTTP/1.1. Often the client uses TLS, which only a proxy in "
-            "front of the server supports, or sends many requests without waiting for responses.",
+            "The server received something other than HTTP/1.1. Often the cause is a client that uses TLS: only a "
+            "proxy in front of the server supports TLS. Another cause is a client that sends many requests without "
+            "waiting for the responses.",
             "Check whether the URL starts with http or https.",
         ),
         "unexpected_body": ProblemCode(
@@ -197,7 +199,7 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
         "idempotency_key_reused": ProblemCode(
             "The `Idempotency-Key` was sent before with another body. A key identifies one job, so that a repeated "
             "request does not start a second job.",
-            "Use a new key for a new job.",
+            "Use a new idempotency key for each new job.",
         ),
         "model_not_found": ProblemCode(
             "The server has no model with this name that can be called or trained.",

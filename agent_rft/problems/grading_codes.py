@@ -18,16 +18,16 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "grader_too_large": CheckCode(
-            "A grader exceeds a limit. A multi grader may have 64 parts; at most 16 of these parts may start a "
+            "A grader exceeds a limit. A multi grader can have at most 64 parts. At most 16 of these parts can start a "
             "process (python) or call a model or an endpoint, because each grade runs all parts. All graders of a job "
-            "together, including guards and the held-out grader, may have twice as many parts. A template may have "
-            "1,000 `{{ ... }}`, and the sources of all python graders together 256,000 bytes.",
+            "together, including guards and the held-out grader, can have twice as many parts. A template can have at "
+            "most 1,000 `{{ ... }}`. The sources of all python graders together can have at most 256,000 bytes.",
             "Combine several checks in one python grader that returns one number for all of them.",
             stops_accepted_jobs=False,
         ),
         "invalid_source": CheckCode(
             "The `source` of a python grader does not compile, or does not define a function `grade(sample, item)`.",
-            "First run the source separately with Python.",
+            "First run the source as a Python script, without agent-rft.",
             stops_accepted_jobs=False,
         ),
         "missing_reference": CheckCode(
@@ -71,7 +71,7 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "invalid_grader_name": CheckCode(
             "The name of a part of a multi grader is not a valid variable name in `calculate_output`, or is reserved.",
-            "Rename the part: letters, digits and `_`, not starting with a digit.",
+            "Rename the part. A name consists of letters, digits and `_`, and does not start with a digit.",
             stops_accepted_jobs=False,
         ),
         "invalid_expression": CheckCode(
@@ -113,9 +113,9 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=True,
         ),
         "endpoint_refused": CheckCode(
-            "The endpoint answered 401, or its first answer was 403. The job then ends without a retry, because a "
-            "wrong token fails every call. The message includes the endpoint's reason. A later 403 makes only its "
-            "call fail, but the job ends if more than half of the latest 64 answers are 403.",
+            "The endpoint answered 401, or its first answer was 403. The job then ends without a retry, because every "
+            "call with a wrong token fails. The message includes the endpoint's reason. If a later answer is 403, only "
+            "this call fails. The job ends if more than half of the latest 64 answers (at least 16) are 403.",
             "Put the token into the endpoint's `headers`, as `${NAME}` from the environment. For a judge, the "
             "operator sets the token in the judge's entry in `models`.",
             stops_accepted_jobs=True,
@@ -145,10 +145,10 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             is_warning=True,
         ),
         "short_rollout_timeout": CheckCode(
-            "A warning. A call may take longer than the rollout that waits for it. Tool calls count toward the time "
-            "of a rollout (`limits.rollout_timeout_s`). Session starts and grades count toward the waiting time, "
-            "which may be six times as long. A rollout that exceeds one of these limits is discarded even if its call "
-            "was answered, and the work of the call is lost.",
+            "A warning. A call may take longer than the rollout that waits for it. The time of tool calls counts "
+            "toward `limits.rollout_timeout_s`. The time of session starts and of grading counts toward a separate "
+            "limit for waiting, which is six times `limits.rollout_timeout_s`. A rollout that exceeds one of these "
+            "limits is discarded even if its call was answered, and the work of the call is lost.",
             "Raise `limits.rollout_timeout_s` above the longest call, plus time for the model and the other calls of "
             "a rollout. Or lower the endpoint's `timeout_s`, so that a call that hangs is cancelled earlier.",
             stops_accepted_jobs=False,

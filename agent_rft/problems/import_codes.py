@@ -8,8 +8,8 @@ IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
     "Importing": {
         "unsupported_method": ProblemCode(
             "The job to import was trained with a method that agent-rft does not support, such as `dpo`.",
-            "Save the job as an export. In the export, choose a method that the message lists, and change the rows to "
-            "suit this method. Then import the export with `--from`.",
+            "Export the job with OpenAI's SDK. In the export, replace the method by one that the message lists, and "
+            "change the rows to suit the new method. Then import the export with `--from`.",
         ),
         "unsupported_row": ProblemCode(
             "The row contains something other than text (an image, audio, a file), or a call in the deprecated format "
@@ -19,7 +19,7 @@ IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
         ),
         "file_deleted": ProblemCode(
             "The job refers to a file that no longer exists at the service where the job ran. A file can be deleted "
-            "or can expire while the job still exists. In an export, the file is missing from the folder.",
+            "or can expire while the job still exists. If an export is imported, its folder does not contain the file.",
             "Pass your own copy of the file with `--training-file` or `--validation-file`. The copy may have any name.",
         ),
     },
@@ -37,16 +37,17 @@ IMPORT_CODES: dict[str, dict[str, ProblemCode]] = {
             "Fix a copy of the document, or select only the other operations, each with `--tool`.",
         ),
         "unsupported_tool": ProblemCode(
-            "An entry in a published list of tools cannot become a tool. Each tool needs a name and, if it takes "
-            "arguments, the JSON schema of an object. `agent-rft init` converts the schemas of common data sets, but "
-            "refuses a schema that could mean several things.",
+            "A tool in a list of tools cannot be used. Each tool needs a name. A tool with arguments also needs a JSON "
+            "schema of the type `object`. `agent-rft init` converts the schemas of common data sets, but refuses an "
+            "ambiguous schema.",
             "Fix a copy of the list as the message describes, or select only the other tools, each with `--tool`.",
         ),
         "invalid_example": ProblemCode(
             "A CSV file of examples is invalid. The first line must name the columns, including a question and an "
             "answer. Each further line needs a value for every column. A question must not have two different "
             "answers, because one of the answers would be wrong.",
-            'Fix the line in the message. A spreadsheet saved as "CSV UTF-8" quotes values where needed.',
+            'Fix the line that the message names. If you save a spreadsheet as "CSV UTF-8", the program puts values '
+            "in quotes where needed.",
         ),
     },
 }

@@ -7,16 +7,16 @@ from agent_rft.problems.problem_code import CheckCode
 JOB_CODES: dict[str, dict[str, CheckCode]] = {
     "Configuration files": {
         "unreadable_<file>": CheckCode(
-            "A file cannot be read: it is missing, this user may not read it, or it is not UTF-8 text. The last "
-            "part of this code names the kind of file: the job, the job's chat template, the operator's configuration "
-            "(`config`), the list of nodes or the grader's file. Templates are limited to 64 kB.",
+            "A file is missing, this user has no permission to read it, or it is not UTF-8 text. The last part of the "
+            "problem code names the file: `job`, `template` (the job's chat template), `config` (the operator's "
+            "configuration), `nodes` (the list of nodes) or `grader`. A chat template can have at most 64 kB.",
             "Check the path in the message. The configuration is the file given by `--config`, otherwise by "
             "`AGENT_RFT_CONFIG`, otherwise `agent-rft.yaml` in the current folder.",
             stops_accepted_jobs=True,
         ),
         "<file>_syntax": CheckCode(
-            "The file is not valid YAML, or not valid JSON if its name ends in `.json`. The rest of the file is not "
-            "checked. The line is not quoted, because it may contain a secret.",
+            "The file is not valid YAML or, if its name ends in `.json`, not valid JSON. The rest of the file is not "
+            "checked. The message does not show the line, because the line may contain a secret.",
             "Check the line and the line before it. The usual cause is incorrect indentation, a tab, an unclosed "
             "quote, or a colon in an unquoted string.",
             stops_accepted_jobs=True,
@@ -93,7 +93,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "truncated_sampling": CheckCode(
             "`top_p`, `top_k` and `min_p` cut off part of the distribution that the engine samples from. The learner "
             "computes log-probabilities of the full distribution, so the importance ratios would be wrong.",
-            "Remove the setting. To sample less randomly, lower `temperature`, which the learner applies too.",
+            "Remove the setting. To sample less randomly, lower `temperature`; the learner's log-probabilities take "
+            "the temperature into account.",
             stops_accepted_jobs=True,
         ),
         "unknown_parser": CheckCode(
@@ -106,9 +107,9 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
     "Rows": {
         "tools_not_in_prompt": CheckCode(
             "The chat template leaves the tools of a row out of the prompt, which is common for models that do not "
-            "support tools. The model would not see which tools it may call, and would be trained without a single "
-            "call.",
-            "Set a template that shows the tools in `model_options.chat_template`. If the model needs no tool "
+            "support tools. The model would not see which tools it can call, so it would be trained without tool "
+            "calls.",
+            "Set `model_options.chat_template` to a template that shows the tools. If the model needs no tool "
             "descriptions, set `tools_in_prompt: false`.",
             stops_accepted_jobs=False,
         ),
@@ -130,8 +131,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "early_stop_without_validation": CheckCode(
             "A job stops early once the mean reward over its validation file stops rising, but this job has no "
-            "validation file. The reward of training rows cannot replace the validation reward, because each step has "
-            "different rows, and the model memorizes them.",
+            "validation file. The reward of the training rows cannot be used instead: each step has different rows, so "
+            "the rewards of two steps cannot be compared. The reward also rises if the model memorizes training rows.",
             "Set `validation_file` to rows that are not in the training file, or remove `early_stop`.",
             stops_accepted_jobs=False,
         ),
@@ -170,21 +171,23 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "duplicate_row_key": CheckCode(
             "An object in a row contains the same key twice. Only the last value counts, so a change of the first "
             "value has no effect.",
-            "Keep only one of the values. Often a program joined JSON as text, or a key was added by hand.",
+            "Keep only one of the values. Often the cause is a program that builds JSON by joining strings, or a key "
+            "that was added by hand.",
             stops_accepted_jobs=False,
             is_warning=True,
         ),
         "unanswered_call": CheckCode(
             "In a supervised row, a call has no tool message with its result, or a result has no call. The API refuses "
-            "such a conversation, so a served model never continues one. The calls of the last message need no "
+            "such a conversation, so training on it would be useless. Only the calls of the last message may lack "
             "results.",
             "Put one tool message per call directly after the message with the calls. Its `tool_call_id` is the id of "
             "the call.",
             stops_accepted_jobs=False,
         ),
         "call_without_tools": CheckCode(
-            "A supervised row trains a tool call, but has no `tools`. A served model makes no calls in a request "
-            "without tools, so it would learn calls that it never needs and that do not match a tool's schema.",
+            "A supervised row trains a tool call, but has no `tools`. In a request without tools, a served "
+            "model makes no calls, so the model would never use the trained call. The call's arguments also cannot be "
+            "checked without the tool's schema.",
             "Add the schemas of the tools to the row's `tools`, in the same format as in a request.",
             stops_accepted_jobs=False,
         ),
@@ -195,14 +198,15 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "unknown_tool": CheckCode(
             "A supervised row trains a call of a tool that is not in the row's `tools`. The model would learn to call "
-            "tools that it was not offered. Intended only in rows that show how to recover from such a call.",
+            "tools that it was not offered. Such a call is useful only in rows that show how to recover from it.",
             "Add the tool to the row, correct its name, or set the `weight` of the message to 0.",
             stops_accepted_jobs=False,
             is_warning=True,
         ),
         "invalid_arguments": CheckCode(
             "A supervised row trains a call whose arguments are not a JSON object or violate the schema of the tool. "
-            "The model would learn to write such arguments. Intended only in rows that show how to recover from them.",
+            "The model would learn to write such arguments. Such a call is useful only in rows that show how to "
+            "recover from it.",
             "Correct the arguments or the schema, or set the `weight` of the message to 0.",
             stops_accepted_jobs=False,
             is_warning=True,
@@ -215,15 +219,15 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             is_warning=True,
         ),
         "invalid_weight": CheckCode(
-            "The `weight` of an assistant message is neither 0 nor 1. A message of any other weight, such as 0.5 or "
-            'the string `"0"`, is trained fully.',
-            "Write the number 1 to train the message, or 0 to skip it.",
+            "The `weight` of an assistant message is neither 0 nor 1. Any other weight, such as 0.5 or the string "
+            '`"0"`, counts as 1, so the model is trained on the message. Only `false` counts as 0.',
+            "Write the number 1 to train on the message, or 0 to exclude the message from training.",
             stops_accepted_jobs=False,
             is_warning=True,
         ),
         "invalid_n_examples": CheckCode(
-            "A file has fewer or more rows than the operator allows (such as `jobs.min_training_rows`). If there are "
-            "too few rows, the model memorizes them; too many are usually an error.",
+            "The number of rows in a file is outside the operator's limits, such as `jobs.min_training_rows`. If there "
+            "are too few rows, the model memorizes them. Too many rows are usually an error.",
             "Add or remove rows, or ask the operator to change the limit.",
             stops_accepted_jobs=False,
         ),
@@ -245,12 +249,12 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "unsupported_pattern": CheckCode(
-            "A `pattern` has lookaround, backreferences, `\\b` or `\\p{...}`, but its schema constrains decoding. The "
-            "schema in `response_format` constrains decoding, and so do the schemas of tools in a job with "
-            "`response_format`. A grammar cannot express the pattern, so the engine would reject the schema or ignore "
-            "the pattern.",
+            "A `pattern` has lookaround, backreferences, `\\b` or `\\p{...}`, which a grammar cannot express. In a job "
+            "with `response_format`, the engine uses a grammar to enforce the schemas of `response_format` and of the "
+            "tools. The engine would reject the schema or ignore the pattern.",
             "Use only character classes, groups and repetitions in the pattern, and check everything else in the "
-            "grader or the tool. In a job without `response_format`, the schemas of tools may have such patterns.",
+            "grader or the tool. In a job without `response_format`, the schemas of tools may have lookaround, "
+            "backreferences, `\\b` and `\\p{...}`.",
             stops_accepted_jobs=False,
         ),
         "tool_without_server": CheckCode(
@@ -272,11 +276,11 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "row_too_large": CheckCode(
-            "Each tool call, session start and request to an endpoint grader includes the row. A request may have "
-            "1,000,000 bytes. The row, as JSON in UTF-8, may have 500,000 bytes, because the rest is reserved for the "
-            "longest arguments of a call. The code also means that the row's values make a grader's string longer "
-            "than 1,000,000 characters. During a run, a rollout with a row that is too large is discarded and does "
-            "not count as the model's error, because the model cannot change the row.",
+            "The row, as JSON in UTF-8, has more than 500,000 bytes. Each tool call, session start and request to an "
+            "endpoint grader includes the row. A request may have at most 1,000,000 bytes, and half of them are "
+            "reserved for the longest arguments of a call. This error is also reported if the row's values make a "
+            "grader's string longer than 1,000,000 characters. During a run, a rollout with a row that is too large "
+            "is discarded. The rollout does not count as the model's error, because the model cannot change the row.",
             "Store large values, such as scans and documents, in files that tools and graders read, and put only the "
             "ids of these files into the row.",
             stops_accepted_jobs=False,
@@ -369,10 +373,10 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             stops_accepted_jobs=False,
         ),
         "calls_not_parsed": CheckCode(
-            "The job has tools, or a row has tools, calls or results in its messages, but no parser reads the model's "
-            "calls. The check used the model's template to render one call, two calls, and a call with reasoning, and "
-            "no tool parser returned the same calls. Every valid call would count as malformed or as an answer. Jobs "
-            "without tools get the warning `tools_unsupported` instead.",
+            "The job or its rows have tools or calls, but no tool parser reads the model's calls. The check used the "
+            "model's template to render one call, two calls, and a call with reasoning. The check then parsed the "
+            "text, but no tool parser returned the same calls. In training, every valid call would count as malformed "
+            "or as an answer. Jobs without tools get the warning `tools_unsupported` instead.",
             "Set a template whose call syntax a parser supports, or name the parser in `model_options.tool_parser`. "
             "`agent-rft models template FOLDER` writes a template that adds tools to the model's own. If the job "
             "needs no tools, remove them and the calls in the rows' messages.",
@@ -419,7 +423,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "context_too_long": CheckCode(
             "`cluster.context_length` exceeds the context length that the model was made for.",
-            "Set at most the number in the message, or `auto`.",
+            "Set `cluster.context_length` to `auto`, or to at most the number in the message.",
             stops_accepted_jobs=True,
         ),
     },
@@ -482,8 +486,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         ),
         "stateful_layers_under_zero_3": CheckCode(
             "`cluster.zero_stage` is 3, but the model has layers that carry a state from token to token, such as "
-            "linear attention. Such layers run once per sequence. Ranks with different numbers of sequences would "
-            "gather the weights a different number of times, but each gather needs all ranks.",
+            "linear attention. Such layers run once per sequence, and each run gathers their weights from all ranks. "
+            "A rank with more sequences than the other ranks would wait for them forever.",
             "Set `cluster.zero_stage` to 2, which divides everything except the weights.",
             stops_accepted_jobs=True,
         ),
@@ -522,8 +526,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "create namespaces. If a grader calls `run_untrusted` where no sandbox works, the grade fails, and its "
             "`python_grader_server_error_type` is this code.",
             "Allow namespaces or install bubblewrap, as the message describes. On Kubernetes, give python graders "
-            "separate pods (`python_grader_nodes`). If everybody who may create jobs is trusted, the operator can set "
-            "`unsandboxed_python` instead; `run_untrusted` then fails.",
+            "separate pods (`python_grader_nodes`). If the operator trusts all users who may create jobs, the operator "
+            "can set `unsandboxed_python` instead. Graders then cannot use `run_untrusted`.",
             stops_accepted_jobs=True,
         ),
         "runs_not_writable": CheckCode(
@@ -548,8 +552,9 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "A warning. Ray's object store on a node is too small for the weights. The node of the first learner rank "
             "stores one complete version of the weights. Parts of this version (buckets) pass through the object "
             "stores of the engines' nodes. At each update, objects that do not fit are written to `/tmp`.",
-            "Start Ray with the size in the message (`--object-store-memory`; on Kubernetes `object-store-memory` in "
-            "`rayStartParams`), and enlarge `/dev/shm` accordingly. `agent-rft plan` lists the sizes of all nodes.",
+            "Give Ray's object store the size in the message: set `--object-store-memory` of `ray start`, or on "
+            "Kubernetes `object-store-memory` in `rayStartParams`. `/dev/shm` must be larger than the object store. "
+            "`agent-rft plan` lists the sizes of all nodes.",
             stops_accepted_jobs=False,
         ),
         "small_tmp": CheckCode(
@@ -561,7 +566,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
         "small_shared_memory": CheckCode(
             "The learner sends weights to the engines of a node through `/dev/shm`, which is too small on this node. "
             "Containers get 64 MiB by default.",
-            "Enlarge `/dev/shm`. For a container, use `--shm-size`. On Kubernetes, mount a volume in memory.",
+            "Enlarge `/dev/shm`. For a container, use `--shm-size`. On Kubernetes, mount an `emptyDir` with "
+            "`medium: Memory` at `/dev/shm`.",
             stops_accepted_jobs=True,
         ),
     },

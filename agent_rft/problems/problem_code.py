@@ -20,13 +20,11 @@ class ProblemCode:
 class CheckCode(ProblemCode):
     """Explanation of a problem code of the job check.
 
-    `stops_accepted_jobs` applies to a job that an earlier check accepted, such as a resumed run.
-
-    - True: the problem stops the job, because something is missing, forbidden or impossible.
-    - False: the job gets a warning and continues. The problem only concerns values in the job. The check may have been
-      added after the job started, and must not end such a job.
-
-    With `is_warning`, the problem never stops a job.
+    Attributes:
+        stops_accepted_jobs: Whether the problem stops a job that an earlier check accepted, such as a resumed run. True
+            if something is missing, forbidden or impossible. False if the problem only concerns values in the job: the
+            check may be newer than the job, so the job only gets a warning.
+        is_warning: Whether the problem is only a warning, which never stops a job.
     """
 
     stops_accepted_jobs: bool

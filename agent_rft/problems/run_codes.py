@@ -44,8 +44,8 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
             "The check of the job has no result: it failed, or exceeded its limits of time, CPU time or memory. "
             "Usually a tool or the grader answers slowly, the cluster was too busy to run the check, or rows or "
             "schemas are very large.",
-            "Follow the message, and create the job again. If the message names no limit, an admin can read the "
-            "output of the check with `agent-rft jobs log`.",
+            "Do what the message suggests, and create the job again. If the message names no limit, an admin can read "
+            "the output of the failed check with `agent-rft jobs log`.",
         ),
         "training_failed": ProblemCode(
             "Training stopped during the run: gradients were not finite, engine and learner computed different "
@@ -56,8 +56,8 @@ RUNNING_CODES: dict[str, dict[str, ProblemCode]] = {
         "user_error": ProblemCode(
             "Training stopped because of a problem that only the job's author can fix, such as an endpoint that "
             "started to reject its token.",
-            "Fix the problem in the message, and create the job again. To continue from the last checkpoint, set "
-            "`model` to this checkpoint.",
+            "Fix the problem that the message describes, and create the job again. To continue from the last "
+            "checkpoint, set `model` to this checkpoint.",
         ),
         "driver_lost": ProblemCode(
             "The process that runs the job was lost several times, for example because its node failed or memory ran "

@@ -28,7 +28,7 @@ KIND_NAMES = {"all_right": "all right", "all_wrong": "all wrong", "equal": "with
 ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     "discarded": (
         "most rollouts were discarded ({name})",
-        "fix the named endpoint or other cause: discarded rollouts get no grade",
+        "fix the endpoint or the problem in parentheses, because discarded rollouts get no grade",
     ),
     "untrained": (
         "the grader answered `train: false` for most rollouts",
@@ -53,12 +53,12 @@ ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     ),
     "no_calls": (
         "no rollout called a tool",
-        "check whether the prompt shows the tools, because a chat template may omit them. A model that was never "
-        "taught to call tools needs an SFT warm-up first",
+        "check whether the prompt shows the tools, because some chat templates omit tools. If the prompt shows them, "
+        "teach the model to call tools with an SFT warm-up",
     ),
     "malformed_calls": (
         "nearly all tool calls could not be parsed",
-        "read the text of the calls: model_options.tool_parser may not match the model's call syntax",
+        "read the calls in the traces: if model_options.tool_parser does not match their syntax, set another parser",
     ),
     "unknown_tools": (
         "nearly all calls name a tool that does not exist, such as {name}",
@@ -88,7 +88,7 @@ ZERO_VARIANCE_CAUSES: Mapping[Cause, tuple[str, str]] = {
     ),
     "too_hard": (
         "the rollouts differ, but all grades are 0 or lower",
-        "check whether the grader gives a right answer a higher grade. Otherwise use easier rows, give partial "
+        "check whether the grader gives a right answer a grade above 0. If it does, use easier rows, give partial "
         "credit, or start with an SFT warm-up",
     ),
 }

@@ -6,8 +6,10 @@
     events.jsonl -> current/events.jsonl    and so on, for readers
 
 A process takes over a folder by renaming owner-N to owner-(N+1), which succeeds for only one process. Afterwards, the
-paths of the previous owner do not exist. If the previous owner was suspended and resumes, however late, it can
-therefore only write to files that it still has open. The new owner replaces these files with copies, so such writes
+paths of the previous owner do not exist.
+
+The previous owner may only have been suspended, and may resume at any later time. It cannot open files under its old
+paths, but it can still write to files that it has open. The new owner replaces these files with copies, so such writes
 have no effect.
 
 The heartbeat is a counter, so the clocks, process ids and locks of different machines need not be compared. Increase
@@ -293,7 +295,7 @@ def _read_owner(path: Path, disk: FolderOperations) -> _OwnerState | None:
 
 
 def _create(path: Path, disk: FolderOperations) -> bool:
-    """Create the first owner's folder. Return False if another process was faster."""
+    """Create the folder of owner 1, which makes this process the owner. Return False if another process was faster."""
     path.mkdir(parents=True, exist_ok=True)
     unfinished, first = path / f".{_PREFIX}{secrets.token_hex(8)}", _owner_folder(path, 1)
     try:

@@ -122,7 +122,10 @@ def read_groups(path: Path) -> list[Group]:
 
 
 def read_outcomes(path: Path) -> Iterator[tuple[LinePosition, GroupRequest, Rollout | DiscardedRollout | None]]:
-    """Yield (position, request, outcome) for each line of a file. The outcome is None for the line of a request.
+    """Yield (position, request, outcome) for each line of a file.
+
+    A line contains either a request or the outcome of one of the request's rollouts. For the line of a request, the
+    outcome is None.
 
     Uses constant memory. Raises the same errors as `read_groups`. If the file is damaged, all complete lines are
     yielded before the error is raised.
@@ -174,7 +177,7 @@ def _create_damaged_error(path: Path) -> DamagedFile:
 
 
 def _public_name(path: Path) -> str:
-    """Return the file's name for messages to a server's clients, which must not contain the path."""
+    """Return the name of the file in messages to a server's clients. Clients must not see the file's path."""
     return f"the rollouts {path.name.removesuffix(ROLLOUTS_SUFFIX)}"
 
 

@@ -1,6 +1,7 @@
-"""Schema of dataset rows: the conversation of a row, and the first error in a row, with its fix.
+"""Schema of the messages in dataset rows. Reports the first error in a row, with its fix.
 
-The messages have the API's models. In a row, ids of calls may be missing, and arguments may be a JSON object.
+The schema is the same as in the API, except that ids of calls may be missing, and that arguments may be a JSON object
+instead of a string.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FIXES = {
     "content": PART_FIX,
     "tool_call_id": "write the id of the call, or omit it",
 }
-"""Fix of an error, by a key on its path."""
+"""Fixes of errors. The key is the name of a field that contains the error."""
 
 
 class RowError(NamedTuple):
@@ -33,7 +34,7 @@ class RowError(NamedTuple):
 
 
 CallId = str | int | None
-"""Id of a call. Templates receive another id, so numbers are accepted too."""
+"""Id of a call. Numbers are accepted too, because the id is replaced before the template is rendered."""
 
 
 class RowFunction(RequestPart):
@@ -90,9 +91,10 @@ def read_conversation(row: Any, is_supervised: bool) -> tuple[Message, ...] | Ro
         return _convert_error(error.errors(include_url=False)[0], row)
     last = messages[-1]["role"]
     if is_supervised and last != "assistant":
-        return RowError(f"the last message is the {last}'s", "end each conversation with the assistant's answer")
+        return RowError(f"the last message has the role {last}", "end each conversation with the assistant's answer")
     if not is_supervised and last != "user":
-        return RowError(f"the last message is the {last}'s", "end with the user message that the model should answer")
+        fix = "end with the user message that the model should answer"
+        return RowError(f"the last message has the role {last}", fix)
     if (tool_error := _find_tool_error(row.get("tools"))) is not None:
         return tool_error
     return tuple(_join_content(given, message) for given, message in zip(messages, parsed, strict=True))
@@ -108,7 +110,7 @@ def _join_content(given: Message, message: RowPlainMessage | RowAssistantMessage
 
 
 def _convert_error(error: Any, row: dict[str, Any]) -> RowError:
-    """Convert a pydantic error to the error in the row."""
+    """Convert a pydantic error to a RowError, whose message contains the path in the row."""
     path = to_key_path(error["loc"], row, missing=error["type"] == "missing")
     fix = MESSAGE_FIX if isinstance(path[-1], int) else "correct the value"
     fix = next((FIXES[str(key)] for key in reversed(path) if key in FIXES), fix)

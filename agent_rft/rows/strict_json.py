@@ -11,7 +11,7 @@ import sys
 from typing import Any, NamedTuple
 
 MAX_SHOWN_CHARS = 20
-"""Maximum number of characters of a number or key in a message."""
+"""Maximum number of characters of a number or key that an error message shows."""
 
 
 class ParsedJson(NamedTuple):

@@ -1,9 +1,13 @@
 """Findings in supervised rows: calls and weights that would teach the model something wrong.
 
-A row that a served model could not have produced is an error. The API refuses a conversation in which a call has no
-result, and a model without tools makes no calls. All other findings are warnings: a model may call an unknown tool or
-write invalid arguments, and a row may show how it recovers. Only trained turns teach, so calls of turns with weight 0
-are not checked.
+Findings of these kinds are errors:
+
+- A call has no result, or a result has no call. The API refuses such a conversation.
+- A message has a call, but the row has no tools. A model without tools makes no calls.
+- No message of the row is trained.
+
+All other findings are warnings. For example, a row may show how the model recovers from a call of an unknown tool. The
+tool and the arguments of a call are not checked in messages with weight 0, because these messages are not trained.
 """
 
 from __future__ import annotations
@@ -73,13 +77,15 @@ def _check_weight(message: Message, part: str) -> Iterator[RowFinding]:
         return
     shown = json.dumps(weight)[:MAX_SHOWN_CHARS]
     text = f"the weight {shown} counts as {int(is_trained(message))}, because weights are 0 or 1"
-    yield RowFinding("invalid_weight", f"{part}.weight", text, "write 1 to train the message, or 0 to skip it")
+    fix = "write 1 to train on the message, or 0 to exclude the message from training"
+    yield RowFinding("invalid_weight", f"{part}.weight", text, fix)
 
 
 def _check_results(messages: Sequence[Message], i: int, part: str) -> Iterator[RowFinding]:
-    """Check that the results of a message's calls follow it. The calls of the last message need no results.
+    """Check that the results of the calls in message `i` directly follow this message.
 
-    Ids may be missing, because templates match results to calls by position.
+    The calls of the last message need no results. Ids may be missing, because templates match results to calls by
+    position.
     """
     calls = messages[i].get("tool_calls") or ()
     if not calls or i == len(messages) - 1:
@@ -98,7 +104,7 @@ def _check_results(messages: Sequence[Message], i: int, part: str) -> Iterator[R
             del left[matching[0]]
             continue
         text = f"the call of {_shorten(calls[j]['function']['name'])} has no result"
-        fix = "add a tool message with the id and the result of the call directly after the message"
+        fix = "add a tool message with the call's id and result directly after the message that makes the call"
         yield RowFinding("unanswered_call", f"{part}.tool_calls[{j}]", text, fix)
     if len(left) > len(unanswered):
         text, fix = "the message has more results than calls", "remove the results without a call"
@@ -106,7 +112,10 @@ def _check_results(messages: Sequence[Message], i: int, part: str) -> Iterator[R
 
 
 def _follows_calls(messages: Sequence[Message], i: int) -> bool:
-    """Return whether the tool message at index `i` follows an assistant message with calls, or its other results."""
+    """Return whether an assistant message with calls precedes the tool message at index `i`.
+
+    Only other tool messages may be between the two messages.
+    """
     before = next((message for message in reversed(messages[:i]) if message["role"] != "tool"), None)
     return before is not None and bool(before.get("tool_calls"))
 

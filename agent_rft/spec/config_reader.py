@@ -60,7 +60,8 @@ _EXPECTED = {
     "string_type": "a string",
     "tuple_type": "a list",
 }
-"""Expected value by pydantic error type. It replaces pydantic's message, which uses Python's type names."""
+"""Description of the expected value for each type of pydantic error. Pydantic's own message would contain names of
+Python types."""
 _INPUT_SHOULD_BE = "Input should be "
 _SHOULD_HAVE = re.compile(r"\w+ should have (at \w+ \d+ \w+).*")
 
@@ -390,7 +391,9 @@ def _iter_children(node: yaml.Node | None) -> Iterator[tuple[str | int, int, yam
 
 REMOVED_SETTINGS: Mapping[str, str] = {
     "context_weight": "the model is trained only on the assistant's tokens",
-    "dispatchers": "the number of dispatchers is derived from the engines' sequences and the tools' max_concurrency",
+    "dispatchers": (
+        "the number of dispatchers is derived from max_num_seqs of the engines and max_concurrency of the tools"
+    ),
     "straggler_quorum": "the quorum is always 0.75",
 }
 """Explanation of each removed setting, for error messages."""

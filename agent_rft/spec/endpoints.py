@@ -129,7 +129,9 @@ class ToolSpec(Endpoint):
     @model_validator(mode="after")
     def _check_hedging(self) -> ToolSpec:
         if self.hedge_after_s is not None and not self.idempotent:
-            raise ValueError("hedge_after_s may send a call twice. Set idempotent to true if the tool allows that")
+            raise ValueError(
+                "hedge_after_s may send a call twice. Set idempotent to true if running a call twice is harmless"
+            )
         return self
 
 

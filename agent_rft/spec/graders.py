@@ -51,7 +51,10 @@ class GraderBase(StrictModel):
 
     @property
     def grade_range(self) -> tuple[float, float]:
-        """Lowest and highest grade. A grader without the setting `range` may exceed the usual grades, 0 and 1."""
+        """Lowest and highest usual grade: the setting `range`, or 0 and 1 if `range` is not set.
+
+        A grader without `range` may also give other grades.
+        """
         limits: tuple[float, float] | None = getattr(self, "range", None)
         return limits or (0.0, 1.0)
 
@@ -85,14 +88,15 @@ class TextSimilarityGrader(GraderBase):
     """Template of the string to compare with, such as `{{ item.reference_answer }}`. Two empty strings have similarity
     1; an empty and a non-empty string have similarity 0."""
     evaluation_metric: Similarity
-    """Similarity metric: fuzzy_match (edit distance, rapidfuzz's ratio), bleu, gleu, meteor (words and stems, no
-    synonyms), rouge_1 to rouge_5, rouge_l (overlap of words), or cosine (of embeddings by `model`)."""
+    """Similarity metric. fuzzy_match: edit distance, as computed by rapidfuzz's ratio. bleu, gleu, rouge_1 to rouge_5
+    and rouge_l: overlap of words. meteor: overlap of words and word stems, without synonyms. cosine: similarity of the
+    embeddings from `model`."""
     model: str = "text-embedding"
     """Name of an embedding model in the operator's `models`; used by `cosine` only."""
 
 
 class PythonGrader(GraderBase):
-    """Grader that runs your Python code in a sandbox and gives the number that it returns."""
+    """Grader that runs your Python code in a sandbox. The grade is the number that the code returns."""
 
     type: Literal["python"]
     """Runs your Python code in a sandbox."""
@@ -152,7 +156,7 @@ class LabelModelGrader(JudgeGrader):
 
 
 class EndpointGrader(GraderBase, Endpoint):
-    """Grader that gives the score of your own HTTP server."""
+    """Grader that asks your own HTTP server for the score."""
 
     type: Literal["endpoint"]
     """Your own server gives a score."""
@@ -189,8 +193,8 @@ class CodeCheckGrader(GraderBase):
     code. tests_edited: the code changes files whose paths match `reference`, ends the process, or uses an object that
     equals everything."""
     code: str = "{{ sample.output_text }}"
-    """Template of the code to check: Python, or for tests_edited also a patch, a shell command or `{{
-    sample.output_tools }}`, which contains all calls of the rollout."""
+    """Template of the code to check. The code is Python. For tests_edited, it may also be a patch, a shell command or
+    `{{ sample.output_tools }}`, which contains all calls of the rollout."""
     reference: str = ""
     """Template of a text that the check uses in addition to `code`. reference_returned: the solution (required).
     result_hard_coded: the source of the tests. tests_edited: patterns of file names, such as `tests/*, conftest.py`."""
@@ -240,12 +244,12 @@ class MultiGrader(GraderBase):
     @field_validator("graders", mode="before")
     @classmethod
     def _check_names(cls, graders: Any) -> Any:
-        """Refuse a single grader, which OpenAI's SDKs declare as the type of `graders`."""
+        """Refuse a single grader. OpenAI's SDKs declare `graders` as one grader, but a mapping of names is required."""
         if isinstance(graders, dict) and isinstance(kind := graders.get("type"), str):
             name = graders.get("name")
             example = f"{{{name if isinstance(name, str) else kind:.100}: {{...}}}}"
             message = "is a single grader, but must be a mapping of names to graders, such as {example}"
-            fix = "put the grader below a name, which calculate_output can use"
+            fix = "put the grader under a name in this mapping, and use the name in calculate_output"
             raise PydanticCustomError("value_error", message, {"example": example, "fix": fix})
         return graders
 
@@ -278,5 +282,5 @@ class GuardSpec(StrictModel):
     """Grader of the guard. The guard applies if this grader's grade is below its `pass_threshold`. If the grader fails,
     the rollout is discarded."""
     reward: float = 0.0
-    """Reward of a rollout to which the guard applies, in place of the grade and without penalties. 0 makes the hack
-    worthless; a negative number discourages it."""
+    """Reward of a rollout to which the guard applies. It replaces the grade, and no penalties are subtracted. 0 makes
+    the detected behavior worthless; a negative number discourages it."""

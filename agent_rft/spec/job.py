@@ -79,7 +79,7 @@ class OptimizerSpec(StrictModel):
     @field_validator("lora", mode="before")
     @classmethod
     def _convert_off(cls, value: Any) -> Any:
-        """Convert `off` to null; YAML parses it as false."""
+        """Convert `off` to null. YAML parses `off` as false."""
         return None if value in ("off", False) else value
 
     @property
@@ -95,27 +95,29 @@ class Hyperparameters(CommonHyperparameters):
     """Hyperparameters of a reinforcement job, with OpenAI's names."""
 
     compute_multiplier: Annotated[float, Field(gt=0, le=MAX_COUNT)] | Auto = "auto"
-    """Multiplier of the rollouts per row: max(2, round(8 x compute_multiplier)) rollouts are sampled. auto: 1, and up
-    to 2 for files of fewer than 16 rows. The model learns from differences between the rollouts of a row. Raise this if
-    most rows have only right or only wrong rollouts; the cost grows in proportion."""
+    """Multiplier of the rollouts per row: max(2, round(8 x compute_multiplier)) rollouts are sampled. auto: 1; for a
+    file with fewer than 16 rows, 16 / rows, but at most 2. The model learns from differences between the rollouts of a
+    row. Raise the multiplier if most rows have only right or only wrong rollouts; the cost grows in proportion."""
     eval_samples: PositiveInt | Auto = "auto"
     """Rollouts per row of the validation file and the test file; auto: 1. The grades of a row's rollouts are averaged.
     Raise it for small files, because the mean grade of a small file is noisy."""
     reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
-    """Maximum number of reasoning tokens per turn: low 512, medium 2048, high 8192, default: no limit. It is also
-    passed to the chat template if the template has such an argument. It has no effect on a model without reasoning."""
+    """Maximum number of reasoning tokens per turn: low 512, medium 2048, high 8192, default: no limit. If the chat
+    template has an argument for the reasoning effort, the setting's value is also passed to the template. The setting
+    has no effect on a model without reasoning."""
 
 
 WAIT_FACTOR = 6
-"""Maximum time that a rollout waits for endpoints, as a multiple of `rollout_timeout_s`: an hour by default. An
-endpoint usually recovers from a burst of calls within minutes."""
+"""Maximum total wait of a rollout, as a multiple of `rollout_timeout_s`. With the default of 600 s, a rollout waits at
+most an hour. An endpoint usually recovers from a burst of calls within minutes."""
 
 
 class RolloutLimits(StrictModel):
     """Limits of one rollout.
 
     A rollout that reaches `max_tool_calls`, `max_completion_tokens` or `max_tool_output_tokens` is graded, because the
-    model caused it. `on_timeout` decides about a rollout that reaches `rollout_timeout_s`.
+    model's behavior is the cause. `on_timeout` decides whether a rollout that reaches `rollout_timeout_s` is graded or
+    discarded.
     """
 
     max_tool_calls: PositiveInt = 64
@@ -146,9 +148,9 @@ class RolloutLimits(StrictModel):
     no limit. Rollouts that are still running after that are discarded. Set it if a few slow rollouts delay the steps.
     Validation always waits."""
     max_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Maximum share of discarded rollouts among the latest 64 rollouts, from the 16th rollout on. Above it, rollouts
-    start one at a time until one is graded, so an endpoint that is down costs time but no data. Rollouts lost with
-    their engine do not count."""
+    """Maximum share of discarded rollouts among the latest 64 rollouts. The share is first computed after 16 rollouts.
+    If the share exceeds the maximum, rollouts start one at a time until a rollout is graded. An endpoint that is down
+    then delays the job, but does not cause many discarded rollouts. Rollouts lost with their engine do not count."""
 
     @property
     def wait_timeout_s(self) -> float:
@@ -159,9 +161,8 @@ class RolloutLimits(StrictModel):
 class RewardSpec(StrictModel):
     """Penalties that are subtracted from positive grades. At least a tenth of a positive grade remains.
 
-    The reward of a positive grade therefore stays positive, and a model gains nothing by giving up early. If all
-    rollouts of a row have equal grades, they are trained on only if penalties make their rewards differ by at least
-    0.001.
+    The reward of a positive grade therefore stays positive, and a model gains nothing by giving up early. A row whose
+    rollouts all have the same grade is used for training only if penalties make the rewards differ by at least 0.001.
     """
 
     tool_call_budget: Annotated[int, Field(ge=0)] = 0
@@ -186,7 +187,7 @@ class AlgorithmSpec(OptimizerSpec):
     same, divided by the standard deviation) or rloo (difference from the mean of the other rollouts)."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Lower clipping bound: an update may not lower a token's probability below (1 - clip_low) times its value before
-    the batch. It only matters if `updates_per_batch` is above 1. Lower values are more cautious."""
+    the batch. This bound only matters if `updates_per_batch` is above 1. Lower values are more cautious."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
     """Upper clipping bound: an update may not raise a token's probability above (1 + clip_high) times its value before
     the batch. It is larger than `clip_low`, so that rare tokens can become likely and entropy does not collapse."""
@@ -195,8 +196,8 @@ class AlgorithmSpec(OptimizerSpec):
     different rounding than the learner. Lower is more stable, higher is less biased."""
     max_divergence: Annotated[float, Field(gt=0, lt=1)] | None = 0.2
     """Maximum difference between a token's current probability and the probability with which the engine sampled the
-    token; null: no limit. If the difference is larger, updates no longer increase the difference, however old the token
-    is. Lower values are more stable; higher values learn faster from old rollouts."""
+    token; null: no limit. A token above the maximum is left out of updates that would increase the difference. Lower
+    values are more stable; higher values learn faster from old rollouts."""
     kl_coef: Rate = 0.0
     """Weight of the KL term in the loss; 0: no KL term. The term is the KL divergence from the reference model, which
     has the initial weights. Raise the weight (0.001 to 0.05) if the model drifts, for example if its language degrades.
@@ -263,8 +264,8 @@ class Reinforcement(StrictModel):
     algorithm: AlgorithmSpec = AlgorithmSpec()
     """Learning rate, advantages, clipping, staleness and temperature."""
     early_stop: EarlyStop | None = None
-    """Ends the job once validations stop improving, with the best checkpoint as its model; null: train all steps.
-    Requires a `validation_file`."""
+    """Early stopping: the job ends when validations stop improving, and the best checkpoint is its model. null: train
+    all steps. Requires a `validation_file`."""
 
     @field_validator("tools")
     @classmethod
@@ -378,16 +379,16 @@ class ClusterSpec(StrictModel):
     `zero_stage`, each rank also needs less memory. auto: one for each GPU without an engine; 1 on CPUs."""
     engine_cores: ProcessCount | Auto = "auto"
     """CPU cores of each engine. An engine without GPUs samples on these cores. An engine with GPUs needs only a few
-    cores, for tokenizing and tool calls. auto: the cores of a node divided by its GPUs, at most 4 for each GPU; 1 on
-    CPUs."""
+    cores, for tokenizing and tool calls. auto: for each GPU of the engine, as many cores as its node has per GPU, but
+    at most 4. For engines without GPUs and for shared engines, auto is 1 core."""
     rank_cores: ProcessCount | Auto = "auto"
     """CPU cores of each learner rank. The rank uses one thread per core. auto: the cores of a node divided by its GPUs,
     but at most 16 cores; 1 on CPUs."""
     colocated: bool | Auto = "auto"
-    """Whether engines and learner ranks share the same GPUs or cores. The job then needs fewer GPUs or cores but takes
-    longer. auto: true if the cluster has one GPU. If an engine and a rank fit into a GPU's memory together, both stay
-    in memory. If they do not fit, and always on CPUs, they use time-sharing: only one of them works at a time. With
-    time-sharing, trained tokens are never stale, even if `max_staleness` allows stale tokens."""
+    """Whether engines and learner ranks share the same GPUs or cores. Sharing needs fewer GPUs or cores, but makes the
+    job slower. auto: true if the cluster has one GPU. If an engine and a rank fit into a GPU's memory together, both
+    stay in memory. If they do not fit, or if they run on CPUs, they use time-sharing: only one of them works at a time.
+    With time-sharing, trained tokens are never stale, even if `max_staleness` allows stale tokens."""
     share_engines: bool = False
     """Share engines with other jobs that train adapters (`algorithm.lora`) of the same model. Each job has its
     own policy versions. The first such job starts the engines; they stop a minute after the last job. All jobs need
@@ -406,10 +407,10 @@ class ClusterSpec(StrictModel):
     out of memory; higher stages need more communication. In bfloat16, 0 is treated as 1. auto: the lowest stage that
     fits; 0 on CPUs."""
     offload: Offload | Auto = "auto"
-    """State that learner ranks on GPUs offload to their node's memory; it has no effect on CPUs. optimizer: the
-    optimizer state, which takes most of the memory of full training; `rank_cores` then compute the update.
-    optimizer_and_activations: also the activations, for long contexts. Both make a step slower. auto: no
-    offloading if GPU memory is sufficient. If `algorithm.lora` is auto, LoRA is tried before offloading."""
+    """State that learner ranks move from GPU memory to their node's memory. The setting has no effect on CPUs. none: no
+    state. optimizer: the optimizer state, which takes most of the memory of full training; the update is then computed
+    on `rank_cores`. optimizer_and_activations: also the activations, for long contexts. Offloading makes a step slower.
+    auto: none if GPU memory is sufficient. If `algorithm.lora` is auto, LoRA is tried before offloading."""
     context_length: Annotated[int, Field(ge=1, le=100_000_000)] | Auto = "auto"
     """Maximum conversation length in tokens, with prompt and tool results; auto: the model's maximum, but at most
     16,384. A rollout that reaches it ends and is graded. A shorter context needs less memory."""
@@ -435,15 +436,16 @@ class JobSpec(StrictModel):
     """Settings of one fine-tuning job."""
 
     model: str
-    """Base model: a folder, relative to the job file or starting with `~`, or a Hugging Face name downloaded with `hf
-    download`. In the API: a base model of the server (the operator's `aliases`) or a tuned model."""
+    """Base model: a folder, or the Hugging Face name of a model that was downloaded with `hf download`. A folder's path
+    is relative to the job file or starts with `~`. In the API: a base model of the server (the operator's `aliases`) or
+    a tuned model."""
     training_file: str
     """JSONL file of tasks, one JSON object per line; its path is relative to the job file or starts with `~`. In the
     API: the id of an uploaded file."""
     validation_file: str | None = None
-    """JSONL file that is graded before the first step and every `eval_interval` steps (in a supervised job, its loss is
-    computed); null: no validation. The three checkpoints with the best mean reward on this file are kept, as is the
-    last checkpoint."""
+    """JSONL file with validation rows; null: no validation. The model is evaluated on these rows before the first step
+    and every `eval_interval` steps. A reinforcement job grades rollouts; a supervised job computes the loss. The three
+    checkpoints with the best mean reward on this file are kept, as is the last checkpoint."""
     test_file: str | None = None
     """JSONL file that is graded before and after training; null: no test. No decision depends on it."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

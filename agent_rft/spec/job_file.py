@@ -157,8 +157,8 @@ def _drop_invalid(raw: Any, invalid: Sequence[KeyPath]) -> JobSpec | None:
     """Return the job without its invalid parts; None if the rest is not a valid job.
 
     An invalid grader and invalid tools are replaced by dummies, because a missing grader or tool would be reported as
-    another problem. An invalid session, guard list or held-out grader is removed completely, because these sections are
-    optional but their fields are not.
+    another problem. An invalid session, guard list or held-out grader is removed completely. The job is valid without
+    these sections, but not with incomplete sections.
     """
     rest: Any = copy.deepcopy(raw)
     method = rest.get("method")

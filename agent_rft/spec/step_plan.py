@@ -62,11 +62,12 @@ def auto_learning_rate(method: MethodType, num_parameters: int, *, lora: bool = 
 
     The rate is REFERENCE_RATES[method] x sqrt(8e9 / num_parameters); with `lora`, times LORA_FACTOR.
 
-    Sources: Adam's best rate falls with the width of the layers (Yang et al. 2022, Tensor Programs V). At a given
-    depth, it therefore falls with the square root of the number of parameters, as in Thinking Machines' cookbook
-    (hyperparam_utils.get_full_finetune_lr_multiplier). Published rates for reinforcement of models with 1.5 to 32
-    billion parameters are 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6). Published rates for supervised fine-tuning
-    of models with 7 to 8 billion parameters are 5e-6 to 2e-5 (Tulu 3: 5e-6; Alpaca: 2e-5).
+    Sources: Adam's best rate is inversely proportional to the width of the layers (Yang et al. 2022, Tensor Programs
+    V). For models with the same number of layers, the best rate is therefore proportional to 1 / sqrt(num_parameters),
+    as in Thinking Machines' cookbook (hyperparam_utils.get_full_finetune_lr_multiplier). Published rates for
+    reinforcement of models with 1.5 to 32 billion parameters are 5e-7 to 2e-6 (DAPO and Open-Reasoner-Zero: 1e-6).
+    Published rates for supervised fine-tuning of models with 7 to 8 billion parameters are 5e-6 to 2e-5 (Tulu 3: 5e-6;
+    Alpaca: 2e-5).
     """
     rate = REFERENCE_RATES[method] * math.sqrt(REFERENCE_PARAMETERS / num_parameters)
     return float(f"{rate * (LORA_FACTOR if lora else 1):.2g}")

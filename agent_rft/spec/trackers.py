@@ -83,7 +83,7 @@ class WandbAccess(StrictModel):
     """Settings for access to Weights & Biases."""
 
     api_key: Key | None = None
-    """API key, written as `${NAME}`; null: only `offline` works."""
+    """API key, written as `${NAME}`; null: the tracker can only be used with `offline: true`."""
     base_url: BaseUrl | None = None
     """URL of your own server; null: the public Weights & Biases server."""
     offline: bool = False

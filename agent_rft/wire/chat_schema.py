@@ -116,7 +116,7 @@ class SamplingRequest(RequestPart):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, body: Any) -> Any:
-        """Drop null values, except in required keys, for which null is an error. Refuse unsupported keys."""
+        """Remove optional keys whose value is null, and refuse unsupported keys."""
         if not isinstance(body, dict):
             return body
         body = {key: value for key, value in body.items() if value is not None or key in REQUIRED}
@@ -154,7 +154,7 @@ class ChatRequest(SamplingRequest):
     logprobs: bool | None = None
     """Return each token's log-probability after temperature, `top_p` and the response format are applied."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Number of most likely tokens at each position whose log-probabilities are also returned."""
+    """Number of the most likely tokens that are returned for each position, with their log-probabilities."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Numbers to add to the logits of tokens, by token id."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

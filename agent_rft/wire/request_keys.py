@@ -1,7 +1,7 @@
 """Keys of model requests that this server does not support.
 
-A key that would change the answer is refused, unless its value has no effect. All other unknown keys are ignored and
-counted.
+A key that can change the answer is refused, unless its value leaves the answer unchanged. For example, `best_of: 2` is
+refused, but `best_of: 1` is not. All other unknown keys are ignored and counted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NO_EFFECT: dict[str, Any] = {
     "typical_p": 1,
     "use_beam_search": False,
 }
-"""Values of refused keys that do not change the answer, and are therefore accepted."""
+"""For keys that may be refused: the value that leaves the answer unchanged. A key with this value is never refused."""
 REFUSED_KEYS = frozenset(
     {
         *NO_EFFECT,
@@ -56,7 +56,8 @@ REFUSED_KEYS = frozenset(
         *("guided_grammar", "audio", "prompt_logprobs"),
     }
 )
-"""Keys of OpenAI's API and of vLLM that would change the answer. A route refuses those that it does not support."""
+"""Keys of OpenAI's API and of vLLM that can change the answer. A route refuses the keys that the route does not
+support."""
 WEB_SEARCH_KEY = "web_search_options"
 COUNTED_KEYS = frozenset(
     {
@@ -65,7 +66,7 @@ COUNTED_KEYS = frozenset(
         *("cache_salt", "include_reasoning", "priority", "request_id", "return_tokens_as_token_ids", "session_id"),
     }
 )
-"""Ignored keys that are counted under their own names."""
+"""Ignored keys that have their own metric, `api_ignored_keys/<key>`."""
 UNSUPPORTED = "unsupported_key"
 """Type of the pydantic error about a refused key."""
 OTHER_KEY = "other"
@@ -73,10 +74,10 @@ OTHER_KEY = "other"
 
 
 def refuse_keys(title: str, body: Mapping[str, Any], supported: Collection[str]) -> None:
-    """Refuse keys of a request that would change the answer and are not in `supported`.
+    """Refuse keys that would change the answer to the request, except the keys in `supported`.
 
     Raises:
-        ValidationError: The body has such keys, with values that have an effect.
+        ValidationError: The body has such keys.
     """
     sent = (body.keys() & REFUSED_KEYS) - set(supported)
     refused = sorted(key for key in sent if key not in NO_EFFECT or body[key] != NO_EFFECT[key])

@@ -56,8 +56,8 @@ class ResponseStream:
         self._items: list[dict[str, Any]] = []
         self._open: _OpenItem | None = None
         self._unsent_white_space = ""
-        """White space that is not sent yet. If text follows, it is sent before the text. If a call
-        follows, it is dropped."""
+        """White space that is not sent yet. If text follows, the white space is sent before the text. If a call
+        follows, the white space is dropped."""
         self._sequence_number = -1
         self._finish_reason = "stop"
         self._usage: Mapping[str, Any] = NO_USAGE

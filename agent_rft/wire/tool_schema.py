@@ -36,7 +36,7 @@ IgnoredType = Literal[
     "web_search_preview",
     "web_search_preview_2025_03_11",
 ]
-"""Types of the tools of OpenAI's API other than `function`."""
+"""Types of tools in OpenAI's API, except `function`. Tools of these types are ignored."""
 IGNORED_TYPES = frozenset(get_args(IgnoredType))
 T = TypeVar("T", bound=BaseModel)
 
@@ -82,7 +82,10 @@ class IgnoredTool(RequestPart):
 
 
 def tool_kind(tool: Any) -> str:
-    """Return the tag of a tool, which differs from all keys of tools, so that it is left out of paths in errors."""
+    """Return the tag by which pydantic selects the class of a tool: `ignored_tool` or `function_tool`.
+
+    The tags are no keys of tools, so they can be removed from the paths in error messages.
+    """
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return "ignored_tool" if isinstance(kind, str) and kind in IGNORED_TYPES else "function_tool"
 

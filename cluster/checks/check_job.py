@@ -117,7 +117,7 @@ class CheckedJob:
         layout uses LoRA too, because the disk space was checked only for LoRA's small checkpoints.
 
         Returns:
-            The job with the new layout. None if the layout may not change, if the best layout is the current one, if
+            The job with the new layout. None if the layout must not change, if the best layout is the current one, if
             the job does not fit on the free GPUs, or if the new layout exceeds the operator's limits.
         """
         if self.request is None or not self.can_change_layout:

@@ -1,8 +1,8 @@
 """Dry run of a job's endpoints: calls each tool and grader once with example values, inside one session.
 
 The dry run takes place before any engine starts, so that a wrong URL or token is found within seconds. A call times out
-after at most ten minutes, even if the endpoint's `timeout_s` is longer. In that case, the timeout is only a warning,
-because the endpoint has accepted the request and may still be working on it.
+after the endpoint's `timeout_s`, but at most after ten minutes. If `timeout_s` is longer than ten minutes, a timeout is
+only a warning, because the endpoint may still be working on the request.
 """
 
 from __future__ import annotations
@@ -169,7 +169,10 @@ def _failure_problem(error: RftError, code: str, field: str, headers: str, fix: 
     kind = str(error.details.get("kind"))
     has_one_request = error.details.get("attempts") == 1  # it was accepted, and neither rejected nor lost
     if kind == "deadline" and has_one_request and may_take_s > MAX_TRIAL_CALL_S:
-        message = f"the trial call was not answered within {MAX_TRIAL_CALL_S:g} s, but a call may take {may_take_s:g} s"
+        message = (
+            f"the trial call was not answered within {MAX_TRIAL_CALL_S:g} s, but the endpoint's timeout allows "
+            f"{may_take_s:g} s"
+        )
         return Problem(
             UNANSWERED, field, message, "check in the endpoint's log whether it is still working on the call"
         )
@@ -183,8 +186,9 @@ async def _find_path_error(
 ) -> str | None:
     """Return why the path of a tool's URL is probably wrong; None if it seems correct.
 
-    A 404 alone is not enough, because many tools answer 404 for a missing document. Therefore the call and an empty
-    body are also sent to a path that does not exist. If the answers are the same, the path is wrong.
+    A 404 alone is not enough, because many tools answer 404 for a missing document. Therefore two requests, the call
+    and an empty object, are each sent to the tool's URL and to a path that does not exist. If both URLs give the same
+    404 answers, the path is wrong.
     """
     url = URL(tool.server_url)
     missing_url = (url / "agent-rft-no-such-path").with_query(url.query)

@@ -1,6 +1,6 @@
-"""Checks of a job's endpoints, graders and schemas that read neither the job's files nor its model.
+"""Checks of a job's endpoints, graders and schemas, which the API makes before it accepts a job.
 
-The checks send no requests and run no graders. The API runs them before it accepts a job.
+The checks read neither the job's files nor its model. They send no requests and run no graders.
 """
 
 from __future__ import annotations

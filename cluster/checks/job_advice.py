@@ -61,8 +61,9 @@ def find_advice(job: JobSpec, plan: StepPlan, renderer: Renderer, files: Mapping
     early_stop, validations = job.reinforcement.early_stop, math.ceil(plan.steps / plan.eval_interval)
     if early_stop is not None and files["validation_file"] and early_stop.patience >= validations:
         yield (
-            f"early_stop: a patience of {early_stop.patience} validations cannot stop the job early, because it has "
-            f"only {validations} (one every {plan.eval_interval} steps); lower patience or eval_interval"
+            f"early_stop: the job has only {validations} validation{'s' * (validations > 1)} (one every "
+            f"{plan.eval_interval} steps), so a patience of {early_stop.patience} can never end the job early; lower "
+            "patience or eval_interval"
         )
     if plan.max_reasoning_tokens is not None and renderer.reasoning_end_id is None:
         yield "reasoning_effort: the model has no token that ends its reasoning, so the reasoning cannot be limited"
@@ -101,7 +102,7 @@ def _developer_advice(renderer: Renderer, files: Mapping[str, Sequence[Task]]) -
     rewritten = sum(_rewrites_developer(renderer, task) for tasks in files.values() for task in tasks)
     if rewritten:
         what = f"the developer messages of {rewritten} row{'s' * (rewritten > 1)} are rendered as system messages"
-        yield f"messages: {what}, because the chat template omits the role developer; no change is needed"
+        yield f"messages: {what}, because the chat template does not support the role developer; no change is needed"
 
 
 def _rewrites_developer(renderer: Renderer, task: Task) -> bool:

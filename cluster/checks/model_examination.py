@@ -98,14 +98,14 @@ class ModelFeatures:
         system = "rows with a system message are refused; put the text into the user's first message"
         yield ModelFeature("system message", _yes_or_no(self.shows_system), "" if self.shows_system else system)
         if calls:
-            one = "the template writes a turn with several calls as several turns, so a new segment begins"
+            one = "a turn with several calls is split into turns with one call each, so a new training segment begins"
             yield ModelFeature("parallel calls", _yes_or_no(self.parallel_calls), "" if self.parallel_calls else one)
         dropped = calls and self.reasoning != "none" and not self.keeps_reasoning
         omitted = "the template leaves reasoning out of the history, so each turn becomes a separate training segment"
         reasoning = {"none": "no", "optional": "yes", "opened": "always", "message": "yes, in separate messages"}
         yield ModelFeature("reasoning", reasoning[self.reasoning], omitted if dropped else "")
         if calls:
-            several = "" if self.is_append_only else "the template does not write earlier turns as the model wrote them"
+            several = "" if self.is_append_only else "the template changes the text of the model's earlier turns"
             yield ModelFeature("rollouts", "one segment" if self.is_append_only else "one segment per turn", several)
         samples = self.samples if calls else self.samples_without_calls
         supervised = {0: "no", 1: "one sample per conversation"}.get(samples, "one sample per turn")
@@ -164,7 +164,7 @@ def _count_samples(renderer: Renderer, conversation: Sequence[Message], tools: S
 class Examination:
     """Result of examining a model: its features (None if the model cannot be read) and its problems.
 
-    `unread_calls_problem` is set if no parser reads the model's calls, which is a problem only for jobs with tools.
+    `unread_calls_problem` is set if no parser can read the model's tool calls. Only jobs with tools have this problem.
     """
 
     features: ModelFeatures | None

@@ -98,7 +98,8 @@ def _limit_per_kind(merged: Iterable[_MergedProblem]) -> list[Problem]:
         if others := kind[SHOWN_PER_KIND:]:
             lines = [line for each in others for line in each.lines]
             message = f"and {len(others)} more of this kind"
-            rest = replace(others[0].problem, field=where, message=message, fix="apply the same fix as above")
+            fix = "fix them in the same way as the first problems of this kind"
+            rest = replace(others[0].problem, field=where, message=message, fix=fix)
             shown.append(_MergedProblem(rest, lines).with_rows)
     return shown
 

@@ -29,7 +29,7 @@ from agent_rft.types import Task
 MIN_ANSWER_TOKENS = 16
 """Minimum number of tokens that a prompt must leave for the answer."""
 SHOWN_CHARS = 40
-"""Number of characters at the start of a message that the prompt must contain."""
+"""Number of characters from the start of each message that must occur in the prompt."""
 SIZE_FIX = "shorten the row: move large values to a file that tools and graders read, and put an id in the row"
 COMPARE_FIX = "compare the messages and tools of the row with those of a row that has no problem"
 ROWS_AT_ONCE = 200
@@ -55,8 +55,8 @@ class CheckedRow:
 def read_files(job: JobSpec) -> tuple[dict[str, list[Task]], list[Problem]]:
     """Read the job's files. Return the valid rows, and the problems of invalid lines.
 
-    The keys of the rows are the job fields that name the files, such as `training_file`. If the job does not set a
-    field, the field's list of rows is empty.
+    The rows are in a dict. It maps the job field that names a file, such as `training_file`, to the rows of the file.
+    If the job does not set the field, the list of rows is empty.
     """
     files: dict[str, list[Task]] = {}
     problems: list[Problem] = []

@@ -129,7 +129,7 @@ _LONG_CALLS = (
     f"sum by (job, endpoint) (min_over_time({samples('endpoint/<endpoint>/in_flight')}[15m])) > 0 "
     f"unless on (job, endpoint) ({_ENDED_CALLS} > 0)"
 )
-"""Endpoints that have had calls in flight for 15 minutes without any call ending."""
+"""Endpoints that have had calls in flight throughout the last 15 minutes, although no call ended in that time."""
 _DISK_FREE, _DISK_TOTAL = samples("disk_free_bytes"), samples("disk_total_bytes")
 SERVER_ERROR = 'status=~"5.."'
 API_REQUESTS = "api_request_s/<status>/<method>/<route>"
@@ -170,7 +170,7 @@ ALERTS = (
         "5m",
         "{{ $value | humanizePercentage }} of the rollouts of {{ $labels.job }} are discarded",
         "The time spent on these rollouts is lost. If their share exceeds limits.max_failure_rate, the job starts "
-        "only single rollouts as probes.",
+        "only one test rollout from time to time, until a test rollout succeeds.",
         "See 'Rollouts per second by outcome' in the Job dashboard. tool_failed and grader_failed: see the Endpoints "
         "dashboard. rollout_timeout: check limits.rollout_timeout_s, and look for slow tools. rollout_waited: read "
         "the error message. engine_failed: see EngineReplaced. template_failed: change the model's chat template. "
@@ -189,8 +189,8 @@ ALERTS = (
         "5m",
         "{{ $labels.job }} has completed no training step and graded no rollout for 15 minutes",
         "The job is waiting for resources, its engines are starting, its endpoints are down, or the job hangs. The "
-        "alert does not fire if an endpoint has calls in flight and none of its calls ended in 15 minutes: these "
-        "calls may only be slow, and they end after `timeout_s` at the latest.",
+        "alert is suppressed while an endpoint has calls in flight but no call has ended for 15 minutes, because the "
+        "calls may only be slow. They end after `timeout_s` at the latest.",
         "The job's last events (`events.jsonl`, `agent-rft events list JOB`) show what the job is waiting for. If it "
         "is waiting for resources, run `ray status`; if it is waiting for an endpoint, see EndpointDown. If the "
         "events do not show a reason, stop the job with SIGTERM, which saves a checkpoint, and resume the job.",
@@ -219,8 +219,8 @@ ALERTS = (
         "the entropy of {{ $labels.job }} fell to {{ $value | humanize }} nats, and either its reward fell as well or "
         "most of its groups have zero variance",
         "The rollouts of a group become identical before they become right. Soon all groups will have zero variance "
-        "and teach nothing. If a job has simply learned its rows, its entropy falls but its reward does not, and the "
-        "alert does not fire.",
+        "and teach nothing. The alert does not fire if the entropy falls but the reward stays high: such a job has "
+        "simply learned its rows.",
         "Compare 'Entropy' in the Learner dashboard with 'Reward' in the Job dashboard. Pause the job and continue "
         "from the best checkpoint with a lower learning rate, a higher temperature, a higher clip_high or harder "
         "rows.",
@@ -276,8 +276,8 @@ ALERTS = (
         Condition(f"sum by (job) (increase({samples('engine_replacements')}[15m]))", ">", 0),
         "0m",
         "an engine of {{ $labels.job }} was replaced",
-        "The rollouts that ran on the engine start again. The job ends if there are more than three replacements per "
-        "engine, on average, between two weight updates.",
+        "The rollouts that ran on the lost engine start again. The job ends if, between two weight updates, its "
+        "engines are replaced more than three times each, on average.",
         "The job's events contain the cause. If the engine was killed or ran out of memory, lower max_num_seqs or use "
         "a larger node. If its log-probabilities differed from the learner's, see EngineLearnerDifference.",
     ),
@@ -387,8 +387,8 @@ ALERTS = (
         "The API or the whole head node is down: clients get no answer, and queued jobs do not start. Running jobs "
         "continue if their nodes are up.",
         "Check the head node (`kubectl get pods`, `ray status`) and `curl http://SERVER:8000/health`. Start the "
-        "server again; it then continues its jobs. If you stopped the server on purpose, silence the alert. It "
-        "ends automatically after one day.",
+        "server again; it then continues its jobs. If you stopped the server on purpose, silence the alert. "
+        "Without a silence, the alert ends after one day.",
     ),
     Alert(
         "HeadMemory",
@@ -399,7 +399,7 @@ ALERTS = (
         "When 95 % of the memory is in use, Ray kills processes on the head node. A container that exceeds its memory "
         "limit is killed. If the head node is killed, the cluster stops.",
         "See 'Memory by process' in the Fleet dashboard. Give the head node more memory, and do not run engines and "
-        "learner ranks on it. Ray's object store counts as used memory (`--object-store-memory`).",
+        "learner ranks on it. Ray's object store counts as used memory; `--object-store-memory` sets its size.",
     ),
     Alert(
         "EnginesMissing",

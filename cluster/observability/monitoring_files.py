@@ -45,8 +45,8 @@ class ScrapeTargets:
 def prometheus_config(cluster: ScrapeTargets) -> dict[str, Any]:
     """Return the content of prometheus.yml.
 
-    Ray's service discovery lists several ports of each node, but only ports with Ray's own metrics. It also sets the
-    label `job`. For our metrics, the configuration therefore replaces the port and the label `job` of each target.
+    Ray's service discovery lists only the ports that serve Ray's own metrics, and it sets the label `job`. To read our
+    metrics, the configuration replaces the port and the label `job` of each listed target.
     """
     discovery = [{"url": f"{cluster.ray_dashboard_url}{RAY_DISCOVERY}", "refresh_interval": "30s"}]
     our_scrape_config: dict[str, Any] = {"job_name": OUR_TARGETS, "honor_labels": True}
@@ -145,7 +145,7 @@ def make_runbook() -> str:
 
 
 def _panel_by_alert() -> dict[str, tuple[Dashboard, int, Panel]]:
-    """Return the dashboard, id and panel that draw the threshold of each alert, by the alert's name."""
+    """Map each alert's name to the panel that draws the alert's threshold, as (dashboard, panel id, panel)."""
     return {
         alert.name: (board, number, panel)
         for board in DASHBOARDS

@@ -1,4 +1,7 @@
-"""Plan of a job: its layout, fixes if the job does not fit, and the estimated times of a step and of stopping a run."""
+"""Plan of a job: its layout on the nodes, and the estimated durations of a step and of stopping a run.
+
+If the job does not fit, the plan lists fixes: settings to change, or nodes to add.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ MAX_FIXES = 2
 MORE_NODES = (1, 2, 3, 4, 8, 16)
 MAX_KINDS = 4
 MAX_TRIES = 60
-"""Maximum number of placements to try when a fix is tested. With this limit, a job is rejected within seconds."""
+"""Maximum number of placements to try for one fix, so that a job is rejected within seconds."""
 MIN_CONTEXT = 1024
 FREED = (
     "dtype",
@@ -46,7 +49,10 @@ NONE_FOUND = "found no settings of `cluster` that make the job fit; use nodes wi
 
 @dataclass(frozen=True, slots=True)
 class PlanFix:
-    """Fix for a job that does not fit: settings to change, `count` nodes like `node` to add, or both."""
+    """Fix for a job that does not fit: settings to change, nodes to add, or both.
+
+    `count` is the number of nodes to add. Each of them is like `node`. If `node` is None, no nodes are added.
+    """
 
     settings: Settings = field(default_factory=dict)
     node: Node | None = None
@@ -113,7 +119,10 @@ def _lora_setting(request: PlanRequest) -> dict[str, Any]:
 
 
 def _smallest_fix(request: PlanRequest, settings: dict[str, Any]) -> list[PlanFix]:
-    """Return the fix with only the necessary `settings`; empty if all of them together do not suffice."""
+    """Return a list with the smallest sufficient fix; empty if all `settings` together do not make the job fit.
+
+    The fix leaves out the `settings` that are not necessary.
+    """
     if not settings or not _fits(request, PlanFix(settings)):
         return []
     for path in list(settings):
@@ -152,7 +161,8 @@ def _node_and_setting_fix(request: PlanRequest) -> PlanFix | None:
 def plan_cluster(request: PlanRequest, *, fewest_gpus: bool = False) -> ClusterPlan:
     """Return the layout of a job on its nodes.
 
-    If the job does not fit, the `fix` of each problem lists all fixes that were found. Each one makes the job fit.
+    If the job does not fit, the `fix` of each problem lists all fixes that were found. Any one of these fixes makes the
+    job fit.
     """
     plan = lay_out(request, fewest_gpus=fewest_gpus)
     if plan.fits:
@@ -243,7 +253,7 @@ def _sampling_s(request: PlanRequest, plan: ClusterPlan, model: ModelShape, roll
 
 
 def estimate_token_s(job: JobSpec, model: ModelShape, placement: Placement) -> float:
-    """Return the estimated seconds that all ranks together need to train on one token; never negative.
+    """Return the estimated seconds to train on one token if all ranks work in parallel; never negative.
 
     The estimate is not calibrated on GPUs: see `estimate_step`.
     """
@@ -272,7 +282,7 @@ PROMPT_S = 30.0
 SPARE_S = 20.0
 """Seconds allowed for ending the actors and writing the report."""
 TO_KILL_S = 30
-"""Seconds that a pod's grace period allows for ending Ray's processes, after the run has ended."""
+"""Seconds added to a pod's grace period, so that Ray's processes can end after the run has ended."""
 
 
 def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s: float | None) -> Iterator[Problem]:
@@ -287,13 +297,13 @@ def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s:
     takes = f"writing a checkpoint takes about {checkpoint_s:.0f} s"
     if fitting.minutes != interval.minutes:
         apart = f"checkpoints will be {fitting.minutes:.1f} minutes apart"
-        message = f"{takes}, longer than the interval of {interval.minutes:g} minutes, so {apart}"
+        message = f"{takes}, which is longer than the interval of {interval.minutes:g} minutes, so {apart}"
         fix = "use a faster disk for the run folder, or train with LoRA"
         yield Problem("slow_checkpoints", f"{setting}.minutes", message, fix)
     if interval.steps is not None and step_s and checkpoint_s > interval.steps * step_s:
         takes_step = f"about {step_s:.0f} s"
         steps = f"a step ({takes_step})" if interval.steps == 1 else f"{interval.steps} steps ({takes_step} each)"
-        message = f"{takes}, longer than {steps}, so training will wait for each checkpoint"
+        message = f"{takes}, which is longer than {steps}, so training will wait for each checkpoint"
         fix = f"set it to {math.ceil(2 * checkpoint_s / step_s)} or more, or to null"
         yield Problem("slow_checkpoints", f"{setting}.steps", message, fix)
 

@@ -1,4 +1,7 @@
-"""Layout of a job on nodes: the node of each engine and learner rank, the memory that each node needs, and problems."""
+"""Layout of a job on nodes: the node of each engine and learner rank, and the memory that each node needs.
+
+A layout also lists its problems, such as too few GPUs or too little memory.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,9 @@ RESERVE = f"and {HEADROOM:.0%} of this memory must stay free"
 def find_resource_problems(
     placement: Placement, nodes: Sequence[Node], assigned: Sequence[int | None]
 ) -> Iterator[Problem]:
-    """Yield problems if the cluster has too few cores or GPUs in total.
+    """Yield problems if the cluster has too few cores or GPUs.
 
-    If the totals are sufficient, yield a problem if a bundle does not fit on any single node.
+    First the totals are checked. If the totals are sufficient, the function checks whether each bundle fits on a node.
     """
     short = list(_total_resource_problems(placement, nodes))
     yield from short or _unassigned_problem(placement, nodes, assigned)
@@ -82,8 +85,8 @@ def _unassigned_problem(
         if node is None:
             who = bundle_name(placement, index)
             if any(has_resources(other.resources, bundle) for other in nodes):
-                text = f"{who} needs {format_resources(bundle)} on one node, but the job's other parts "
-                text += "do not leave that much free on any node"
+                text = f"{who} needs {format_resources(bundle)} on one node, but no node has that much free next to "
+                text += "the job's other parts"
             else:
                 text = f"{who} needs {format_resources(bundle)}, but no single node has that much"
             yield Problem("too_few_resources", "cluster", text, "")
@@ -100,7 +103,10 @@ def find_setting_problems(job: JobSpec, placement: Placement) -> Iterator[Proble
     if not placement.colocated:
         return
     if placement.engine_gpus > 1:
-        message = f"an engine with {placement.engine_gpus} GPUs cannot share them with ranks; an engine with 1 GPU can"
+        message = (
+            f"an engine with {placement.engine_gpus} GPUs cannot share them with learner ranks; only an engine with 1 "
+            "GPU can share its GPU"
+        )
         yield Problem("colocated_multi_gpu_engine", "cluster.colocated", message, "")
     if placement.shares_gpus and job.cluster.weight_transport == "broadcast":
         message = "a broadcast requires a separate GPU for each engine and rank, but here they share GPUs"
@@ -114,7 +120,7 @@ def _why_not_shared(job: JobSpec, placement: Placement) -> str | None:
     if job.method.type == "supervised":
         return "a supervised job has no engines to share"
     if placement.lora is None:
-        return "jobs that train all weights cannot share an engine: it has one base model and an adapter for each job"
+        return "a shared engine has one base model and an adapter per job, so the job cannot train all weights"
     if placement.colocated:
         return "engines that share resources with the job's learner cannot sample for other jobs"
     return None
@@ -176,7 +182,7 @@ CHOSEN = {"engines", "engine_gpus", "learner_ranks", "zero_stage", "offload", "m
 class ClusterPlan:
     """Layout of a job: its placement on nodes and its problems.
 
-    More nodes can solve `resource_problems`, but not `problems`.
+    More nodes can solve `resource_problems`. They cannot solve `problems`, which contains all other problems.
     """
 
     placement: Placement
@@ -204,7 +210,7 @@ class ClusterPlan:
 
     @property
     def shortage(self) -> tuple[int, int]:
-        """Amount by which the plan does not fit: (number of resource and setting problems, missing bytes of memory)."""
+        """Distance from a plan that fits: (number of resource and setting problems, missing bytes of memory)."""
         missing = 0
         for node, used in zip(self.nodes, self.host_bytes, strict=True):
             if node.usable_bytes is not None:

@@ -3,8 +3,8 @@
 Measured peaks in GiB, with the estimates in parentheses:
 
 - rank on a CPU in float32, 0.56M parameters: 0.69 (0.62)
-- rank on a CPU in float32, 37M parameters, 1,024 tokens per micro-batch: 1.91 (1.70); with ZeRO 1: 2.19 (1.96). These
-  numbers include a copy of the weights that ranks no longer make.
+- rank on a CPU in float32, 37M parameters, 1,024 tokens per micro-batch: 1.91 (1.70); with ZeRO 1: 2.19 (1.96). The two
+  measured peaks include a copy of the weights that ranks no longer make.
 - engine on a CPU in float32, 37M parameters: 2.97 (3.06)
 - tensors of a rank on an H100 in bfloat16, ZeRO 1, 16k tokens: 0.6B parameters 12.6 (15.5), 1.7B 34.3 (38.9)
 """
@@ -219,11 +219,13 @@ def rank_memory(
 def _offloaded(
     offload: Offload, work: dict[str, int], model: ModelShape, num_tokens: int, itemsize: int, stage: int, updated: int
 ) -> dict[str, int]:
-    """Subtract the offloaded bytes from `work`, and return the bytes that the host memory needs for them, by part.
+    """Subtract the offloaded bytes from `work`, and return the host memory that offloading needs, in bytes by part.
 
-    `work` is the GPU memory of a rank by part. `updated` is the number of parameters that this rank updates. In stage
-    3, host memory holds two float32 copies of the gradients. In other stages, it holds one copy of the gradients and
-    one copy of the weights. The offloaded activations are the inputs of all layers but two.
+    `work` is the GPU memory of a rank by part. `updated` is the number of parameters that this rank updates.
+
+    The optimizer state and the gradients are always offloaded. In stage 3, the host holds two float32 copies of the
+    gradients. In other stages, the host holds one copy of the gradients and one copy of the weights. If `offload`
+    includes activations, the inputs of every layer except two are offloaded too.
     """
     if offload == "none":
         return {}

@@ -47,7 +47,8 @@ MXFP4_FIX = (
 )
 """Instructions for users of gpt-oss models, whose weights are published only in quantized form.
 
-Without `save_original_format=False`, transformers 5.19 would write the experts' weights without names.
+The instructions set `save_original_format=False`, because otherwise transformers 5.19 writes the experts' weights
+without names.
 """
 
 
@@ -84,7 +85,10 @@ class ModelFolder:
 
     @property
     def lora(self) -> LoraSpec | None:
-        """Value of the job setting `lora` that matches the folder's adapter; None without an adapter or a match."""
+        """Value of the job setting `lora` that matches the folder's adapter.
+
+        None if the folder has no adapter, or if no value of `lora` matches the adapter.
+        """
         return None if self.adapter is None else self.adapter.config.to_lora_spec()
 
     @cached_property

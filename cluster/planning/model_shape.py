@@ -59,7 +59,9 @@ class CacheShape:
     """
     width: int
     state_bytes: int = 0
-    """Total bytes of the state of all other layers, which does not depend on the sequence length."""
+    """Total bytes of the state of layers that cache no tokens, such as Mamba layers.
+
+    The state does not depend on the sequence length."""
 
     def sequence_bytes(self, num_tokens: int, itemsize: int, gpus: int = 1) -> int:
         """Return the number of cache bytes that a sequence of `num_tokens` tokens needs on each of an engine's GPUs.
@@ -99,7 +101,10 @@ def read_layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _state_bytes(config: Mapping[str, Any]) -> int:
-    """Return the bytes of one layer's state in float32; 0 if config.json lacks the known keys."""
+    """Return the bytes of the float32 state of one layer that caches no tokens, such as a Mamba layer.
+
+    Returns 0 if config.json has no known keys for the sizes of this state.
+    """
     for keys in (CONVOLUTION, *STATES):
         sizes = [config.get(key) for key in keys]
         if all(isinstance(size, int) for size in sizes):
@@ -279,7 +284,7 @@ _SCALES = re.compile(
     r"[._](scales?|scale_inv|scale_2|SCB|qzeros|zero_point|g_idx|weight_shape|(nested_)?(absmax|quant_map)|"
     r"quant_state\..*)$"
 )
-"""Pattern for the names of tensors that contain no parameters of a quantized model, such as scales."""
+"""Pattern for the names of a quantized model's tensors that are not parameters, such as scales."""
 _PACKED_BITS = {"U8": 8, "I8": 8, "I32": 32}
 """Bits per element of the dtypes that pack several weights into one element."""
 

@@ -36,7 +36,7 @@ CALLS_PER_DISPATCHER = 1024
 """Maximum number of concurrent tool calls per dispatcher.
 
 A dispatcher serves 2,400 calls per second in `benchmarks.dispatcher`. A rollout is assumed to make at most two calls
-per second, so 1,024 rollouts make at most 2,048."""
+per second, so 1,024 rollouts make at most 2,048 calls per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,9 @@ def micro_batch_sizes(request: PlanRequest) -> list[int]:
     """Return the micro-batch sizes in tokens that the job may use, largest first.
 
     If the job sets a size, the list has only this size. Otherwise the list goes from 8,192 down to the context length
-    in steps of 1,024, or has only the context length if that is larger. A smaller size would save no memory, because a
-    sequence is never divided. A resumed run tries its recorded size first, unless the context length exceeds that size.
+    in steps of 1,024. If the context length is more than 8,192, the list has only the context length. A smaller size
+    would save no memory, because a sequence is never divided. A resumed run tries its recorded size first, unless the
+    context length exceeds that size.
     """
     setting, longest = request.job.cluster.micro_batch_tokens, request.context_length
     if setting != "auto":
@@ -275,7 +276,10 @@ def has_resources(node: Mapping[str, float], bundle: Bundle) -> bool:
 
 
 def bundle_name(placement: Placement, index: int) -> str:
-    """Return a bundle's name: `engine 1`, `learner rank 0`, or `bundle 0 (engine and learner)` if both share it."""
+    """Return a bundle's name, such as `engine 1` or `learner rank 0`.
+
+    If engines and ranks share bundles, the names are like `bundle 0 (engine and learner)`.
+    """
     if placement.colocated:
         return f"bundle {index} (engine and learner)"
     if index < placement.engines:

@@ -190,9 +190,10 @@ class _PlacementSearch:
         return [*plain, *((lora, each) for lora in reversed(loras) for each in offloads[1:])]
 
     def _possible_adapters(self) -> list[LoraSpec | None]:
-        """Return the possible values of `lora: auto`.
+        """Return the possible values of `lora: auto`. The value None means training without LoRA.
 
-        If the model is already an adapter, its own settings are the only value. Shared engines require an adapter.
+        If the model is already an adapter, the only value is this adapter's settings. With shared engines, None is
+        returned only if the job cannot use LoRA.
         """
         request = self._request
         if request.adapter is not None:
@@ -267,7 +268,8 @@ class _PlacementSearch:
     def _iterate_disjoint_divisions(self, gpus: int) -> Iterator[_GpuDivision]:
         """Yield divisions in which engines (with `gpus` GPUs each) and ranks use different GPUs, best first.
 
-        Sorted by number of used GPUs (largest first), evenness, and number of ranks (smallest first).
+        Divisions that use the most GPUs come first. Among these, the most even divisions between engines and ranks come
+        first, and then the divisions with the fewest ranks.
         """
         cluster, total = self._cluster, self._num_gpus
         engines = range(1, total // gpus + 1) if self._samples else range(1)
@@ -291,7 +293,10 @@ class _PlacementSearch:
             yield _GpuDivision(engine_count, gpus, rank_count)
 
     def _engine_gpus(self) -> list[int]:
-        """Return the possible numbers of GPUs per engine, best first. The cache must hold a full-length sequence."""
+        """Return the possible numbers of GPUs per engine, best first.
+
+        For `auto`, a number is possible only if the engine's cache can hold a full-length sequence.
+        """
         cluster = self._cluster
         if cluster.engine_gpus != "auto":
             return [cluster.engine_gpus]

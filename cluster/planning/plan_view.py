@@ -113,7 +113,7 @@ def _settings_for_placement(request: PlanRequest, placement: Placement) -> dict[
 
 
 def _print_smallest(console: Console, settings: Settings) -> None:
-    """Print the settings with which a job always gets its smallest layout, in the format of a job file."""
+    """Print settings that always give the job the layout with the fewest GPUs, in the format of a job file."""
     if not settings:
         console.print("the job already sets all settings of its layout, so no value is chosen automatically")
         return
@@ -146,9 +146,10 @@ def print_stop_time(console: Console, stop: StopTime) -> None:
 
 
 def _memory_table(firsts: Sequence[NodeAssignment]) -> Table:
-    """Return a table with a row per part of memory, and columns for the GPU and host memory of each role.
+    """Return a table with one row per use of memory, such as weights.
 
-    `firsts` has the first engine and the first rank, if any. The other engines and ranks are left out.
+    The columns are the GPU memory and the host memory of each role. `firsts` has the first engine and the first rank,
+    if any. The other engines and ranks are left out.
     """
     columns: dict[str, Mapping[str, int]] = {}
     for assignment in firsts:
@@ -228,15 +229,16 @@ def describe_sharing(placement: Placement) -> str | None:
     if not placement.colocated:
         return None
     if not placement.shares_gpus:
-        return "an engine and its ranks take turns on the same cores, so no token is stale"
-    shared = "an engine and a rank share a GPU (estimated, not yet measured on GPUs)"
+        return "an engine and its learner ranks take turns on the same cores, so tokens come from the newest weights"
+    shared = "an engine and a learner rank share a GPU"
     part = f"the engine takes {placement.gpu_share:.0%} of the GPU's memory"
+    estimates = "The memory sizes are estimates that were not yet measured on GPUs"
     if placement.takes_turns:
         return (
-            f"{shared}: engine and rank take turns, so no token is stale. While one runs, the other is offloaded to "
-            f"host memory. During its turn, {part}"
+            f"{shared} and take turns, so tokens come from the newest weights. While one of them runs, the other is "
+            f"offloaded to host memory. While the engine runs, {part}. {estimates}"
         )
-    return f"{shared}: both run concurrently; {part}"
+    return f"{shared} and run concurrently; {part}. {estimates}"
 
 
 def _format_known_bytes(num_bytes: int | None) -> str:

@@ -26,7 +26,7 @@ def read_live_nodes() -> list[Node]:
 
 
 class LiveNodeReader:
-    """Reader of the cluster's live nodes that caches each node's GPU memory."""
+    """Callable that returns the cluster's live nodes. It caches each node's GPU memory."""
 
     def __init__(self) -> None:
         self._gpu_memory: dict[str, int | None] = {}

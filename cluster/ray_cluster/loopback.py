@@ -24,9 +24,10 @@ LOOPBACK = "127.0.0.1,localhost"
 
 
 def loopback_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables that make processes listen only on the loopback address and use no proxy for it.
+    """Return environment variables that make processes listen only on the loopback address.
 
-    Ray's job client would otherwise use the environment's proxy even for a local cluster.
+    The variables also disable proxies for connections to this address. Otherwise, Ray's job client would use the
+    environment's proxy even for a local cluster.
     """
     names = ("no_proxy", "NO_PROXY")  # the first takes precedence
     name = next((name for name in names if environment.get(name)), names[-1])

@@ -1,7 +1,8 @@
 """All uses of undocumented parts of Ray.
 
 The docstring of each function names the part of Ray that the function uses, the reason, and what would make the
-function unnecessary. Modules that `import ray` does not load are imported inside the functions that need them.
+function unnecessary. `import ray` does not load some modules of Ray. Functions that need such a module import it
+themselves.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def allow_loopback() -> Iterator[None]:
     """Context manager in which Ray accepts 127.0.0.1 as the address of this node.
 
     Uses: `ray._private.ray_constants.ENABLE_RAY_CLUSTER`.
-    Why: Ray reads RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER when it is imported, before the variable is set here.
+    Why: Ray reads RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER when it is imported, so setting the variable here is too late.
     Remove when: `ray.init` has a parameter for the address to listen on.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
@@ -151,7 +152,7 @@ def suppress_death_messages() -> None:
 
 
 class _NoFolders(list[str]):
-    """List that stays empty when Ray adds folders for the module search path of its workers."""
+    """List that ignores the folders that Ray adds to it. Ray's workers would search these folders for modules."""
 
     def extend(self, folders: Iterable[str]) -> None:
         """Do nothing. Ray calls this with the working directory and the folder of the driver's command."""
@@ -191,7 +192,7 @@ def serve_is_running() -> bool:
     """Return whether Ray Serve is running in the cluster that this process is connected to.
 
     Uses: `ray.serve.context._get_global_client`.
-    Why: `ray.serve.status` does not distinguish a missing Ray Serve from one without proxies and applications.
+    Why: `ray.serve.status` returns the same for no Ray Serve and for Ray Serve without proxies and applications.
     Remove when: the status shows whether Ray Serve is running.
     """
     from ray.serve.context import _get_global_client

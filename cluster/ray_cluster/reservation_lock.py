@@ -38,7 +38,7 @@ async def reservation_lock(
     max_wait_s: float = MAX_WAIT_S,
     poll_s: float = POLL_S,
 ) -> AsyncIterator[None]:
-    """Context manager that takes the lock, or does nothing if the lock is not free within `max_wait_s`."""
+    """Context manager that holds the lock. If the lock is not free within `max_wait_s`, the body runs without it."""
     holder = None
     try:
         async with asyncio.timeout(max_wait_s):

@@ -42,7 +42,7 @@ from agent_rft.errors import InvalidJob, Problem
 PLACEMENT_TIMEOUT_S = 300.0
 REPORT_INTERVAL_S = 5.0
 FURTHER_S = 2.0
-"""Seconds to wait for further engines after the first engine is placed. If resources are free, Ray is faster."""
+"""Seconds to wait for further engines after the first engine is placed. This time suffices if resources are free."""
 
 SHARED_GPU = 0.5
 """Share of a GPU that an engine and a rank each reserve if both use the same GPU. Ray does not limit GPU memory."""
@@ -104,7 +104,8 @@ class Reservations:
     async def _engines_placed(self) -> list[int]:
         """Request further engines, and return the indices of all engines that are placed within `FURTHER_S`.
 
-        An earlier request would compete with the first engine and the ranks.
+        Further engines are requested only now, because they would compete with the first engine and the ranks for
+        resources.
         """
         self._groups += [self._request_group([bundle], FURTHER) for bundle in self._further]
         waiting = {self._group_future(n): n for n in range(1, len(self._groups))}

@@ -28,8 +28,8 @@ class DataFinding:
 
     `contradictory` rows have the same question but different references; `duplicates` have the same question and
     reference. `near_duplicates` are at most MAX_PAIRS pairs with the same reference and nearly the same question.
-    `distinct` is the number of different questions. `shared` contains the number of rows in each other file that
-    repeat a question of this file. Its keys are job fields.
+    `distinct` is the number of different questions. `shared` maps the job field of another file to the number of rows
+    in the other file whose question also occurs in this file.
     """
 
     file: str

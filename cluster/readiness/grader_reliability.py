@@ -66,7 +66,7 @@ def _grade_before_guards(rollout: Rollout) -> float:
 
 
 def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | None:
-    """Return the noise variance divided by the mean grade variance within rows.
+    """Return the variance of the grading noise, divided by the variance of a row's grades (the mean over all rows).
 
     The mean squared difference between two grades of one answer is twice the noise variance (Lord and Novick 1968,
     Statistical Theories of Mental Test Scores, chapter 3).
@@ -78,9 +78,10 @@ def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | Non
 
 
 def _agreement(groups: Sequence[Group]) -> Interval | None:
-    """Return the mean correlation between grade and held-out grade within rows.
+    """Return the correlation between the grades and the held-out grades of a row (the mean over all rows).
 
-    Training on the grade raises the held-out grade by about the covariance of the two (Price 1970, Nature 227).
+    It shows whether training also raises the held-out grade: training on the grade raises the held-out grade by about
+    the covariance of both grades (Price 1970, Nature 227).
     """
     found = []
     has_held_out = False

@@ -16,17 +16,20 @@ TRAINED = "training_file"
 MIN_ROWS = 10
 """Minimum number of distinct questions, the same minimum as in OpenAI's API."""
 MIN_SIGNAL = 0.15
-"""Minimum share of rows whose rollouts have different rewards. A batch of 16 then has two or three such rows. With
-fewer, the gradient of a step comes from one or two rows."""
+"""Minimum share of rows whose rollouts have different rewards.
+
+At this share, a batch of 16 rows has two or three such rows. With a smaller share, the gradient of a step comes from
+only one or two rows."""
 MAX_PASS = 0.9
 """Maximum pass rate. Above it, the likely gain is too small to measure with 100 test rows."""
 MAX_CONTRADICTORY = 0.1
-"""Maximum share of contradictory rows. At this share, wrong references change the mean grade by up to 0.05, the
-smallest measurable change."""
+"""Maximum share of contradictory rows, which have the same question but different references.
+
+At this share, the wrong references change the mean grade by up to 0.05, the smallest measurable change."""
 MAX_NOISE = 0.5
-"""Maximum share of noise in the grade variance within rows. Above it, noise decides the order of rollouts."""
+"""Maximum share of noise in the variance of a row's grades. With more noise, noise decides the order of rollouts."""
 MAX_DISCARDED = 0.3
-"""Maximum share of discarded rollouts. At this share, one retry still leaves about one rollout in ten discarded."""
+"""Maximum share of discarded rollouts. At this share, about one in ten rollouts is still discarded after one retry."""
 MAX_TOOL_ERRORS = 0.5
 """Error rate above which a tool is unusable. It is compared with the lower bound of the confidence interval."""
 MAX_INVALID_CALLS = 0.5
@@ -35,7 +38,7 @@ the confidence interval. A model with fewer invalid calls can learn the syntax i
 MAX_CUT = 0.5
 """Maximum share of rollouts that end at a limit."""
 MIN_CALLING = 0.02
-"""Minimum share of rollouts with a tool call. At this share, one in seven groups of 8 has a call."""
+"""Minimum share of rollouts with a tool call. At this share, one in seven groups of 8 rollouts contains a call."""
 
 
 @dataclass(frozen=True, slots=True)

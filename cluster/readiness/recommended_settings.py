@@ -15,7 +15,7 @@ HYPERPARAMETERS, REINFORCEMENT = "method.reinforcement.hyperparameters", "method
 TARGET_SIGNAL = 0.5
 """Minimum share of groups with different rewards. Below it, larger groups are recommended."""
 MIN_SHARE_GAIN = 0.1
-"""Minimum increase of the share of groups with different rewards for which larger groups are recommended."""
+"""Minimum gain for which larger groups are recommended: the increase in the share of groups with different rewards."""
 TARGET_GROUPS = 8
 """Minimum number of groups per step whose rewards differ. With fewer, updates vary too much between batches."""
 MAX_BATCH = 64
@@ -55,14 +55,15 @@ def recommend_settings(
     share = shares.get(size, 0.0)
     for entry in signal:
         if entry.size > size and share < TARGET_SIGNAL and entry.low >= share + MIN_SHARE_GAIN:
-            larger = f"in {entry.low:.0%} of the groups if a group has {entry.size} rollouts"
-            why = f"rewards differ {larger}, but only in {share:.0%} with {size} rollouts"
+            larger = f"in {entry.low:.0%} of the groups with {entry.size} rollouts"
+            why = f"rewards differ {larger}, but only in {share:.0%} of the groups with {size} rollouts"
             yield RecommendedSetting(f"{HYPERPARAMETERS}.compute_multiplier", entry.size / GROUP_SIZE, why)
             size, share = entry.size, entry.low
             break
     batch_size = min(MAX_BATCH, plan.num_rows, ceil(TARGET_GROUPS / share)) if share > 0 else plan.batch_size
     if batch_size > plan.batch_size:
-        why = f"rewards differ in {share:.0%} of the groups, but a step needs about {TARGET_GROUPS} such groups"
+        why = f"a step needs about {TARGET_GROUPS} groups whose rewards differ, but rewards differ in only {share:.0%} "
+        why += "of the groups"
         yield RecommendedSetting(f"{HYPERPARAMETERS}.batch_size", batch_size, why)
     if behavior.ended.get("max_tokens", 0.0) > CUT_SHARE:
         limit = 2 * job.reinforcement.limits.max_completion_tokens

@@ -28,8 +28,8 @@ SHOWN_CHARS = 200
 class RowSignal:
     """Statistics of one row with at least one trainable rollout.
 
-    `mean`, `deviation`, `best` and `worst` describe the rewards of the trainable rollouts; `grade`, `passed` and
-    `graded` include all graded rollouts. `no_signal` is None if the rewards differ enough for
+    `mean`, `deviation`, `best` and `worst` describe the rewards of the trainable rollouts. The mean grade `grade` and
+    the counts `passed` and `graded` include all graded rollouts. `no_signal` is None if the rewards differ enough for
     training. Otherwise it is `all_right`, `all_wrong`, or `equal` for all other cases.
     """
 
@@ -49,7 +49,11 @@ class RowSignal:
 
 @dataclass(frozen=True, slots=True)
 class RowShares:
-    """Shares of the graded rows by their rewards. `signal` is the share of rows whose rewards differ."""
+    """Shares of the graded rows, by the rewards of their rollouts.
+
+    `signal` is the share of rows whose rollouts have different rewards. In the other rows, all rollouts pass
+    (`all_right`), all fail (`all_wrong`), or neither (`equal`).
+    """
 
     all_right: float
     all_wrong: float

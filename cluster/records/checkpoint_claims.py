@@ -27,7 +27,7 @@ MAX_CLAIM_BYTES = 16 << 20
 MANIFEST = "manifest.json"
 """Name of the file that is written last; a checkpoint with this file is complete."""
 NO_OWNER = 0
-"""Owner number of checkpoints from versions of agent-rft without claims."""
+"""Owner number of checkpoints that an old version of agent-rft wrote. Old versions had no claims."""
 STEP = re.compile(r"step-\d{6,12}")
 _OWNER = re.compile(r"owner-(\d{6,12})")
 _CLAIM = re.compile(r"owner-(\d{6,12})\.json")
@@ -99,8 +99,8 @@ class CheckpointClaims:
     def find_complete(self, run: str, claims: Sequence[int]) -> dict[str, int]:
         """Return the complete checkpoints of a run with the owners that wrote them, oldest first.
 
-        Only two kinds of checkpoints count: checkpoints that the newest of `claims` adopted, and checkpoints that the
-        owner with this claim wrote.
+        Two kinds of checkpoints are returned: checkpoints that the newest of `claims` adopted, and checkpoints that the
+        owner of this newest claim wrote.
         """
         number, adopted = self._read_newest(run, claims)
         candidates = [*adopted.items(), *((name, number) for name in self.list_checkpoints(run, number))]
@@ -136,7 +136,7 @@ class CheckpointClaims:
             return []
 
     def _read_newest(self, run: str, claims: Sequence[int]) -> tuple[int, dict[str, int]]:
-        """Return the newest of `claims`, and the checkpoints that it adopted. Partly written claims are ignored."""
+        """Return the newest of `claims`, and the checkpoints that this claim adopted. Incomplete claims are ignored."""
         for number in sorted(claims, reverse=True):
             path = self._claim_path(run, number)
             try:

@@ -319,7 +319,11 @@ def _check_record(file: _File) -> _File:
 
 
 class _File(BaseModel):
-    """Uploaded file; `name` is the path relative to the checkpoint, or to the run folder."""
+    """Uploaded file.
+
+    `name` is a path. In a manifest's `files`, it is relative to the checkpoint. In `records`, it is relative to the run
+    folder.
+    """
 
     name: Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
     size: Annotated[int, Field(ge=0)]

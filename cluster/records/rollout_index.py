@@ -42,7 +42,7 @@ MAX_LISTED_VALUES = 50
 """Maximum number of values that a message lists."""
 BUSY_S = 5.0
 BATCH = 2_000
-"""Rows that are written or read at a time. The number is small so that other processes wait only briefly."""
+"""Number of rows that are written or read at once. The number is small so that other processes wait only briefly."""
 CORRUPT_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 PAUSE_S = 0.1
 """First pause while another reader indexes a file. Each later pause is twice as long as the one before."""

@@ -68,8 +68,8 @@ def restore_checkpoints(
                 return
             if pause is None:
                 fix = (
-                    "try again when the store is available, or set checkpoint_store: null to start without the "
-                    "checkpoints in the store"
+                    "try again when the store is available, or set checkpoint_store: null to start from the beginning "
+                    "without a store"
                 )
                 raise RftError(f"{to_plain_json(str(error))}; {fix}", public_message=error.public_message) from None
             sleep(pause)

@@ -57,8 +57,8 @@ class Outage:
 class EndpointOutages:
     """Detects endpoint outages from the stats passed to `observe` every few seconds.
 
-    An endpoint is down while its breaker in any process is not closed. If a breaker opens and closes between two calls
-    of `observe`, the outage is detected because the endpoint's outage count has increased.
+    An endpoint is down while its breaker is open or half-open in at least one process. If a breaker opens and closes
+    between two calls of `observe`, the outage is detected because the endpoint's outage count has increased.
     """
 
     def __init__(self, emit: Emit) -> None:

@@ -32,7 +32,7 @@ ROWS_PER_CHUNK = 64
 MAX_GRADED_TWICE = 200
 """Maximum number of rollouts that are graded twice.
 
-With 200 rollouts, the error of the share of changed grades is at most 7 percentage points.
+With 200 rollouts, the share of grades that change is known to within 7 percentage points.
 """
 
 SampledFile = Literal["training_file", "validation_file", "test_file"]
@@ -120,7 +120,9 @@ async def sample_rows(
 async def grade_again(
     groups: Sequence[Group], reinforcement: Reinforcement, operator: OperatorConfig
 ) -> Mapping[str, float | None]:
-    """Grade up to MAX_GRADED_TWICE rollouts a second time, without guards, starting with each row's first rollout.
+    """Grade up to MAX_GRADED_TWICE rollouts a second time, without guards.
+
+    The first rollouts of all rows are chosen first, then the second rollouts, and so on.
 
     Returns:
         The second grades by trace id; None if grading failed.

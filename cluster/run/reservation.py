@@ -40,7 +40,7 @@ ReservationsT = TypeVar("ReservationsT", bound=Reservable)
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Generic[ReservationsT]):
-    """Requested reservation, with the task that waits until it is granted."""
+    """A requested reservation, and the task that waits for Ray to grant the reservation."""
 
     reservations: ReservationsT
     waiting: asyncio.Task[list[int]]

@@ -18,7 +18,9 @@ from typing import Self
 STOPPED_EXIT_CODE = 130
 """Exit code of a run that was stopped by a signal."""
 STOP_REQUEST = signal.SIGUSR1
-"""Signal that requests a graceful stop, however often it arrives: the hooks of several pods may send it."""
+"""Signal that requests a graceful stop.
+
+The hooks of several pods may each send this signal. Repeated signals have no effect."""
 
 
 def hangup_signals() -> tuple[signal.Signals, ...]:

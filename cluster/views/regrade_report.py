@@ -32,8 +32,9 @@ SAME = 1e-9
 class GradingNoise:
     """Differences between the grades that two runs of a grader gave to the same rollout.
 
-    Each rollout is compared for each pair of runs. `num_pairs` is the number of comparisons in which both runs gave a
-    grade. `num_one_graded` is the number of comparisons in which only one of the two runs gave a grade.
+    For each rollout, the grades of each pair of runs are compared. `num_pairs` is the number of comparisons in which
+    both runs gave a grade. `num_one_graded` is the number of comparisons in which only one of the two runs gave a
+    grade.
     """
 
     num_pairs: int
@@ -93,7 +94,11 @@ def summarize_grades(runs: Sequence[Sequence[Grade | RftError]], pass_threshold:
 
 
 def json_lines(cases: Sequence[GradingCase], runs: Sequence[Sequence[Grade | RftError]]) -> Iterator[str]:
-    """Yield one line of JSON per outcome `runs[run][rollout]`, ordered by rollout; `grade` or `error` is null."""
+    """Yield one line of JSON for each rollout and run, sorted by rollout.
+
+    `runs` has the outcomes of each run, in the order of `cases`. Each line has the keys `grade` and `error`. One of the
+    two values is null.
+    """
     for case, outcomes in zip(cases, zip(*runs, strict=True), strict=True):
         about = {"where": case.where, "row_id": case.row_id, "trace_id": case.trace_id, "recorded": case.recorded_grade}
         for number, outcome in enumerate(outcomes, start=1):

@@ -64,7 +64,12 @@ COLUMNS = (
     Column("run", "string", "name of the run's folder, or id of the job", lambda run, trace: run),
     Column("file", "string", "rollout file, such as step-000012 or test-after", lambda run, trace: trace.name),
     Column("purpose", "string", "train, validation or test", lambda run, trace: trace.request.purpose),
-    Column("row_id", "string", "the row: its line number and a digest", lambda run, trace: trace.outcome.row_id),
+    Column(
+        "row_id",
+        "string",
+        "the row's line number and a digest of its content",
+        lambda run, trace: trace.outcome.row_id,
+    ),
     Column("group", "int64", "number of the group, in order of admission", lambda run, trace: trace.request.index),
     Column("sample", "int64", "number within the group", lambda run, trace: trace.outcome.sample),
     Column("epoch", "int64", "pass over the training file", lambda run, trace: trace.request.epoch),
@@ -82,7 +87,10 @@ COLUMNS = (
     Column("train", "bool", "whether the rollout may be trained on", _grade_value(lambda grade: grade.train)),
     Column("reason", "string", "the grader's reason", _grade_value(lambda grade: grade.reason)),
     Column(
-        "scores", "string", "JSON object: grades of a multi grader's parts", _grade_value(lambda g: _to_json(g.scores))
+        "scores",
+        "string",
+        "JSON object with the grade of each part of a multi grader",
+        _grade_value(lambda g: _to_json(g.scores)),
     ),
     Column("answer", "string", "the final answer", _rollout_value(lambda rollout: rollout.answer)),
     Column("tools", "list<string>", "tool of each call, in order", _rollout_value(lambda r: [c.name for c in r.calls])),

@@ -28,7 +28,7 @@ LABEL_WIDTH = 10
 SHOWN_CHARS = 600
 """Maximum printed length of a prompt message, tool result or turn; `--json` prints them in full."""
 SHOWN_KEYS, KEY_CHARS = 20, 60
-"""Maximum number of printed extra fields of a row, and maximum length of their names."""
+"""Maximum number of a row's extra fields that are printed, and maximum printed length of a field's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def summarize_rollout(rollout: Rollout) -> str:
 
 
 def _grade_notes(grade: Grade) -> str:
-    """Return notes on a grade as text: its guard, its held-out grade, and whether it is left out of training."""
+    """Return notes on a grade: the guard that set it, the held-out grade, and whether it is left out of training."""
     guard = f" set by the guard {grade.guard}" if grade.guard is not None else ""
     held_out = f", held out {grade.held_out:.3f}" if grade.held_out is not None else ""
     return guard + held_out + ("" if grade.train else ", not trained on")

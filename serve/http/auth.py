@@ -23,10 +23,12 @@ from agent_rft.serve.stores.key_store import ApiKey, Scope
 from agent_rft.wire.api_errors import ApiError
 
 MAX_FAILED_LOGINS, MAX_TOTAL_FAILED_LOGINS = 20, 400
-"""Maximum requests per minute with a wrong key: per client address, and in total. All may arrive at the same time."""
+"""Maximum number of requests with a wrong key per minute, for each client address and in total.
+
+All of these requests may arrive in one burst."""
 MAX_ADDRESSES = 10_000
 BURST_S = 10.0
-"""Seconds for which a key may save up unused requests for a burst."""
+"""Maximum size of a burst: a key may save up the unused requests of this many seconds."""
 MAX_CACHED_KEYS = 10_000
 MAX_UNKNOWN_LOOKUPS = 4
 """Maximum concurrent lookups of keys that are not in the cache."""

@@ -40,7 +40,9 @@ DEPLOYMENT = "engine"
 QUEUE = 4
 """Maximum requests per replica, as a multiple of its maximum concurrent sequences."""
 SERVED_RANK = 32
-"""Minimum rank of adapter slots. Adapters with a larger rank are served by an engine with larger slots."""
+"""Minimum size of an engine's adapter slots, as a LoRA rank.
+
+An adapter with a larger rank gets an engine with larger slots."""
 UPSCALE_S = 15.0
 HEALTH_S = 5.0
 IDLE_TIMEOUT_S = 5.0

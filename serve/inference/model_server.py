@@ -11,15 +11,16 @@ The life cycle of an application (see `AppState`):
       |       start failed |    | not up within        | idle for `idle_s`, or idle
       |                    v    | START_TIMEOUT_S      | while another model or a job waits
       |                 FAILED  |                      |
-      |            noticed |    |                      |
+      |    failure noticed |    |                      |
       |                    v    v                      |
       +----------------- STOPPING <--------------------+
-       last answer sent
+      all calls finished
 
-At most `max_models` applications exist. A call that needs another application waits until one is idle, and then removes
-the application that has been idle longest. The first call for a model waits until an engine has started. After
-`max_start_wait_s`, waiting calls fail with a 503 and a Retry-After header. An application finishes its calls before it
-is removed. The states are always read from Ray Serve, so any API replica can take over from one that died.
+At most `max_models` applications exist. If a call needs one more application, the call waits until an application is
+idle. Then the application that has been idle longest is removed. The first call for a model waits until an engine has
+started. After `max_start_wait_s`, waiting calls fail with a 503 and a Retry-After header. An application finishes its
+calls before it is removed. The states are always read from Ray Serve, so any API replica can take over from a replica
+that died.
 
 A model that has been idle for RELEASE_IDLE_S is stopped if this frees the resources that a waiting job needs. If jobs
 hold or wait for the resources that a model needs, a call for the model gets a 503 that names the jobs.
@@ -384,7 +385,7 @@ def _raise_if_refused(answer: dict[str, Any] | Refusal) -> dict[str, Any]:
 
 def _no_resources_error(runs: Sequence[str]) -> ApiError:
     shown = ", ".join(runs[:MAX_NAMED_RUNS])
-    return _unavailable_error(f"Fine-tuning jobs use the resources that the model needs: {shown}.")
+    return _unavailable_error(f"The model cannot start, because fine-tuning jobs use the needed resources: {shown}.")
 
 
 def _unavailable_error(why: str, cause: str = "") -> ApiError:

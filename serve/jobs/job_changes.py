@@ -90,9 +90,10 @@ class JobChanges:
         return found[:MAX_EVENTS]
 
     def _metrics(self) -> list[tuple[int, dict[str, float]]]:
-        """Return the metrics of the steps after the step in `position`, by step.
+        """Return (step, metrics) of the steps whose metrics are new or have changed since the last call.
 
-        Earlier steps are included if a resumed run has repeated them.
+        The first call returns only the steps after the step in `position`. A later call also returns an earlier step if
+        a resumed run has repeated the step.
         """
         if self._run is None:
             return []

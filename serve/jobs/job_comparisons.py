@@ -32,7 +32,8 @@ class NoSuchEvaluation(UserError):
 class ComparisonSide:
     """One side of a comparison: a job and the name of an evaluation.
 
-    If `name` is None, the side is the job's newest evaluation of a data file that all compared jobs have evaluated.
+    If `name` is None, the side is the job's newest evaluation of the compared data file. `common_file` selects this
+    file.
     """
 
     job_id: str

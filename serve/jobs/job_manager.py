@@ -120,7 +120,7 @@ class JobManager:
         self._announced: set[str] = set()
         """Ids of queued jobs that already have an event about waiting."""
         self._not_started: dict[str, str] = {}
-        """Reason why the cluster has not started a driver yet, by driver handle."""
+        """For each driver handle, the reason why the cluster has not started this driver yet."""
         self._woken = asyncio.Event()
 
     async def run(self) -> None:

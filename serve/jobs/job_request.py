@@ -60,7 +60,7 @@ class JobRequestBody(StrictModel):
     test_file: FileId | None = None
     """Id of a file that is evaluated before and after training. It does not influence training."""
     method: Annotated[dict[str, Any], DescribedAs(Method)] | None = None
-    """Training method. The default is a supervised job with the top-level `hyperparameters`."""
+    """Training method. If omitted, the job is supervised and uses the request's top-level `hyperparameters`."""
     hyperparameters: dict[str, Any] | None = None
     """Legacy field for a supervised job's `batch_size`, `n_epochs` and `learning_rate_multiplier`."""
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
@@ -194,7 +194,7 @@ def _raise_problems(problems: list[Problem]) -> None:
 
 
 def _build_method(request: JobRequestBody) -> dict[str, Any]:
-    """Return the request's method, by default supervised, with the legacy `hyperparameters` added."""
+    """Return the request's method (default: supervised), with the legacy `hyperparameters` added."""
     method = dict(request.method or {"type": "supervised"})
     if request.hyperparameters:
         supervised = method.get("supervised") or {}

@@ -59,7 +59,7 @@ class RolloutPage:
 
 
 WholeRollout = tuple[IndexedRollout, dict[str, Any], dict[str, Any]]
-"""Index entry of a rollout, then its group request as JSON and the rollout as JSON."""
+"""Tuple of a rollout's index entry, its group request as a JSON object, and the rollout as a JSON object."""
 
 
 @dataclass
@@ -165,10 +165,10 @@ class JobRecords:
         return found[:limit], len(found) > limit
 
     def filters(self, job: JobRecord) -> tuple[list[RolloutFile], list[str], list[str]]:
-        """Return the rollout files (oldest first), the tools that were called and the errors that occurred.
+        """Return the values for filters: rollout files (oldest first), tools that were called, errors that occurred.
 
         Raises:
-            NotIndexed: As in `summaries`.
+            NotIndexed: Some rollouts must be indexed first, or were rewritten during the request.
         """
         with self._open_index(job) as index:
             return index.files(), shorten_names(sorted(index.list_values("tools"))), sorted(index.list_values("errors"))
@@ -256,7 +256,10 @@ class JobRecords:
 
     @contextmanager
     def _open_state(self, job_id: str) -> Iterator[_JobState]:
-        """Context manager that yields a job's shared state, and closes the least recently used idle states."""
+        """Context manager that yields a job's state, which all requests for the job share.
+
+        If too many states are open, the least recently used states without requests are closed.
+        """
         with self._keeping:
             kept = self._kept.pop(job_id, None) or _JobState(self._index_of(self._runs / job_id))
             self._kept[job_id] = kept
@@ -311,7 +314,7 @@ def _names(job: JobRecord, runs: Path) -> dict[str, str]:
 
 
 class _OwnerRunFolder(RunFolder):
-    """Run folder of a job as the job's owner may see it."""
+    """Run folder of a job, without the data that the job's owner must not see."""
 
     def __init__(self, path: Path, names: Mapping[str, str]) -> None:
         super().__init__(path)

@@ -24,8 +24,9 @@ Sides = Annotated[
         min_length=2,
         max_length=MAX_SIDES,
         description="Evaluation to compare: `JOB:EVALUATION`, such as ftjob-1:test-before, or only `JOB`. A job id "
-        "alone selects the job's newest evaluation of one data file, which all compared jobs must have evaluated. The "
-        "first evaluation is the baseline.",
+        "alone selects the job's newest evaluation of the compared data file. This is the file of the first named "
+        "evaluation or, if only job ids are given, the first of test, validation and training file that all jobs have "
+        "evaluated. The first evaluation is the baseline.",
     ),
 ]
 

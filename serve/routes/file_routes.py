@@ -1,4 +1,7 @@
-"""/v1/files: uploads and downloads, streamed to and from disk. Keys can read all files and delete their own files."""
+"""/v1/files: uploads and downloads, streamed to and from disk.
+
+Any API key can read all files. Only admins and the key that uploaded a file can delete the file.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Samples = Annotated[
 
 
 class JobChecker(Protocol):
-    """Interface for checking job requests, a part of agent_rft.serve.jobs.job_manager.Launcher."""
+    """Interface for checking job requests: one method of `agent_rft.serve.jobs.job_manager.Launcher`."""
 
     async def check_request(self, draft: CheckRequest) -> list[Problem]: ...
 

@@ -69,7 +69,9 @@ def _parse_filter(
     file: Name = None,
     step: Step = None,
     row: Row = None,
-    trace: Annotated[str | None, Query(max_length=200, description="Only rollouts with this trace id prefix.")] = None,
+    trace: Annotated[
+        str | None, Query(max_length=200, description="Only rollouts whose trace id starts with this text.")
+    ] = None,
     min_grade: Annotated[Finite, Query(description="Minimum grade.")] = None,
     max_grade: Annotated[Finite, Query(description="Maximum grade.")] = None,
     min_reward: Annotated[Finite, Query(description="Minimum reward.")] = None,

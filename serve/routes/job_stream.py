@@ -28,7 +28,8 @@ from agent_rft.wire.api_errors import ApiError
 STREAM: Responses = {
     200: {
         "content": {"text/event-stream": {"schema": EVENT}},
-        "description": "Events named `job`, `event` and `metrics`. The data contains an object of the same name.",
+        "description": "Events named `job`, `event` and `metrics`. An event's data is an object that has the job, the "
+        "event or the metrics under the key of this name.",
     }
 }
 LastSeen = Annotated[

@@ -198,7 +198,9 @@ def _parse_tool(body: ToolRequest, operator: OperatorConfig) -> ToolSpec:
 
 
 async def call_once(body: ToolCallBody, dispatcher: Dispatcher, param: str) -> ToolOutput:
-    """Make one tool call, close the dispatcher and return the response. Errors name the request field `param`.
+    """Make one tool call, close the dispatcher and return the response.
+
+    `param` is the name of the request field that errors refer to.
 
     Raises:
         ApiError: The call failed or was refused.

@@ -19,7 +19,7 @@ from agent_rft.serve.stores.job_tables import Number
 Outcome = Literal["done", "refused", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 OPERATOR = "operator"
-"""Actor in the audit entries of the command `agent-rft keys`."""
+"""Value of `AuditEntry.actor` for operations of the command `agent-rft keys`."""
 
 
 @dataclass(frozen=True, slots=True)

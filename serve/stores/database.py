@@ -138,7 +138,7 @@ def make_private(folder: Path, markers: Sequence[str], user: int | None = None) 
     defaults to the user of this process.
 
     Raises:
-        UserError: Every user may enter the folder, and its mode must be kept.
+        UserError: All users can enter the folder, and this function is not allowed to change the folder's mode.
         OSError: The folder cannot be created or read.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -137,10 +137,10 @@ class JobStore:
         labels: Mapping[str, str] | None = None,
         readiness_checks: bool = False,
     ) -> tuple[list[JobRecord], bool]:
-        """Return a page of jobs that train, newest first, and whether more jobs follow.
+        """Return a page of training jobs, newest first, and whether more jobs follow.
 
-        If `owner` is None, the page contains jobs of all owners. With `readiness_checks`, it contains readiness checks
-        instead of jobs that train.
+        If `owner` is None, the page contains jobs of all owners. With `readiness_checks`, the page contains readiness
+        checks instead of training jobs.
 
         Raises:
             UnknownCursor: `after` is not a job of this owner.

@@ -169,7 +169,7 @@ class ModelRegistry:
 
     def _unknown_model_error(self, model_id: str) -> UnknownModel:
         near = find_similar_name(model_id, self._aliases)
-        hint = f"did you mean '{near}'? GET /v1/models lists" if near else "GET /v1/models lists"
+        hint = f"did you mean '{near}'? " if near else ""
         problem = f"The model '{model_id}' does not exist"
-        fix = f"{hint} all models; the operator can add a name under `aliases` in agent-rft.yaml"
+        fix = f"{hint}GET /v1/models lists all models; the operator can add models under `aliases` in agent-rft.yaml"
         return UnknownModel(f"{problem}: {fix}.", problem=problem, fix=fix)

@@ -38,7 +38,11 @@ BATCH_ROWS = 50
 
 @dataclass(frozen=True, slots=True)
 class RotationResult:
-    """Result of a rotation: id of the new secret, number of jobs sealed again, and jobs that cannot be opened."""
+    """Result of a rotation.
+
+    `secret_id` is the id of the new secret. `num_sealed` is the number of jobs that were encrypted again. `unreadable`
+    has the ids of the jobs that cannot be decrypted.
+    """
 
     secret_id: str
     num_sealed: int
@@ -48,7 +52,7 @@ class RotationResult:
 class MasterSecretRotation:
     """Replacement of the master secret that encrypts the jobs in a database.
 
-    `box` encrypts and decrypts the jobs. If it is set, it must have been created with the same `secrets`.
+    `box` encrypts and decrypts the jobs, and must use the same `secrets`. By default, a new box is created.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class MasterSecretRotation:
         """Run a rotation, or finish an interrupted one.
 
         Raises:
-            UserError: The secret belongs to another server, or the environment has no new secret.
+            UserError: The current secret belongs to another server, or the environment does not contain the new secret.
         """
         new, num_sealed = self._begin_or_continue(), 0
         while True:
@@ -93,13 +97,13 @@ class MasterSecretRotation:
                 self._secrets.write(masters)
             if len(masters) == 1:
                 raise UserError(
-                    f"the key is in {VARIABLE}, but {NEW_VARIABLE} is not set. Set it to 32 new random bytes in "
-                    "URL-safe base64, for this command and for running servers, then repeat this command."
+                    f"the key is in {VARIABLE}, but {NEW_VARIABLE} is not set. Set {NEW_VARIABLE} to 32 new random "
+                    "bytes in URL-safe base64, for this command and for running servers, then repeat this command."
                 )
             return masters[0]
 
     def _seal_all(self, new: MasterSecret) -> int:
-        """Seal all jobs with `new`, except unreadable jobs; return the number of jobs that were sealed again."""
+        """Encrypt the jobs again with `new`, and return their number. Jobs that cannot be decrypted are skipped."""
         total, after = 0, 0
         while True:
             with self._database.session() as session:
@@ -116,7 +120,10 @@ class MasterSecretRotation:
             total, after = total + num_sealed, last
 
     def _remove_old_secrets(self, new: MasterSecret) -> None:
-        """Remove the old secrets from a key file; the operator removes secrets from the environment."""
+        """Remove the old secrets from the key file.
+
+        Secrets in environment variables are not removed. The operator must remove them.
+        """
         masters = self._secrets.read()
         if masters[0] != new:
             raise UserError("another command has changed the key. Repeat this command.")
@@ -131,7 +138,10 @@ class MasterSecretRotation:
     def _read_jobs(
         self, session: Session, new: MasterSecret | None = None, after: int = 0, limit: int | None = None
     ) -> Iterator[Row[int, str, str]]:
-        """Yield (number, id, sealed text) of the jobs after number `after` that are not sealed with `new`."""
+        """Yield (number, id, sealed text) of up to `limit` jobs whose number is greater than `after`.
+
+        If `new` is given, jobs that are already encrypted with `new` are skipped.
+        """
         numbers = select(JobRow.number).where(JobRow.number > after).order_by(JobRow.number).limit(limit)
         if new is not None:
             numbers = numbers.where(~JobRow.sealed_spec.startswith(sealed_prefix(new), autoescape=True))

@@ -83,7 +83,7 @@ async def test_a_host_entry_does_not_open_its_address_or_its_other_ports() -> No
         fix = rf"add 127.0.0.1:{other} to .*, or add tools.internal:{other} there if"
         with pytest.raises(EndpointRefused, match=fix):
             await post(f"http://tools.internal:{other}/x", f"tools.internal:{port}", names=Names(["127.0.0.1"]))
-        with pytest.raises(UserError, match="loopback address, which is allowed only on other ports"):
+        with pytest.raises(UserError, match="loopback address that is allowed on other ports, but not on port"):
             await post(database.url, f"127.0.0.0/8:{port}")
         assert await post(server.url, f"127.0.0.0/8:{port}") == 200
     assert database.received == []

@@ -76,7 +76,7 @@ def test_mistakes_in_a_jobs_form_are_reported_before_anything_heavy_is_loaded(tm
     modules, done = loaded_by(tmp_path, command, str(tmp_path / "job.yaml"), "--runs", str(tmp_path))
     assert done.returncode == 2 and "modle" in done.stdout
     assert "training_file (rows.jsonl:1)" in done.stdout, "what its files show is in the same list"
-    assert "to explain a code in brackets, run for example: agent-rft explain invalid_extra_forbidden" in done.stdout
+    assert "to explain a code, run for example: agent-rft explain invalid_extra_forbidden" in done.stdout
     assert not HEAVY & modules
 
 

@@ -50,7 +50,7 @@ def test_each_list_in_the_manual_becomes_a_project(row: list[str], tmp_path: Pat
     (name,), (example,) = (_CODE.findall(cell) for cell in row[1:])
     tools, said = tools_of(tmp_path, name, example)
     assert tools == [{"name": "find", "description": "find", "parameters": SCHEMA}]
-    assert f"tools: find from {tmp_path / name}, which has no implementations" in said
+    assert f"tools: find from {tmp_path / name}; the list has no code for the tools" in said
 
 
 @pytest.mark.parametrize(("given", "becomes"), [(one, row[1]) for row in CONVERTED for one in _CODE.findall(row[0])])

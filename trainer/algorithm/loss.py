@@ -62,12 +62,13 @@ def is_diverged(logprobs: Tensor, engine: Tensor, advantages: Tensor, max_differ
         A < 0    p = 0.1    True     the probability has fallen enough
         A < 0    p = 0.8    False    the update reduces the difference
 
-    Clipping does not detect such tokens, because its ratio is 1 at the first update of a batch, even for old tokens.
-    The bound applies to the difference, so rare tokens can become likelier: from 0.001 to 0.01 the difference is only
-    0.009, although the ratio is 10. Likely tokens cannot suddenly become rare: from 0.99 to 0.5 the difference is 0.49,
-    although the ratio is only 0.5. Source: DPPO with the binary total variation, Qi et al. 2026, "Rethinking the Trust
-    Region in LLM Reinforcement Learning", arXiv 2602.04879. The paper uses this mask instead of clipping and
-    truncation; this code uses all three.
+    Clipping does not detect such tokens, because it compares the learner's probability with the learner's own
+    probability at the start of the batch. At the first update of a batch, the two are equal, even if an older policy
+    sampled the token. The bound applies to the difference, so rare tokens can become likelier: from 0.001 to 0.01 the
+    difference is only 0.009, although the ratio is 10. Likely tokens cannot suddenly become rare: from 0.99 to 0.5 the
+    difference is 0.49, although the ratio is only 0.5. Source: DPPO with the binary total variation, Qi et al. 2026,
+    "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv 2602.04879. The paper uses this mask instead of
+    clipping and truncation; this code uses all three.
     """
     difference = logprobs.detach().exp() - engine.exp()
     return ((advantages > 0) & (difference > max_difference)) | ((advantages < 0) & (difference < -max_difference))

@@ -1,4 +1,4 @@
-"""The loss of one micro-batch, and the sums over its trained tokens that become the step's metrics."""
+"""The loss of one micro-batch, and sums over the trained tokens, from which the step's metrics are computed."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def rl_loss(
     """Return the RL loss, and the sums from which `step_means` computes metrics.
 
     The loss is the clipped surrogate, plus the KL penalty if `reference` is not None. Both terms are multiplied by
-    truncated importance weights. Tokens that diverged from the engine have no surrogate, but they keep the KL penalty
-    and count in the denominator.
+    truncated importance weights. Tokens for which `loss.is_diverged` is True do not contribute to the surrogate, but
+    they contribute to the KL penalty and count in the denominator.
 
     `logprobs`, `proximal` and `reference` are [M] as in `agent_rft.trainer.algorithm.loss`; only `logprobs` has a
     gradient. `denominator` is the same as in `loss.token_mean`.

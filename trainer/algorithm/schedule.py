@@ -15,8 +15,8 @@ keeps these first updates small."""
 def learning_rate(step: int, *, total: int, base: float, schedule: Schedule, warm_up: int | None = None) -> float:
     """Return the learning rate of update `step` (from 0) of `total`.
 
-    During warm-up, the rate is base x (step + 1) / warm, where warm is `warm_up` or ceil(0.03 x total). It is never 0.
-    After the warm-up, with x = (step - warm) / (total - warm):
+    During warm-up, the rate is base x (step + 1) / warm, where warm is `warm_up` or ceil(0.03 x total). This rate is
+    never 0. After the warm-up, with x = (step - warm) / (total - warm):
 
         constant    base
         linear      base x (1 - x)

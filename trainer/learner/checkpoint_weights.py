@@ -121,7 +121,7 @@ class CheckpointWeights:
         return shards
 
     def _copy(self, part: ParameterNames, targets: Sequence[Tensor] | None) -> None:
-        """Copy a part's bytes into `targets`, in the order of `describe`.
+        """Copy the bytes of a part's tensors into `targets`, in the order in which `describe` lists the tensors.
 
         If `targets` is None, this rank copies nothing, but still takes part in gathering the tensors.
         """
@@ -161,8 +161,8 @@ def map_to_model_names(model: PreTrainedModel) -> Callable[[str], str]:
 def read_unused_tensors(model: PreTrainedModel, source: Path) -> list[dict[str, Tensor]]:
     """Return the tensors in the model folder `source` that `model` does not use, as one dictionary per file.
 
-    The tensors are views of the files. For example, the vision tower is unused if only the language model is trained.
-    Engines load the full folder, so they need these tensors.
+    For example, the vision tower is unused if only the language model is trained. Engines load the full folder, so they
+    need these tensors. The tensors are views of the files.
     """
     names, name_of = model.state_dict(keep_vars=True).keys(), map_to_model_names(model)
     others = []

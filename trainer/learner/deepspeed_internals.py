@@ -121,7 +121,10 @@ class Fragment:
     offset: int
 
     def view_of(self, flat: Tensor) -> Tensor:
-        """Return the fragment's view [size] of `flat`, which is `storage` or an Adam moment of `storage`."""
+        """Return the fragment's part of `flat` as a view of shape [size].
+
+        `flat` is `storage`, or an Adam moment of `storage`.
+        """
         return flat.detach().view(-1).narrow(0, self.offset, self.size)
 
 
@@ -153,8 +156,8 @@ def iterate_fragments(engine: Any, stage: int) -> Iterator[Fragment]:
 def trained_sizes(engine: Any) -> dict[str, int]:
     """Return the full number of elements of each trained parameter, by name.
 
-    Uses and why: as for `full_size`.
-    Remove when: `full_size` is unnecessary.
+    Uses: `ds_numel` of a parameter, for the same reason as `full_size`.
+    Remove when: `full_size` can be removed.
     """
     return {name: full_size(parameter) for name, parameter in _trained(engine)}
 

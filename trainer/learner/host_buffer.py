@@ -49,7 +49,10 @@ class HostBuffer:
         return [torch.from_numpy(self._memory[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
 
     def copy_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy tensors from any device into slices, and return the copies."""
+        """Copy tensors from any device into slices of this buffer, and return the copies.
+
+        The copies overwrite the contents of all earlier slices.
+        """
         slices = self.allocate_slices([tensor.nbytes for tensor in tensors.values()])
         copy_bytes(zip(tensors.values(), slices, strict=True))
         named = zip(tensors.items(), slices, strict=True)

@@ -40,7 +40,8 @@ from agent_rft.trainer.model.policy import DeviceBatch, Policy
 from agent_rft.types import LayoutConversion, LearnerLayout, StepReport
 
 MAX_SKIPPED_UPDATES = 2
-"""Maximum consecutive updates skipped for non-finite gradients. In bfloat16, one may be chance, but three are a bug."""
+"""Maximum number of consecutive updates that are skipped because a gradient is not finite. In bfloat16, a single such
+gradient may be chance, but three in a row indicate a bug."""
 PEERS_TIMEOUT_S = 86_400.0
 """Timeout of calls that wait for other ranks. It can be long, because the learner group detects hangs much earlier."""
 
@@ -275,10 +276,10 @@ class LearnerRank:
             raise EngineFailed(f"{what}: {error}", public_message=what) from error
 
     def broadcast_bucket(self, bucket: NDArray[np.uint8]) -> None:
-        """Broadcast the bytes of a bucket, from `gather_bucket`, to the engines.
+        """Broadcast a bucket of weights to the engines. `bucket` is the result of `gather_bucket`.
 
         Raises:
-            EngineFailed: A member of the group is lost.
+            EngineFailed: A member of the broadcast group is lost.
         """
         assert self._broadcast is not None
         try:

@@ -234,7 +234,10 @@ class _SavedState:
         for kind in (WEIGHT, *MOMENTS) if self.step is not None else (WEIGHT,):
             for name, size in sizes.items():
                 if sum(piece.get_shape()[0] for _, piece in self._pieces[kind, name]) != size:
-                    what = f"{self._folder} lacks a part of {name} ({kind}): it is damaged, or belongs to another model"
+                    what = (
+                        f"{self._folder} lacks a part of {name} ({kind}): the checkpoint is damaged, or belongs to "
+                        "another model"
+                    )
                     fix = "restore this checkpoint, or start a new run with `model` set to an earlier one"
                     raise UserError(f"{what}; {fix}")
 

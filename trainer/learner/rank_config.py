@@ -26,7 +26,8 @@ class LearnerConfig:
     """Configuration of a learner rank.
 
     Attributes:
-        model: A local folder that contains a full model, or an adapter to continue if `lora` is set.
+        model: A local folder with a full model. If `lora` is set, the folder may instead contain an adapter, whose
+            training continues.
         steps: Number of `step` calls in the job, for the learning rate schedule.
         warm_up_steps: Warm-up steps of the schedule; None means 3 % of `steps`.
         algorithm: Settings of the loss, and the sampling temperature.

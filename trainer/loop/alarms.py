@@ -22,9 +22,10 @@ DRIFT_FACTOR = 4.0
 RISE, FALL = 0.1, 0.1
 """Minimum rise of the grade (0 to 1), and minimum fall of one of its parts, for an alarm. Smaller changes are noise."""
 COST_CORRELATION, COST_ERRORS = -0.15, 2.0
-"""Bounds for detecting a part of the grade that counts errors.
+"""Limits for detecting that a part of the grade counts errors.
 
-The part's correlation with the grade is below COST_CORRELATION, and more than COST_ERRORS standard errors below 0."""
+A part counts errors if its correlation with the grade is below COST_CORRELATION, and is also more than COST_ERRORS
+standard errors below 0."""
 SOON_SHARE = 0.1
 TOP_GRADE, FAR_FROM_TOP = 0.98, 0.7
 NUM_SAMPLES = 5

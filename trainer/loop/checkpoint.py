@@ -42,8 +42,9 @@ class LoopState:
         metrics: The step's metrics, without the time that the checkpoint itself takes. If a run is killed before it
             reports these metrics, the resumed run reports them.
         next_group: Admission number of the first group that is in no batch yet.
-        valid_rewards: Rewards of all sufficient validations so far, for early stopping. A reward is that of the best
-            validation before it, plus the mean gain over the rows that were graded in both.
+        valid_rewards: One reward for each validation so far that graded enough rollouts, for early stopping. The first
+            reward is the validation's mean reward. Each later reward is the reward of the best earlier validation, plus
+            the mean gain over the rows that were graded in both of these validations.
         is_servable: Whether the checkpoint is offered as a model, which is the case after a validation and at the end.
         score: Rewards of this step's validation by row; None without a validation, and in checkpoints of 0.2.0.
         best_score: Rewards of the best validation so far, with which early stopping compares the next validation; None
@@ -147,7 +148,7 @@ def best_checkpoint(folder: Path) -> tuple[Path, LoopState] | None:
 
 
 def rank_checkpoints(checkpoints: Sequence[tuple[Path, LoopState]]) -> list[tuple[Path, LoopState]]:
-    """Return the checkpoints, which are in order of their steps, as a list with the best checkpoint first."""
+    """Return the checkpoints sorted from best to worst. `checkpoints` must be sorted by step."""
     left, ranked = list(checkpoints), []
     while left:
         best = left[0]
@@ -269,10 +270,11 @@ def finalize_folder(temporary: Path) -> Path:
 
 
 def _is_better(later: LoopState, earlier: LoopState) -> bool:
-    """Return whether `later` is better than `earlier`, which is of an earlier step.
+    """Return whether `later` is better than `earlier`. The step of `earlier` comes before the step of `later`.
 
-    A state with a sufficient validation is better than a state without one. Validations that 0.2.0 recorded have no
-    rewards by row: they count as sufficient, and the mean rewards are compared.
+    A state whose validation graded enough rollouts is better than a state without such a validation. Validations that
+    0.2.0 recorded have no rewards by row. They count as having graded enough rollouts, and the mean rewards are
+    compared.
     """
     ranks = _validation_rank(later), _validation_rank(earlier)
     if ranks[0] != ranks[1]:
@@ -285,7 +287,11 @@ def _is_better(later: LoopState, earlier: LoopState) -> bool:
 
 
 def _validation_rank(state: LoopState) -> float:
-    """Return 1 for a sufficient validation, -inf without a reward, otherwise minus the number of missing rollouts."""
+    """Return a number that is higher for a more complete validation.
+
+    The number is 1 if the validation graded enough rollouts, and -inf if the state has no reward. Otherwise, the number
+    is the negative number of missing rollouts.
+    """
     if state.valid_reward is None or math.isnan(state.valid_reward):
         return -math.inf
     return 1.0 if state.score is None or state.score.is_sufficient else -float(state.score.num_missing)

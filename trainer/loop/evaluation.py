@@ -24,9 +24,12 @@ MAX_PROBE_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class OutageWait:
-    """Time limit for waiting until an endpoint answers again, and the wait before the second probe, which then doubles.
+    """Limits for waiting until endpoints answer again.
 
-    Longer outages need somebody's attention anyway.
+    Attributes:
+        max_s: Maximum seconds of the wait.
+        first_probe_s: Seconds between the first and the second probe. The time then doubles after each probe, up to
+            MAX_PROBE_WAIT_S.
     """
 
     max_s: float = 600.0
@@ -73,7 +76,11 @@ async def _sample_all(rollouts: RolloutService, requests: Sequence[GroupRequest]
 
 
 async def _repeat_missing(rollouts: RolloutService, groups: Sequence[Group], outage_wait: OutageWait) -> list[Group]:
-    """Return `groups` after their missing rollouts were repeated once, unless an outage lasts too long."""
+    """Repeat the missing rollouts of `groups` once, and return the groups with the repeated rollouts.
+
+    If an endpoint is down, wait until endpoints answer again. If the wait exceeds `outage_wait`, the remaining rollouts
+    are not repeated.
+    """
     merged, repetitions = list(groups), Counter[int]()
     pending = deque(index for index, group in enumerate(groups) if group.missing_samples)
 
@@ -83,7 +90,11 @@ async def _repeat_missing(rollouts: RolloutService, groups: Sequence[Group], out
         return replace(groups[index].request, size=len(missing), samples=missing, attempt=repetitions[index])
 
     async def wait_for_endpoints() -> None:
-        """Repeat one group after another until no endpoint is down, or until a repeated rollout is graded."""
+        """Wait until no endpoint is down, or until a repeated rollout is graded.
+
+        As probes, repeat the missing rollouts of one group after another. A graded rollout shows that the endpoints
+        answer again.
+        """
         wait_s = outage_wait.first_probe_s
         while pending and await rollouts.has_outage():
             index = pending[0]
@@ -109,7 +120,7 @@ async def _repeat_missing(rollouts: RolloutService, groups: Sequence[Group], out
 
 
 def _merge(group: Group, repeated: Group) -> Group:
-    """Return `group` with the rollouts of `repeated`, which are rollouts that `group` lacks."""
+    """Return `group` with its missing rollouts added from `repeated`."""
     return replace(
         group,
         rollouts=tuple(sorted((*group.rollouts, *repeated.rollouts), key=lambda rollout: rollout.sample)),
@@ -129,7 +140,8 @@ def summarize(
 ) -> Evaluation:
     """Compute the evaluation of graded groups; values are NaN if nothing was graded.
 
-    `grade_range` is the lowest and the highest possible grade, which missing rollouts have in `missing_bounds`.
+    `grade_range` is the lowest and the highest possible grade. `missing_bounds` of the result assumes these grades for
+    missing rollouts.
 
     Grades and pass rates are means over rows, where a row's value is the mean of its rollouts. All other values are
     means over rollouts.

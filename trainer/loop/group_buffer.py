@@ -84,7 +84,7 @@ class GroupBuffer:
 
     @property
     def outstanding(self) -> int:
-        """Number of outstanding groups: admitted groups whose trained weights are not published yet.
+        """Number of groups that were admitted, but whose update is not published yet.
 
         The batch in training counts as `batch_size` groups, even if the batch contains fewer groups.
         """

@@ -1,7 +1,7 @@
 """Journal of a run: records of the work since the last checkpoint, from which a resumed run can replay this work.
 
-    group-00000012.jsonl.zst   a finished group, by its admission number; the group is finished once this file exists
-    batch-00000008.json        a batch, by the number of its first group, written before its update
+    group-00000012.jsonl.zst   a finished group, named by its admission number; it is finished once this file exists
+    batch-00000008.json        a batch, named by its first group's number; written before the update with this batch
     validated-000005.json      the reward of a step's validation, its metrics, and the reward of each row
     starts.json                the number of starts of the run
 
@@ -29,9 +29,10 @@ from agent_rft.types import Group
 FORMAT = 1
 """Version of the batch record format. Raise it if older programs must not replay the records."""
 UNKNOWN_STARTS = 1000
-"""Number that `count_restore` adds to the count of a run's starts.
+"""Number of starts that `count_restore` adds to the start count of a restored journal.
 
-The count in a restored journal may be too low. This number is larger than the number of starts that can be missing."""
+The copy may have been made before the last starts of the run, so its start count may be too low. This number is larger
+than the number of starts that can be missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +153,8 @@ class Journal:
     def read_batches(self, next_group: int) -> list[BatchRecord]:
         """Return the batches since a checkpoint, in order; `next_group` is the first group after the checkpoint.
 
-        If the user went back to an earlier checkpoint, the recorded batches do not continue from this checkpoint. All
-        records are then removed, and the result is empty.
+        If the recorded batches do not start at `next_group`, all records are removed, and the result is empty. This is
+        the case if the user went back to an earlier checkpoint.
 
         Raises:
             UserError: A newer version wrote the records.

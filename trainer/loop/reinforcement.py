@@ -215,9 +215,10 @@ class ReinforcementLoop:
         return await self.run_and_check_learner(self._buffer.next_batch())
 
     async def run_and_check_learner(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, which waits for engines; restart the learner if it is lost during this wait.
+        """Return the result of `work`, which waits for engines. Restart the learner if it is lost during this wait.
 
-        Engines that were lost together with the learner wait for weights, which only a restarted learner can send.
+        If engines are lost together with the learner, the replacement engines wait for weights. Only a restarted
+        learner can send these weights.
         """
         working = asyncio.create_task(work)
         try:

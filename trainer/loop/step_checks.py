@@ -1,5 +1,6 @@
-"""Checks of each step: zero-variance batches, engines that differ from the learner, no tool calls, reward hacking.
+"""Checks of each step that detect problems of the training.
 
+The problems are zero-variance batches, engines that differ from the learner, missing tool calls, and reward hacking.
 Each check emits an event if it finds a problem. The first two checks can end the training before the model learns from
 wrong data. The event for a zero-variance batch names a cause, which must apply to nearly all rollouts of the batch.
 """

@@ -67,9 +67,10 @@ class SupervisedLoop:
         self._started = time.monotonic()
 
     async def resume(self, reported_steps: Container[int] = ()) -> None:
-        """Continue from the latest checkpoint. Steps after this checkpoint are repeated, with equal losses.
+        """Continue from the latest checkpoint.
 
-        `reported_steps` contains the steps whose StepDone was already emitted.
+        Steps after this checkpoint are repeated, with the same losses as before. `reported_steps`
+        contains the steps whose StepDone was already emitted.
         """
         await self._with_learner(lambda: self._progress.resume(reported_steps))
 

@@ -112,7 +112,7 @@ def should_stop(settings: EarlyStop | None, rewards: Sequence[float]) -> bool:
 
 
 def report_best(sink: LoopEventSink, step: int, total_steps: int, best: LoopState, has_stopped_early: bool) -> None:
-    """Report an early stop at `step`, and a best checkpoint whose validation lacks too many rollouts."""
+    """Report an early stop at `step`. Also warn if the best checkpoint's validation has too many missing rollouts."""
     if has_stopped_early:
         sink.emit(EarlyStopped(step=step, best_step=best.step, best_reward=best.valid_reward, total_steps=total_steps))
     score = best.score

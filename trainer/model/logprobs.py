@@ -121,7 +121,10 @@ class _Head:
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Autograd function log p_t = z_t - logsumexp(z) of scores z. Gradient: d log p_t / dz = onehot(t) - softmax(z)."""
+    """Autograd function that computes log p_t = z_t - logsumexp(z) from scores z.
+
+    Gradient: d log p_t / dz = onehot(t) - softmax(z).
+    """
 
     @staticmethod
     def forward(

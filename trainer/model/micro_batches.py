@@ -95,7 +95,7 @@ class TokenMasks:
 
     Attributes:
         allowed: [K, ceil(V / 32)] int32, one bit per token, lowest bit first; mask 0 allows all tokens.
-        mask_index: [M] int64, the index in K of each target's mask.
+        mask_index: [M] int64, index of each target's mask in `allowed`.
     """
 
     allowed: NDArray[np.int32]
@@ -178,7 +178,8 @@ def _fill_bins(lengths: Sequence[int], num_ranks: int, budget: int) -> list[list
 def _deal_bins(bins: Sequence[list[int]], lengths: Sequence[int], num_ranks: int) -> list[list[list[int]]]:
     """Return the bins of each rank.
 
-    Bins of similar cost run in parallel. The most expensive of them goes to the rank with the least work so far.
+    The bins are sorted by cost and divided into rounds with one bin per rank. The bins of a round run in parallel, and
+    have similar costs. In each round, the most expensive bin goes to the rank with the least work so far.
     """
     costs = [sum(_cost(lengths[index]) for index in chosen) for chosen in bins]
     order = sorted(range(len(bins)), key=lambda number: -costs[number])

@@ -46,8 +46,8 @@ def check_model(policy: Policy, device: torch.device) -> None:
     dtype = policy.model.get_output_embeddings().weight.dtype
     if not leak <= MAX_LEAK[dtype]:
         what = (
-            f"{name} does not separate packed rollouts: the preceding rollout affects a rollout {leak:.2g} times as "
-            "much as the rollout's own first token does"
+            f"{name} does not separate packed rollouts: a rollout depends on the preceding rollout {leak:.2g} times as "
+            "much as on its own first token"
         )
         raise UserError(f"{what}; {FIX}")
     if not error <= MAX_LOGIT_ERROR[dtype]:

@@ -1,8 +1,9 @@
 """Faster float32 matmul on CPU with oneDNN.
 
 By default, PyTorch uses MKL, which is written for Intel CPUs. With the precision "medium", PyTorch uses oneDNN, which
-is twice as fast on other CPUs, with the same result. On CPUs with bfloat16 units, oneDNN rounds the inputs to bfloat16.
-The precision of oneDNN is therefore tested first.
+is twice as fast on other CPUs. On CPUs with bfloat16 units, oneDNN rounds the inputs to bfloat16; on all others, the
+result is the same as with MKL. This module therefore tests the precision first, and only uses oneDNN if oneDNN does not
+round.
 """
 
 from __future__ import annotations

@@ -160,9 +160,10 @@ def loop_attention(
 
 
 def _prepend_parents(parts: Sequence[Tensor], parents: Sequence[int]) -> tuple[Tensor, ...]:
-    """Prepend the keys or values of each sequence's parent, and of the parent's parents, to the sequence's own.
+    """Return the keys or values of each sequence, preceded by the keys or values of all its ancestors.
 
-    All tensors are [1, K, N, D].
+    `parts[i]` has the sequence's own keys or values, and `parents[i]` is the index of its parent. All tensors
+    are [1, K, N, D].
     """
     full: list[Tensor] = []
     for part, parent in zip(parts, parents, strict=True):
@@ -251,7 +252,10 @@ def _attend_with_sinks(
 def _attend_with_softcap(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, softcap: float
 ) -> Tensor:
-    """Compute attention with tanh-bounded scores. Torch has no kernel for this, so it needs more memory."""
+    """Compute attention with tanh-bounded scores.
+
+    Torch has no kernel for such scores, so this function holds the scores of all pairs of tokens in memory.
+    """
     groups, length, num_keys = query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)

@@ -1,6 +1,7 @@
 """The learner's policy, which computes the log-probabilities of the trained tokens in packed sequences.
 
-Parameters keep their transformers names (with the prefix "model.") and their identity, so tied weights stay tied.
+The policy has the same parameter objects as the transformers model, so tied weights stay tied. The names of the
+parameters are also the same, with the prefix "model.".
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class _PerSequence:
         self._packing: Packing | None = None
 
     def start(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Store the packing before each pass or recomputation of the layer.
+        """Store the packing before each forward pass of the layer, also when gradient checkpointing repeats the pass.
 
         This is necessary because not every layer passes the packing on to its mixer.
         """

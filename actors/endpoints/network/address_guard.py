@@ -71,7 +71,7 @@ class ForbiddenAddress(OSError):
     """Error: the guard forbids connections to `address`.
 
     `why` names the kind of address, and `fix` names the configuration entry that would allow the address. All instances
-    have the same message, so that asyncio does not merge several errors into one.
+    have the same message. If messages differed, asyncio would combine several errors into one plain OSError.
     """
 
     def __init__(self, address: str, why: str, fix: str) -> None:
@@ -113,7 +113,7 @@ class AddressGuard:
         other_ports = any(
             entry.port is not None and _contains_any(entry, (address, *embedded)) for entry in self._allowed
         )
-        why = f"{kinds[0]}, which is allowed only on other ports" if other_ports else kinds[0].value
+        why = f"{kinds[0]} that is allowed on other ports, but not on port {port}" if other_ports else kinds[0].value
         raise ForbiddenAddress(str(address), why, _fix(kinds, address, port, host))
 
     def find_address_problem(self, url: str) -> AddressProblem | None:
@@ -159,7 +159,7 @@ class AddressGuard:
 
 
 class _SingleHostConnector(aiohttp.TCPConnector):
-    """Connector that accepts requests to one host only. The guard checks each connection for this host."""
+    """Connector that accepts requests to one host only. The guard checks every connection to this host."""
 
     def __init__(self, host: str, **options: Any) -> None:
         super().__init__(**options)

@@ -98,7 +98,7 @@ class VllmParser:
         return self._parser_class(self._tokenizer, tools or None)
 
     def _get_request(self, tools: Sequence[dict[str, Any]]) -> Any:
-        """Return a request with these tools from a cache, because creating a request is slow."""
+        """Return a vLLM request object with these tools. The objects are cached, because creating one is slow."""
         key = json.dumps(tools)
         if key not in self._requests:
             plain = [resolve_references(tool) for tool in tools]

@@ -1,4 +1,4 @@
-"""Formats for call arguments that a model family writes one by one, each between tags.
+"""Formats of model families that write each argument of a call separately, between tags.
 
 Strings are written without quotes, and other values as JSON.
 """

@@ -31,9 +31,9 @@ from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadRes
 
 TICK_S = 5.0
 LEASE_TICKS = 12
-"""Number of ticks (one minute) after which a lease ends if the job does not renew it."""
+"""Number of ticks, together one minute, after which a lease ends if the job does not renew it."""
 IDLE_TICKS = 12
-"""Number of ticks (one minute) after which an engine without jobs ends."""
+"""Number of ticks, together one minute, after which an engine without jobs ends."""
 START_TICKS = 72
 """Number of ticks (six minutes) for which an engine waits for a job that is still waiting for other resources."""
 
@@ -259,7 +259,10 @@ class SharedEngine(ChannelActor):
         self._end_process(0)
 
     async def _job_outcome(self, work: Awaitable[T]) -> T | RftError:
-        """Return a job's result or error, without the cause of vLLM's death, which may name another job."""
+        """Return a job's result or error.
+
+        If vLLM died, the error does not contain the cause, because the cause may name another job.
+        """
         outcome = await return_errors(work)
         if isinstance(outcome, EngineFailed) and self._engine.async_llm_client.errored:
             return EngineFailed(outcome.public_message)

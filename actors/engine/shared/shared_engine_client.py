@@ -122,7 +122,7 @@ class EngineClient:
         await call_actor(self._actor.heartbeat.remote(), self._config.name, EngineFailed)
 
     def live_metrics(self) -> dict[str, float]:
-        """Return the tenant's metrics as of the last renewal of its lease; see `Engine.live_metrics`."""
+        """Return the job's metrics from the time of the last lease renewal; see `Engine.live_metrics`."""
         return self._live_metrics
 
     async def end_lease(self) -> None:

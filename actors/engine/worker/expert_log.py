@@ -1,7 +1,7 @@
 """Record of the experts that a mixture-of-experts model chose for each token, for engines on CPUs.
 
-On GPUs, vLLM reports the experts. The record stores the experts under the token's slot in the key-value cache. The
-experts of prompt tokens that an earlier request computed are therefore available too.
+On GPUs, vLLM reports the experts. The record contains the experts of each slot in the key-value cache. If a request
+reuses cached prompt tokens of an earlier request, the experts of these tokens are therefore available too.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class GroupedLora(cpu_lora_operations()):  # type: ignore[misc] # vLLM has no ty
         output_slices: tuple[int, ...],
         **_: Any,
     ) -> None:
-        """Add the product x A B to `y` in place, where A and B belong to each row's adapter.
+        """Add the product x A B to `y` in place. For each row, A and B are the matrices of the row's adapter.
 
         `x` is [T, in], and `y` is [T, out]. Each slice of the columns of `y` has its own A and B.
         """

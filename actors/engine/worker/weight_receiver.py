@@ -51,7 +51,7 @@ class DirectCopies(TorchFunctionMode):
         self._current_name = ""
         self._is_loading = False
         self.copied: set[str] = set()
-        """Names of the tensors that were copied directly, at least in part."""
+        """Names of the new tensors that were copied directly into the model, completely or in part."""
 
     def record_names(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and tensors, and record the name of the current tensor.
@@ -124,9 +124,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     _missed_names: frozenset[str] = frozenset()
     _copies: DirectCopies
     _unloaded_names: dict[int, str]
-    """Names of the tensors in the current bucket, keyed by memory address.
-
-    A tensor is removed when the loader of a parameter receives it."""
+    """Names of tensors in the current bucket that no loader has received yet, keyed by memory address."""
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         """Join the broadcast group in `init_info`, if there is one. A second call replaces the group."""
@@ -146,7 +144,10 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
                     held.weight_loader = self._record_loads(loader)
 
     def _record_loads(self, loader: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a parameter's loader to record the loaded tensors. vLLM reads the name and `__wrapped__` of loaders."""
+        """Wrap a parameter's loader to record the loaded tensors.
+
+        The wrapper keeps the loader's name and sets `__wrapped__`, because vLLM reads both.
+        """
 
         @wraps(loader)
         def record_and_load(*arguments: Any, **named: Any) -> Any:
@@ -160,7 +161,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         return record_and_load
 
     def last_update_report(self) -> tuple[int, list[str]]:
-        """Return the sum of the checksums of the last update, and the names of tensors that no parameter loaded."""
+        """Return the sum of the checksums of the last update, and the names of tensors that no parameter received."""
         return self._checksum, sorted(self._missed_names)
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:

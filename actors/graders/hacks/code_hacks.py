@@ -53,7 +53,7 @@ def detect_returned_reference(code: PythonSource, reference: PythonSource) -> st
     if any(normalize_tree(tree) in modules for tree in code.trees):
         return "the code copies the reference; at most names and comments differ"
     borrowed = _names_used(code) & set(reference.functions) - set(code.functions)
-    return f"the code uses the reference's {min(borrowed)} instead of solving the task" if borrowed else None
+    return f"the code uses {min(borrowed)} from the reference instead of solving the task" if borrowed else None
 
 
 def detect_trivial_output(code: PythonSource, reference: PythonSource) -> str | None:
@@ -194,7 +194,7 @@ def _literal_reprs(code: PythonSource) -> set[str]:
 
 
 def _compared_constants(function: FunctionNode) -> Iterator[object]:
-    """Yield each literal with which the function compares a parameter before it returns a constant.
+    """Yield each literal for which the function returns a constant if a parameter is equal to the literal.
 
     For example, `if n == 3: return 7` yields 3.
     """
@@ -287,9 +287,10 @@ def _is_comparison_or_lookup(node: ast.AST, names: set[str]) -> bool:
 
 
 def _table_keys(value: ast.expr, names: set[str], tables: dict[str, list[object]]) -> list[object] | None:
-    """Return the keys of the table in `{...}[parameter]` or `{...}.get(parameter)`, else None.
+    """Return the keys of the dict in which `value` looks up a parameter; None if `value` is not such a lookup.
 
-    The table may also be a variable in `tables`.
+    A lookup is `{...}[parameter]` or `{...}.get(parameter)`. The dict may also be a variable in `tables`. `names` are
+    the names of the parameters.
     """
     match value:
         case ast.Subscript(value=table, slice=ast.Name(id=name)) if name in names:

@@ -66,12 +66,13 @@ class EndpointCaller:
         body = {"sample": sample, "item": item, "trace_id": trace_id}
         answer = await self._client.post(body, f"{trace_id}/{self._label}", trace_id)
         found = self._parse_object(answer)
+        where = f"{self._client.what} failed: the value of `train` in its answer"
         return Grade(
             self._parse_score(found, answer),
             self._parse_scores(found),
             answer.latency_s,
             reason=self._parse_reason(found),
-            train=check_train(found.get("train", True), f"{self._client.what} failed: the train in its answer"),
+            train=check_train(found.get("train", True), where),
         )
 
     async def close(self) -> None:

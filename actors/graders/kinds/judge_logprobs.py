@@ -48,7 +48,7 @@ def logprobs_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[tup
     """Yield (field, problem, fix) if the first token of an answer cannot identify the label or the score."""
     if isinstance(spec, ScoreModelGrader):
         if not all(end in range(10) for end in spec.range):
-            yield "range", "must be two digits, such as [0, 1] or [1, 5]", "use a range within 0 to 9"
+            yield "range", "must be a list of two digits, such as [0, 1] or [1, 5]", "use whole numbers from 0 to 9"
         return
     if len(spec.labels) > NUM_TOKENS:
         yield "labels", f"has more than {NUM_TOKENS} labels", "use fewer labels"
@@ -56,7 +56,8 @@ def logprobs_problems(spec: ScoreModelGrader | LabelModelGrader) -> Iterator[tup
     words = [label.casefold() for label in spec.labels]
     for i, word in enumerate(words):
         if not word or word != word.strip():
-            yield "labels", f"{spec.labels[i]!r} is empty or has spaces around it", "use words, such as yes and no"
+            problem = f"the label {spec.labels[i]!r} is empty, or begins or ends with a space"
+            yield "labels", problem, "use words as labels, such as yes and no"
         elif any(other.startswith(word) for j, other in enumerate(words) if j != i):
             yield "labels", f"another label begins with {spec.labels[i]!r}", "use labels that begin differently"
 
@@ -68,7 +69,7 @@ def weigh_labels(choice: Mapping[str, Any], values: Mapping[str, float]) -> tupl
 
     Raises:
         MissingLogprobs: `choice`, the choice of a chat completion, has no log-probabilities.
-        MissingLabel: The answer probably does not begin with a label.
+        MissingLabel: The probability that the answer begins with a label is too low.
     """
     likely = _likely_tokens(choice)
     shares = dict.fromkeys(values, 0.0)

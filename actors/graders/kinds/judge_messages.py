@@ -15,7 +15,9 @@ MARKERS = re.compile(
     r"<(?=[|｜]\w|/?s>|/?think>|/?SYS>|bos>|eos>|(?:start|end)_of_turn>)"
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])"
 )
-"""Matches the first character of markers that chat templates write between messages: <|im_end|>, </s>, [INST], ..."""
+"""Pattern of markers that chat templates write between messages, such as <|im_end|>, </s> or [INST].
+
+The pattern matches only the first character of a marker."""
 
 Fill = Callable[[str, str], str]
 """Function (template, name of the field that contains the template) -> rendered template."""
@@ -94,7 +96,8 @@ def _iterate_parts(content: Any, field: str) -> Iterator[tuple[str, Any]]:
 def _template_key(part: Any) -> str | None:
     """Return the key under which a part contains its template: "text" or "image_url".
 
-    Returns "" if the part is a string, which is then the template, and None if the part is invalid.
+    If the part is a string, the string is the template, and the result is "". If the part is invalid, the result is
+    None.
     """
     if isinstance(part, str):
         return ""

@@ -40,7 +40,7 @@ MAX_PARSED_CHARS = 50_000
 """Longer sources are not parsed here, because parsing takes up to 600 times as much memory as the source."""
 PYTHON_RUNTIME_ERROR = "python_grader_runtime_error"
 OUTPUT_JSON = "sample.output_json"
-"""Path in the errors of a grader that reads `sample["output_json"]` of a sample without JSON."""
+"""Path in an error, if the grader reads `sample["output_json"]` but the sample has no JSON."""
 FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
 """Modules that contained `run_untrusted` before version 0.2.0."""
 
@@ -77,8 +77,9 @@ class PythonRunner:
         """Return the grade of one sample. `timeout_s` limits the run, not the wait for a free worker.
 
         Raises:
-            GraderFailed: The grader failed. `details` contains the code (python_grader_runtime_error or
-                python_grader_server_error) and python_grader_runtime_error_details or python_grader_server_error_type.
+            GraderFailed: The grader failed. `details` contains the error's code and one more field. For the code
+                python_grader_runtime_error, the field is python_grader_runtime_error_details. For the code
+                python_grader_server_error, it is python_grader_server_error_type.
             UserError: This machine cannot create a sandbox.
         """
         request = encode_json({"sample": sample, "item": item})
@@ -92,7 +93,7 @@ class PythonRunner:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers that are ready for a grade or running one."""
+        """Number of workers that are idle or are computing a grade."""
         return sum(slot.is_ready for slot in self._slots)
 
     async def close(self) -> None:
@@ -102,7 +103,10 @@ class PythonRunner:
 
     @contextmanager
     def _take_slot(self) -> Iterator[_Slot]:
-        """Context manager that takes the most recently used free slot and starts missing workers of other slots."""
+        """Context manager that takes the most recently used free slot.
+
+        It also starts missing workers in the next free slot and in all free slots that were used before.
+        """
         slot = self._idle.pop()
         for number, other in enumerate(reversed(self._idle)):
             if number == 0 or other.was_used:

@@ -40,13 +40,13 @@ PERIOD_S = 5.0
 SILENT_S = 4 * PERIOD_S
 """Age of a metrics file at which its process counts as dead or hung."""
 DELETE_AFTER_S = 300.0
-"""Age at which the metrics file of a silent process is deleted."""
+"""Age at which a metrics file is deleted, because its process no longer writes it."""
 REQUEST_S = 10.0
 """Timeout for receiving a client's request."""
 STOP_S = 0.1
 """Interval at which the server checks whether it should shut down."""
 MAX_SCRAPE_INTERVAL_S = 20.0
-"""Longest scrape interval for which an exiting process waits for the next scrape."""
+"""Maximum interval between scrapes at which an exiting process waits for the next scrape."""
 SCRAPES_FILE = "asked"
 
 
@@ -129,7 +129,7 @@ class Telemetry:
         self._thread.start()
 
     def close(self) -> None:
-        """Write the metrics one last time and release the port. If a regular scrape is due soon, answer it first."""
+        """Write the metrics one last time, wait for the next scrape if it is due soon, then release the port."""
         self._ended.set()
         self._thread.join()
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from agent_rft.errors import RftError
 
 MAX_BYTES = 30
-"""Maximum length of the folder's path. Socket paths in the folder then have at most 107 bytes, the limit of Linux.
+"""Maximum length of the folder's path in bytes.
 
-The longest socket path is the path of Ray's object store, started by `agent-rft serve`:
+With this limit, all socket paths in the folder have at most 107 bytes, the limit of Linux. The longest socket path is
+the path of Ray's object store, started by `agent-rft serve`:
 /rft-12345678/session_2026-01-31_12-00-00_123456_1234567/sockets/plasma_store."""
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 VARIABLES = ("TMPDIR", "RAY_TMPDIR")

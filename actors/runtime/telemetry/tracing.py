@@ -41,7 +41,7 @@ _TRACE_ID = re.compile(r"trace_([0-9a-f]{32})")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _W3C = TraceContextTextMapPropagator()
 _ROOT_TRACE_ID: ContextVar[int | None] = ContextVar("root", default=None)
-"""Trace id of the root span that is being created, for the id generator."""
+"""Trace id that the id generator must use for the root span that is being created."""
 
 
 class Tracer:
@@ -191,7 +191,11 @@ def mark_failed(span: Span, kind: str) -> None:
 
 
 class _RolloutIdGenerator(RandomIdGenerator):
-    """Generator of random ids. The ids of a rollout's root span are computed from the trace id instead."""
+    """Generator of random trace ids and span ids.
+
+    The root span of a rollout does not get random ids. It gets the rollout's trace id, and its span id is computed from
+    this trace id.
+    """
 
     def generate_trace_id(self) -> int:
         root = _ROOT_TRACE_ID.get()

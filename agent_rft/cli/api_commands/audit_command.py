@@ -33,7 +33,7 @@ def list_command(
     actor: Annotated[
         str | None,
         typer.Option(
-            help="only changes by this actor: the id of an API key, or operator for changes made with `agent-rft keys`"
+            help="only changes by this actor: the id of an API key, or `operator` for changes with `agent-rft keys`"
         ),
     ] = None,
     action: Annotated[str | None, typer.Option(help="only entries with this action, such as job.cancel")] = None,

@@ -54,8 +54,8 @@ Key = Annotated[
     str | None,
     typer.Option(
         "--api-key",
-        help="API key (default: AGENT_RFT_API_KEY, or else the profile's key; if the URL comes from OPENAI_BASE_URL, "
-        "only OPENAI_API_KEY). Other users of this machine can see this option in the list of processes",
+        help="API key (default: AGENT_RFT_API_KEY, or the profile's key). If OPENAI_BASE_URL sets the server's URL, "
+        "the default is OPENAI_API_KEY. Other users of this machine can see this option in the list of processes",
     ),
 ]
 Profile = Annotated[
@@ -140,9 +140,10 @@ def create_job(
     follow: Annotated[bool, typer.Option(help="show the job's progress until it ends")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a job. Local files of rows in REQUEST are uploaded first.
+    """Create a job. If REQUEST names local files of rows, the files are uploaded first.
 
-    The text of a chat template file is inserted into the request. Paths are relative to the folder of REQUEST.
+    If REQUEST names a chat template file, the file's text is inserted into the request. Paths are relative to the
+    folder of REQUEST.
     """
     from agent_rft.spec.config_reader import Variables
     from agent_rft.spec.job import FILES  # imports pydantic, which other commands do not need

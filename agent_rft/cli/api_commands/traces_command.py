@@ -33,8 +33,8 @@ def traces_command(
     name: Annotated[
         str | None,
         typer.Option(
-            help="rollout file, such as step-12 or test-before (default: the newest file; with another filter, all "
-            "files)"
+            help="rollout file, such as step-12 or test-before. By default, the newest file is shown; with another "
+            "filter or --export, all files"
         ),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="only this step and its validation")] = None,
@@ -47,10 +47,7 @@ def traces_command(
     finish: Annotated[RecordedFinish | None, typer.Option(help="only rollouts that ended in this way")] = None,
     error: Annotated[
         str | None,
-        typer.Option(
-            help="only rollouts in which a call failed with this error, such as tool_error, or that were discarded "
-            "for this reason"
-        ),
+        typer.Option(help="only rollouts with this error of a call (such as tool_error) or with this discard reason"),
     ] = None,
     tool: Annotated[str | None, typer.Option(help="only rollouts that called this tool")] = None,
     text: Annotated[

@@ -1,4 +1,4 @@
-"""Source that reads a job from an export folder, and the size limits of all sources.
+"""Reading of a job from an export folder, and the size limits of all sources.
 
 Users save the folder with OpenAI's SDK. It contains `job.json` and `train.jsonl`, and optionally `validation.jsonl`,
 `events.jsonl` and `checkpoints.jsonl`. Job, events and checkpoints are objects of the SDK, each saved on one line with
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=BaseModel)
 MAX_BODY_BYTES = 32 << 20
 """Maximum size of a JSON text: a job with its graders, or a page of events."""
 MAX_FILE_BYTES = 1 << 30
-"""Maximum size of a file of rows; OpenAI's limit is 512 MB."""
+"""Maximum size of a file of rows. OpenAI's own limit is lower: 512 MB."""
 MAX_EVENTS, MAX_CHECKPOINTS = 500, 500
 
 
@@ -64,7 +64,7 @@ class FolderSource:
 
 
 ROWS = {"training_file": "train.jsonl", "validation_file": "validation.jsonl"}
-"""Names of the files that contain rows, in export folders and in imported folders. The keys are settings of the job."""
+"""Names of the files of rows in export folders and imported folders. The keys are the settings that name the files."""
 
 
 def parse_object(model: type[M], text: str | bytes, what: str) -> M:

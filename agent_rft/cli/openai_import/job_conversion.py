@@ -121,9 +121,9 @@ def get_supported_method(job: OpenAIJob) -> str:
     if kind in ("reinforcement", "supervised"):
         return str(kind)
     fix = (
-        "use the method supervised to train on the preferred answers, or the method reinforcement with a grader that "
-        "prefers them. To do so, save the job as an export, change its method and rows, and import the export with "
-        "--from"
+        "export the job, change the method and the rows in the export, and import the export with --from. To train on "
+        "the preferred answers, use the method supervised. Or use reinforcement with a grader that prefers these "
+        "answers"
     )
     message = f"is {str(kind)[:40]!r}; only reinforcement and supervised are supported"
     raise InvalidJob("the job cannot be imported", [Problem("unsupported_method", "method.type", message, fix)])
@@ -190,7 +190,8 @@ def _convert_tool(tool: Any, index: int, secrets: SecretVariables, notes: list[s
     if unknown:
         names = ", ".join(to_one_line(str(name)) for name in unknown)
         notes.append(
-            f"tools[{index}]: omitted {names}, because the values may be secret; add keys that your server requires"
+            f"tools[{index}]: omitted {names}, because the values may be secret; if your server requires these keys, "
+            "add them to the tool in job.yaml"
         )
     known = {name: value for name, value in tool.items() if name not in unknown}
     place = f"tools[{index}]"
@@ -324,7 +325,7 @@ def _python_notes(reinforcement: Reinforcement) -> Iterator[str]:
 def _choose_model(
     job: OpenAIJob, rows: Mapping[str, ConvertedRows], model: str | None, notes: list[str]
 ) -> dict[str, Any]:
-    """Return the setting `model`, and the context length for the section `cluster` if the rows are long."""
+    """Return the job's setting `model` and, if the rows are long, `context_length` for the section `cluster`."""
     longest = max(found.longest_bytes for found in rows.values()) // BYTES_PER_TOKEN
     context = longest + RolloutLimits.model_fields["max_completion_tokens"].default
     proposed = propose_model(_base_name(job.model), context, tools=any(found.has_tools for found in rows.values()))
@@ -337,7 +338,8 @@ def _choose_model(
     if model is None:
         size = f"{proposed.parameters_in_billions:.2g}B parameters"
         facts = f"{size}, {proposed.context_length:,} tokens of context, {proposed.license}"
-        notes.append(f"model: {proposed.name} ({facts}) replaces {old}; this size is a guess, so try another size too")
+        advice = "the model size is a guess, so also try a smaller or larger model"
+        notes.append(f"model: {proposed.name} ({facts}) replaces {old}; {advice}")
     found: dict[str, Any] = {"model": model or proposed.name}
     if context > MAX_AUTO_CONTEXT:
         found["context_length"] = min(proposed.context_length, -(-context // 1024) * 1024)
@@ -390,8 +392,8 @@ def _convert_integrations(job: OpenAIJob, notes: list[str]) -> Iterator[dict[str
                 yield {"type": "wandb", "wandb": drop_nulls(supported)}
             case _:
                 notes.append(
-                    "integrations: a tracker was omitted, because only wandb can be imported; the job reference lists "
-                    "all trackers of agent-rft"
+                    "integrations: a tracker was omitted, because the import supports only wandb; for all trackers "
+                    "that agent-rft supports, see `integrations` in the reference of the job file"
                 )
 
 

@@ -40,7 +40,7 @@ class SecretVariables:
             return [self.escape(item) for item in value]
         if not isinstance(value, str) or not _REFERENCE.search(value):
             return value
-        self.purposes.setdefault(DOLLAR, "keep this value: job.yaml uses it to write ${...} as plain text")
+        self.purposes.setdefault(DOLLAR, "keep this value: in job.yaml, ${DOLLAR} stands for a literal $")
         return _REFERENCE.sub(f"${{{DOLLAR}}}", value)
 
     def replace_secrets(self, spec: Any, place: str, *url_keys: str) -> Any:

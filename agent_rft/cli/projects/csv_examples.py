@@ -181,7 +181,7 @@ def _parse_header(header: list[str], path: Path) -> CsvExamples:
         if name in header[:i]:
             refuse_column(name, "is the name of two columns", "give each column a different name")
         if name in RESERVED:
-            refuse_column(name, "is the name of a key that agent-rft init itself writes into rows", "rename the column")
+            refuse_column(name, "is reserved: agent-rft init writes this key into rows", "rename the column")
     lower = {name.lower().replace(" ", "_"): name for name in reversed(header)}
     taken = []
     for key, names in (("question", QUESTION), (REFERENCE_ANSWER, ANSWER)):

@@ -138,7 +138,7 @@ def read_document(source: str) -> SourceDocument:
 
 TIMEOUT_S = 30.0
 OWN_NETWORKS = ("127.0.0.0/8", "::1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-"""Private networks from which documents may be read, because the user gave the URL."""
+"""Loopback and private networks from which documents may be read. They are allowed because the user chose the URL."""
 SAVE_HINT = "or save the file yourself and give its path"
 
 

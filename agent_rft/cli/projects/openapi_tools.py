@@ -35,7 +35,7 @@ MAX_URL_CHARS = 2_000
 CODE = "unsupported_operation"
 BODY = "body"
 SERVER_HEADERS = {"accept", "content-type", "authorization", "cookie", "host", "content-length"}
-OMIT_HINT = "or omit the operation: select the others, each with --tool"
+OMIT_HINT = "or leave out this operation: give --tool NAME for each operation that you need"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class _UnsupportedOperation(Exception):
 
 
 def read_api(source: str | SourceDocument, requested: Sequence[str] = ()) -> ToolApi:
-    """Read the API in an OpenAPI document, given by its path or URL, or already read.
+    """Read the API in an OpenAPI document. `source` is the document's path or URL, or the document itself.
 
     If `requested` is not empty, only the operations with these names are returned.
 
@@ -158,7 +158,7 @@ def _api_url(document: SourceDocument) -> str:
     elif not url.isprintable() or " " in url:
         message, fix = "the API's URL has spaces or control characters", "remove them"
     elif found := re.search("[@?#]", url):
-        message = f"the API's URL contains {found[0]!r}, so it has a user name, query or fragment, which may be secret"
+        message = f"the API's URL must not contain {found[0]!r}: a user name, query or fragment may be secret"
         fix = "remove this part; to authenticate, set API_AUTHORIZATION in the environment of the project's server"
     elif (absolute := _absolute_url(document.where, url)) is None:
         message = f"the API's URL is {url[:200]!r}, which is not absolute"
@@ -197,10 +197,11 @@ class _OperationReader:
         """
         _, path, method = map(str, self._at)
         if not path.startswith("/") or not path.isprintable():
-            message = f"its path {path[:200]!r} cannot be appended to the API's URL"
+            message = f"the operation's path {path[:200]!r} cannot be appended to the API's URL"
             raise self._make_error(self._at, message, "begin the path with /, and use no control characters")
         if len(path) > MAX_URL_CHARS:
-            raise self._make_error(self._at, f"its path has {len(path):,} characters", f"use at most {MAX_URL_CHARS:,}")
+            message = f"the operation's path has {len(path):,} characters"
+            raise self._make_error(self._at, message, f"use at most {MAX_URL_CHARS:,}")
         item = self._document.raw["paths"][path]
         raw = item[method]
         properties: dict[str, Any] = {}
@@ -238,7 +239,7 @@ class _OperationReader:
                 at, value = self._resolve((*start, "parameters", i), parameter)
                 name, place = value.get("name"), value.get("in")
                 if not isinstance(name, str) or place not in ("path", "query", "header", "cookie"):
-                    message = "a parameter must have a string as `name`, and path, query, header or cookie as `in`"
+                    message = "`name` of a parameter must be a string, and `in` must be path, query, header or cookie"
                     raise self._make_error(at, message, "correct the parameter")
                 found[name, place] = at, value
         return found

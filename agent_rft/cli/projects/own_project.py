@@ -135,7 +135,7 @@ def _read_sources(request: ProjectRequest) -> ProjectSources:
 
 
 def _source_kind(source: str) -> str:
-    """Return the kind of a source by its name. A source of the kind `api` may also contain a list of tools."""
+    """Return the kind of a source, based on its name. A source of the kind `api` may also be a list of tools."""
     if source.startswith(("http://", "https://")):
         return "api"
     kinds = {
@@ -164,15 +164,16 @@ def _notes(sources: ProjectSources, request: ProjectRequest) -> Iterator[str]:
             "was imported once in a separate process to read its type hints, and no function was called"
         )
         if module.undocumented:
-            yield f"tools without a docstring, which the model knows only by name: {', '.join(module.undocumented)}"
+            names = ", ".join(module.undocumented)
+            yield f"tools without a docstring, of which the model sees only the name and the arguments: {names}"
     if (api := sources.api) is not None:
         yield f"tools: {', '.join(tool.name for tool in sources.tools)} from {api.url}; the API was not called"
         if changing := [tool.name for tool in sources.tools if tool.may_change_data]:
             yield f"tools that may change data; the server calls them only with API_CHANGES=1: {', '.join(changing)}"
     if (listed := sources.tool_list) is not None:
         names = ", ".join(tool.name for tool in listed.tools)
-        fix = "write `run_tool` in server.py, which returns a placeholder"
-        yield f"tools: {names} from {listed.where}, which has no implementations: {fix}"
+        fix = "implement `run_tool` in server.py, because this function only returns a placeholder"
+        yield f"tools: {names} from {listed.where}; the list has no code for the tools, so {fix}"
         yield from (f"warning: {note}" for note in listed.notes)
     if (examples := sources.examples) is not None:
         own = f"; extra fields of the rows: {', '.join(examples.extra_columns)}" if examples.extra_columns else ""
@@ -184,7 +185,7 @@ def _notes(sources: ProjectSources, request: ProjectRequest) -> Iterator[str]:
     else:
         yield "the rows are generated from the tools' schemas; give your own questions and answers as --from FILE.csv"
     if request.model is None:
-        yield "model: a toy model to test the setup, trained only for the ledger example; set `model` in job.yaml"
+        yield "model: a toy model to test the setup, which can solve only the ledger example; set `model` in job.yaml"
 
 
 def _build_contents(

@@ -60,7 +60,8 @@ def make_config_files(ports: Sequence[int], with_operator_file: bool) -> dict[Pa
 
     Args:
         ports: Ports of the project's server.
-        with_operator_file: Whether to include `agent-rft.yaml`, so that jobs of `agent-rft serve` may call the server.
+        with_operator_file: Whether to include `agent-rft.yaml`. It allows jobs of `agent-rft serve` to call the
+            project's server.
     """
     found = {
         Path(SCHEMAS, f"{file}.json"): editor_schema(file)

@@ -34,7 +34,7 @@ from agent_rft.spec.schemas.schema_limits import SchemaRejected
 CODE = "unsupported_tool"
 MAX_ROWS_BYTES = 64 << 20
 SCHEMA_KEYS = ("parameters", "inputSchema")
-"""Keys of a tool's schema: OpenAI's and MCP's."""
+"""Key that contains the JSON schema of a tool's arguments: in OpenAI's format and in MCP's format."""
 FORMATS = (
     "an OpenAI tools array, the result of MCP's tools/list, function documents of BFCL, a tool_config.yaml of verl, or "
     "rows in JSONL with the key `tools`"
@@ -42,8 +42,8 @@ FORMATS = (
 _ROOT: KeyPath = ()
 _TOOL_KEYS = {"name", "class_name", *SCHEMA_KEYS}
 _ROW_KEYS = {"messages", "question"}
-"""Keys of rows. A row without tools may have a key `name`."""
-OMIT_HINT = "or omit the tool: select the others, each with --tool"
+"""Keys that only rows have. An object with one of these keys is a row and not a tool, even if it has a `name`."""
+OMIT_HINT = "or leave out this tool: give --tool NAME for each tool that you need"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,12 @@ class ToolList:
 
 @dataclass(frozen=True, slots=True)
 class _ListedTool:
-    """Tool as it is written in the list. `path` is its location below the line or the document."""
+    """Tool as it is written in a file.
+
+    Attributes:
+        path: Location of the tool in the document, or in its line if the file has one JSON value per line.
+        line: Number of this line; None for a document.
+    """
 
     raw: Any
     path: KeyPath
@@ -66,13 +71,13 @@ class _ListedTool:
 
 @dataclass(slots=True)
 class _ToolListReader:
-    """Conversion of the tools of one list. `document` is None if the list consists of lines of JSON."""
+    """Converts the tools of one list. `document` contains the list; None if the file has one JSON value per line."""
 
     where: str
     document: SourceDocument | None
     problems: list[Problem] = field(default_factory=list)
     changes: dict[str, list[str]] = field(default_factory=dict)
-    """Names of the tools for each kind of change."""
+    """Maps the description of a change to the names of the tools that were changed in this way."""
 
     def add_problem(self, listed: _ListedTool, path: KeyPath, message: str, fix: str) -> None:
         path = (*listed.path, *path)
@@ -111,7 +116,10 @@ class _ToolListReader:
     def _convert_versions(
         self, name: str, versions: Sequence[tuple[_ListedTool, Mapping[str, Any], KeyPath]]
     ) -> ProjectTool | None:
-        """Return the tool that all definitions of this name describe; None and a problem if there is no such tool."""
+        """Return the tool with this name; None if its first definition in `versions` is invalid.
+
+        Add a problem for each definition that is invalid or differs from the first.
+        """
         first, *others = ((one, path, self._convert(one, function, path, name)) for one, function, path in versions)
         for one, path, tool in others:
             if tool is not None and first[2] is not None and tool != first[2]:
@@ -121,7 +129,10 @@ class _ToolListReader:
         return first[2]
 
     def _find_function(self, listed: _ListedTool) -> tuple[Mapping[str, Any], KeyPath] | None:
-        """Return (function, path) of a tool in any of the formats; None and a problem if there is no function."""
+        """Return (function, path) of a tool in any of the formats.
+
+        If the tool has no function, add a problem and return None.
+        """
         tool, path = listed.raw, _ROOT
         if isinstance(tool, dict) and "class_name" in tool:  # verl
             if not isinstance(tool.get("tool_schema"), dict):
@@ -133,7 +144,7 @@ class _ToolListReader:
             self.add_problem(listed, path, "must be an object", 'write {"type": "function", "function": {...}}')
             return None
         if (kind := tool.get("type")) not in (None, "function"):
-            what = f"{kind[:40]!r} is a tool of another kind" if isinstance(kind, str) else "must be a string"
+            what = f"{kind[:40]!r} is not a supported type of tool" if isinstance(kind, str) else "must be a string"
             self.add_problem(listed, (*path, "type"), what, 'write "function", or remove the tool')
             return None
         if tool.get("function") is None:
@@ -160,7 +171,8 @@ class _ToolListReader:
             self._note("dots in names became _", name)
         description = function.get("description")
         if description is not None and not isinstance(description, str):
-            self.add_problem(listed, (*path, "description"), "must be a string", "write a sentence for the model")
+            fix = "write a sentence that explains the tool to the model"
+            self.add_problem(listed, (*path, "description"), "must be a string", fix)
             return None
         key = next((key for key in SCHEMA_KEYS if function.get(key) is not None), SCHEMA_KEYS[0])
         schema = function.get(key)
@@ -190,7 +202,7 @@ class _ToolListReader:
 
 
 def has_json_lines(path: Path) -> bool:
-    """Return whether a file has a JSON object on each line; such files of BFCL are named `.json`."""
+    """Return whether a file has one JSON object on each line. BFCL's files have this format, but are named `.json`."""
     try:
         with path.open("rb") as file:
             first, second = file.readline(MAX_ROWS_BYTES), file.readline(MAX_ROWS_BYTES)
@@ -239,7 +251,7 @@ def read_tool_lines(path: Path, requested: Sequence[str] = ()) -> ToolList:
         UserError: The file cannot be read, or has no tools.
         InvalidJob: Some of the tools cannot be used.
     """
-    body = read_bounded(path, MAX_ROWS_BYTES, "give a part of the rows that contains every tool")
+    body = read_bounded(path, MAX_ROWS_BYTES, "give a file with fewer rows in which every tool still occurs")
     listed: list[_ListedTool] = []
     for number, line in enumerate(decode_utf8(body, str(path), "save the file as UTF-8").split("\n"), start=1):
         if not line.strip():
@@ -255,7 +267,11 @@ def read_tool_lines(path: Path, requested: Sequence[str] = ()) -> ToolList:
 
 
 def _iter_tools(value: Any, path: KeyPath, line: int | None) -> Iterator[_ListedTool]:
-    """Yield the tools in a document or in a line: in a list, in `tools` or `function`, or the value itself."""
+    """Yield the tools in `value`, which is a document or the content of a line.
+
+    The tools may be the items of a list, and the list may be under the key `tools` or `function`. Otherwise, `value`
+    itself may be a tool.
+    """
     key = next((key for key in ("tools", "function") if isinstance(value, dict) and key in value), None)
     if key == "tools" or (key == "function" and isinstance(value[key], list)):
         value, path = _parse_text(value[key]), (*path, str(key))
@@ -270,7 +286,7 @@ def _iter_tools(value: Any, path: KeyPath, line: int | None) -> Iterator[_Listed
 
 
 def _parse_text(value: Any) -> Any:
-    """Return the value of JSON text, in which many data sets store the tools of a row."""
+    """Parse `value` if it is JSON text, otherwise return it. Many data sets store a row's tools as JSON text."""
     if not isinstance(value, str):
         return value
     try:
@@ -280,7 +296,7 @@ def _parse_text(value: Any) -> Any:
 
 
 def _is_schema(schema: Mapping[str, Any]) -> bool:
-    """Return whether an object is the schema of an object, and not a map from arguments to their schemas."""
+    """Return whether `schema` is a JSON schema, and not a mapping from the names of arguments to their schemas."""
     return not schema or bool(schema.keys() & {"type", "properties", "$ref", "allOf", "anyOf", "oneOf"})
 
 
@@ -290,7 +306,7 @@ def _get_name(function: Mapping[str, Any]) -> str:
 
 
 def _to_name(name: str) -> str:
-    """Return the name of a tool with `_` for dots, which OpenAI's API does not allow in names of functions."""
+    """Return the tool name with each dot replaced by `_`. OpenAI's API does not allow dots in names of functions."""
     return name.replace(".", "_")
 
 

@@ -196,7 +196,7 @@ METRIC_KINDS = {
     "gauge": "the last value",
     "counter": "a sum since the process started",
     "histogram": "the number of observations in each bucket, and the sum and count of all observations",
-    "file": "no value; the metric is only in metrics.jsonl",
+    "file": "no value: the metric is written only to metrics.jsonl",
 }
 """Values that Prometheus receives for a metric, by the metric's kind."""
 

@@ -65,7 +65,7 @@ def list_settings() -> list[DocumentedSetting]:
 
 
 def list_sections(file: str) -> list[SettingSection]:
-    """Return the sections of a kind of file in order; each section comes before the sections that it contains."""
+    """Return all sections that this kind of file can have. Each section comes before the sections that it contains."""
     schema = model_schema(file)
     return list(_SettingsWalker(file, schema.get("$defs", {})).walk_sections("", schema))
 

@@ -1,7 +1,7 @@
 """Entry of the operator's `allowed_networks`: a network, an IP address or a host, with or without a port.
 
-`OperatorConfig.allowed_destinations` may contain more entries of the same type. These entries allow the local endpoints
-of a job that a user runs on their own machine.
+If a user runs a job on their own machine, `OperatorConfig.allowed_destinations` also contains entries for the job's
+local endpoints.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _explain_invalid(place: str) -> str:
     if "%" in place:
         return "zone ids are not accepted: remove the zone id"
     if place.count(":") > 1:
-        return "write an IPv6 address with a port in brackets, such as [fd00::5]:8000"
+        return "if a port follows an IPv6 address, put the address in brackets, such as [fd00::5]:8000"
     if not place.isascii():
         return "write the host name in ASCII, with xn-- labels"
     return ""

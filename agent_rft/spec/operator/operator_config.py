@@ -28,10 +28,10 @@ class ModelEndpoint(Endpoint):
     model: str | None = None
     """Name of the model on the server at `base_url`; null: the model's key in `models`."""
     scoring: Literal["answer", "logprobs"] = "answer"
-    """Source of the judge's score for `score_model` and `label_model`: `answer` (JSON with steps and a result) or
-    `logprobs` (of the answer's first token, which must be a label or a digit). `logprobs` requires a server that
-    returns 20 `top_logprobs`. Use it for small judges, or for fine-grained, repeatable grades at the cost of one
-    token."""
+    """Source of the score from a `score_model` or `label_model` judge. answer: the judge writes JSON with steps and a
+    result. logprobs: the score is computed from the log-probabilities of the answer's first token, which must be a
+    label or a digit. `logprobs` requires a server that returns 20 `top_logprobs`. Use `logprobs` for small judges, or
+    for fine-grained, repeatable grades at the cost of one token."""
     response_format: AnswerFormat | None = None
     """Response format that the judge is asked for: `json_schema` (the server enforces the schema), `json_object` (the
     server enforces JSON, and the schema is in the system message) or `none` (for servers without response formats).
@@ -81,8 +81,8 @@ class EngineLimits(StrictModel):
     full, a request for another adapter waits until the least recently used adapter is idle and can be replaced. Each
     adapter takes at least as much memory as an adapter of rank 32."""
     max_num_seqs: PositiveInt = 64
-    """Maximum number of requests that an engine decodes concurrently; further ones queue in the engine or start another
-    replica."""
+    """Maximum number of requests that an engine decodes concurrently. Further requests wait in the engine's queue, or
+    cause another engine to start (`max_replicas`)."""
     idle_s: Seconds = 300.0
     """Seconds without requests after which a model is stopped and its resources are released. Surplus engines stop
     after the same time. The next request waits until the model has started again."""
@@ -159,18 +159,19 @@ class OperatorConfig(StrictModel):
     the job's user: set this only if you trust all graders."""
     python_grader_nodes: bool = False
     """Run python graders only on Ray nodes with the resource `python_grader`, in a process that gets their sources but
-    no secrets. Jobs and trials wait for such a node for `wait_for_nodes_s`, at least 60 s. Set it on Kubernetes,
-    together with the component `k8s/graders`. `agent-rft grade` always runs graders locally."""
+    no secrets. Jobs and trials wait until such a node joins, for up to `wait_for_nodes_s` or 60 s, whichever is longer.
+    Set `python_grader_nodes` on Kubernetes, together with the component `k8s/graders`. `agent-rft grade` always runs
+    graders locally."""
     aliases: dict[str, str] = Field(default_factory=dict)
-    """Base models of the server. Each entry maps a model name in client code, such as gpt-5, to a folder or a Hugging
-    Face name. A client may add a date suffix, as in gpt-5-2025-08-07, unless the name with the suffix has its own
-    entry."""
+    """Names of the server's base models. Each entry maps a name in client code, such as gpt-5, to a folder or a Hugging
+    Face name. Clients may add a date suffix: gpt-5-2025-08-07 also selects the model of gpt-5, unless gpt-5-2025-08-07
+    has its own entry."""
     limits: ServerLimits = ServerLimits()
     """Limits of the API server."""
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds that a job may wait for nodes to join the cluster. With 0, a job that can never fit on the current nodes
-    is rejected immediately; set it if the cluster grows on demand. A job always waits up to 300 s for resources that
-    other jobs use."""
+    """Seconds that a job may wait for nodes to join the cluster. Choose a value above 0 if the cluster grows on demand.
+    With 0, a job that can never fit on the current nodes is rejected immediately. A job always waits up to 300 s for
+    resources that other jobs use."""
     nodes: NodeGroups = ()
     """All nodes that the cluster can have, in the format of `agent-rft plan --cluster`. If GPU nodes join only on
     demand, set both `nodes` and `wait_for_nodes_s`, so that `auto` also plans for those nodes. Otherwise a job without

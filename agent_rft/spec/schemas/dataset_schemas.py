@@ -1,9 +1,9 @@
 """Conversion of tool schemas in published data sets to JSON schemas.
 
-A schema is changed only where its meaning is unambiguous:
+Only these parts of a schema are changed, and only if their meaning is clear:
 
 - names of types in other languages, such as `dict` and `float`
-- null values, with which Apache Arrow pads objects of one table to the same keys
+- null values; Apache Arrow adds them, so that all objects of a table have the same keys
 - a boolean `required` inside a property
 """
 
@@ -24,14 +24,14 @@ from agent_rft.spec.schemas.schema_limits import (
 
 JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 ANY = "any"
-"""Name of the type of any value. JSON Schema has no such type: the keyword `type` is omitted."""
+"""Name of the type that allows every value. JSON Schema has no such type; the keyword `type` is omitted instead."""
 TYPES = {
     **{"str": "string", "text": "string"},
     **{"float": "number", "double": "number", "int": "integer", "long": "integer", "bigint": "integer"},
     **{"bool": "boolean", "list": "array", "tuple": "array", "arraylist": "array"},
     **{"dict": "object", "hashmap": "object", "none": "null"},
 }
-"""Types in the lists of tools of data sets, in lower case, and the types of JSON that they mean."""
+"""Maps the names of types in data sets, in lower case, to JSON types."""
 NULLS_REMOVED = "null values were removed"
 REQUIRED_MOVED = "a boolean `required` became an entry of the object's list `required`"
 MAX_NAME_CHARS = 60
@@ -48,7 +48,7 @@ def convert_dataset_schema(schema: Any) -> tuple[Any, list[str]]:
 
 
 class _Converter:
-    """Recursive conversion of one schema. `changes` has a description of each kind of change as a key."""
+    """Recursive conversion of one schema. The keys of `changes` describe the changes that were made."""
 
     def __init__(self) -> None:
         self.changes: dict[str, None] = {}
@@ -98,7 +98,7 @@ class _Converter:
         kind = lower if lower in JSON_TYPES else TYPES.get(lower)
         if kind is None:
             shown = repr(shorten(name, MAX_NAME_CHARS)) if isinstance(name, str) else "the value"
-            raise make_schema_error(path, f"{shown} is not a type of JSON", f"write {_list_types(lower)}")
+            raise make_schema_error(path, f"{shown} is not a JSON type", f"write {_list_types(lower)}")
         self.changes[f"the type {name} became {kind}"] = None
         return kind
 
@@ -119,7 +119,8 @@ class _Converter:
         for name, is_required in flags.items():
             if name in listed and not is_required:
                 at = (*path, "properties", name, "required")
-                raise make_schema_error(at, f"is false, but the object requires {name!r}", "correct one of the two")
+                message = f"is false, but `required` of the object lists {name!r}"
+                raise make_schema_error(at, message, "correct one of the two")
             plain[name] = {key: value for key, value in properties[name].items() if key != "required"}
         names = [*listed, *(name for name, is_required in flags.items() if is_required and name not in listed)]
         return {**schema, "properties": plain} | ({"required": names} if names else {})
@@ -133,9 +134,13 @@ def _is_padding(value: Any, depth: int = 0) -> bool:
 
 
 def _list_types(name: str) -> str:
-    """Return the fix for an unknown type: the type that its name probably means, or all types."""
+    """Return the fix for the unknown type `name`.
+
+    For example, the fix for "list[str]" is to write `array`. For a name that does not resemble a list or an object, the
+    fix lists all types.
+    """
     containers: dict[str, Collection[str]] = {
-        "array, and the type of its items in `items`": ("list[", "array[", "tuple[", "set", "sequence", "vector"),
+        "array, and put the type of its items into `items`": ("list[", "array[", "tuple[", "set", "sequence", "vector"),
         "object": ("dict[", "map", "struct", "record"),
     }
     for fix, starts in containers.items():

@@ -32,7 +32,8 @@ from agent_rft.spec.schemas.schema_limits import (
 REGEX_BYTES = 1 << 20
 """Maximum memory of a compiled pattern, and of the states that it caches while it runs."""
 MAX_BACKTRACKS = 10_000
-"""Maximum backtracking steps of a pattern for one string; they take some milliseconds."""
+"""Maximum number of backtracking steps for matching one string with one pattern. 10,000 steps take a few
+milliseconds."""
 MAX_COMPARISONS = 5_000_000
 """Limit on the number of values multiplied by the number of subschemas in one validation."""
 MAX_PATTERN_WORK = 1_000_000
@@ -64,7 +65,7 @@ MAX_REPEATS = 1_000
 """Maximum sum of the repetition counts in one pattern of a grammar; the count of {1,1000} is 1000. Compile time grows
 with the square of this sum: 0.04 s at the limit."""
 MAX_TOTAL_REPETITIONS = 10_000
-"""Maximum sum of the repetition counts of all patterns in a schema for a grammar."""
+"""Maximum sum of the repetition counts of all patterns in one schema from which a grammar is compiled."""
 _REPETITION = re.compile(r"\{(?:\d*,)?(\d+),?\}")
 _NOT_IN_GRAMMARS = re.compile(r"\\[bBpP]")
 
@@ -84,10 +85,10 @@ def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem 
         repeats = sum(map(int, _REPETITION.findall(pattern)))
         all_repeats += repeats
         if repeats > MAX_REPEATS or all_repeats > MAX_TOTAL_REPETITIONS:
-            message = f"the pattern has {repeats:,} repetitions, and the patterns so far have {all_repeats:,}; "
+            message = f"the pattern has {repeats:,} repetitions, and all patterns up to this one have {all_repeats:,}; "
             message += (
-                f"if a grammar constrains the value, a pattern may have at most {MAX_REPEATS:,} repetitions, and all "
-                f"patterns together at most {MAX_TOTAL_REPETITIONS:,}"
+                f"in a schema that a grammar enforces, one pattern may have at most {MAX_REPEATS:,} repetitions, and "
+                f"all patterns together at most {MAX_TOTAL_REPETITIONS:,}"
             )
             fix = "use + or * instead of counted repetitions, and limit the length with minLength and maxLength"
             return SchemaProblem("schema_too_large", path, message, fix)

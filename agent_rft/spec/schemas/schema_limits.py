@@ -25,7 +25,7 @@ subschemas takes about a second, and a value is checked against each subschema."
 MAX_CHOICES = 10_000
 """Maximum values of an enum: compiling a grammar with 10,000 values takes 0.1 s and 25 MB."""
 MAX_PATTERNS = 100
-"""Maximum patterns of one schema: each compiled pattern takes up to a few MB."""
+"""Maximum number of patterns in a schema. Each compiled pattern takes up to a few MB."""
 MAX_PATTERN_CHARS = 2_000
 """Maximum length of a pattern; the longest common patterns, for dates and URLs, have a few hundred characters."""
 MAX_LOWER_BOUND = 10_000
@@ -223,17 +223,20 @@ class _Nodes:
             message = (
                 f"the reference {shown!r} points outside the schema; only references that start with # are allowed"
             )
-            fix = "put the target into `$defs` of the same schema, and write #/$defs/NAME"
+            fix = "copy the referenced schema into `$defs` of this schema, and refer to it as #/$defs/NAME"
             raise make_schema_error((*path, key), message, fix)
         found = anchors.get(unquote(reference[1:])) or resolve_reference(self._root, reference)
         if found is None or not isinstance(found[1], dict | bool):
             message = f"the reference {shown!r} cannot be resolved"
-            fix = "add the target to `$defs` of the schema"
+            fix = "correct the reference, or define the referenced schema in `$defs`"
             raise make_schema_error((*path, key), message, fix)
         return found
 
     def count_applied(self) -> int:
-        """Return the number of subschemas that the root schema applies, after following references."""
+        """Return the number of subschemas after each reference is replaced by its target.
+
+        A recursive reference counts as one subschema.
+        """
         sizes: dict[int, int] = {}
         begun: set[int] = set()
         remaining = [(id(self._root), False)]

@@ -31,7 +31,7 @@ OWN_TEMPLATE = (
     f"set {TEMPLATE} to a template that renders tools, calls and results (`agent-rft models template FOLDER` adds them "
     "to the model's own template)"
 )
-CALLS = "the calls that the model's template writes"
+CALLS = "tool calls in the syntax of the model's chat template"
 TOOLS_FIX = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no tool descriptions"
 
 
@@ -108,13 +108,16 @@ def check_grammar(reinforcement: Reinforcement, family: ModelFamily, *, calls: b
         return []
     error = find_grammar_problem(family, calls=calls)
     known = ", ".join(family.name for family in FAMILIES if family.call_syntaxes)
-    fix = f"leave out response_format and describe the format in the prompt, or use a model of another family ({known})"
+    fix = (
+        "leave out response_format and describe the format in the prompt, or use a model of one of these families: "
+        f"{known}"
+    )
     field = "method.reinforcement.response_format"
     return [] if error is None else [Problem("no_call_grammar", field, error, fix)]
 
 
 def _tool_result_problem(renderer: Renderer) -> Problem | None:
-    """Return a problem if the template cannot render the results of calls."""
+    """Return a problem if the template cannot render the results of tool calls."""
     calls = [
         {"id": f"call{i:05d}", "type": "function", "function": {"name": name, "arguments": "{}"}}
         for i, name in enumerate(("first", "second"))

@@ -1,6 +1,6 @@
 """Check of jobs whose model writes tool calls that no parser can read.
 
-Such a job must not need tool calls. Each turn of its model is an answer.
+Such a job must not need tool calls, because each turn of the model is treated as an answer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from agent_rft.spec.job import JobSpec
 def check_calls_in_rows(
     model: LoadableModel, job: JobSpec, rows: Sequence[CheckedRow]
 ) -> tuple[LoadableModel, list[Problem]]:
-    """Return the model, and problems if the job needs tool calls although no parser reads them.
+    """Check that the job needs no tool calls if no parser can read the model's tool calls.
 
-    If no parser reads calls and the job needs none, the returned model treats each turn as an answer.
+    Returns:
+        The model, and the problems. If no parser can read tool calls and there are no problems, the returned model
+        treats each turn as an answer.
     """
     if (unread := model.unread_calls_problem) is None:
         return model, []

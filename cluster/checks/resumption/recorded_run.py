@@ -36,7 +36,7 @@ from agent_rft.spec.step_plan import GROUP_SIZE, StepPlan
 
 CONTENTS_FIX = f"restore the contents, or {START_AGAIN}"
 VALIDATION_NUMBERS = ("eval_interval", "eval_samples")
-"""Validation settings in the plan that the job file may change when a run resumes."""
+"""Validation settings in the plan. A resumed run may set new values for these settings in its job file."""
 
 
 class _Format(BaseModel):
@@ -101,7 +101,8 @@ class RecordedRun:
     def recorded_plan(self, job: JobSpec, current: StepPlan) -> StepPlan:
         """Return the recorded plan for the resumed `job`.
 
-        Numbers that the record lacks, and VALIDATION_NUMBERS that the job sets, come from the plan `current`.
+        A number comes from the plan `current` if the record lacks the number, or if the number is in VALIDATION_NUMBERS
+        and the job sets it.
 
         Raises:
             InvalidJob: The recorded plan is damaged.
@@ -120,7 +121,8 @@ class RecordedRun:
         """Return `job` with its unset settings filled in from the record. The job's model must be a local folder.
 
         Raises:
-            InvalidJob: Settings or files that must not change differ from the record. The exception lists all of them.
+            InvalidJob: The job and the record differ in settings or files that must not change. The exception lists all
+                differences.
         """
         comparison = ResumeComparison(self._resolved_numbers())
         resumed = comparison.merge(job, self.job)
@@ -147,7 +149,7 @@ class RecordedRun:
     def list_layout_changes(self, resumed: JobSpec, placement: Placement) -> tuple[SettingDifference, ...]:
         """Return the differences between the recorded layout and `placement`, for `auto` settings of `resumed`.
 
-        Differences in CHOSEN settings are combined into one difference, which describes both layouts.
+        Differences in the settings that CHOSEN lists are combined into one difference, which describes both layouts.
         """
         now = RecordedLayout.from_placement(placement)
         values = {name: (getattr(self.layout, name), getattr(now, name)) for name in RECORDED}

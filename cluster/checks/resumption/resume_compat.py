@@ -1,9 +1,9 @@
 """Comparison of a job with the run that it resumes: settings that affect what is learned must be the same.
 
-These settings are the contents of the model and of the files, graders and guards, the reward, the algorithm, the seed,
-the answer format, and the limits of calls, tokens and steps. Settings in `MAY_DIFFER` may change: access to endpoints,
-resources, the interval of validations and early stopping. Settings that are added to the schema later must be the same,
-unless they are added to `MAY_DIFFER`.
+The following must be the same: the graders and guards, the reward, the algorithm, the seed, the answer format, the
+limits of calls, tokens and steps, and the contents of the model and the files. Settings in `MAY_DIFFER` may change:
+access to endpoints, resources, the interval of validations and early stopping. Settings that are added to the schema
+later must be the same, unless they are added to `MAY_DIFFER`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def may_differ(model: type[BaseModel], name: str) -> bool:
 
 
 def difference_problem(setting: str, now: Any, was: Any, fix: str = FIX) -> Problem:
-    """Return the problem of a setting whose value `now` differs from the value `was` that the run began with."""
+    """Return the problem that a setting's value was `was` when the run began, but is `now` in the resumed job."""
     return Problem(
         "setting_differs", setting, f"is {format_value(now)}, but the run began with {format_value(was)}", fix
     )
@@ -79,7 +79,7 @@ def difference_problem(setting: str, now: Any, was: Any, fix: str = FIX) -> Prob
 class ResumeComparison:
     """Comparison of a job's settings with the run that it resumes. Files and the model are not compared.
 
-    `resolved` has the numbers to which the run's `auto` settings were resolved, by setting.
+    `resolved` maps the path of a setting to the number that the run used for `auto`.
     """
 
     resolved: Mapping[str, Any]

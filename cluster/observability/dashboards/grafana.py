@@ -1,6 +1,7 @@
 """Grafana dashboards, and their conversion to JSON.
 
-It supports only what our dashboards use: rows of panels, one Prometheus data source, and variables.
+This module supports only the features that our dashboards use: rows of panels, one Prometheus data source, and
+variables.
 
 https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 """
@@ -25,7 +26,7 @@ Metrics that are recorded once per step use the variable `steps`. Its windows ar
 step has no value to average.
 """
 CONSOLE = "http://127.0.0.1:8000"
-"""Default of the text field for the server's URL in each dashboard. Links to the console start with this URL."""
+"""Default URL of the server in links to the console. Each dashboard has a text field to change this URL."""
 ALERT_COLORS = {"warning": "orange", "critical": "red"}
 SCHEMA_VERSION = 39
 TAG = "agent-rft"
@@ -105,8 +106,8 @@ class Panel:
 class Dashboard:
     """Dashboard: rows of panels, each row with a title.
 
-    `annotations` are queries for marks on the time axis. The legend of a query is the name of its marks. By default,
-    only the marks of the first query are shown. A link at the top of the dashboard opens the console page
+    `annotations` are queries for marks on the time axis. The marks of a query have the query's legend as their name. By
+    default, only the marks of the first query are shown. A link at the top of the dashboard opens the console page
     `console_page`.
     """
 
@@ -239,7 +240,7 @@ def _grid_position(x: int, y: int, w: int, h: int) -> dict[str, int]:
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    notes = [f"Line: threshold of the alert {each.name} ({each.severity})." for each in panel.alerts]
+    notes = [f"The line shows the threshold of the alert {each.name} ({each.severity})." for each in panel.alerts]
     about = "\n\n".join(filter(None, (panel.about, *notes)))
     panel_json: dict[str, Any] = {"type": panel.kind, "title": panel.title, "description": about}
     if panel.kind == "text":

@@ -3,9 +3,10 @@
     panel(gauge("grad_norm"))    # title "Gradient norm", description "Norm of the gradient before clipping."
     panel(gauge("loss"), gauge("full_valid_loss"), title="Loss")    # legends "train", "validation"
 
-A query returns one series for each combination of the labels in `by`; the default is `job` and the placeholders in the
-metric's name. The dashboard's viewer selects `$job`, `$endpoint` and the averaging windows: `$steps` for metrics that
-are recorded once per step, `$window` for all others. Legends contain the job only if the dashboard shows several jobs.
+A query returns one series for each combination of the labels in `by`. By default, `by` contains `job` and the
+placeholders in the metric's name. The dashboard's viewer selects `$job`, `$endpoint` and the averaging windows:
+`$steps` for metrics that are recorded once per step, `$window` for all others. Legends contain the job only if the
+dashboard shows several jobs.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def _threshold(shown: Alert, *, many_jobs: bool) -> Query:
 
 
 class _ListedMetric:
-    """Metric from `agent_rft.metrics`, found by name, with the labels and the window of a query for it."""
+    """A metric from `agent_rft.metrics`, plus the labels and the averaging window that a query uses for the metric."""
 
     def __init__(self, name: str, by: Labels, window: str = "", where: str = "") -> None:
         found = find_metric(name)

@@ -57,7 +57,8 @@ VLLM = (
             ),
         ),
         "percentunit",
-        about="Reported by vLLM: used share of the cache, and share of prompt tokens found in the prefix cache.",
+        about="Reported by vLLM: the share of the cache in use, and the share of prompt tokens found in the prefix "
+        "cache.",
     ),
     Panel(
         "Preemptions per minute",
@@ -75,7 +76,7 @@ PROCESSES = (
         legend_at_right=True,
     ),
     Panel(
-        "CPU cores in use by process",
+        "CPU cores in use, per process",
         (Query(f"rate(process_cpu_seconds_total{JOB}[{WINDOW}]) {OURS}", BY_PROCESS),),
         legend_at_right=True,
     ),
@@ -89,7 +90,7 @@ NODES = (
         about="Reported by Ray.",
     ),
     Panel(
-        "Memory in use by node", (Query(f"ray_node_mem_used{{{RAY}}}", "{{ip}}"),), "bytes", about="Reported by Ray."
+        "Memory in use, per node", (Query(f"ray_node_mem_used{{{RAY}}}", "{{ip}}"),), "bytes", about="Reported by Ray."
     ),
     Panel(
         "Memory in use on the head",
@@ -99,7 +100,7 @@ NODES = (
         alerts=(find_alert("HeadMemory"),),
     ),
     Panel(
-        "Object store in use by node",
+        "Object store in use, per node",
         (Query(f"{_USED} / ({_USED} + {_FREE})", "{{NodeAddress}}"),),
         "percentunit",
         about="Reported by Ray. Objects that do not fit spill to disk.",
@@ -112,7 +113,7 @@ NODES = (
         alerts=(find_alert("RaySpills"),),
     ),
 )
-_ONE_GPU = "One of these two sources is enough: each provides all values of this panel."
+_ONE_GPU = "Only one of them is needed, because each reports all values of this panel."
 
 
 def _gpu_panel(title: str, unit: str, ray: str, dcgm: str) -> Panel:

@@ -31,7 +31,10 @@ class GroupSink(Protocol):
 
 
 class RunWatcher(Sink, Protocol):
-    """Sink through which a server follows the driver of one of its jobs. It also receives the checked job."""
+    """Sink through which a server follows the driver of one of its jobs.
+
+    The sink also receives the job after its checks.
+    """
 
     def handle_prepared(self, prepared: CheckedJob) -> None:
         """Receive the job after its check and before any event, and again if its layout changes."""
@@ -102,7 +105,7 @@ class EventStream:
         self._report_cut_off()
 
     def _report_cut_off(self) -> None:
-        """Emit an event for each plugin that was cut off."""
+        """Emit an event for each plugin that gets no more events, because it failed or was too slow."""
         failed = next((plugin for plugin in self._plugins if plugin.failure is not None), None)
         if failed is not None:
             self._plugins.remove(failed)

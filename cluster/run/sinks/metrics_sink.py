@@ -54,7 +54,8 @@ class MetricsSink:
         self._clock = clock
         self.tracer = tracer
         self._saved_at: float | None = None
-        """Time at which training began or the last checkpoint was saved; None outside of training."""
+        """Time of the last checkpoint, or of the start of training if there is no checkpoint yet. None outside of
+        training."""
         # Exported as 0 from the start, so that Prometheus sees the first event as an increase.
         growing = [name for name, metric in METRICS.items() if not metric.is_live and metric.kind in GROWING]
         trained = (name.replace("<split>", "train") for name in growing)

@@ -47,7 +47,8 @@ class RunInfo:
 class PluginSink:
     """Third-party sink on a separate thread, which receives events through a bounded queue.
 
-    `failure` is the reason why the sink was cut off, or None. `error` is the exception that the sink raised, if any.
+    `failure` is the reason why the sink gets no more events, or None. `error` is the exception that the sink raised, if
+    any.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class ProgressReports:
         self._reporting = asyncio.create_task(self._report_repeatedly(progress, emit))
 
     def follow_loop(self, read_next_batch: ReadNextBatchProgress) -> None:
-        """Report the progress of the next training batch, which `read_next_batch` returns."""
+        """Report the progress of the next training batch. The function `read_next_batch` returns this progress."""
         self._read_next_batch = read_next_batch
 
     async def _report_repeatedly(self, progress: RolloutProgress, emit: Emit) -> None:

@@ -22,7 +22,7 @@ write_report(Path(sys.argv[1]))
 """
 MIN_EVERY_S = 30.0
 REST_FACTOR = 20
-"""Pause after each report, as a multiple of its writing time. Reports use at most a twentieth of a CPU core."""
+"""Pause after each report, as a multiple of the time that the report took. Reports use at most 5% of a CPU core."""
 
 
 class ReportWriter:
@@ -51,7 +51,7 @@ class ReportWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Kill the process that is writing a report, if any, because the caller writes the last report."""
+        """Kill the process that is writing a report, if any. The caller writes the last report itself."""
         with self._lock:
             self._closed = True
             if self._process is not None:

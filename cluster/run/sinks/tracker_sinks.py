@@ -35,7 +35,7 @@ from agent_rft.spec.trackers import (
 )
 
 CLOSE_S = FINISH_S + 5.0
-"""Seconds that the end of a run waits for the last uploads."""
+"""Seconds that a run waits at its end for the last uploads."""
 ImportModule = Callable[[str], Any]
 """Function that imports a module by its name."""
 

@@ -25,9 +25,9 @@ from agent_rft.metrics.confidence_intervals import Interval
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38
 LABEL = 34
-"""Pixels for the quadrant names above and below the dots."""
+"""Height in pixels of the space for the quadrant names, above and below the dots."""
 MAX_SEPARATE = 24
-"""Rollouts with at least this many turns or calls share one bar."""
+"""Number of turns or calls of the last bar. This bar also counts all rollouts with more turns or calls."""
 BAR_WIDTH = 150
 
 
@@ -121,7 +121,10 @@ class IntervalBar:
 
 
 def make_scatter(rows: Sequence[ComparisonRow], side: int, quadrants: Counter[tuple[int, int]]) -> Scatter:
-    """Create the scatter plot of the rows' changes from the first evaluation to the evaluation with index `side`."""
+    """Create the scatter plot of the rows' changes from the first evaluation to the evaluation with index `side`.
+
+    `quadrants` has the number of rows in each quadrant, by the signs of the changes: (reward, tool calls).
+    """
     found = Counter((row.change("tool_calls", side), row.change("reward", side)) for row in rows)
     x_max = _round_up(max(1.0, *(abs(x) for x, _ in found)))
     y_max = _round_up(max(0.1, *(abs(y) for _, y in found)))
@@ -223,7 +226,7 @@ def make_curves(sides: Sequence[LoadedEvaluation]) -> ValidationChart | None:
 
 
 def make_interval_bar(interval: Interval) -> IntervalBar | None:
-    """Create the bar for an interval in a table cell; None if the interval is not finite or exactly 0."""
+    """Create the bar for an interval in a table cell; None if the interval is infinite, NaN or exactly 0."""
     largest = max(abs(interval.low), abs(interval.high), 1e-12)
     if not math.isfinite(largest) or interval.low == interval.high == 0.0:
         return None

@@ -78,7 +78,7 @@ def _write_error(path: Path, error: OSError) -> UserError:
 
 
 def write_png(comparison: EvaluationComparison, path: Path, browsers: Sequence[str] = BROWSERS) -> None:
-    """Write an image of the page without traces, rendered by the first of `browsers` that is installed.
+    """Write an image of the page, rendered by the first of `browsers` that is installed. The image contains no traces.
 
     Raises:
         UserError: No Chromium is installed, Chromium fails, or the file cannot be written.

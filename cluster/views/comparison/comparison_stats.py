@@ -102,8 +102,9 @@ class MeasureChange:
 class SideToolUse:
     """Use of a tool in one of the compared evaluations.
 
-    `calls` is the mean number of calls per rollout. `failed` and `repeated` are shares of the tool's calls. `first` and
-    `last` are the shares of rollouts whose first or last call is to this tool.
+    `calls` is the mean number of calls per rollout. `failed` and `repeated` are shares of the tool's calls. `first` is
+    the share of rollouts whose first call is to this tool. `last` is the share of rollouts whose last call is to this
+    tool.
     """
 
     calls: float
@@ -247,7 +248,10 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _rows_with(rows: Sequence[ComparisonRow], name: str) -> list[ComparisonRow]:
-    """Return the rows that have the measure in all evaluations. The held-out grade is missing if its grader failed."""
+    """Return the rows that have the measure `name` in all evaluations.
+
+    For example, the held-out grade is missing if the held-out grader failed.
+    """
     return [row for row in rows if not any(math.isnan(means[name]) for means in row.means)]
 
 

@@ -69,10 +69,13 @@ class NamedEvaluation:
 def load_evaluations(
     texts: Sequence[str], *, name: str | None, file: str | None, evaluate: Evaluate | None
 ) -> list[LoadedEvaluation]:
-    """Load the evaluations that `texts` name, in this order. Model folders are first evaluated with `evaluate`.
+    """Load the evaluations that `texts` name, in this order.
 
-    `name` is the rollout name for run folders without a name. If `name` is None, the newest evaluation of the data file
-    `file` is loaded. If `file` is None, the function `common_file` selects the data file.
+    Args:
+        texts: Run folders, `RUN:NAME` (the evaluation NAME in a run folder), or model folders.
+        name: Evaluation to load from run folders without a NAME. If None, the newest evaluation of `file` is loaded.
+        file: Data file. If None, the function `common_file` selects the data file.
+        evaluate: Function that evaluates a model folder; None if model folders are not allowed.
 
     Raises:
         UserError: An evaluation does not exist or cannot be read.
@@ -122,8 +125,9 @@ def evaluation_names(run: RunFolder, file: str) -> list[str]:
 def common_file(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
     """Return the data file to compare.
 
-    This is the data file of the first name in `names` that names an evaluation of a data file, such as `test-after`.
-    Without such a name, it is the first of FILES that all runs without a name have evaluated.
+    Some names, such as `test-after`, stand for an evaluation of a data file. If `names` contains such names, the data
+    file of the first one is returned. Otherwise, the result is the first of FILES that all runs without a name have
+    evaluated.
     """
     for name in names:
         for file, pattern in _NAMES.items():

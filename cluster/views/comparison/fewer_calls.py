@@ -11,10 +11,11 @@ from agent_rft.trainer.loop.checkpoint import best_checkpoint, list_checkpoints
 
 
 def find_fewer_calls(run: RunFolder) -> FewerCallsFound | None:
-    """Return the checkpoint that makes the fewest tool calls, among the checkpoints that are as good as the best one.
+    """Find a checkpoint that is as good as the best checkpoint, but makes fewer tool calls.
 
-    None if no other checkpoint is as good with fewer calls. Validations are compared row by row: the interval of the
-    change in reward must include 0, and the interval of the change in calls must be below 0.
+    If there are several, the checkpoint with the fewest calls is returned. If there are none, None is returned.
+    Validations are compared row by row: the interval of the change in reward must include 0, and the interval of the
+    change in calls must be below 0.
     """
     try:
         best = best_checkpoint(run.checkpoints)

@@ -39,8 +39,9 @@ QUESTION_CHARS = 300
 class RolloutBrief:
     """Measures and tool names of a rollout, for a comparison.
 
-    `calls`, `failed` and `repeated` contain the tool names of all, failed and repeated calls. A repeated call has the
-    same tool and arguments as an earlier call. `read_rollout` reads the full rollout from its file.
+    `calls` contains the tool name of each call. `failed` contains the tool names of the failed calls. `repeated`
+    contains the tool names of repeated calls, which have the same tool and arguments as an earlier call. `read_rollout`
+    reads the full rollout from its file.
     """
 
     trace_id: str
@@ -52,7 +53,7 @@ class RolloutBrief:
 
     @classmethod
     def from_rollout(cls, rollout: Rollout, whole: Callable[[], Rollout]) -> RolloutBrief:
-        """Extract the data of a rollout that a comparison needs; `whole` reads the rollout again."""
+        """Create the brief of a rollout. `whole` becomes the brief's `read_rollout`."""
         seen: set[tuple[str, str]] = set()
         repeated = []
         for call in rollout.calls:

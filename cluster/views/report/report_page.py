@@ -58,7 +58,7 @@ class ComparedEvaluations:
     graded_before: NamedGroups | None
     graded_after: NamedGroups
     left_out: Sequence[str] = ()
-    """Problems of the rollout files that could not be read. Their rollouts are missing from the report."""
+    """Problems with unreadable rollout files. The rollouts of these files are missing from the report."""
 
     @property
     def changes(self) -> list[BeforeAfterChange]:

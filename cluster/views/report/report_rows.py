@@ -102,7 +102,7 @@ class ReportRows:
 
 
 def make_report_rows(before: tuple[str, Sequence[Group]] | None, after: tuple[str, Sequence[Group]]) -> ReportRows:
-    """Create the rows of a report from the rollouts after and, if available, before training.
+    """Create the rows of a report from the rollouts after training and, if available, the rollouts before training.
 
     Both arguments are (name of the rollout file, groups).
     """
@@ -115,7 +115,10 @@ def make_report_rows(before: tuple[str, Sequence[Group]] | None, after: tuple[st
 
 
 def _badness(row: ReportRow) -> tuple[bool, float, float]:
-    """Return a sort key: the worst rows first and, among equal rows, the largest loss first."""
+    """Return a sort key: rows with the lowest grade after training first.
+
+    Among rows with equal grades, the row whose grade fell most is first. Rows without a grade are last.
+    """
     grade = row.after.grade
     return grade is None, grade or 0.0, row.change or 0.0
 

@@ -1,4 +1,5 @@
-"""Pydantic models of all responses, by subject. Routes return them, and the OpenAPI page describes them.
+"""Pydantic models of all responses. Routes return them, and the OpenAPI page describes them.
 
-Models are created from records. A field is named as in the API; its alias is the name of the record's attribute.
+A model is created from a record, such as a `JobRecord`. A field has the name that the API uses. If the record's
+attribute has a different name, this name is the field's alias.
 """

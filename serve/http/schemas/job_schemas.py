@@ -103,7 +103,7 @@ class JobProblem(ResponseBody):
     line: int | None
     """Number of the first line with the problem; null if the problem does not concern a line of a file."""
     rows: str
-    """All lines with the same problem, such as `1-7, 9`; empty if at most one line has it."""
+    """Lines of all rows with the problem, such as `1-7, 9`; empty unless several rows have the problem."""
     message: str
     """Description of the problem."""
     fix: str

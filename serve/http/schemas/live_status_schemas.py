@@ -81,7 +81,9 @@ class JobLiveStatus(ResponseBody):
     status: JobStatus
     """Status of the job."""
     age_s: float | None
-    """Seconds since the lists were updated. If the job has no processes, this is null and the lists are empty."""
+    """Seconds since `engines`, `actors` and `endpoints` were updated.
+
+    If the job has no processes, `age_s` is null and these lists are empty."""
     engines: list[EngineLiveStatus] = Field(default=[])
     actors: list[ActorLiveStatus] = Field(default=[])
     endpoints: list[EndpointLiveStatus] = Field(default=[])

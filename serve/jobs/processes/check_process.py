@@ -19,7 +19,7 @@ from agent_rft.serve.jobs.client_errors import add_log_hint, describe_exit
 CPU_S = 300
 """Maximum CPU seconds of a check; 50,000 rows take one minute."""
 MEMORY_BYTES = 8 << 30
-"""Maximum memory of a check. A file of 512 MB, the default maximum, uses half of it."""
+"""Maximum memory of a check in bytes. A file of 512 MB, the default maximum size, needs half of this memory."""
 OUT_OF_MEMORY = 4
 """Exit code of a check that exceeded MEMORY_BYTES."""
 

@@ -227,7 +227,7 @@ def _unexpected_error(error: Exception, job_id: str) -> JobError:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train one job of a server, or only check it with --check.")
+    parser = argparse.ArgumentParser(description="Run one job of a server. With --check, only check the job.")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--job", required=True)
     parser.add_argument("--attempt", type=int, default=0)

@@ -125,7 +125,7 @@ class StoreSink:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def sync_checkpoints(self) -> None:
-        """Make the store list the same checkpoints as the disk, with a model for each checkpoint.
+        """Update the store so that it lists exactly the checkpoints on disk, each with a model.
 
         Checkpoints that cannot be served as models are left out. A model is added or deleted before its checkpoint. If
         an error occurs in between, the next call completes the change.

@@ -47,7 +47,7 @@ def test_the_result_of_a_call_may_be_text_parts(kind: str) -> None:
 def test_other_parts_are_refused_by_name(part: dict[str, Any]) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "see"}, part]}
     for model, key in ((ChatRequest, "messages"), (ResponsesRequest, "input")):
-        with pytest.raises(ValidationError, match=f"the part type '{part['type']}' is not supported; only text is"):
+        with pytest.raises(ValidationError, match=f"the part type '{part['type']}' is not supported; use parts"):
             model.model_validate({"model": "m", key: [message]})
 
 

@@ -66,5 +66,5 @@ def test_the_last_gain_exceeds_the_best_by_more_than_the_minimum(
 def test_the_sentence_names_the_bounds_if_they_are_known() -> None:
     assert format_missing(0, 10) == ""
     assert format_missing(1, 10) == "1 of 10 rollouts has no grade"
-    bounds = "the mean grade is 0.400 if all missing ones are wrong, and 0.650 if all are right"
+    bounds = "the mean grade is 0.400 if all missing rollouts count as wrong, and 0.650 if all count as right"
     assert format_missing(25, 100, (0.4, 0.65)) == f"25 of 100 rollouts have no grade: {bounds}"

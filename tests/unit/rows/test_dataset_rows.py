@@ -75,7 +75,7 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
         ({"messages": []}, "messages is missing or empty"),
         ({"messages": [{"role": "usr", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "the last message is the assistant's"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "the last message has the role assistant"),
         (GOOD | {"tools": {}}, "tools must be a list"),
         (GOOD | {"tools": [{"name": "cat"}]}, "tools[0].function.name"),
         (GOOD | {"tools": [{"function": {"name": "cat", "parameters": 1}}]}, "tools[0].function.parameters"),

@@ -129,7 +129,7 @@ def test_single_grader_in_place_of_named_graders_is_one_problem(named: dict[str,
     assert (
         problem.message == f"is a single grader, but must be a mapping of names to graders, such as {{{name}: {{...}}}}"
     )
-    assert problem.fix == "put the grader below a name, which calculate_output can use"
+    assert problem.fix == "put the grader under a name in this mapping, and use the name in calculate_output"
     job_of(raw_job(grader={"type": "multi", "graders": {"type": EXACT}, "calculate_output": "type"}))
 
 
@@ -367,8 +367,8 @@ SUPERVISED: dict[str, Any] = {"model": "m", "training_file": "t", "method": {"ty
         (
             raw_job() | {"cluster": {"dispatchers": 2}},
             "cluster.dispatchers",
-            "dispatchers was removed: the number of dispatchers is derived from the engines' sequences "
-            "and the tools' max_concurrency",
+            "dispatchers was removed: the number of dispatchers is derived from max_num_seqs of the engines "
+            "and max_concurrency of the tools",
         ),
         (
             SUPERVISED | {"method": {"type": "supervised", "supervised": {"algorithm": {"context_weight": 0.1}}}},

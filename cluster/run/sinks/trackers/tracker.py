@@ -1,4 +1,4 @@
-"""Run data that trackers receive: metrics and hyperparameters, but never rows, text, URLs or secrets."""
+"""Data of a run that trackers receive: metrics and hyperparameters, but no rows, text, URLs or secrets."""
 
 from __future__ import annotations
 

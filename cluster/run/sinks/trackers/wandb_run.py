@@ -13,7 +13,7 @@ START_S, FINISH_S = 20.0, 20.0
 
 
 class WandbRun:
-    """Weights & Biases run with our run's id, so that a resumed run continues it."""
+    """A run in Weights & Biases. It has the id of our run, so a resumed run continues the same Weights & Biases run."""
 
     def __init__(self, wandb: Any, run: TrackedRun, settings: WandbSettings, access: WandbAccess | None) -> None:
         """Create or continue the Weights & Biases run. `wandb` is the imported package.

@@ -288,7 +288,7 @@ async def test_a_template_that_is_refused_today_warns_it(stopped: Stopped) -> No
     digests = json.loads(stopped.record.read_text())["digests"]
     change_record(stopped, digests=digests | {"model": digest_path(stopped.home / "model")})
     found = await prepared(stopped)
-    assert any("hermes does not read the calls" in warning for warning in found.warnings)
+    assert any("hermes does not read tool calls" in warning for warning in found.warnings)
 
 
 async def test_a_grader_and_numbers_beyond_todays_limits_warn_it(stopped: Stopped) -> None:

@@ -342,7 +342,7 @@ async def test_a_row_that_makes_a_call_too_large_is_never_the_models_mistake(dis
     async with FakeEndpoint(says({"output": "x"})) as server:
         dispatcher = dispatch(tool(server.url))
         with pytest.raises(
-            ToolFailed, match=r"tool 'search' .*the request has 1,100,\d+ bytes.* the row takes 700,012"
+            ToolFailed, match=r"tool 'search' .*the request has 1,100,\d+ bytes.* the row alone has 700,012"
         ) as lost:
             await dispatcher.call_turn("t", item, [ToolCall("call_2", "search", "y" * 400_000)])
         assert lost.value.details["kind"] == "request_too_large" and "shorten the row" in lost.value.fix

@@ -137,7 +137,7 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
             {"integrations": [{"type": "wandb", "wandb": {"project": "p", "run_id": "r"}}]},
             "wandb was imported; set track",
         ),
-        ({"integrations": [{"type": "new"}]}, "a tracker was omitted, because only wandb can be imported"),
+        ({"integrations": [{"type": "new"}]}, "a tracker was omitted, because the import supports only wandb"),
         ({"seed": 2**31 + 3}, " to 3, because"),
         ({"method": reinforcement(new_setting=1)}, "method.reinforcement.new_setting: omitted"),
         (

@@ -55,7 +55,7 @@ def test_a_repeated_line_is_left_out_and_counted(tmp_path: Path) -> None:
             "question,Reference Answer,reference_answer\n",
             r"reference_answer \(.*:1\): .*the column 'Reference Answer'.*\n.*remove or rename one of",
         ),
-        ("question,answer,tools\n", r"tools \(.*:1\): is the name of a key .*\n.*rename the column"),
+        ("question,answer,tools\n", r"tools \(.*:1\): is reserved: .*\n.*rename the column"),
         (
             "question,answer\nWhat?,2\nWho?,a,b\n",
             r"line \(.*:3\): has 3 values, but the first line names 2 columns.*\n.*double quotes",

@@ -144,13 +144,13 @@ def test_a_tool_without_parameters_takes_no_arguments(parameters: dict[str, Any]
 @pytest.mark.parametrize(
     ("entry", "field", "message", "fix"),
     [
-        ({"type": "web_search"}, "[0].type", "'web_search' is a tool of another kind", 'write "function"'),
+        ({"type": "web_search"}, "[0].type", "'web_search' is not a supported type of tool", 'write "function"'),
         ({"type": {"a": 1}}, "[0].type", "must be a string", 'write "function"'),
         ({"type": "function", "function": 1}, "[0].function", "must be an object", '"name"'),
         (7, "[0]", "must be an object", '"type": "function"'),
         ({"parameters": CITY}, "[0].name", "is missing", "--tool"),
         (tool("bad name"), "[0].function.name", "'bad name' is not a valid name", "write bad_name"),
-        (tool(5), "[0].function.name", "must be a string", "write a name, or omit the tool"),
+        (tool(5), "[0].function.name", "must be a string", "write a name, or leave out this tool"),
         (tool(description=["a"]), "[0].function.description", "must be a string", "sentence"),
         (tool(parameters=[]), "[0].function.parameters", "must be the JSON schema of an object", '"properties"'),
         (tool(parameters={"city": {"type": "str"}}), "[0].function.parameters", "the JSON schema of", '"properties"'),

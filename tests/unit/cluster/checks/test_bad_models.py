@@ -99,7 +99,7 @@ def test_a_gguf_file_is_no_model(tmp_path: Path) -> None:
     [
         ({"stop_tokens": ["the end"]}, "unknown_stop_token", "stop_tokens[0]", "'the end' is not", "added_tokens"),
         ({"tool_parser": "spells"}, "unknown_parser", "tool_parser", "'spells' does not exist", "use auto or one of"),
-        ({"tool_parser": "pythonic"}, "calls_not_parsed", "tool_parser", "pythonic does not read the calls", "FOLDER"),
+        ({"tool_parser": "pythonic"}, "calls_not_parsed", "tool_parser", "pythonic does not read tool calls", "FOLDER"),
         ({"chat_template": "{% if x %}"}, "template_syntax", "chat_template", "line 1", "correct the syntax"),
     ],
 )

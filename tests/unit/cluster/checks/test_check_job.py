@@ -208,7 +208,7 @@ async def test_a_patience_that_is_never_used_up_gives_a_warning(case: Case) -> N
     case.reinforcement = {"early_stop": {"patience": 3}, "hyperparameters": {"n_epochs": 5, "eval_interval": 2}}
     case.job = {"validation_file": case.write("validation.jsonl", [row("new question?")])}
     [warning] = (await case.prepare()).warnings
-    assert "it has only 3 (one every 2 steps)" in warning
+    assert "the job has only 3 validations (one every 2 steps)" in warning
 
 
 async def test_settings_that_are_rarely_intended_give_warnings(case: Case) -> None:

@@ -80,7 +80,7 @@ def test_a_trial_call_ends_after_ten_minutes(hanging: str, timeout_s: float, cod
             problems: list[Problem] = await _after_ten_minutes(loop, check, slow)
         assert [(problem.code, problem.field) for problem in problems] == [(code, field)]
         if code == "unanswered_trial_call":
-            assert "not answered within 600 s, but a call may take 18000 s" in problems[0].message
+            assert "not answered within 600 s, but the endpoint's timeout allows 18000 s" in problems[0].message
 
     in_movable_time(test)
 

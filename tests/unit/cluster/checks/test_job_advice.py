@@ -55,8 +55,8 @@ def test_developer_messages_that_become_system_messages_are_one_note() -> None:
     tokenizer.chat_template = tokenizer.chat_template.replace("in messages", "in messages if m.role != 'developer'")
     (note,) = told(tasks, renderer=Renderer(tokenizer, Dialect("hermes", "hermes")))
     assert note == (
-        "messages: the developer messages of 2 rows are rendered as system messages, because the chat template omits "
-        "the role developer; no change is needed"
+        "messages: the developer messages of 2 rows are rendered as system messages, because the chat template does "
+        "not support the role developer; no change is needed"
     )
 
 

@@ -155,7 +155,7 @@ def test_a_bundle_that_fits_no_single_node_is_reported_although_the_total_suffic
     assert problem.message == "engine 0 needs 1 cores, 4 GPUs, but no single node has that much"
     (problem,) = plan(*nodes, engines=4, engine_gpus=2, learner_ranks=1).resource_problems
     assert problem.message == (
-        "engine 3 needs 1 cores, 2 GPUs on one node, but the job's other parts do not leave that much free on any node"
+        "engine 3 needs 1 cores, 2 GPUs on one node, but no node has that much free next to the job's other parts"
     )
 
 

@@ -22,11 +22,11 @@ def test_interval_that_is_longer_than_a_write_gives_no_warning() -> None:
 def test_interval_in_minutes_grows_and_one_in_steps_is_kept() -> None:
     minutes, steps = warnings(1_200, 60, 15, 1)
     assert minutes == (
-        "cluster.checkpoint_interval.minutes: writing a checkpoint takes about 1200 s, longer than the interval of "
-        "15 minutes, so checkpoints will be 40.0 minutes apart; use a faster disk for the run folder, or train with "
-        "LoRA"
+        "cluster.checkpoint_interval.minutes: writing a checkpoint takes about 1200 s, which is longer than the "
+        "interval of 15 minutes, so checkpoints will be 40.0 minutes apart; use a faster disk for the run folder, or "
+        "train with LoRA"
     )
     assert steps == (
-        "cluster.checkpoint_interval.steps: writing a checkpoint takes about 1200 s, longer than a step (about 60 s), "
-        "so training will wait for each checkpoint; set it to 40 or more, or to null"
+        "cluster.checkpoint_interval.steps: writing a checkpoint takes about 1200 s, which is longer than a step "
+        "(about 60 s), so training will wait for each checkpoint; set it to 40 or more, or to null"
     )

@@ -461,7 +461,7 @@ def test_a_comparison_names_the_rollouts_without_a_grade(tmp_path: Path) -> None
     run.close()
     found = compare_evaluations([load_evaluation("a", "a", run, "eval-test"), side("b", *groups)], 2)
     [line] = [line for line in shown(found).splitlines() if "no grade" in line]
-    bounds = "the mean grade is 0.500 if all missing ones are wrong, and 0.750 if all are right"
+    bounds = "the mean grade is 0.500 if all missing rollouts count as wrong, and 0.750 if all count as right"
     assert line.strip() == f"a: 1 of 4 rollouts has no grade: {bounds}"
     missing = [{name: json_side[name] for name in MISSING} for json_side in comparison_json(found)["sides"]]
     assert missing == [dict(zip(MISSING, (1, 0.5, 0.75), strict=True)), dict.fromkeys(MISSING)]

@@ -251,7 +251,7 @@ def test_the_table_names_the_rollouts_without_a_grade():
     page = console(False, 200)
     page.print(before_after_table(before, after))
     text = " ".join(page.file.getvalue().split())
-    bounds = "the mean grade is 0.750 if all missing ones are wrong, and 1.000 if all are right"
+    bounds = "the mean grade is 0.750 if all missing rollouts count as wrong, and 1.000 if all count as right"
     assert f"after: 1 of 4 rollouts has no grade: {bounds}" in text and "before: " not in text
     alone = console(False, 200)
     alone.print(before_after_table(after, None))

@@ -156,7 +156,8 @@ def test_rows_without_a_grade_and_lone_surrogates_are_shown(tmp_path, synthetic)
     run.close()
     page = Page(write_report(run))
     assert "search answered 503" in page.text and "discarded" in page.text and "odd" in page.text
-    assert "After: 4 of 4 rollouts have no grade: the mean grade is 0.000 if all missing ones are wrong" in page.text
+    bounds = "the mean grade is 0.000 if all missing rollouts count as wrong"
+    assert f"After: 4 of 4 rollouts have no grade: {bounds}" in page.text
 
 
 def test_each_command_of_a_report_works(tmp_path, synthetic):

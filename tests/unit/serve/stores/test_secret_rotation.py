@@ -236,7 +236,7 @@ def test_a_secret_of_the_environment_is_replaced_by_the_new_one_there(server: Se
 
 def test_without_a_new_secret_in_the_environment_it_says_what_to_set(server: Server) -> None:
     before = [server.store.get(job_id) for job_id in server.ids]
-    with pytest.raises(UserError, match=r"AGENT_RFT_NEW_SECRET_KEY is not set\. Set it to 32 new random bytes"):
+    with pytest.raises(UserError, match=r"is not set\. Set AGENT_RFT_NEW_SECRET_KEY to 32 new random bytes"):
         MasterSecretRotation(server.database, FixedSecrets(server.old)).run()
     assert [server.store.get(job_id) for job_id in server.ids] == before
 

@@ -89,8 +89,8 @@ async def test_the_bounds_contain_the_truth_that_the_mean_misses() -> None:
     sentence = str(Evaluated(step=4, name="validation", evaluation=found))
     assert sentence.startswith("validation at step 4: grade 0.533 [")
     assert sentence.endswith(
-        "(75 rollouts of 75 rows); 25 of 100 rollouts have no grade: the mean grade is 0.400 if all missing ones are "
-        "wrong, and 0.650 if all are right"
+        "(75 rollouts of 75 rows); 25 of 100 rollouts have no grade: the mean grade is 0.400 if all missing "
+        "rollouts count as wrong, and 0.650 if all count as right"
     )
     assert parse_evaluation(found.as_dict()) == found
 

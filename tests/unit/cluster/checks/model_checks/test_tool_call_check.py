@@ -75,7 +75,8 @@ def case(tmp_path: Path) -> Case:
 async def test_a_job_without_tools_is_accepted_with_a_warning(case: Case) -> None:
     found = await case.prepare({"messages": [QUESTION]})
     (warning,) = [text for text in found.warnings if text.startswith("model: ")]
-    assert "works only without tools, because no parser reads the calls that the model's template writes" in warning
+    unread = "no parser reads tool calls in the syntax of the model's chat template"
+    assert f"works only without tools, because {unread}" in warning
     assert "[tools_unsupported]" in warning and "agent-rft models template FOLDER" in warning
     assert (found.dialect.family, found.dialect.tool_parser) == ("unknown", None)
     assert found.renderer.stop_tokens == {found.renderer.tokenizer.eos_token_id: "<|im_end|>"}
@@ -95,7 +96,8 @@ async def test_a_job_with_tools_is_refused(case: Case) -> None:
     method = {"type": "reinforcement", "reinforcement": reinforcement}
     (problem,) = await case.problems({"messages": [QUESTION], "tools": [TOOL]}, method=method)
     assert (problem.code, problem.field) == ("calls_not_parsed", "model_options.tool_parser")
-    assert "reads the calls that the model's template writes: the template does not render calls" in problem.message
+    unread = "reads tool calls in the syntax of the model's chat template"
+    assert f"{unread}: the template does not render calls" in problem.message
     assert "agent-rft models template FOLDER" in problem.fix
 
 
@@ -118,7 +120,7 @@ async def test_rows_that_need_calls_are_refused_with_their_lines(
     problems = [one for one in await case.problems(*rows, **changes) if one.code != "tool_without_server"]
     (problem,) = problems
     assert (problem.code, problem.field, problem.rows) == ("calls_not_parsed", f"training_file{part}", "2-3")
-    assert f"the row has {what}, but no parser reads the calls" in problem.message
+    assert f"the row has {what}, but no parser reads tool calls" in problem.message
     assert "set model_options.chat_template" in problem.fix and "remove" in problem.fix
 
 
