@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from agent_rft.errors import Problem
-from agent_rft.rows.row_schema import RowError, read_conversation, to_chat_tool
+from agent_rft.rows.row_schema import RowError, read_conversation, to_chat_tool, unwrap_item
 from agent_rft.rows.strict_json import MAX_SHOWN_CHARS, ParsedJson, parse_json
 from agent_rft.types import Task
 
@@ -62,6 +62,7 @@ def read_tasks(path: Path, field: str, *, is_supervised: bool = False) -> tuple[
                 create_problem("broken_json", number, f"is not valid JSON: {error}", "write one JSON object per line")
             )
             continue
+        row = unwrap_item(row)
         conversation = read_conversation(row, is_supervised)
         if isinstance(conversation, RowError):
             problems.append(create_problem("invalid_row", number, *conversation))

@@ -75,6 +75,14 @@ class RowMessages(BaseModel):
     messages: list[RowMessage]
 
 
+def unwrap_item(row: Any) -> Any:
+    """Return the object in `{"item": {...}}`, which is a row of OpenAI's evaluations; return other values unchanged."""
+    match row:
+        case {"item": dict(item)} if len(row) == 1:
+            return item
+    return row
+
+
 def read_conversation(row: Any, is_supervised: bool) -> tuple[Message, ...] | RowError:
     """Return the messages of a parsed row, with text parts joined into strings; or the error in the row.
 
@@ -84,6 +92,9 @@ def read_conversation(row: Any, is_supervised: bool) -> tuple[Message, ...] | Ro
         return RowError("must be a JSON object", "write an object with `messages`")
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
+        if isinstance(row.get("item"), dict) and "messages" in row["item"]:
+            fix = "move the keys of `item` to the top of the row, or remove all other keys"
+            return RowError("messages is in `item`, which is not the only key of the row", fix)
         return RowError("messages is missing or empty", 'add "messages": [{"role": "user", "content": "..."}]')
     try:
         parsed = RowMessages.model_validate({"messages": messages}).messages

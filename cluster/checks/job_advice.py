@@ -12,12 +12,13 @@ from typing import assert_never
 
 from agent_rft.actors.engine.chat.dialect_detection import find_unread_names
 from agent_rft.actors.graders.grader_templates import reads_sample
+from agent_rft.actors.graders.kinds.grade_expression import parse_expression
 from agent_rft.actors.graders.kinds.python_grader import ignores_sample
 from agent_rft.actors.grading.grader_factory import FIELD, iterate_graders, iterate_templates
 from agent_rft.chat.renderer import Renderer
 from agent_rft.chat.template import RenderFailed
 from agent_rft.cluster.checks.endpoint_checks import SESSION, TOOLS
-from agent_rft.errors import Problem
+from agent_rft.errors import GraderFailed, Problem
 from agent_rft.rows.dataset_rows import format_ranges
 from agent_rft.spec.endpoints import Endpoint, ToolSpec
 from agent_rft.spec.graders import (
@@ -136,6 +137,18 @@ def _grader_advice(reinforcement: Reinforcement) -> Iterator[str]:
         if field.startswith(FIELD) and _is_constant(spec):
             why = "gives all answers to a row the same grade, because it does not read `sample`"
             yield f"{field}: {why}, so the model learns nothing; let the grader read {{{{ sample.output_text }}}}"
+        if isinstance(spec, MultiGrader):
+            yield from _expression_advice(field, spec)
+
+
+def _expression_advice(field: str, spec: MultiGrader) -> Iterator[str]:
+    """Yield a warning if the worst answers get no grade, such as those with an F1 of 0 / 0."""
+    lowest = {name: part.grade_range[0] for name, part in spec.graders.items()}
+    try:
+        parse_expression(spec.calculate_output, lowest).compute_value(lowest, field)
+    except GraderFailed:
+        why = "has no value if all parts give their lowest grade, so these rollouts are discarded"
+        yield f"{field}.calculate_output: {why}; if it divides by a sum of grades, add 1e-9 to the sum"
 
 
 def _timeout_problems(reinforcement: Reinforcement) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent_rft.actors.endpoints.request_body import MAX_REQUEST_BYTES, MAX_ROW_BYTES, encode_json
 from agent_rft.actors.graders.grader_templates import INVALID_VARIABLE, TOO_LONG, render
@@ -142,11 +143,22 @@ def check_template_values(reinforcement: Reinforcement, rows: Sequence[CheckedRo
             except GraderFailed as error:
                 if error.details.get("kind") == TOO_LONG:
                     problems.append(row.problem("row_too_large", "", error.message, SIZE_FIX))
-                elif str(error.details["path"]).startswith("item"):
+                elif (path := str(error.details["path"])).startswith("item"):
                     fix = "add the value to the row, or fix the grader's template"
+                    if _has_value(row.task.item, f"item.{path}"):
+                        fix = f"write {{{{ item.{path} }}}}, because the row itself has a key `item`"
                     message = error.message.removesuffix(f" [{INVALID_VARIABLE}]")
                     problems.append(row.problem("missing_value", "", message, fix))
     return problems
+
+
+def _has_value(item: dict[str, Any], path: str) -> bool:
+    """Return whether a template's path has a value in the row."""
+    try:
+        render(f"{{{{ {path} }}}}", path, item=item, sample={})
+    except GraderFailed:
+        return False
+    return True
 
 
 async def check_row_lengths(

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from agent_rft.chat.message_schema import TEXT_PARTS, join_texts
 from agent_rft.errors import Problem, UserError
 from agent_rft.rows.dataset_rows import parse_row
-from agent_rft.rows.row_schema import RowError, read_conversation
+from agent_rft.rows.row_schema import RowError, read_conversation, unwrap_item
 
 MAX_LINE_BYTES = 32 << 20
 MAX_PROBLEMS = 1_000
@@ -99,7 +99,7 @@ def _convert_line(line: bytes, at: ImportedRowLocation, found: ConvertedRows, *,
         text = line.decode("utf-8-sig" if at.line == 1 else "utf-8").strip()
         if not text:
             return None
-        row = parse_row(text).value
+        row = unwrap_item(parse_row(text).value)
     except ValueError as error:
         why = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"is not valid JSON: {error}"
         problem("broken_json", why, fix)

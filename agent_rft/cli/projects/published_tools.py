@@ -25,6 +25,7 @@ from agent_rft.cli.projects.project_tools import (
 from agent_rft.errors import Problem, UserError
 from agent_rft.rows.bounded_file import decode_utf8, read_bounded
 from agent_rft.rows.dataset_rows import parse_row
+from agent_rft.rows.row_schema import unwrap_item
 from agent_rft.spec.config_reader import KeyPath, format_key_path
 from agent_rft.spec.schemas.dataset_schemas import convert_dataset_schema
 from agent_rft.spec.schemas.json_schema import find_schema_problem
@@ -260,7 +261,7 @@ def read_tool_lines(path: Path, requested: Sequence[str] = ()) -> ToolList:
             value = parse_row(line).value
         except ValueError as error:
             raise UserError(f"{path}:{number} is not valid JSON: {error}") from None
-        listed += _iter_tools(value, (), number)
+        listed += _iter_tools(unwrap_item(value), (), number)
     if not listed:
         raise UserError(f"{path} has no tools: give {FORMATS}")
     return _ToolListReader(str(path), None).read(listed, requested)

@@ -60,6 +60,13 @@ def test_tools_in_both_formats_of_openai_become_chat_tools(
     assert row.item["tools"] == [given], "graders and tools get the row as it is written"
 
 
+def test_the_item_of_an_evaluation_is_the_row(tmp_path: Path) -> None:
+    both = GOOD | {"item": {"messages": [], "reference": 2}}
+    first, second = tasks_of(write(tmp_path, {"item": GOOD}, both))
+    assert first.item == GOOD and first.messages[0]["content"] == "hi"
+    assert second.item == both, "a row with messages may have a field `item`"
+
+
 def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
     row = '{"messages": [{"role": "user", "content": "a\u2028b\x85c"}]}'
     (only,) = tasks_of(write(tmp_path, row))
@@ -73,6 +80,10 @@ def test_unicode_line_separators_do_not_end_a_line(tmp_path: Path) -> None:
         ("[1]", "must be a JSON object"),
         ({}, "messages is missing"),
         ({"messages": []}, "messages is missing or empty"),
+        ({"item": {"question": "hi"}}, "messages is missing or empty"),
+        ({"item": GOOD, "id": 1}, "messages is in `item`, which is not the only key"),
+        ({"item": [GOOD]}, "messages is missing or empty"),
+        ({"item": None}, "messages is missing or empty"),
         ({"messages": [{"role": "usr", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "the last message has the role assistant"),

@@ -180,6 +180,18 @@ def test_texts_in_parts_are_joined_and_a_long_row_gets_room(api: FakeOpenAI, tmp
     assert isinstance(job.cluster.context_length, int) and 30_000 < job.cluster.context_length <= 40_960
 
 
+def test_rows_of_evaluations_are_kept_and_read_as_their_items(api: FakeOpenAI, tmp_path: Path) -> None:
+    imported(api, tmp_path, recorded(reinforcement()), {"item": ROW})
+    rows, _ = read_files(checked(tmp_path / "moved"))
+    assert rows["training_file"][0].item == ROW
+    assert json.loads((tmp_path / "moved" / "train.jsonl").read_text().splitlines()[0]) == {"item": ROW}
+    (tmp_path / "other").mkdir()
+    bad = {"item": ROW | {"messages": [{"role": "user", "content": [IMAGE]}]}}
+    with pytest.raises(InvalidJob) as refused:
+        imported(api, tmp_path / "other", recorded(reinforcement()), bad)
+    assert {problem.code for problem in refused.value.problems} == {"unsupported_row"}
+
+
 def test_developer_messages_are_kept_and_noted_once(api: FakeOpenAI, tmp_path: Path) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "What?"}]
     said = imported(api, tmp_path, recorded(reinforcement()), ROW | {"messages": messages})

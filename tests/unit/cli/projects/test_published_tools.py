@@ -103,7 +103,7 @@ def _new(folder: Path) -> Path:
 def test_tools_of_rows_are_merged(tmp_path: Path) -> None:
     padded = tool(parameters=CITY | {"properties": {"city": {"type": "string", "enum": None}, "other": None}})
     rows = [
-        {"messages": [], "tools": [tool()]},
+        {"item": {"messages": [], "tools": [tool()]}},
         {"messages": [], "name": "Ada"},
         {"messages": [], "tools": None},
         {"messages": [], "tools": [padded, tool("get")]},

@@ -105,6 +105,27 @@ def test_a_grader_that_may_tell_answers_apart_is_not(grader: dict[str, Any]) -> 
     assert told(rows("a", "b"), {"grader": grader}) == []
 
 
+@pytest.mark.parametrize(
+    ("expression", "lowest", "warns"),
+    [
+        ("2 * p * r / (p + r)", 0, True),
+        ("2 * p * r / (p + r + 1e-9)", 0, False),
+        ("2 * p * r / (p + r)", 1, False),
+        ("log(p) + r", 0, True),
+        ("p - r", 0, False),
+    ],
+)
+def test_an_expression_without_a_value_for_the_worst_answers_is_told(
+    expression: str, lowest: float, warns: bool
+) -> None:
+    source = "def grade(sample, item):\n    return float(len(sample['output_text']))"
+    part = {"type": "python", "source": source, "range": [lowest, 9]}
+    multi = {"type": "multi", "graders": {"p": part, "r": part}, "calculate_output": expression}
+    warnings = told(rows("a", "b"), {"grader": multi})
+    start = "method.reinforcement.grader.calculate_output: has no value if all parts give their lowest grade"
+    assert [warning.startswith(start) for warning in warnings] == [True] * warns
+
+
 def test_names_of_tools_that_cannot_be_called_are_told() -> None:
     served = [{"name": name, "server_url": "http://localhost"} for name in ("find it", "cat")]
     (warning,) = told(rows("a", tools=[tool("find it"), tool("cat")]), {"tools": served})

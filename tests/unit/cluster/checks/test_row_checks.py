@@ -87,3 +87,18 @@ def test_a_row_that_makes_a_graders_text_too_long_is_named() -> None:
     spec = job({"grader": EXACT | {"reference": "{{ item.page }}{{ item.page }}"}}).reinforcement
     (problem,) = check_template_values(spec, [row_of(600_000)])
     assert (problem.code, problem.line) == ("row_too_large", 3) and "1,000,000 characters" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("path", "fix"),
+    [
+        ("item.answer", "write {{ item.item.answer }}, because the row itself has a key `item`"),
+        ("item[0]", "add the value to the row"),
+        ("item.other", "add the value to the row"),
+    ],
+)
+def test_a_value_below_a_key_item_is_named(path: str, fix: str) -> None:
+    spec = job({"grader": EXACT | {"reference": f"{{{{ {path} }}}}"}}).reinforcement
+    row = CheckedRow("training_file", "train.jsonl", Task("3-0", (QUESTION,), (), {"item": {"answer": "1"}}))
+    (problem,) = check_template_values(spec, [row])
+    assert (problem.code, problem.line) == ("missing_value", 3) and problem.fix.startswith(fix)
