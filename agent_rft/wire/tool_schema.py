@@ -84,7 +84,7 @@ class IgnoredTool(RequestPart):
 def tool_kind(tool: Any) -> str:
     """Return the tag by which pydantic selects the class of a tool: `ignored_tool` or `function_tool`.
 
-    The tags are no keys of tools, so they can be removed from the paths in error messages.
+    The tags differ from all keys of tools, so they can be removed from the paths in error messages.
     """
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return "ignored_tool" if isinstance(kind, str) and kind in IGNORED_TYPES else "function_tool"

@@ -76,7 +76,7 @@ def main() -> None:
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
         for file in folder.path.glob("*.jsonl"):
-            if file.exists():  # the links of files that were never written lead nowhere
+            if file.exists():  # the target of a link is missing if it was never written
                 shutil.copy(file, options.keep)
     shutil.rmtree(folder.path.parent)
 

@@ -18,7 +18,14 @@ from tests.support.paths import ROOT
 OTHERS = {
     *("SSL_CERT_FILE", "TRACES_KEY", "openai_harmony", "object_spilling_threshold", "raylet_start_wait_time_s"),
     *("stage3_max_live_parameters", "my_tracker", "my_package", "DelegateSubgroup", "get_full_finetune_lr_multiplier"),
-    *("SchedulerOutput", "DeepSpeedEngine", "_pin_memory_utils", "best_of_k", "agent_rft_tool_latency_seconds_mean"),
+    *(
+        "SchedulerOutput",
+        "DeepSpeedEngine",
+        "_pin_memory_utils",
+        "best_of_k",
+        "n_embd",
+        "agent_rft_tool_latency_seconds_mean",
+    ),
     *("F_DUPFD", "DUPFD_CLOEXEC", "SETPIPE_SZ", "GETPIPE_SZ", "OFD_GETLK", "OFD_SETLK", "OFD_SETLKW"),
     *("PR_GET_DUMPABLE", "CAPBSET_READ", "SET_VMA", "GET_NO_NEW_PRIVS", "SET_NAME", "GET_NAME", "GET_SECCOMP"),
 }

@@ -1,4 +1,4 @@
-"""Alarms for signs of reward hacking. An alarm is no proof, so it lists rollouts to read. Each alarm is raised once.
+"""Alarms for signs of reward hacking. An alarm proves nothing, so it lists rollouts to read. Each alarm is raised once.
 
 Metrics are compared with their mean over the first BASELINE_STEPS steps. In a resumed run, these are the first steps
 after the resume.

@@ -39,7 +39,7 @@ CALL_CHANGE_LABELS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 
 SLOW_SHARE: Final = "slow_share"
 """Name of a measure: share of a row's rollouts that exceed the latency target. Exists only if there is a target."""
 BEST_OF_PREFIX: Final = "best_of_"
-"""Prefix of names such as `best_of_4`. This measure is the best grade among the first 4 rollouts of a row."""
+"""Prefix of names of measures. The measure with the suffix 4 is the best grade among the first 4 rollouts of a row."""
 EQUAL = 1e-9
 """Rounding error of means; smaller changes count as 0."""
 
