@@ -152,6 +152,7 @@ def make_app(
         access_log=access_log,
         audit=state.audit,
         sessions=state.sessions,
+        public_url=operator.public_url,
         checks={"database": state.database.check, "file_store": state.files.check},
     )
     console_files.mount_console(app)

@@ -12,8 +12,12 @@ from agent_rft.serve.stores.key_store import SESSION_S, ApiKey, SessionStore
 from agent_rft.wire.api_errors import ApiError
 
 
-def make_router(sessions: SessionStore, *, read_only: bool = False) -> APIRouter:
-    """Return the router of console sessions. With `read_only`, the console shows no buttons that change anything."""
+def make_router(sessions: SessionStore, *, read_only: bool = False, public_url: str | None = None) -> APIRouter:
+    """Return the router of console sessions.
+
+    With `read_only`, the console shows no buttons that change anything. If `public_url` has the scheme https, browsers
+    send the session cookie only over https.
+    """
     router = APIRouter(prefix="/console/session", tags=["console"])
 
     def build_session(key: ApiKey) -> ConsoleSession:
@@ -28,7 +32,8 @@ def make_router(sessions: SessionStore, *, read_only: bool = False) -> APIRouter
         if not request.headers.get("authorization"):
             message = "A session cannot open another session. Send an API key in the Authorization header."
             raise ApiError(400, message, code="missing_api_key")
-        set_session(response, request.headers, await run_in_threadpool(sessions.open, key), SESSION_S)
+        token = await run_in_threadpool(sessions.open, key)
+        set_session(response, request.headers, token, SESSION_S, public_url)
         return build_session(key)
 
     @router.get("")

@@ -5,12 +5,16 @@
 The process listens on a loopback port and prints the page's URL, which contains a key that works once. While the run
 writes events, the process copies them into a separate database. It exits when its standard input is closed. Clients
 cannot create or change anything.
+
+Only this console accepts one-time keys. They have a prefix that API keys of a server never have, and the page ignores
+all other keys in its URL. A link to a server therefore logs nobody in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -47,6 +51,8 @@ from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
 from agent_rft.stored_events import RunEvent
 
 HOST, POLL_S = "127.0.0.1", 1.0
+ONE_TIME_PREFIX = "once-"
+"""Prefix of one-time keys, which the console's page (`session.svelte.ts`) accepts in its URL."""
 STOP_S = 3.0
 """Maximum seconds to stop the console's server."""
 STATUS_BY_OUTCOME: dict[Outcome, JobStatus] = {"done": "succeeded", "failed": "failed", "stopped": "cancelled"}
@@ -158,7 +164,7 @@ def _read_lines(path: Path) -> Iterator[bytes | None]:
 
 
 def make_console_app(state: ServerState, mirror: RunMirror, key: ApiKey, token: str) -> FastAPI:
-    """Return the console app for a mirrored run, with read-only routes. `token` is the token of `key`."""
+    """Return the console app for a mirrored run, with read-only routes. `token` opens one session of `key`."""
     store, runs = JobStore(state.database), state.folder / "runs"
     logs = JobLogs(state.folder)
     jobs = JobService(store, state.models, state.files, state.secrets, DEFAULT_CONFIG, logs)
@@ -188,7 +194,8 @@ async def serve(
     """
     state = ServerState(StateLocations(folder), DEFAULT_CONFIG)
     try:
-        key, token = state.keys.create("this run", ["read"])
+        key, _ = state.keys.create("this run", ["read"])
+        token = ONE_TIME_PREFIX + secrets.token_urlsafe(32)
         with reserve_port(HOST, 0) as port:
             while not run.job():
                 if await _wait_for_end(end):

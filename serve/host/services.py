@@ -65,7 +65,7 @@ def make_routers(
         key_routes.make_router(state.keys),
         chat.make_router(served, trials),
         responses.make_router(served, trials, state.secrets),
-        console_session.make_router(state.sessions),
+        console_session.make_router(state.sessions, public_url=operator.public_url),
     )
 
 

@@ -19,13 +19,14 @@ MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class AccessLogEntry:
-    """A completed request.
+    """A completed request. The server makes `request_id`; `client_request_id` is the client's `x-request-id`, or None.
 
     `key` is the id of the request's API key, or None if the key was missing or invalid. `ms` is the total duration.
     """
 
     time: str
     request_id: str
+    client_request_id: str | None
     key: str | None
     method: str
     route: str

@@ -105,6 +105,7 @@ def create_app(
     sessions: KeyFinder | None = None,
     key_cache_s: float = KEY_CACHE_S,
     checks: Checks = NO_CHECKS,
+    public_url: str | None = None,
 ) -> FastAPI:
     """Return an app that serves `routers` below `/v1`.
 
@@ -122,6 +123,7 @@ def create_app(
         sessions: Finds API keys by session cookie.
         key_cache_s: Seconds for which a valid API key is cached.
         checks: Health checks of the dependencies, for `/health/ready`.
+        public_url: Origin of the console's pages; None accepts the host of each request with any scheme.
     """
     app = FastAPIOffline(
         title="agent-rft",
@@ -145,6 +147,7 @@ def create_app(
         behind_proxy=behind_proxy,
         access_log=access_log,
         audit=audit,
+        public_url=public_url,
     )
     install_handlers(app)
     for router in routers:

@@ -28,6 +28,9 @@ ACTIONS = {
 }
 
 
+SESSION_ACTIONS = frozenset({"session.create", "session.delete"})
+
+
 class Auditor(Protocol):
     """Interface for recording requests. Implemented by agent_rft.serve.stores.audit_log.AuditLog."""
 
@@ -40,6 +43,8 @@ class Auditor(Protocol):
         request_id: str | None = None,
         outcome: Outcome = "done",
         status: int | None = None,
+        client_request_id: str | None = None,
+        countable: bool = False,
     ) -> None: ...
 
 
@@ -60,6 +65,15 @@ def find_object_id(scope: Scope) -> str | None:
     """
     found = scope["state"].get("made")
     return found or next(iter(scope.get("path_params", {}).values()), None)
+
+
+def is_countable(scope: Scope, action: str, status: int) -> bool:
+    """Return whether the audit log may count this request instead of recording it in full.
+
+    Such a request has changed nothing, because its key lacks the scope or because of a client error, or it has opened
+    or ended a session. A request whose client disconnected (499) may have changed something.
+    """
+    return action in SESSION_ACTIONS or not scope["state"].get("has_scope") or 400 <= status < 499
 
 
 def get_outcome(status: int) -> Outcome:

@@ -195,6 +195,7 @@ def require_scope(scope: Scope) -> Callable[..., Awaitable[ApiKey]]:
             raise _insufficient_scope_error(
                 scope, f"This route requires the scope {scope}. The API key has only {', '.join(key.scopes)}."
             )
+        request.state.has_scope = True
         return key
 
     return check

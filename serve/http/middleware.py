@@ -1,8 +1,9 @@
 """Middleware for all routes: request ids, authentication, session cookies, body limits, unexpected errors and metrics.
 
-Each request gets an id, which is returned in the response. Requests below `/v1` are authenticated before their body is
-read. Bodies are refused if they are too large or contain values that cannot be stored. One API key can use at most
-half of the capacity for requests and bodies. Unexpected exceptions become responses in the API's error format.
+Each request gets an id, which is returned in the response. An id that the client sent is recorded separately. Requests
+below `/v1` are authenticated before their body is read. Bodies are refused if they are too large or contain values that
+cannot be stored. One API key can use at most half of the capacity for requests and bodies. Unexpected exceptions become
+responses in the API's error format.
 
 The middleware is plain ASGI, so responses, including streams, are not buffered.
 """
@@ -28,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
 from agent_rft.serve.http.access_log import AccessLog, AccessLogEntry, format_utc_now
-from agent_rft.serve.http.audit_actions import Auditor, find_action, find_object_id, get_outcome
+from agent_rft.serve.http.audit_actions import Auditor, find_action, find_object_id, get_outcome, is_countable
 from agent_rft.serve.http.auth import Authenticator
 from agent_rft.serve.http.client_limits import DEADLINES, Deadlines, OwnerQuota
 from agent_rft.serve.http.error_responses import error_response, make_too_many_error, make_unexpected_api_error
@@ -56,7 +57,8 @@ class ApiMiddleware:
     """ASGI middleware around the API app.
 
     With `behind_proxy`, the middleware does not write the request id to the response and does not cancel requests of
-    disconnected clients, because the proxy in front of the server does both.
+    disconnected clients, because the proxy in front of the server does both. The proxy's id counts as the client's id,
+    because the proxy passes on an id that the client sent.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ApiMiddleware:
         behind_proxy: bool = False,
         access_log: AccessLog | None = None,
         audit: Auditor | None = None,
+        public_url: str | None = None,
     ) -> None:
         self._app = app
         self._recorder = recorder or Recorder()
@@ -81,6 +84,7 @@ class ApiMiddleware:
         self._behind_proxy = behind_proxy
         self._access_log = access_log
         self._audit = audit
+        self._public_url = public_url
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,8 +92,10 @@ class ApiMiddleware:
             return
         headers = Headers(scope=scope)
         client_id = headers.get("x-request-id", "")
-        request_id = client_id if _PLAIN_ID.fullmatch(client_id) else f"req_{secrets.token_hex(16)}"
-        scope.setdefault("state", {})["request_id"] = request_id
+        request_id = f"req_{secrets.token_hex(16)}"
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["client_request_id"] = client_request_id = client_id if _PLAIN_ID.fullmatch(client_id) else None
         start, status, started, ended = time.monotonic(), CLIENT_DISCONNECTED, False, False
         arrived = format_utc_now()
 
@@ -117,7 +123,7 @@ class ApiMiddleware:
             scope["state"]["failure"] = error
             await error_response(error)(scope, receive, send_with_id)
         except ClientDisconnect:
-            _log.info("%s: the client disconnected", request_id)
+            _log.info("%s: the client disconnected", _describe_ids(scope))
         except Exception as error:  # the only handler of unexpected errors; it logs them
             scope["state"]["failure"] = error
             if started:
@@ -135,7 +141,16 @@ class ApiMiddleware:
                 id = None if key is None else key.id
                 ms = round(took_s * 1000, 1)
                 self._access_log.write(
-                    AccessLogEntry(arrived, request_id, id, _method_label(scope), _route_label(scope), status, ms)
+                    AccessLogEntry(
+                        arrived,
+                        request_id,
+                        client_request_id,
+                        id,
+                        _method_label(scope),
+                        _route_label(scope),
+                        status,
+                        ms,
+                    )
                 )
             if not started:  # the change may have been made even though no response was sent
                 await self._audit_action(scope, status)
@@ -147,16 +162,21 @@ class ApiMiddleware:
         entry = partial(self._audit.append, key.id, action, find_object_id(scope))
         try:
             await run_in_threadpool(
-                entry, request_id=scope["state"]["request_id"], outcome=get_outcome(status), status=status
+                entry,
+                request_id=scope["state"]["request_id"],
+                outcome=get_outcome(status),
+                status=status,
+                client_request_id=scope["state"]["client_request_id"],
+                countable=is_countable(scope, action, status),
             )
         except DatabaseError as error:  # the change is not rolled back, and its response is sent
             missing = f"{action} is missing from the audit log"
             if _is_outage(scope["state"].get("failure")):
                 scope["state"]["not_audited"] = f"; {missing}"  # appended to the log line of the failed request
             elif is_unavailable(error):
-                _log.error("%s: %s: %s", scope["state"]["request_id"], missing, describe_error(error))
+                _log.error("%s: %s: %s", _describe_ids(scope), missing, describe_error(error))
             else:
-                _log.exception("%s: %s", scope["state"]["request_id"], missing)
+                _log.exception("%s: %s", _describe_ids(scope), missing)
 
     async def _admit(self, scope: Scope, headers: Headers, receive: Receive, held: ExitStack) -> Receive:
         """Check the request and return the ASGI receive channel with its body.
@@ -177,7 +197,7 @@ class ApiMiddleware:
             headers.get("authorization", ""), (scope.get("client") or ("",))[0], read_session(headers)
         )
         if not headers.get("authorization") and scope["method"] not in SAFE_METHODS:
-            check_origin(headers)
+            check_origin(headers, self._public_url)
         held.enter_context(self._in_progress.hold(key.id, _too_many_error("requests")))(1)
         if headers.get("content-encoding", "identity").lower() != "identity":
             message = "Compressed request bodies are not supported. Send the body without Content-Encoding."
@@ -219,7 +239,7 @@ async def _await_until_disconnect(answer: Awaitable[None], receive: Receive, end
 def _log_failure(scope: Scope, status: int) -> None:
     """Log a failed request once in the server's log, unless its client caused the failure."""
     failure = scope["state"].pop("failure", None)
-    request = f"{scope['state']['request_id']}: {scope['method']} {scope['path']}"
+    request = f"{_describe_ids(scope)}: {scope['method']} {scope['path']}"
     if _is_outage(failure):
         cause = make_unexpected_api_error(failure).cause  # no traceback, since an outage fails many requests
         _log.error("%s failed: %s%s", request, cause, scope["state"].get("not_audited", ""))
@@ -230,6 +250,12 @@ def _log_failure(scope: Scope, status: int) -> None:
         _log.error("%s failed", request, exc_info=failure)
     elif status >= 500:
         _log.error("%s was answered with %d", request, status)
+
+
+def _describe_ids(scope: Scope) -> str:
+    """Return the id of a request for the server's log, with the client's id in parentheses if there is one."""
+    ours, theirs = scope["state"]["request_id"], scope["state"]["client_request_id"]
+    return f"{ours} ({theirs})" if theirs else str(ours)
 
 
 def _is_outage(failure: Exception | None) -> TypeGuard[Exception]:
@@ -322,9 +348,14 @@ def read_session(headers: Headers) -> str:
     return cookie_parser(headers.get("cookie", "")).get(cookie_name(headers), "")
 
 
-def set_session(response: Response, headers: Headers, token: str, max_age_s: int) -> None:
-    """Set the session cookie. Scripts cannot read it, and browsers do not send it from other sites."""
-    secure = headers.get("origin", "").startswith("https:")  # the scheme that the browser uses, even behind a TLS proxy
+def set_session(
+    response: Response, headers: Headers, token: str, max_age_s: int, public_url: str | None = None
+) -> None:
+    """Set the session cookie. Scripts cannot read it, and browsers do not send it from other sites.
+
+    Browsers send the cookie only over https if `public_url`, or else the page that logs in, has this scheme.
+    """
+    secure = (public_url or headers.get("origin", "")).startswith("https:")
     response.set_cookie(
         cookie_name(headers), token, max_age_s, path=PATH, secure=secure, httponly=True, samesite="strict"
     )
@@ -334,16 +365,30 @@ def delete_session(response: Response, headers: Headers) -> None:
     response.delete_cookie(cookie_name(headers), path=PATH)
 
 
-def check_origin(headers: Headers) -> None:
+def check_origin(headers: Headers, public_url: str | None = None) -> None:
     """Check that the request was sent by a page of this server, so that no other site can use the session cookie.
 
+    The scheme of the Origin header is checked only if `public_url` is set: a server behind a proxy does not know it.
+
     Raises:
-        ApiError: 403, the Origin header is missing or differs from the Host header.
+        ApiError: 403, the Origin header is missing or invalid, or differs from `public_url`. Without `public_url`, it
+            must have the host and port of the Host header.
     """
-    origin = urlsplit(headers.get("origin", ""))
-    if not origin.netloc or origin.netloc != headers.get("host", ""):
-        message = (
-            "The request has a session cookie, but its headers Origin and Host differ. Programs must send "
-            "Authorization: Bearer sk-rft-... instead. Proxies must not change the browser's Host header."
-        )
-        raise ApiError(403, message, code="cross_origin", type="permission_error")
+    origin = headers.get("origin", "")
+    if public_url is not None:
+        if origin == public_url:
+            return
+        problem = "its header Origin differs from the server's public_url"
+    else:
+        try:
+            host = urlsplit(origin).netloc
+        except ValueError:
+            host = ""
+        if host and host == headers.get("host", ""):
+            return
+        problem = "its headers Origin and Host differ"
+    message = (
+        f"The request has a session cookie, but {problem}. Programs must send Authorization: Bearer sk-rft-... "
+        "instead. Proxies must not change the browser's Host header."
+    )
+    raise ApiError(403, message, code="cross_origin", type="permission_error")

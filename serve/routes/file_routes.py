@@ -1,6 +1,7 @@
 """/v1/files: uploads and downloads, streamed to and from disk.
 
-Any API key can read all files. Only admins and the key that uploaded a file can delete the file.
+An API key can read all files except the results of other keys' readiness checks. Only admins and the key that uploaded
+a file can delete the file.
 """
 
 from __future__ import annotations
@@ -95,10 +96,15 @@ def make_router(
         after: After = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description=LIMIT)] = MAX_PAGE,
     ) -> Page[FileObject]:
-        """List files. Every key can read all files."""
+        """List files. Every key can read all files, except the results of other keys' readiness checks."""
         with _unknown_file_as("after"):
             found, more = await run_in_threadpool(
-                files.list, after=after, limit=limit, newest_first=order == "desc", purpose=purpose
+                files.list,
+                after=after,
+                limit=limit,
+                newest_first=order == "desc",
+                purpose=purpose,
+                viewer=_viewer(key),
             )
         return Page[FileObject].from_entries(found, more)
 
@@ -106,13 +112,13 @@ def make_router(
     async def get_file(file_id: str, key: Reader) -> FileObject:
         """Return a file's metadata, without its content."""
         with _unknown_file_as("file_id"):
-            return FileObject.model_validate(await run_in_threadpool(files.get, file_id))
+            return FileObject.model_validate(await run_in_threadpool(files.get, file_id, _viewer(key)))
 
     @router.get("/{file_id}/content", response_class=FileResponse, responses=CONTENT)
     async def get_file_content(file_id: str, key: Reader) -> FileResponse:
         """Return the content of a file, exactly as uploaded."""
         with _unknown_file_as("file_id"):
-            record = await run_in_threadpool(files.get, file_id)
+            record = await run_in_threadpool(files.get, file_id, _viewer(key))
             path = await run_in_threadpool(files.path, file_id)
         return FileResponse(path, media_type="application/octet-stream", filename=record.filename)
 
@@ -120,11 +126,16 @@ def make_router(
     async def delete_file(file_id: str, key: Writer) -> DeletedFile:
         """Delete a file. A key with the scope `write` can delete its own files, and files whose owner is unknown."""
         with _unknown_file_as("file_id"):
-            check_may_change(key, (await run_in_threadpool(files.get, file_id)).owner, "file")
+            check_may_change(key, (await run_in_threadpool(files.get, file_id, _viewer(key))).owner, "file")
             await run_in_threadpool(files.delete, file_id)
         return DeletedFile(id=file_id)
 
     return router
+
+
+def _viewer(key: ApiKey) -> str | None:
+    """Return the id by which the file store decides which files the key may see; None for admins."""
+    return None if key.has_scope("admin") else key.id
 
 
 def _check_form(form: UploadForm, num_bytes: int) -> tuple[str, FilePurpose, int | None]:

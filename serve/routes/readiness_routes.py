@@ -1,7 +1,8 @@
 """/v1/fine_tuning/readiness: readiness checks, which sample the model and report whether training is likely to help.
 
 A readiness check has the same request body as a job, waits in the same queue and is controlled in the same way. It is
-not included in lists of jobs. Not part of OpenAI's API.
+not included in lists of jobs. Its reasons and findings describe rows and rewards, so only its owner and admins can read
+it, like a job's rollouts. Not part of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from agent_rft.serve.http.audit_actions import set_created_id
-from agent_rft.serve.http.auth import Reader, Writer, check_may_change
+from agent_rft.serve.http.auth import Reader, Writer
 from agent_rft.serve.http.pagination import After, AsciiJson
 from agent_rft.serve.http.schemas.base import Page
 from agent_rft.serve.http.schemas.job_schemas import JobEventBody
@@ -27,6 +28,7 @@ from agent_rft.serve.routes.job_routes import (
     JobIdPath,
     Limit,
     Retry,
+    get_own_job,
     job_errors,
 )
 
@@ -70,44 +72,46 @@ def make_router(service: JobService) -> APIRouter:
 
     @router.get("")
     def list_readiness(key: Reader, after: After = None, limit: Limit = JOBS_PAGE) -> Page[ReadinessBody]:
-        """List readiness checks, newest first."""
+        """List the key's own readiness checks, newest first; admins see all of them."""
+        owner = None if key.has_scope("admin") else key.id
         with job_errors(kind=READINESS):
-            found, more = store.list_jobs(None, after=after, limit=limit, readiness_checks=True)
+            found, more = store.list_jobs(owner, after=after, limit=limit, readiness_checks=True)
         return Page[ReadinessBody].from_entries(found, more)
 
     @router.get("/{readiness_id}")
     def get_readiness(readiness_id: JobIdPath, key: Reader) -> ReadinessBody:
-        """Return a readiness check, with its verdict once it has succeeded."""
+        """Return a readiness check, with its verdict once it has succeeded, for its owner and admins."""
         with job_errors(readiness_id, READINESS):
-            return ReadinessBody.model_validate(store.get(readiness_id))
+            return ReadinessBody.model_validate(get_own_job(store, readiness_id, key))
 
     @router.post("/{readiness_id}/cancel")
     def cancel_readiness(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
         """Cancel a readiness check that has not ended."""
         with job_errors(readiness_id, READINESS):
-            check_may_change(key, store.get(readiness_id).owner, "readiness check")
+            get_own_job(store, readiness_id, key)
             return ReadinessBody.model_validate(service.cancel(readiness_id))
 
     @router.post("/{readiness_id}/pause")
     def pause_readiness(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
         """Pause a readiness check. It saves completed rows and samples unfinished rows again when it resumes."""
         with job_errors(readiness_id, READINESS):
-            check_may_change(key, store.get(readiness_id).owner, "readiness check")
+            get_own_job(store, readiness_id, key)
             return ReadinessBody.model_validate(service.pause(readiness_id))
 
     @router.post("/{readiness_id}/resume")
     def resume_readiness(readiness_id: JobIdPath, key: Writer) -> ReadinessBody:
         """Resume a paused readiness check. It is queued again and continues with the unfinished rows."""
         with job_errors(readiness_id, READINESS):
-            check_may_change(key, store.get(readiness_id).owner, "readiness check")
+            get_own_job(store, readiness_id, key)
             return ReadinessBody.model_validate(service.resume(readiness_id))
 
     @router.get("/{readiness_id}/events", response_class=AsciiJson)
     def list_readiness_events(
         readiness_id: JobIdPath, key: Reader, after: After = None, limit: Limit = EVENTS_PAGE
     ) -> Page[JobEventBody]:
-        """List the events of a readiness check, newest first."""
+        """List the events of a readiness check, newest first, for its owner and admins."""
         with job_errors(readiness_id, READINESS):
+            get_own_job(store, readiness_id, key)
             found, more = store.events(readiness_id, after=after, limit=limit)
         return Page[JobEventBody].from_entries(found, more)
 

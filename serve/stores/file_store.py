@@ -1,8 +1,9 @@
 """Files of the server: clients' uploads and job results.
 
 A file exists completely or not at all: it is written to a temporary path, moved to its final path, and added to the
-database last. Files are visible to every API key, since a server belongs to one organization. A file is stored under
-its id; the client's file name is only displayed, and never used as a path.
+database last. Files are visible to every API key, since a server belongs to one organization. Only results that
+contain rows and rewards belong to one key (`owner_only`). A file is stored under its id; the client's file name is only
+displayed, and never used as a path.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sqlalchemy import BigInteger, Select, String, select
+from sqlalchemy import BigInteger, Select, String, false, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from agent_rft.cluster.records.blobs import Blobs
@@ -45,7 +46,10 @@ class ServerDiskFull(RftError):
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """Stored file. Times are whole Unix seconds; `owner` is the id of the key that created it, or None if unknown."""
+    """Stored file. Times are whole Unix seconds; `owner` is the id of the key that created it, or None if unknown.
+
+    If `owner_only`, only the owner and admins may see the file.
+    """
 
     id: str
     filename: str
@@ -54,6 +58,11 @@ class FileRecord:
     created_at: int
     expires_at: int | None = None
     owner: str | None = None
+    owner_only: bool = False
+
+    def is_visible_to(self, key_id: str | None) -> bool:
+        """Return whether the key with this id may see the file; None stands for an admin."""
+        return not self.owner_only or key_id is None or self.owner == key_id
 
 
 class FileRow(Base):
@@ -67,6 +76,7 @@ class FileRow(Base):
     created_at: Mapped[int] = mapped_column(BigInteger)
     expires_at: Mapped[int | None] = mapped_column(BigInteger, index=True)
     owner: Mapped[str | None] = mapped_column(String(64))
+    owner_only: Mapped[bool] = mapped_column(server_default=false())
 
 
 @dataclass(slots=True)
@@ -133,6 +143,7 @@ class FileStore:
         purpose: str,
         expires_after_s: int | None = None,
         owner: str | None = None,
+        owner_only: bool = False,
     ) -> FileRecord:
         """Store the content of `incoming` as a file.
 
@@ -148,6 +159,7 @@ class FileStore:
             created_at=now,
             expires_at=None if expires_after_s is None else now + expires_after_s,
             owner=owner,
+            owner_only=owner_only,
         )
         await asyncio.to_thread(self._keep, incoming, record)
         return record
@@ -173,6 +185,7 @@ class FileStore:
         purpose: str,
         expires_after_s: int | None = None,
         owner: str | None = None,
+        owner_only: bool = False,
     ) -> FileRecord:
         """Store everything that `stream` yields as one file.
 
@@ -183,7 +196,7 @@ class FileStore:
         async with self.receive() as incoming:
             async for data in stream:
                 await incoming.write(data)
-            return await self.keep(incoming, filename, purpose, expires_after_s, owner)
+            return await self.keep(incoming, filename, purpose, expires_after_s, owner, owner_only)
 
     def check(self) -> None:
         """Check that files can be stored.
@@ -195,14 +208,21 @@ class FileStore:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def get(self, id: str) -> FileRecord:
+    def get(self, id: str, viewer: str | None = None) -> FileRecord:
         """Return the record of a file.
 
+        Args:
+            id: Id of the file.
+            viewer: Id of the key that reads the file; None for the server and for admins.
+
         Raises:
-            UnknownFile: The file `id` does not exist.
+            UnknownFile: The file `id` does not exist, or `viewer` may not see it.
         """
         with self._database.session() as session:
-            return to_record(FileRecord, self._row(session, id))
+            record = to_record(FileRecord, self._row(session, id))
+        if not record.is_visible_to(viewer):
+            raise _unknown_file_error(id)
+        return record
 
     def path(self, id: str) -> Path:
         """Return the path of the file on this machine.
@@ -217,9 +237,15 @@ class FileStore:
             raise UnknownFile(f"No such File object: {id}") from None
 
     def list(
-        self, *, after: str | None = None, limit: int = 10_000, newest_first: bool = True, purpose: str | None = None
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 10_000,
+        newest_first: bool = True,
+        purpose: str | None = None,
+        viewer: str | None = None,
     ) -> tuple[list[FileRecord], bool]:
-        """Return a page of files, and whether more files follow.
+        """Return a page of the files that `viewer` may see (as in `get`), and whether more files follow.
 
         Raises:
             UnknownFile: The file `after` does not exist.
@@ -228,6 +254,8 @@ class FileStore:
         query = self._unexpired().order_by(number.desc() if newest_first else number)
         if purpose is not None:
             query = query.where(FileRow.purpose == purpose)
+        if viewer is not None:
+            query = query.where(FileRow.owner_only.is_(False) | (FileRow.owner == viewer))
         with self._database.session() as session:
             if after is not None:
                 last = self._row(session, after).number
@@ -267,8 +295,12 @@ class FileStore:
     def _row(self, session: Session, id: str) -> FileRow:
         row: FileRow | None = session.scalar(self._unexpired().where(FileRow.id == id))
         if row is None:
-            raise UnknownFile(f"No such File object: {id[:100]}")
+            raise _unknown_file_error(id)
         return row
+
+
+def _unknown_file_error(id: str) -> UnknownFile:
+    return UnknownFile(f"No such File object: {id[:100]}")
 
 
 def sanitize_file_name(filename: str) -> str:

@@ -165,6 +165,8 @@ def _to_api_key(row: KeyRow) -> ApiKey:
 
 SESSION_S = 24 * 3600
 """Seconds that a session lasts, unless its key is revoked or expires earlier."""
+MAX_SESSIONS = 32
+"""Maximum sessions per API key. A further session ends the oldest one."""
 
 
 class SessionRow(Base):
@@ -184,10 +186,15 @@ class SessionStore:
         self._clock = clock
 
     def open(self, key: ApiKey) -> str:
-        """Begin a session of an API key, and return the session's token. Also deletes expired sessions."""
+        """Begin a session of an API key, and return the session's token.
+
+        Also deletes expired sessions, and the key's oldest sessions above MAX_SESSIONS.
+        """
         token, now = secrets.token_urlsafe(32), int(self._clock())
+        newest = select(SessionRow.hash).where(SessionRow.key_id == key.id).order_by(SessionRow.expires_at.desc())
         with self._database.session() as session:
             session.execute(delete(SessionRow).where(SessionRow.expires_at <= now))
+            session.execute(delete(SessionRow).where(SessionRow.hash.in_(newest.offset(MAX_SESSIONS - 1))))
             session.add(SessionRow(hash=hash_token(token), key_id=key.id, expires_at=now + SESSION_S))
         return token
 

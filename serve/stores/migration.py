@@ -28,7 +28,8 @@ from sqlalchemy.exc import ArgumentError
 import agent_rft.serve.stores.audit_log
 import agent_rft.serve.stores.file_store
 import agent_rft.serve.stores.job_tables
-import agent_rft.serve.stores.key_store  # noqa: F401
+import agent_rft.serve.stores.key_store
+import agent_rft.serve.stores.model_registry  # noqa: F401
 from agent_rft.errors import OutdatedFormat, UserError
 from agent_rft.serve.stores.database import Database, DatabaseError, describe_error
 

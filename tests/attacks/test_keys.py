@@ -12,13 +12,14 @@ import httpx
 import pytest
 
 from agent_rft.serve.deployment import make_app
+from agent_rft.serve.host.run_console import ONE_TIME_PREFIX
 from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.host.services import Services
 from agent_rft.serve.http.access_log import AccessLog
 from agent_rft.serve.http.auth import MAX_ADDRESSES, MAX_FAILED_LOGINS, MAX_TOTAL_FAILED_LOGINS, FailedLogins
-from agent_rft.serve.stores.audit_log import AuditEntry
+from agent_rft.serve.stores.audit_log import MAX_FULL_ENTRIES, AuditEntry
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.serve.stores.key_store import Scope
+from agent_rft.serve.stores.key_store import MAX_SESSIONS, Scope
 from agent_rft.spec.operator.operator_config import OperatorConfig, ServerLimits
 from tests.support.bad_requests import SECRET
 from tests.support.jobs import BODY
@@ -222,7 +223,8 @@ async def test_the_access_log_has_each_request_and_nothing_that_a_client_sent(vi
         ("other", "other", 401),
     ]
     assert [line["key"] for line in lines[:3]] == [victim.id_of("maker")] * 2 + [victim.id_of("reader")]
-    assert lines[4]["key"] is None and lines[4]["request_id"] == "mine-1"
+    assert lines[4]["key"] is None and lines[4]["client_request_id"] == "mine-1"
+    assert all(line["request_id"].startswith("req_") for line in lines)
     assert all(line["ms"] >= 0 and line["time"].endswith("+00:00") for line in lines)
     text = victim.log.read_text()
     assert job_id not in text and SECRET.lower() not in text.lower()
@@ -240,3 +242,120 @@ async def test_the_audit_log_has_who_did_what_by_which_request(victim: Victim) -
     await victim.ask("DELETE", f"/files/{'x' * 5_000}", "maker")
     assert len(victim.audited(action="file.delete")[0].object or "") == 255
     assert SECRET not in str(victim.audited())
+
+
+async def test_a_client_cannot_choose_the_id_of_its_entry(victim: Victim) -> None:
+    await victim.file("maker")
+    (first,) = victim.audited()
+    headers = bearer(victim.keys["other"]) | {"x-request-id": str(first.request_id)}
+    form: Any = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "fine-tune"}}
+    answer = await victim.http.post("/v1/files", headers=headers, **form)
+    entry = victim.audited()[0]
+    assert entry.request_id == answer.headers["x-request-id"] != first.request_id
+    assert entry.client_request_id == first.request_id and first.client_request_id is None
+
+
+# -- a full database ---------------------------------------------------------------------------------------------------
+
+
+FLOOD = 60
+FLOOD_CPU_S = 25e-3
+"""Processor time for each request of a flood, with the client's share in this process; it takes about 5 ms."""
+
+
+async def test_a_read_key_cannot_fill_the_database(victim: Victim) -> None:
+    reader = bearer(victim.keys["reader"])
+
+    async def flood() -> None:
+        for number in range(FLOOD):
+            headers = reader | {"x-request-id": f"{number:x<128}"}
+            opened = await victim.http.post("/v1/console/session", headers=headers)
+            session = {"cookie": opened.headers["set-cookie"].partition(";")[0], "origin": "http://server"}
+            assert opened.status_code == 200
+            refused = await victim.http.delete(f"/v1/files/{number:y<255}", headers=headers)
+            assert refused.status_code == 403
+            assert (await victim.http.post("/v1/console/session", headers=session)).status_code == 400
+            if number % 2:
+                assert (await victim.http.delete("/v1/console/session", headers=session)).status_code == 200
+            victim.http.cookies.clear()
+
+    def num_rows() -> int:
+        with victim.state.database.engine.connect() as connection:
+            tables = ("audit", "console_sessions")
+            return sum(connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() for table in tables)
+
+    start = time.process_time()
+    await flood()
+    rows = num_rows()
+    await flood()
+    assert time.process_time() - start < 7 * FLOOD * FLOOD_CPU_S
+    entries = victim.audited(actor=victim.id_of("reader"))
+    # Three outcomes, and the counts of: created, deleted, without a key, refused. An hour may end in between.
+    assert len(entries) <= 2 * (3 * MAX_FULL_ENTRIES + 4) and num_rows() - rows <= len(entries)
+    assert num_rows() <= len(entries) + MAX_SESSIONS
+    assert sum(entry.num_requests for entry in entries if entry.outcome == "refused") == 2 * FLOOD
+
+
+async def test_a_flood_of_refusals_hides_no_change(victim: Victim) -> None:
+    file_id = await victim.file("maker")
+    for _ in range(2 * MAX_FULL_ENTRIES):
+        assert (await victim.ask("DELETE", f"/files/{file_id}", "other")).status_code == 403
+        assert (await victim.ask("DELETE", "/files/file-unknown", "other")).status_code == 404
+    own = await victim.file("other")
+    assert (await victim.ask("DELETE", f"/files/{own}", "other")).status_code == 200
+    acts = [(entry.action, entry.object, entry.outcome) for entry in victim.audited(actor=victim.id_of("other"))[:2]]
+    assert acts == [("file.delete", own, "done"), ("file.create", own, "done")]
+
+
+# -- the console -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://[::1", "http://[", "https://[x]y", "http://[::1]:99999999", "//[", "null", ""]
+)
+async def test_an_origin_that_cannot_be_parsed_is_refused(victim: Victim, origin: str) -> None:
+    opened = await victim.http.post("/v1/console/session", headers=bearer(victim.keys["maker"]) | {"origin": origin})
+    headers = {"cookie": opened.headers["set-cookie"].partition(";")[0], "origin": origin}
+    answer = await victim.http.post("/v1/fine_tuning/jobs", headers=headers, json=BODY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cross_origin")
+
+
+@pytest.mark.parametrize("host", ["[::1", "[", "a:b:c", "server:99999999", ""])
+async def test_a_host_that_cannot_be_parsed_is_no_error_of_the_server(victim: Victim, host: str) -> None:
+    opened = await victim.http.post("/v1/console/session", headers=bearer(victim.keys["maker"]) | {"host": host})
+    assert opened.status_code < 500
+    for path in ("/", "/v1", "/v1/models", "/docs"):
+        headers = bearer(victim.keys["maker"]) | {"host": host, "origin": f"http://{host}"}
+        assert (await victim.http.get(path, headers=headers)).status_code < 500, path
+
+
+async def test_one_time_keys_of_train_open_work_on_no_server(victim: Victim) -> None:
+    secret = victim.keys["admin"].split("-", 2)[2]
+    for token in (ONE_TIME_PREFIX + "A" * 43, ONE_TIME_PREFIX + secret, ONE_TIME_PREFIX + victim.keys["admin"]):
+        assert (await victim.http.post("/v1/console/session", headers=bearer(token))).status_code == 401
+
+
+async def test_results_of_a_readiness_check_are_read_by_its_maker_only(victim: Victim) -> None:
+    body = BODY | {"training_file": await victim.file("maker")}
+    check = (await victim.ask("POST", "/fine_tuning/readiness", "maker", json=body)).json()["id"]
+
+    async def rows() -> AsyncIterator[bytes]:
+        yield SECRET.encode()
+
+    store, owner = JobStore(victim.state.database), victim.id_of("maker")
+    results = [
+        (await victim.state.files.create(rows(), name, "fine-tune-results", owner=owner, owner_only=True)).id
+        for name in ("readiness.json", "readiness.html")
+    ]
+    for status in ("queued", "running"):
+        store.move(check, status)
+    store.move(check, "succeeded", findings={"verdict": "train", "reasons": []}, result_files=results)
+    paths = [f"/fine_tuning/readiness/{check}{path}" for path in ("", "/events")]
+    paths += [f"/files/{id}{path}" for id in results for path in ("", "/content")]
+    for name, expected in (("reader", 404), ("other", 404), ("maker", 200), ("admin", 200)):
+        assert {(await victim.ask("GET", path, name)).status_code for path in paths} == {expected}, name
+        listed = [(await victim.ask("GET", path, name)).text for path in ("/files", "/fine_tuning/readiness")]
+        assert [id in "".join(listed) for id in (check, *results)] == [expected == 200] * 3, name
+    for id in results:
+        assert (await victim.ask("DELETE", f"/files/{id}", "other")).status_code == 404
+    assert (await victim.ask("POST", f"/fine_tuning/readiness/{check}/cancel", "other")).status_code == 404

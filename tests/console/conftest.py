@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,14 @@ class Site:
         of_job = ["", "/rollouts", "/side-by-side"]
         pages = ["", "jobs", "jobs/new", "readiness", "compare", "fleet", "models", "keys"]
         return [f"#/{page}" for page in [*pages, *(f"jobs/{job}{page}" for page in of_job)]]
+
+
+@contextmanager
+def state_of(site: Site) -> Iterator[ServerState]:
+    """The server's stores, as another process of it has them."""
+    state = ServerState(StateLocations(site.folder), DEFAULT_CONFIG)
+    yield state
+    state.close()
 
 
 def _site(folder: Path) -> Site:

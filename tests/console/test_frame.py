@@ -6,14 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
-from agent_rft.serve.host.server_state import ServerState, StateLocations
-from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
-from tests.console.conftest import Site
+import pytest
+
+from tests.console.conftest import Site, state_of
 from tests.support.browser import PHONE
 
 Open = Callable[..., Any]
 EMPTY_TOKEN = ""
+ONCE = "once-" + "A" * 43
+"""A key like that of `agent-rft train --open`."""
 
 
 def shown(page: Any) -> Any:
@@ -39,13 +42,45 @@ def test_one_logs_in_with_a_key_and_out_again(opened: Open, site: Site) -> None:
     page.get_by_label("API key").wait_for()
 
 
-def test_a_key_in_the_address_logs_in_and_is_gone_from_it(opened: Open, site: Site) -> None:
-    page = opened(f"#key={site.token}", token=EMPTY_TOKEN)
+@pytest.mark.parametrize("once", [False, True])
+def test_key_in_a_link_to_a_server_logs_nobody_in(opened: Open, site: Site, once: bool) -> None:
+    key = ONCE if once else site.token
+    page = opened(f"#key={key}", token=EMPTY_TOKEN)
+    page.get_by_label("API key").wait_for()
+    assert page.url == f"{site.url}#/jobs" and page.get_by_label("API key").input_value() == ""
+    page.reload()
+    page.get_by_label("API key").wait_for()
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_key_in_a_link_does_not_replace_a_session(opened: Open, site: Site, once: bool) -> None:
+    with state_of(site) as state:
+        token = state.keys.create("attacker", ["write"])[1]
+    page = opened(f"#key={ONCE if once else token}", token=site.token)
     page.get_by_role("navigation").wait_for()
     assert page.url == f"{site.url}#/jobs"
-    page.get_by_role("heading", name="Jobs", level=1).wait_for()
-    page.go_back()
-    assert site.token not in page.url
+    page.get_by_text("ann", exact=True).wait_for()
+    page.reload()
+    page.get_by_text("ann", exact=True).wait_for()
+
+
+def test_one_time_key_is_ignored_unless_the_page_is_on_the_loopback_address(browser: Any, site: Site) -> None:
+    context = browser.new_context()
+    sent: list[str] = []
+
+    def forward(route: Any) -> None:
+        request = route.request
+        sent.append(f"{request.method} {urlsplit(request.url).path}")
+        local = request.url.replace("http://rft.example/", site.url)
+        route.fulfill(response=context.request.fetch(local, method=request.method))
+
+    context.route("http://rft.example/**", forward)
+    page = context.new_page()
+    page.goto(f"http://rft.example/#key={ONCE}")
+    page.get_by_label("API key").wait_for()
+    assert page.url == "http://rft.example/#/jobs"
+    assert "GET /v1/console/session" in sent and "POST /v1/console/session" not in sent
+    context.close()
 
 
 def test_each_page_opens_by_its_address_without_a_complaint(opened: Open, site: Site) -> None:
@@ -78,12 +113,11 @@ def test_foreign_text_is_text_on_every_page(opened: Open, site: Site) -> None:
 
 
 def test_a_revoked_key_is_told_and_one_logs_in_again(opened: Open, site: Site) -> None:
-    state = ServerState(StateLocations(site.folder), DEFAULT_CONFIG)
-    key, token = state.keys.create("short", ["read"])
-    page = opened("#/models", token=token)
-    page.get_by_role("navigation").wait_for()
-    state.keys.revoke(key.id)
-    state.close()
+    with state_of(site) as state:
+        key, token = state.keys.create("short", ["read"])
+        page = opened("#/models", token=token)
+        page.get_by_role("navigation").wait_for()
+        state.keys.revoke(key.id)
     status = "fetch('/v1/console/session').then((answer) => answer.status)"
     while page.evaluate(status) != 401:  # the server asks its database about a key once in a second
         page.wait_for_timeout(100)
@@ -114,6 +148,8 @@ def test_a_run_without_a_server_is_shown_by_its_address(opened: Open, site: Site
         page.get_by_role("navigation").wait_for()
         assert page.get_by_role("link", name="Keys").count() == 0, "what only a server has is left out"
         assert "#key=" not in page.url
+        again = opened(address, token=EMPTY_TOKEN)
+        again.get_by_label("API key").wait_for()  # the key has worked once
         page.get_by_role("list", name="Jobs").get_by_role("link").click()
         page.get_by_role("tab", name="Checkpoints").click()
         page.get_by_role("button", name="Call step 3").click()

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.stores.job_store import JobStore
-from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
-from tests.console.conftest import Site
+from tests.console.conftest import Site, state_of
 from tests.console.test_frame import Open
 from tests.support.console_jobs import make_jobs
 from tests.support.jobs import NEW_JOB
-
-
-@contextmanager
-def state_of(site: Site) -> Iterator[ServerState]:
-    """The server's stores, as another process of it has them."""
-    state = ServerState(StateLocations(site.folder), DEFAULT_CONFIG)
-    yield state
-    state.close()
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,7 @@ def list_command(
     for entry in entries:
         time = f"{datetime.fromtimestamp(entry.at, UTC):%Y-%m-%d %H:%M:%S} UTC"
         status = f" {entry.status}" if entry.status is not None and entry.outcome != "done" else ""
-        values = entry.actor, entry.action, entry.object, entry.request_id, entry.outcome + status
+        times = f" ({entry.num_requests} requests)" if entry.num_requests > 1 else ""
+        values = entry.actor, entry.action, entry.object, entry.request_id, entry.outcome + status + times
         table.add_row(time, *(Text(value or "") for value in values))
     Console().print(table)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import AfterValidator, Field, PrivateAttr
+from pydantic_core import PydanticCustomError
 
 from agent_rft.spec.endpoints import BaseUrl, Endpoint, Headers, Key, PositiveInt, StrictModel
 from agent_rft.spec.node_groups import NodeGroups
@@ -141,6 +143,24 @@ class TraceSettings(StrictModel):
     session request. All steps are traced, each with one span and about five more for its parts."""
 
 
+_ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<host>[a-z0-9.-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?/?")
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+
+def _parse_origin(url: str) -> str:
+    """Return the URL's origin as browsers send it in the header Origin: in lower case, without the default port."""
+    match = _ORIGIN.fullmatch(url.strip().lower())
+    if match is None:
+        fix = "write the scheme, the host and the port only"
+        raise PydanticCustomError("value_error", "must be a URL like https://rft.example.com", {"fix": fix})
+    port = "" if match["port"] in (None, _DEFAULT_PORTS[match["scheme"]]) else f":{match['port']}"
+    return f"{match['scheme']}://{match['host']}{port}"
+
+
+Origin = Annotated[str, AfterValidator(_parse_origin)]
+"""URL without a path: scheme, host and port."""
+
+
 class OperatorConfig(StrictModel):
     """The operator's configuration file."""
 
@@ -166,6 +186,10 @@ class OperatorConfig(StrictModel):
     """Names of the server's base models. Each entry maps a name in client code, such as gpt-5, to a folder or a Hugging
     Face name. Clients may add a date suffix: gpt-5-2025-08-07 also selects the model of gpt-5, unless gpt-5-2025-08-07
     has its own entry."""
+    public_url: Origin | None = None
+    """URL at which browsers reach the server, such as `https://rft.example.com`; null: any. If it is set, the console
+    accepts changes only from pages of this URL, and an https URL restricts the login to https. Set it if a proxy with
+    TLS is in front of the server."""
     limits: ServerLimits = ServerLimits()
     """Limits of the API server."""
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0

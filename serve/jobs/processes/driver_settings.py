@@ -130,13 +130,18 @@ class ServerAccess:
         models = {spec.model: model} if spec.model.startswith("/") else {}
         return models | files | {self.settings.folder: "the server's folder"}
 
-    def store_result(self, filename: str, content: bytes, owner: str) -> str:
-        """Store a result file that belongs to the job's owner, and return its id."""
+    def store_result(self, filename: str, content: bytes, owner: str, *, owner_only: bool = False) -> str:
+        """Store a result file that belongs to the job's owner, and return its id.
+
+        With `owner_only`, other keys cannot see the file.
+        """
 
         async def read_content() -> AsyncIterator[bytes]:
             yield content
 
-        return asyncio.run(self.files.create(read_content(), filename, RESULT_PURPOSE, owner=owner)).id
+        return asyncio.run(
+            self.files.create(read_content(), filename, RESULT_PURPOSE, owner=owner, owner_only=owner_only)
+        ).id
 
     def close(self) -> None:
         self.database.close()

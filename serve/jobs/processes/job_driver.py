@@ -191,7 +191,7 @@ def _succeed(server: ServerAccess, record: JobRecord, attempt: int, sink: StoreS
 
 def _store_findings(server: ServerAccess, record: JobRecord, attempt: int, folder: Path, found: Readiness) -> None:
     results = [
-        server.store_result(path.name, path.read_bytes(), record.owner)
+        server.store_result(path.name, path.read_bytes(), record.owner, owner_only=True)  # rows and their rewards
         for path in (folder / "readiness.json", readiness_page_path(folder))
     ]
     with suppress(IllegalStateChange):  # a client has just cancelled the job

@@ -14,6 +14,7 @@ from agent_rft.cli.api_commands.key_commands import app
 from agent_rft.cli.main import app as main_app
 from agent_rft.errors import UserError
 from agent_rft.serve.host.server_state import ServerState, StateLocations
+from agent_rft.serve.stores.audit_log import MAX_FULL_ENTRIES
 from agent_rft.serve.stores.migration import open_database
 from agent_rft.serve.stores.sealed_secrets import NEW_VARIABLE, VARIABLE, MasterSecret
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG
@@ -106,6 +107,18 @@ def test_what_the_commands_do_is_in_the_audit_log(tmp_path: Path) -> None:
     assert audit(tmp_path, "--action", "key.create", "--outcome", "failed") == []
     table = CliRunner(env={"COLUMNS": "200"}).invoke(main_app, ["audit", "list", "--folder", str(tmp_path)])
     assert id in table.stdout and "key.revoke" in table.stdout
+
+
+def test_an_entry_that_stands_for_several_requests_shows_their_number(tmp_path: Path) -> None:
+    state = ServerState(StateLocations(tmp_path), DEFAULT_CONFIG)
+    for _ in range(MAX_FULL_ENTRIES + 7):
+        state.audit.append("key-1", "file.delete", "file-1", outcome="refused", status=403, countable=True)
+    state.close()
+    counted = audit(tmp_path, "--limit", "1")[0]
+    assert (counted["num_requests"], counted["object"], counted["client_request_id"]) == (7, None, None)
+    table = CliRunner(env={"COLUMNS": "200"}).invoke(main_app, ["audit", "list", "--folder", str(tmp_path)])
+    assert table.stdout.count("refused 403") == MAX_FULL_ENTRIES + 1
+    assert table.stdout.count("refused 403 (7 requests)") == 1
 
 
 def test_an_unknown_outcome_and_a_folder_that_does_not_exist_are_refused(tmp_path: Path) -> None:

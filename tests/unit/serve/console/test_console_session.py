@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from agent_rft.serve.console.console_session import make_router
 from agent_rft.serve.http.api_app import create_app
 from agent_rft.serve.http.auth import Reader, Writer
-from agent_rft.serve.stores.key_store import SESSION_S, KeyStore, SessionStore
+from agent_rft.serve.stores.key_store import MAX_SESSIONS, SESSION_S, KeyStore, SessionStore
 from tests.support.jobs import database_with_tables, fixture_of
 
 URL = "/v1/console/session"
@@ -28,7 +28,7 @@ class Server:
         self.sessions = SessionStore(self.database, self.keys, lambda: self.now)
         self.key, self.token = self.keys.create("ann", ["write"])
 
-    def browser(self, base_url: str = "http://server") -> httpx.AsyncClient:
+    def browser(self, base_url: str = "http://server", public_url: str | None = None) -> httpx.AsyncClient:
         """A client that keeps cookies, of an app whose cache of keys is new."""
         routes = APIRouter(tags=["things"])
 
@@ -40,7 +40,8 @@ class Server:
         async def change(key: Writer) -> str:
             return key.id
 
-        app = create_app([make_router(self.sessions), routes], self.keys, sessions=self.sessions)
+        routers = [make_router(self.sessions, public_url=public_url), routes]
+        app = create_app(routers, self.keys, sessions=self.sessions, public_url=public_url)
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base_url)
 
     async def log_in(self, browser: httpx.AsyncClient, origin: str = "http://server") -> httpx.Response:
@@ -74,7 +75,11 @@ async def test_no_script_reads_the_cookie_and_no_other_page_sends_it(server: Ser
 
 @pytest.mark.parametrize(
     "headers",
-    [FOREIGN, FOREIGN | {"authorization": ""}, {}, {"origin": "null"}, {"origin": "http://server.evil.example"}],
+    [
+        *(FOREIGN, FOREIGN | {"authorization": ""}, {}),
+        *({"origin": text} for text in ("null", "", "http://server.evil.example", "http://server@evil.example")),
+        *({"origin": text} for text in ("http://[::1", "http://[", "http://[v1.x]:a", "http://", "//", "server")),
+    ],
 )
 async def test_a_change_with_the_cookie_comes_from_the_own_page(server: Server, headers: dict[str, str]) -> None:
     async with server.browser() as browser:
@@ -84,6 +89,43 @@ async def test_a_change_with_the_cookie_comes_from_the_own_page(server: Server, 
         assert (await browser.delete(URL, headers=headers)).status_code == 403
         by_key = {**headers, "authorization": f"Bearer {server.token}"}
         assert (await browser.post("/v1/things", headers=by_key)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("public_url", "origin", "status"),
+    [
+        (None, "http://server", 200),
+        (None, "https://server", 200),  # a proxy with TLS, of which the server knows nothing
+        ("https://server", "https://server", 200),
+        ("https://server", "http://server", 403),
+        ("https://server", "https://server:444", 403),
+        ("https://server", "http://[::1", 403),
+        ("https://other", "https://server", 403),
+        ("https://other", "https://other", 200),  # the proxy has changed the header Host
+    ],
+)
+async def test_the_scheme_counts_only_with_a_public_url(
+    server: Server, public_url: str | None, origin: str, status: int
+) -> None:
+    async with server.browser("https://server", public_url) as browser:
+        cookie = (await server.log_in(browser, origin)).headers["set-cookie"]
+        answer = await browser.post("/v1/things", headers={"origin": origin})
+    assert answer.status_code == status
+    assert ("; Secure" in cookie) == (public_url or origin).startswith("https:")
+    if status == 403:
+        error = answer.json()["error"]
+        assert error["code"] == "cross_origin" and ("public_url" in error["message"]) == (public_url is not None)
+
+
+def test_a_key_has_a_bounded_number_of_sessions_and_the_oldest_end(server: Server) -> None:
+    other, _ = server.keys.create("bob", ["read"])
+    of_other = server.sessions.open(other)
+    tokens = []
+    for _ in range(MAX_SESSIONS + 2):
+        server.now += 1
+        tokens.append(server.sessions.open(server.key))
+    assert [server.sessions.find(token) for token in tokens] == [None] * 2 + [server.key] * MAX_SESSIONS
+    assert server.sessions.find(of_other) == other
 
 
 async def test_a_session_ends_with_its_key(server: Server) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent_rft.serve.http.access_log import AccessLog, AccessLogEntry
 
-LINE = AccessLogEntry("2026-11-22T10:00:00.000+00:00", "req_1", None, "GET", "/v1/models", 401, 0.5)
+LINE = AccessLogEntry("2026-11-22T10:00:00.000+00:00", "req_1", None, None, "GET", "/v1/models", 401, 0.5)
 
 
 def test_lines_are_json_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:

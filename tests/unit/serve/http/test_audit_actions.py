@@ -51,6 +51,8 @@ class FullDisk:
         request_id: str | None = None,
         outcome: Outcome = "done",
         status: int | None = None,
+        client_request_id: str | None = None,
+        countable: bool = False,
     ) -> None:
         raise DatabaseError("disk full")
 

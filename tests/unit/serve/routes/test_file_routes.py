@@ -13,7 +13,7 @@ import pytest
 from agent_rft.cluster.records.blobs import FolderBlobs
 from agent_rft.serve.routes.file_routes import make_router
 from agent_rft.serve.stores.file_store import FileStore
-from tests.support.api import by_hand, client_of, openai_of
+from tests.support.api import TOKEN, by_hand, client_of, openai_of
 from tests.support.jobs import database_with_tables, fixture_of
 
 MAX_BYTES = 5_000_000
@@ -94,6 +94,36 @@ async def test_files_are_listed_in_pages_in_both_orders_and_by_purpose(server: F
     assert [file.filename async for file in server.sdk.files.list(purpose="evals")] == ["3.jsonl"]
     first = (await server.http.get("/v1/files", params={"limit": 7})).json()
     assert first["has_more"] is False and first["last_id"] == first["data"][-1]["id"]
+
+
+@pytest.mark.parametrize(("token", "sees"), [("sk-rft-write", True), ("sk-rft-read", False), (TOKEN, True)])
+async def test_a_result_with_rows_is_a_file_of_its_owner_and_admins(server: FileServer, token: str, sees: bool) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"rows"
+
+    private = await server.store.create(content(), "readiness.json", "r", owner="sk-rft-write", owner_only=True)
+    public = await server.store.create(content(), "step_metrics.csv", "r", owner="sk-rft-write")
+    unowned = await server.store.create(content(), "readiness.json", "r", owner_only=True)
+    headers = {"authorization": f"Bearer {token}"}
+    listed = (await server.http.get("/v1/files", params={"limit": 5}, headers=headers)).json()["data"]
+    seen = {public.id} | ({private.id} if sees else set()) | ({unowned.id} if token == TOKEN else set())
+    assert {one["id"] for one in listed} == seen
+    for file in (private, public, unowned):
+        for path in (f"/v1/files/{file.id}", f"/v1/files/{file.id}/content"):
+            assert (await server.http.get(path, headers=headers)).status_code == (200 if file.id in seen else 404)
+
+
+async def test_a_hidden_file_cannot_be_deleted_and_looks_like_one_that_never_was(server: FileServer) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"rows"
+
+    hidden = await server.store.create(content(), "readiness.json", "r", owner="key-1", owner_only=True)
+    headers = {"authorization": "Bearer sk-rft-write"}
+    for id in (hidden.id, "file-unknown"):
+        answer = await server.http.delete(f"/v1/files/{id}", headers=headers)
+        message = f"No such File object: {id}"
+        assert (answer.status_code, answer.json()["error"]["message"]) == (404, message)
+    assert server.store.get(hidden.id).owner_only
 
 
 async def test_a_file_is_deleted_when_it_expires(server: FileServer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_rft.serve.routes import job_routes, readiness_routes
-from tests.support.api import body_of, client_of
+from tests.support.api import TOKEN, body_of, client_of
 from tests.support.jobs import BODY, FolderJobs, fixture_of, job_service
 
 LOOKS, JOBS = "/v1/fine_tuning/readiness", "/v1/fine_tuning/jobs"
@@ -57,6 +57,28 @@ async def test_they_are_listed_newest_first_without_jobs(server: Server) -> None
     assert [one["id"] for one in listed["data"]] == [second] and listed["has_more"]
     rest = (await server.http.get(LOOKS, params={"after": second})).json()
     assert [one["id"] for one in rest["data"]] == [first] and not rest["has_more"]
+
+
+@pytest.mark.parametrize(("token", "owns"), [("sk-rft-write", True), ("sk-rft-read", False), (TOKEN, False)])
+async def test_only_its_owner_and_admins_know_it(server: Server, token: str, owns: bool) -> None:
+    look = server.new(owner="sk-rft-write", readiness={"samples": 8, "target_s": None}).id
+    sees = owns or token == TOKEN
+    headers = {"authorization": f"Bearer {token}"}
+    listed = (await server.http.get(LOOKS, headers=headers)).json()["data"]
+    assert [one["id"] for one in listed] == ([look] if sees else [])
+    for path in ("", "/events"):
+        answer = await server.http.get(f"{LOOKS}/{look}{path}", headers=headers)
+        assert answer.status_code == (200 if sees else 404), path
+
+
+async def test_no_other_key_learns_that_it_is_there(server: Server) -> None:
+    look = server.new(owner="key-1", readiness={"samples": 8, "target_s": None}).id
+    headers = {"authorization": "Bearer sk-rft-write"}
+    for id in (look, "ftready-unknown"):
+        for action in ("cancel", "pause", "resume"):
+            answer = await server.http.post(f"{LOOKS}/{id}/{action}", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert (await server.http.get(LOOKS, params={"after": look}, headers=headers)).status_code == 400
 
 
 async def test_it_waits_in_the_queue_of_the_jobs(server: Server) -> None:

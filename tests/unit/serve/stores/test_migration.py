@@ -42,6 +42,8 @@ SAVED: dict[str, dict[str, Any]] = {
         "request_id": "req_1",
         "outcome": "failed",
         "status": 507,
+        "client_request_id": "mine-1",
+        "num_requests": 3,
     },
     "console_sessions": {"hash": "0" * 64, "key_id": "00112233445566aa", "expires_at": 2**34},
     "files": {
@@ -52,6 +54,7 @@ SAVED: dict[str, dict[str, Any]] = {
         "created_at": 2,
         "expires_at": 2**33,
         "owner": "00112233445566aa",
+        "owner_only": True,
     },
     "models": {
         "id": MODEL,
@@ -164,8 +167,10 @@ def test_data_of_each_revision_is_read_by_todays_stores(
         Dialect("qwen3", "hermes", template_arguments={"a": [1]}), max_completion_tokens=24
     )
     assert (record.owner, tuned.owner) == (file["owner"], model["owner"])
+    assert record.owner_only, "the result of a readiness check belongs to its owner from the first revision on"
     assert found.expires_at == key["expires_at"]
-    assert AuditLog(empty_database).list(10) == [AuditEntry(**SAVED["audit"])]
+    later = {} if revision != "v0001" else {"client_request_id": None, "num_requests": 1}
+    assert AuditLog(empty_database).list(10) == [AuditEntry(**SAVED["audit"] | later)]
     store = JobStore(empty_database)
     job = store.get(JOB)
     columns = set(saved) - {"result_files"}

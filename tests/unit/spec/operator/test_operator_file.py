@@ -44,6 +44,21 @@ def test_the_file_is_found_in_the_working_directory_or_at_the_given_path(tmp_pat
     assert load_operator(tmp_path / "empty.yaml", tmp_path, {}) == DEFAULT_CONFIG
 
 
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("https://rft.example.com", "https://rft.example.com"),
+        (" https://RFT.example.com:443/ ", "https://rft.example.com"),
+        ("http://rft.example.com:443", "http://rft.example.com:443"),
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
+        ("https://[FD00::5]:8443", "https://[fd00::5]:8443"),
+    ],
+)
+def test_the_public_url_is_read_as_the_origin_that_browsers_send(tmp_path: Path, url: str, origin: str) -> None:
+    (tmp_path / "agent-rft.yaml").write_text(f"public_url: '{url}'")
+    assert load_operator(tmp_path / "agent-rft.yaml", tmp_path, {}).public_url == origin
+
+
 def test_a_given_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="cannot be read"):
         load_operator(tmp_path / "none.yaml", tmp_path, {})
@@ -54,6 +69,11 @@ def test_a_given_file_must_exist(tmp_path: Path) -> None:
     [
         ("allowed_network: []", "allowed_network", 1, "invalid_extra_forbidden"),
         ("\nallowed_networks: [10.0.0.0/99]", "allowed_networks[0]", 2, "invalid_ip_any_network"),
+        ("public_url: rft.example", "public_url", 1, "invalid_value_error"),
+        ("public_url: https://rft.example/console", "public_url", 1, "invalid_value_error"),
+        ("public_url: https://user@rft.example", "public_url", 1, "invalid_value_error"),
+        ("public_url: ftp://rft.example", "public_url", 1, "invalid_value_error"),
+        ("public_url: 'https://[::1'", "public_url", 1, "invalid_value_error"),
         ("models:\n  judge: {}", "models.judge.base_url", 2, "invalid_missing"),
         (
             'trackers:\n  mlflow: {tracking_uri: "http://x:y"}',

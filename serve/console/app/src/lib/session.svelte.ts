@@ -5,6 +5,9 @@ import { ApiError, get, post, remove, watchStatus } from "./api";
 import type { Scope, Session } from "./types";
 
 const CHECK_MS = 30_000;
+/** Key of `agent-rft train --open`. A server's API keys start with `sk-rft-` and are never read from the URL. */
+const ONE_TIME_KEY = /^#key=(once-[\w-]{43})$/;
+const LOOPBACK = ["127.0.0.1", "[::1]", "localhost"];
 const SCOPES: Scope[] = ["read", "write", "admin"];
 
 class Login {
@@ -27,18 +30,31 @@ class Login {
     }, CHECK_MS);
   }
 
-  /** Log in with a key in the URL (`#key=...`, from `agent-rft train --open`), or continue with the cookie. */
+  /**
+   * Continue with the cookie. Without a session, log in with a one-time key in the URL (`#key=...`).
+   *
+   * Other keys in the URL are ignored, or a link could make a user work under the key of the link's author.
+   */
   async start(): Promise<void> {
-    const key = /^#key=([\w-]+)$/.exec(location.hash)?.[1];
-    if (key !== undefined) go(["jobs"], {}, true);
+    const key = LOOPBACK.includes(location.hostname) ? ONE_TIME_KEY.exec(location.hash)?.[1] : undefined;
+    if (location.hash.startsWith("#key=")) go(["jobs"], {}, true);
     try {
-      if (key !== undefined) await this.open(key);
-      else this.session = await get<Session>("/console/session");
+      this.session = await get<Session>("/console/session");
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      if (error.status !== 401 || key !== undefined) this.ended = error.message;
+      if (error.status !== 401) this.ended = error.message;
+      else if (key !== undefined) await this.#openOnce(key);
     }
     this.asked = true;
+  }
+
+  async #openOnce(key: string): Promise<void> {
+    try {
+      await this.open(key);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.ended = error.message;
+    }
   }
 
   async open(key: string): Promise<void> {
