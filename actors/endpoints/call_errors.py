@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agent_rft.actors.endpoints.http_response import HttpResponse, format_status, to_one_line, truncate
+from agent_rft.actors.endpoints.http_response import (
+    MAX_TEXT_BYTES,
+    HttpResponse,
+    format_status,
+    to_one_line,
+    truncate,
+)
 from agent_rft.actors.endpoints.network.endpoint_url_checks import scrub
 from agent_rft.actors.endpoints.request_body import MAX_REQUEST_BYTES
 from agent_rft.errors import DiscardError, EndpointRefused
@@ -21,6 +27,7 @@ FAILURE_FIXES = {
     "deadline": "make the endpoint faster, raise timeout_s, or raise max_concurrency if it can handle more calls",
     "server_error": "check the endpoint's own log",
     "connection": "check that the endpoint is running and that its URL is correct and reachable from the cluster",
+    "response_limit": "let the endpoint send short headers, and its answer in one piece or in large chunks",
     "redirect": "set the final URL in the job: redirects are not followed",
 }
 
@@ -46,7 +53,7 @@ class CallErrors:
 
     def excerpt(self, text: str) -> str:
         """Return the start of `text`, which the endpoint sent, as one line without secrets or escape sequences."""
-        return truncate(self.scrub(to_one_line(text)), EXCERPT_CHARS)
+        return truncate(self.scrub(to_one_line(text[:MAX_TEXT_BYTES])), EXCERPT_CHARS)
 
     def describe(self, answer: HttpResponse, asked: str = "") -> str:
         """Return text that describes an answer in an error message: the status and the reason.

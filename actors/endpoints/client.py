@@ -6,7 +6,7 @@ follow the wire contract:
 - 408, 425, 429, 503, and 403 with rate-limit headers: retried until the deadline.
 - Open breaker: the call waits until the breaker admits it, at most until the deadline.
 - Other 5xx, connection errors and attempts that time out: retried `max_retries` times.
-- An account without credit, or a redirect: the call fails immediately.
+- An account without credit, a redirect, or a response that exceeds a limit: the call fails immediately.
 - 401, or a 403 that rejects the key (`AccessHistory`): the key in the job is wrong, so the job ends.
 - Any other response is an answer, which the caller interprets.
 """
@@ -34,12 +34,14 @@ from agent_rft.actors.endpoints.http_response import HttpResponse, format_status
 from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
 from agent_rft.actors.endpoints.network.endpoint_url_checks import find_endpoint_problem, list_secrets, redact_url
 from agent_rft.actors.endpoints.network.http_transport import Reply, Transport, TransportError
+from agent_rft.actors.endpoints.network.json_reader import read_json
 from agent_rft.actors.endpoints.network.proxies import Proxy
 from agent_rft.actors.endpoints.request_body import encode_json
 from agent_rft.actors.endpoints.signing import Signer
 from agent_rft.actors.runtime.telemetry.tracing import current_trace_headers, current_trace_id
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.errors import DiscardError, EndpointRefused, UserError
+from agent_rft.rows.strict_json import ParsedJson
 from agent_rft.spec.endpoints import Endpoint
 from agent_rft.spec.operator.allowed_networks import AllowedDestination
 
@@ -298,7 +300,13 @@ class EndpointClient:
                 reply = await self._transport.send(call.payload, headers)
             latency_s = self._timing.clock() - permit.sent_at
             answer = HttpResponse(
-                reply.status, reply.body, latency_s, call.failures, reply.truncated, len(call.payload)
+                reply.status,
+                reply.body,
+                latency_s,
+                call.failures,
+                reply.truncated,
+                len(call.payload),
+                ValueError("it is too large") if reply.truncated else await _read_content(reply.body),
             )
             outcome, asked = _classify_reply(reply), ""
             if reply.asks_to_wait and reply.retry_after is not None:
@@ -309,6 +317,8 @@ class EndpointClient:
                 why = self._errors.describe(answer, asked)
         except TransportError as error:
             outcome, why = (RequestOutcome.FAILED if error.connected else RequestOutcome.NO_CONNECTION), error.why
+            if not error.may_retry:
+                raise self._make_failure(call, "response_limit", why) from None
             raise _Retryable("connection", why) from None
         except TimeoutError:
             outcome, why = RequestOutcome.LATE, f"no answer within {self._attempt_timeout_s:g} s"
@@ -373,6 +383,14 @@ class EndpointClient:
 def collect_process_stats() -> dict[str, dict[str, Any]]:
     """Return EndpointClient.stats of all clients of this process, by client name, such as "tool 'search'"."""
     return merge_stats({client.name: client.stats()} for client in list(CLIENTS))
+
+
+async def _read_content(body: bytes) -> ParsedJson | ValueError:
+    """Return the JSON in `body`, or the error if it is not valid JSON."""
+    try:
+        return await read_json(body)
+    except ValueError as error:
+        return error
 
 
 def _classify_reply(reply: Reply) -> RequestOutcome:

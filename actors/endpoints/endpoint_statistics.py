@@ -22,7 +22,8 @@ class EndpointStats:
 
     `errors` counts errors by kind. An answered call also counts as an error if the answer cannot be used:
 
-    - failed calls: busy, timeout, deadline, server_error, connection, redirect, refused, no_credit, forbidden_address
+    - failed calls: busy, timeout, deadline, server_error, connection, redirect, refused, no_credit, forbidden_address,
+      response_limit
     - answers: tool_error (a 4xx, or an error in MCP's format), too_large, unsupported_part (an output with a part that
       is not text), bad_answer, request_too_large (413, 414, 431), no_credit (usually 402)
 

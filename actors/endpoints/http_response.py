@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from datetime import UTC
@@ -10,12 +9,16 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from agent_rft.rows.strict_json import ParsedJson
+
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # control sequences, such as colors
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # strings, such as a window's title
     r"|\x1b[ -/]*[0-~]?"
 )
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+MAX_TEXT_BYTES = 65_536
+"""Maximum size of the text of a body. Messages contain only its start, but cleaning the text takes time."""
 
 
 class ErrorInfo(NamedTuple):
@@ -32,15 +35,17 @@ class HttpResponse(NamedTuple):
 
     `latency_s` is the latency of this attempt alone. `retries` counts the earlier attempts that failed, but not the
     attempts whose answer asked us to wait. `truncated` is whether `body` was cut to the first MAX_BODY_BYTES.
-    `sent_bytes` is the size of the request body.
+    `sent_bytes` is the size of the request body. `content` is the JSON in the body, or the error if the body is
+    truncated or is not valid JSON.
     """
 
     status: int
     body: bytes
     latency_s: float
     retries: int
-    truncated: bool = False
-    sent_bytes: int = 0
+    truncated: bool
+    sent_bytes: int
+    content: ParsedJson | ValueError
 
     @property
     def ok(self) -> bool:
@@ -48,39 +53,45 @@ class HttpResponse(NamedTuple):
 
     @property
     def text(self) -> str:
-        return self.body.decode(errors="replace")
+        """The body as text, for messages; at most its first MAX_TEXT_BYTES bytes."""
+        return self.body[:MAX_TEXT_BYTES].decode(errors="replace")
 
     def json(self) -> Any:
-        """Parse the body as JSON.
+        """Return the JSON value in the body.
 
         Raises:
-            ValueError: The body is not valid JSON.
+            ValueError: The body is truncated, is not valid JSON, or has a number that is not finite.
         """
-        try:
-            return json.loads(self.body)
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
+        if isinstance(self.content, ValueError):
+            raise self.content
+        return self.content.check_numbers().value
 
     @property
     def json_object(self) -> dict[str, Any] | None:
-        """The JSON object in the body; None if the body is truncated or is not a JSON object."""
-        try:
-            body = None if self.truncated else self.json()
-        except ValueError:
-            return None
-        return body if isinstance(body, dict) else None
+        """The JSON object in the body; None if the body is truncated or is not a JSON object.
+
+        Its numbers may be infinite or NaN.
+        """
+        value = None if isinstance(self.content, ValueError) else self.content.value
+        return value if isinstance(value, dict) else None
+
+    @property
+    def json_problem(self) -> str:
+        """The reason why the body is not valid JSON, as the end of a message; empty if the body is valid."""
+        return f": {self.content}" if isinstance(self.content, ValueError) else ""
 
     @property
     def error(self) -> ErrorInfo:
-        """The error in the body; its fields are empty if the body contains no error."""
+        """The error in the body; its fields are empty if the body contains no error, and have a maximum length."""
         error = (self.json_object or {}).get("error")
         if not isinstance(error, dict):
             return ErrorInfo()
-        return ErrorInfo(*(text if isinstance(text := error.get(key), str) else "" for key in ErrorInfo._fields))
+        fields = (text if isinstance(text := error.get(key), str) else "" for key in ErrorInfo._fields)
+        return ErrorInfo(*(text[:MAX_TEXT_BYTES] for text in fields))
 
     @property
     def reason(self) -> str:
-        """Error message in the body; the full body if it has no message. May contain secrets and control codes."""
+        """Error message in the body; `text` if it has no message. May contain secrets and control codes."""
         error = self.error
         if not error.message:
             return self.text

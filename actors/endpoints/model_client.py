@@ -119,7 +119,7 @@ class ModelClient:
                 why = "a model's endpoint must respond with status 200"
                 raise self._client.make_bad_answer_error(answer, why, fix)
             if (found := answer.json_object) is None:
-                raise self._client.make_bad_answer_error(answer, "the body is not a JSON object")
+                raise self._client.make_bad_answer_error(answer, f"the body is not a JSON object{answer.json_problem}")
         except DiscardError as error:
             raise GraderFailed(error.message, **(error.details | {"code": MODEL_SERVER_ERROR})) from None
         return found

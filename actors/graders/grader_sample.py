@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from agent_rft.rows.strict_json import parse_untrusted_json
 from agent_rft.types import ToolCall, ToolResult, Turn
 
 FINISH_REASONS: dict[str, str] = {
@@ -25,7 +25,7 @@ def make_sample(answer: str, turns: Sequence[Turn], finish: str, wants_json: boo
     `choices` contains the tool calls of the last turn, and `output_tools` contains all calls in order. Each call in
     `output_tools` has the keys of the wire contract, and also keys for its result: `output` (as the model saw it),
     `latency_s` and `error`, as in ToolResult. `output_json` exists only if the job's response format requires JSON
-    (`wants_json`) and the answer is valid JSON.
+    (`wants_json`) and the answer is JSON that `parse_untrusted_json` accepts, with finite numbers.
     """
     last = turns[-1].calls if turns else ()
     message = {"role": "assistant", "content": answer, "tool_calls": [_format_call(call) for call in last]}
@@ -35,10 +35,8 @@ def make_sample(answer: str, turns: Sequence[Turn], finish: str, wants_json: boo
         "output_tools": [entry for turn in turns for entry in _format_calls_with_results(turn)],
     }
     if wants_json:
-        with suppress(ValueError, RecursionError):
-            value = json.loads(answer)
-            json.dumps(value, allow_nan=False)  # Python parses NaN and 1e999, which are not valid JSON
-            sample["output_json"] = value
+        with suppress(ValueError):
+            sample["output_json"] = parse_untrusted_json(answer).check_numbers().value
     return sample
 
 

@@ -7,10 +7,11 @@ a request with many samples, can therefore not exceed the limit. The queue's len
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from agent_rft.actors.endpoints.network.json_reader import read_json_for
 from agent_rft.actors.graders.grader_protocol import Grader
 from agent_rft.actors.runtime.fair_slots import FairSlots
 from agent_rft.types import Grade
@@ -30,6 +31,17 @@ class TrialSlots(FairSlots):
 
     def __init__(self, limit: int, *, max_waiting: int = MAX_WAITING, wait_s: float = WAIT_S) -> None:
         super().__init__(limit, max_share_per_key=SHARE, max_waiting=max_waiting, wait_s=wait_s)
+
+    @asynccontextmanager
+    async def hold_slot(self, key: str, order: int = 0) -> AsyncIterator[None]:
+        """Context manager that holds a slot for `key`, in which endpoints' answers are parsed as work for `key`.
+
+        Raises:
+            NoFreeSlot: The queue is full, or no slot became free in time.
+        """
+        async with super().hold_slot(key, order):
+            with read_json_for(key):
+                yield
 
 
 class SlottedGrader:

@@ -21,7 +21,6 @@ from agent_rft.actors.runtime.telemetry.tracing import NO_TRACES, Tracer, mark_f
 from agent_rft.actors.runtime.timing import REAL_TIMING, Timing
 from agent_rft.actors.tools.tool_output import ReadableOutput, read_output
 from agent_rft.errors import ToolFailed
-from agent_rft.rows.strict_json import parse_json
 from agent_rft.spec.endpoints import ToolSpec
 from agent_rft.spec.operator.operator_config import DEFAULT_CONFIG, OperatorConfig
 from agent_rft.types import ToolCall, ToolResult
@@ -225,7 +224,7 @@ def _parse_output(answer: HttpResponse) -> ReadableOutput | None:
     Raises:
         ValueError: The body is not valid JSON.
     """
-    body = parse_json(answer.body).value
+    body = answer.json()
     if not isinstance(body, dict) or "output" not in body:
         return None
     output = read_output(body["output"])

@@ -56,7 +56,7 @@ def read_tasks(path: Path, field: str, *, is_supervised: bool = False) -> tuple[
         if not line.strip():
             continue
         try:
-            row, duplicate_keys = parse_row(line)
+            row, duplicate_keys, _ = parse_row(line)
         except ValueError as error:
             problems.append(
                 create_problem("broken_json", number, f"is not valid JSON: {error}", "write one JSON object per line")

@@ -26,7 +26,6 @@ from agent_rft.errors import DiscardError, EndpointRefused, InvalidJob, RftError
 from agent_rft.serve.http.auth import Writer
 from agent_rft.serve.http.error_responses import make_user_api_error
 from agent_rft.serve.http.grader_trials import TrialFactory
-from agent_rft.serve.http.json_body import has_many_values
 from agent_rft.serve.http.schemas.grader_schemas import (
     GraderErrors,
     GraderRun,
@@ -146,7 +145,7 @@ async def _grade_once(body: RunRequest, pool: GraderPool) -> GraderRun:
     """
     start = time.monotonic()
     try:
-        sample = make_sample(body.model_sample, (), "answer", wants_json=not has_many_values(body.model_sample))
+        sample = make_sample(body.model_sample, (), "answer", wants_json=True)
         trace_id = body.trace_id or f"trace_{secrets.token_hex(16)}"
         outcome = await return_errors(pool.grade(sample, body.item or {}, trace_id))
     finally:

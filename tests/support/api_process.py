@@ -4,7 +4,7 @@
 
     python -m tests.support.api_process FOLDER OPTIONS
 
-OPTIONS are JSON: `deadlines`, and limits of the operator. It prints its port and two keys.
+OPTIONS are JSON: `deadlines`, `allowed_networks`, and limits of the operator. It prints its port and two keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,9 +94,11 @@ class Server:
 
 
 @contextmanager
-def api_process(folder: Path, deadlines: Mapping[str, float], **limits: int) -> Iterator[Server]:
+def api_process(
+    folder: Path, deadlines: Mapping[str, float], allowed_networks: Sequence[str] = (), **limits: int
+) -> Iterator[Server]:
     """Start a server, and end it with the block."""
-    options = json.dumps({"deadlines": deadlines, **limits})
+    options = json.dumps({"deadlines": deadlines, "allowed_networks": allowed_networks, **limits})
     command = [sys.executable, "-m", "tests.support.api_process", str(folder), options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -107,9 +109,11 @@ def api_process(folder: Path, deadlines: Mapping[str, float], **limits: int) -> 
             process.terminate()
 
 
-async def serve(folder: Path, port: int, deadlines: Deadlines, **more: int) -> None:
+async def serve(
+    folder: Path, port: int, deadlines: Deadlines, allowed_networks: Sequence[str] = (), **more: int
+) -> None:
     limits = ServerLimits(requests_per_minute=10**6, **more)
-    operator = OperatorConfig(aliases={"gpt-5": str(folder)}, limits=limits)
+    operator = OperatorConfig(aliases={"gpt-5": str(folder)}, limits=limits, allowed_networks=tuple(allowed_networks))
     state = ServerState(StateLocations(folder), operator)
     tokens = [state.keys.create(name, ["write"])[1] for name in ("a", "b")]
     hosting: Any = Ready()

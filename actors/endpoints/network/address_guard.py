@@ -18,6 +18,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
+from agent_rft.actors.endpoints.network.response_limits import BoundedResponseHandler
 from agent_rft.spec.operator.allowed_networks import AllowedDestination
 
 IPAddress = IPv4Address | IPv6Address
@@ -159,11 +160,15 @@ class AddressGuard:
 
 
 class _SingleHostConnector(aiohttp.TCPConnector):
-    """Connector that accepts requests to one host only. The guard checks every connection to this host."""
+    """Connector that accepts requests to one host only, and bounds the responses.
+
+    The guard checks every connection to this host.
+    """
 
     def __init__(self, host: str, **options: Any) -> None:
         super().__init__(**options)
         self._host = host
+        self._factory = partial(BoundedResponseHandler, loop=self._loop)  # aiohttp has no public way to count bytes
 
     async def connect(self, req: aiohttp.ClientRequest, *args: Any, **options: Any) -> aiohttp.connector.Connection:
         if req.url.raw_host != self._host:

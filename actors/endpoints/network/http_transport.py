@@ -14,12 +14,9 @@ from yarl import URL
 from agent_rft.actors.endpoints.http_response import format_status
 from agent_rft.actors.endpoints.network.address_guard import AddressGuard, ForbiddenAddress
 from agent_rft.actors.endpoints.network.proxies import Proxy
+from agent_rft.actors.endpoints.network.response_limits import MAX_BODY_BYTES, ResponseLimitExceeded
 from agent_rft.actors.runtime.keep_alive import set_keep_alive
-from agent_rft.spec.endpoints import MAX_OUTPUT_BYTES
 
-MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
-"""Maximum bytes read from a response: 6 bytes of JSON for each byte of output, and 64 KiB for the response's other
-keys."""
 WAIT_STATUSES = frozenset({408, 425, 429, 503})
 REMAINING = ("X-RateLimit-Remaining", "RateLimit-Remaining")
 """Headers with the number of requests left before the endpoint's rate limit."""
@@ -48,12 +45,16 @@ class Reply(NamedTuple):
 
 
 class TransportError(Exception):
-    """No complete response arrived; `connected` is whether the connection was established."""
+    """No complete response arrived.
 
-    def __init__(self, why: str, connected: bool) -> None:
+    `connected` is whether the connection was established. `may_retry` is whether another attempt may succeed.
+    """
+
+    def __init__(self, why: str, connected: bool, may_retry: bool) -> None:
         super().__init__(why)
         self.why = why
         self.connected = connected
+        self.may_retry = may_retry
 
 
 class Transport:
@@ -98,7 +99,9 @@ class Transport:
             unconnected = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
             through = "" if self._proxy is None else f" through {self._proxy}"
             raise TransportError(
-                describe_transport_error(error) + through, not isinstance(error, unconnected)
+                describe_transport_error(error) + through,
+                connected=not isinstance(error, unconnected),
+                may_retry=not isinstance(error, ResponseLimitExceeded) or error.is_slow,
             ) from None
 
     async def close(self) -> None:
@@ -145,11 +148,13 @@ async def _read_body(stream: aiohttp.StreamReader, limit: int) -> tuple[bytes, b
         pieces += chunk
         if len(pieces) > limit:
             break
-    return bytes(pieces[:limit]), len(pieces) > limit
+    return bytes(memoryview(pieces)[:limit]), len(pieces) > limit
 
 
 def describe_transport_error(error: Exception) -> str:
     """Return why a request failed, without aiohttp's own message, which may contain the full URL with its query."""
+    if isinstance(error, ResponseLimitExceeded):
+        return f"the response was aborted: {error.why}"
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return f"the connection was refused ({format_status(error.status)})"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):

@@ -8,6 +8,7 @@ they are ignored, and the rollout is not discarded. With `"train": false`, the r
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from agent_rft.actors.endpoints.client import EndpointClient
@@ -32,6 +33,8 @@ MAX_PARTS, MAX_PART_CHARS = 16, 64
 """Maximum number of different part names of a grader, and maximum length of a part name.
 
 Each part becomes a curve and a metric. After MAX_PARTS names have occurred, parts with other names are ignored."""
+MAX_READ_PARTS = 1_000
+"""Maximum number of parts that are read from an answer."""
 
 
 class EndpointCaller:
@@ -82,7 +85,8 @@ class EndpointCaller:
         if not answer.ok:
             raise self._client.make_bad_answer_error(answer, "a grader must respond with status 200 and a score")
         if (body := answer.json_object) is None:
-            raise self._client.make_bad_answer_error(answer, 'the body is not a JSON object such as {"score": 0.5}')
+            why = f'the body is not a JSON object such as {{"score": 0.5}}{answer.json_problem}'
+            raise self._client.make_bad_answer_error(answer, why)
         return body
 
     def _parse_score(self, body: dict[str, Any], answer: HttpResponse) -> float:
@@ -98,7 +102,7 @@ class EndpointCaller:
     def _parse_scores(self, body: dict[str, Any]) -> dict[str, float]:
         found: dict[str, float] = {}
         parts = body.get("scores")
-        for part, value in parts.items() if isinstance(parts, dict) else ():
+        for part, value in islice(parts.items(), MAX_READ_PARTS) if isinstance(parts, dict) else ():
             name = self._client.scrub(part)
             is_full = name not in self._parts and len(self._parts) >= MAX_PARTS
             if len(name) <= MAX_PART_CHARS and name != UNGATED and not is_full:

@@ -17,6 +17,7 @@ from typing import Any
 from async_lru import alru_cache
 
 from agent_rft.actors.endpoints.model_client import ModelClient
+from agent_rft.actors.endpoints.network.json_reader import read_json
 from agent_rft.actors.graders.grader_protocol import check_finite_number, truncate_reason
 from agent_rft.actors.graders.grader_templates import MAX_CHARS, render
 from agent_rft.actors.graders.kinds.judge_logprobs import (
@@ -112,7 +113,7 @@ class Judge:
             question.num_tokens += total_usage_tokens(answer)
             try:
                 content = self._get_content(answer)
-                return self._parse_verdict(content)
+                return await self._read_verdict(content)
             except _InvalidAnswer as invalid:
                 why = str(invalid)
         excerpt = self._client.excerpt(content) or "(empty)"
@@ -175,15 +176,15 @@ class Judge:
             raise _InvalidAnswer("the judge's answer has no text")
         return content
 
-    def _parse_verdict(self, content: str) -> _Verdict:
-        """Parse the verdict in the judge's JSON.
+    async def _read_verdict(self, content: str) -> _Verdict:
+        """Read the verdict in the judge's JSON.
 
         Raises:
             _InvalidAnswer: The JSON, the result or the label is invalid.
         """
         try:
-            verdict = json.loads(_strip_reasoning_and_fence(content))
-        except (ValueError, RecursionError):
+            verdict = (await read_json(_strip_reasoning_and_fence(content))).value
+        except ValueError:
             raise _InvalidAnswer("the judge's answer is not valid JSON") from None
         if not isinstance(verdict, dict) or "result" not in verdict:
             raise _InvalidAnswer('the judge\'s answer is not an object with "result"')

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from agent_rft.cli.openai_import.openai_objects import OpenAICheckpoint, OpenAIEvent, OpenAIJob
 from agent_rft.errors import UserError
 from agent_rft.rows.bounded_file import read_bounded
+from agent_rft.rows.strict_json import parse_untrusted_json
 from agent_rft.spec.config_reader import format_key_path
 
 M = TypeVar("M", bound=BaseModel)
@@ -71,16 +72,18 @@ def parse_object(model: type[M], text: str | bytes, what: str) -> M:
     """Parse a JSON text as an object of the class `model`; `what` is the name of the text in error messages.
 
     Raises:
-        UserError: The text is not JSON, or does not match the class.
+        UserError: The text is not JSON that `parse_untrusted_json` accepts, or does not match the class.
     """
+    hint = "save the SDK's object with model_dump_json(), or check the base URL"
     try:
-        return model.model_validate_json(text)
+        return model.model_validate(parse_untrusted_json(text).check_numbers().value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = format_key_path(first["loc"])
         place = f"{field}: " if field else ""
-        hint = "save the SDK's object with model_dump_json(), or check the base URL"
         raise UserError(f"{what} does not match OpenAI's API: {place}{first['msg']}; {hint}") from None
+    except ValueError as error:
+        raise UserError(f"{what} does not match OpenAI's API, because it is not valid JSON: {error}; {hint}") from None
 
 
 def _read_text(path: Path) -> bytes:

@@ -8,7 +8,6 @@ followed. No message contains the key.
 from __future__ import annotations
 
 import io
-import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +42,7 @@ from agent_rft.cli.openai_import.openai_objects import (
     OpenAIPage,
 )
 from agent_rft.errors import RftError, UserError
+from agent_rft.rows.strict_json import parse_untrusted_json
 from agent_rft.spec.api_keys import read_variable
 
 OPENAI = "https://api.openai.com/v1"
@@ -197,8 +197,8 @@ class ApiSource:
             if len(body) > MAX_ERROR_BYTES:
                 return ""
         try:
-            text = str(json.loads(body)["error"]["message"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+            text = str(parse_untrusted_json(bytes(body)).value["error"]["message"])
+        except (ValueError, KeyError, TypeError):
             return ""
         return f" ({truncate(to_one_line(scrub(text, [self._key])), EXCERPT_CHARS)})"
 

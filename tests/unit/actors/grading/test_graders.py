@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent_rft.actors.endpoints.network.http_transport import MAX_BODY_BYTES
+from agent_rft.actors.endpoints.network.response_limits import MAX_BODY_BYTES
 from agent_rft.actors.graders.grader_protocol import MAX_REASON_CHARS, check_finite_number, wire_errors
 from agent_rft.actors.graders.grader_sample import make_sample
 from agent_rft.actors.graders.kinds.endpoint_grader import MAX_PARTS

@@ -330,7 +330,8 @@ def parsed(name: str, text: str) -> Any:
     ("files", "said"),
     [
         ({}, "job.json cannot be read"),
-        ({"job.json": "{"}, "does not match OpenAI's API"),
+        ({"job.json": "{"}, "does not match OpenAI's API, because it is not valid JSON: Expecting property name"),
+        ({"job.json": "[" + "[]," * 100_000 + "0]"}, "it has more than 100,000 values"),
         ({"job.json": json.dumps(recorded(reinforcement()))}, "train.jsonl is not in the export folder"),
         (
             {

@@ -327,6 +327,13 @@ async def test_a_400_that_names_another_field_is_no_reason_for_another_format(po
     assert formats(server) == ["json_schema"]
 
 
+@pytest.mark.parametrize("steps", ["[]," * 100_000 + "0", "[" * 200 + "]" * 200])
+async def test_an_answer_with_too_many_values_is_invalid(pool: Pool, steps: str) -> None:
+    async with FakeEndpoint(says(completion(f'{{"result": 1, "steps": [{steps}]}}'))) as server:
+        with pytest.raises(GraderFailed, match="the judge's answer is not valid JSON \\(3 attempts\\)"):
+            await pool(score(), server.url).grade(SAMPLE, ITEM, "t")
+
+
 async def test_answers_of_a_judge_without_schemas_are_read_as_strictly(pool: Pool) -> None:
     async with FakeEndpoint(says(completion('I think {"result": 1}'))) as server:
         with pytest.raises(GraderFailed, match="the judge's answer is not valid JSON \\(3 attempts\\)"):
