@@ -21,7 +21,7 @@ from agent_rft.actors.graders.kinds.judge_logprobs import logprobs_problems
 from agent_rft.actors.graders.kinds.judge_messages import message_problems, message_templates
 from agent_rft.actors.graders.kinds.length_grader import LengthCheck
 from agent_rft.actors.graders.kinds.multi_grader import Multi
-from agent_rft.actors.graders.kinds.python_grader import PythonRunner, python_source_problems
+from agent_rft.actors.graders.kinds.python_grader import PythonRunner, find_missing_imports, python_source_problems
 from agent_rft.actors.graders.kinds.string_check import StringCheck
 from agent_rft.actors.graders.kinds.text_similarity import TextSimilarity
 from agent_rft.actors.grading.text_trials import TextTrialGrader, TextTrials
@@ -280,6 +280,8 @@ def _find_own_problems(spec: GraderSpec, operator: OperatorConfig) -> Iterator[P
         case PythonGrader():
             for problem in python_source_problems(spec.source):
                 yield Problem("invalid_source", "source", problem, "fix the source")
+            for problem, fix in find_missing_imports(spec.source):
+                yield Problem("missing_import", "source", problem, fix)
         case TextSimilarityGrader():
             if spec.evaluation_metric == "cosine":
                 yield from _find_model_problems(spec.model, EMBEDDINGS, operator)

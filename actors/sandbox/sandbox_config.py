@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import sys
 import sysconfig
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +40,29 @@ NOBODY = 65534
 CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 6, 7, 21
 MANY_IDS, FEW_IDS = (2_000_000_000, 2_100_000_000), (30_000, 60_000)
 """Ranges of unused user ids. FEW_IDS is for containers that have only 65,536 ids."""
+GRADER_PACKAGES = {
+    "numpy": "numpy",
+    "scipy": "scipy",
+    "sympy": "sympy",
+    "pandas": "pandas",
+    "rapidfuzz": "rapidfuzz",
+    "scikit-learn": "sklearn",
+    "rouge-score": "rouge_score",
+    "deepdiff": "deepdiff",
+    "jsonschema": "jsonschema",
+    "pydantic": "pydantic",
+    "pyyaml": "yaml",
+    "nltk": "nltk",
+    "sqlparse": "sqlparse",
+    "rdkit": "rdkit",
+    "scikit-bio": "skbio",
+    "ast-grep-py": "ast_grep_py",
+}
+"""Module of each package that code in a sandbox may import, if the package is installed.
+
+These are the packages that OpenAI documents for python graders. The sandbox also contains their dependencies."""
+PACKAGES = "/.packages"
+"""Folder of a sandbox that contains the importable packages."""
 PACKAGE = Path(agent_rft.__path__[0])
 HERE = PACKAGE / "actors" / "sandbox"
 FIRST_PROCESS_FILES = ("pid1.py",)
@@ -71,7 +97,37 @@ def python_path() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def _packages() -> list[str]:
+@cache
+def find_packages() -> dict[str, str]:
+    """Return the files and folders of GRADER_PACKAGES and their dependencies: path by name, as in site-packages."""
+    found: dict[str, str] = {}
+    left, seen = list(GRADER_PACKAGES), set[str]()
+    while left:
+        name = left.pop().lower().replace("_", "-")
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        tops = {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}
+        paths = {top: os.path.realpath(str(package.locate_file(top))) for top in tops if not top.endswith("-info")}
+        found |= {top: path for top, path in sorted(paths.items()) if os.path.exists(path)}
+        needed = [text for text in package.requires or () if "extra ==" not in text]
+        left += [match[0] for text in needed if (match := re.match(r"[\w.-]+", text))]
+    return found
+
+
+def find_importable_modules() -> frozenset[str]:
+    """Return the top-level modules of `find_packages`."""
+    return frozenset(name.partition(".")[0] for name in find_packages())
+
+
+def _package_folders(method: SandboxMethod) -> list[str]:
+    """Return the folders from which code imports packages. Without a sandbox, it can import all packages."""
+    if method != "none":
+        return [PACKAGES] if find_packages() else []
     paths = sysconfig.get_paths()
     found = {os.path.realpath(paths[name]) for name in ("purelib", "platlib")}
     return sorted(path for path in found if os.path.isdir(path))
@@ -96,7 +152,7 @@ def _environment(method: SandboxMethod) -> dict[str, str]:
         "HOME": SCRATCH,
         "TMPDIR": SCRATCH,
         "LANG": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join(_path_inside(path, method) for path in _packages()),  # for child processes
+        "PYTHONPATH": os.pathsep.join(_package_folders(method)),  # for child processes
         "PYTHONDONTWRITEBYTECODE": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
@@ -122,6 +178,7 @@ def launch_config(method: SandboxMethod, limits: SandboxLimits, script: str) -> 
         "inside_id": NOBODY,
         "binds": binds,
         "links": links,
+        "hidden": _hidden_folders(method),
         "devices": devices,
         "scratch": SCRATCH,
         "scratch_bytes": limits.scratch_bytes,
@@ -153,11 +210,21 @@ def _binds(method: SandboxMethod) -> tuple[list[tuple[str, str]], list[tuple[str
     """Return the visible paths as pairs (source, path), and links as pairs (target, path)."""
     base = os.path.realpath(sys.base_prefix)
     visible = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
-    visible += [f"{base}/lib", f"{base}/lib64", python_path(), *_packages()]
+    visible += [f"{base}/lib", f"{base}/lib64", python_path()]
     links = [(os.readlink(path), path) for path in visible[:4] if os.path.islink(path)]
     found = [path for path in dict.fromkeys(visible) if os.path.exists(path) and not os.path.islink(path)]
     outermost = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
-    return [(path, _path_inside(path, method)) for path in outermost], links
+    packages = [(path, f"{PACKAGES}/{name}") for name, path in find_packages().items()]
+    return [(path, _path_inside(path, method)) for path in outermost] + packages, links
+
+
+def _hidden_folders(method: SandboxMethod) -> list[str]:
+    """Return the folders in visible ones that contain packages of the machine. The sandbox shows them as empty."""
+    base = os.path.realpath(sys.base_prefix)
+    roots = {os.path.realpath(path) for path in (f"{base}/lib", f"{base}/lib64", "/usr/lib", "/usr/lib64")}
+    found = {os.path.realpath(path) for root in roots for path in Path(root).glob("python*/*-packages")}
+    found |= {path for path in _package_folders("none") if any(path.startswith(f"{root}/") for root in roots)}
+    return sorted(_path_inside(path, method) for path in found if os.path.isdir(path))
 
 
 def _bubblewrap(
@@ -180,6 +247,8 @@ def _bubblewrap(
         words += ["--symlink", target, path]
     for device in devices:
         words += ["--dev-bind", device, device]
+    for folder in _hidden_folders("bubblewrap"):
+        words += ["--tmpfs", folder, "--remount-ro", folder]
     words += ["--perms", "1777", "--size", str(limits.scratch_bytes), "--tmpfs", SCRATCH]
     return [*words, "--remount-ro", "/", "--chdir", SCRATCH]
 
@@ -203,7 +272,7 @@ def worker_config(method: SandboxMethod, limits: SandboxLimits) -> dict[str, Any
     return {
         "sandboxed": sandboxed,
         "uid": unused_id(*_unused_ids()) if sandboxed and _becomes_other_user() else None,
-        "packages": [_path_inside(path, method) for path in _packages()],
+        "packages": _package_folders(method),
         "limits": rlimits,
         "cores": random.sample(cores, min(limits.num_cores, len(cores))),
         "seccomp": seccomp.build_filter().hex() if sandboxed else "",

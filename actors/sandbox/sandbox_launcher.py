@@ -107,6 +107,8 @@ def build_root(config: SandboxConfig) -> None:
     os.chdir("/")
     for source, target in config["binds"]:
         bind(OLD + source, target, read_only=True)
+    for folder in config["hidden"]:
+        mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "size=4k,mode=755")
     for device in config["devices"]:
         bind(OLD + device, device, read_only=False)
     for target, path in config["links"]:

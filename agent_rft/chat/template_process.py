@@ -11,9 +11,10 @@ takes too much CPU time or memory.
 from __future__ import annotations
 
 import codecs
+import html  # noqa: F401 - Jinja and MarkupSafe import html, pprint, textwrap and constants when a template needs them
 import json
 import os
-import pprint  # noqa: F401 - Jinja imports pprint, textwrap and its constants only when a template needs them
+import pprint  # noqa: F401
 import resource
 import signal
 import sys
@@ -129,6 +130,8 @@ def describe_failure(error: Exception, kind: str) -> dict[str, Any]:
         kind = "too_large"
     elif isinstance(error, RecursionError):
         text = "the nesting is too deep, or the recursion is infinite"
+    elif isinstance(error, (OSError, ImportError)):  # the message contains a path of this computer
+        text = "the template uses a function that needs a file, such as a rare text encoding"
     else:
         text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else text[:MAX_CHARS]}"
     return {"kind": kind, "problem": " ".join(text[:MAX_CHARS].split()), "line": line}

@@ -188,7 +188,8 @@ API_CODES: dict[str, dict[str, ProblemCode]] = {
             "Notify the operator. Deleting files on the server frees space immediately.",
         ),
         "not_ready": ProblemCode(
-            "The server is still reading the job's rollouts, which takes longer for old or large runs.",
+            "The server is still reading the job's rollouts, which takes longer for old or large runs. Or too many "
+            "text searches or comparisons are running: one API key may run two searches and one comparison at a time.",
             "Send the request again after the number of seconds in `Retry-After`.",
         ),
         "invalid_job_state": ProblemCode(

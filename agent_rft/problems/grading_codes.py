@@ -30,6 +30,14 @@ GRADING_CODES: dict[str, dict[str, CheckCode]] = {
             "First run the source as a Python script, without agent-rft.",
             stops_accepted_jobs=False,
         ),
+        "missing_import": CheckCode(
+            "A python grader imports a package that its sandbox does not contain. A sandbox contains the standard "
+            "library and those packages of OpenAI's python graders that are installed, with their dependencies. An "
+            "import in a `try` or `if` is not checked.",
+            "Install the package on all machines that run graders if it is listed in the manual's page on graders. "
+            "Otherwise, use an endpoint grader.",
+            stops_accepted_jobs=False,
+        ),
         "missing_reference": CheckCode(
             "The check `reference_returned` compares the code with the reference solution, which is missing.",
             "Set `reference`, for example to `{{ item.reference }}`.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,27 +14,30 @@ from agent_rft.wire.api_errors import ApiError
 class OwnerQuota:
     """Quota of `total` units, such as connections or bytes. One owner may hold at most `share` units at a time.
 
-    The default for `share` is half of `total`, rounded up.
+    The default for `share` is half of `total`, rounded up. Threads may use a quota concurrently.
     """
 
     def __init__(self, total: int, share: int | None = None) -> None:
         self._free = total
         self._share = -(-total // 2) if share is None else share
         self._taken: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
     def take(self, owner: str, count: int = 1) -> bool:
         """Take `count` units for `owner` and return True. Return False if `owner` cannot get that many."""
-        if count > min(self._free, self._share - self._taken[owner]):
-            return False
-        self._free -= count
-        self._taken[owner] += count
-        return True
+        with self._lock:
+            if count > min(self._free, self._share - self._taken[owner]):
+                return False
+            self._free -= count
+            self._taken[owner] += count
+            return True
 
     def give_back(self, owner: str, count: int = 1) -> None:
-        self._free += count
-        self._taken[owner] -= count
-        if not self._taken[owner]:
-            del self._taken[owner]
+        with self._lock:
+            self._free += count
+            self._taken[owner] -= count
+            if not self._taken[owner]:
+                del self._taken[owner]
 
     @contextmanager
     def hold(self, owner: str, refusal: ApiError) -> Iterator[Callable[[int], None]]:

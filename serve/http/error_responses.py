@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from agent_rft.actors.runtime.fair_slots import NoFreeSlot
-from agent_rft.errors import InvalidJob, RftError, UserError
+from agent_rft.errors import InvalidJob, UserError
 from agent_rft.serve.jobs.client_errors import replace_fix
 from agent_rft.serve.stores.database import describe_error, is_unavailable
 from agent_rft.spec.config_reader import describe_json_error, format_key_path, to_key_path
@@ -97,9 +97,9 @@ def make_too_many_error(message: str, code: str, retry_s: int) -> ApiError:
     return ApiError(429, message, code=code, type="rate_limit_error", headers={"Retry-After": str(retry_s)})
 
 
-def make_not_ready_error(error: RftError, retry_s: int) -> ApiError:
+def make_not_ready_error(why: str, retry_s: int) -> ApiError:
     """Return the 503 error for a request that will succeed later; clients retry after `retry_s`."""
-    message = f"The result is not ready: {error.message}. Try again in a few seconds."
+    message = f"The result is not ready: {why}. Try again in a few seconds."
     return ApiError(503, message, code="not_ready", type="server_error", headers={"Retry-After": str(retry_s)})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,11 @@ from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.cluster.views.comparison.comparison_stats import compare_evaluations, comparison_json, missing_json
 from agent_rft.cluster.views.comparison.evaluation_selection import FILES, common_file, evaluation_names
 from agent_rft.cluster.views.comparison.loaded_evaluation import LoadedEvaluation, load_evaluation
-from agent_rft.errors import RftError, UserError
+from agent_rft.errors import UserError
 from agent_rft.types import Evaluation
 
 SHOWN_ROWS = 10
 """Maximum number of rows in a list of the largest gains or losses."""
-
-
-class ComparisonBusy(RftError):
-    """Another comparison is running. The same request will succeed later."""
 
 
 class NoSuchEvaluation(UserError):
@@ -49,12 +44,11 @@ class ComparisonSide:
 class JobComparisons:
     """Evaluations and comparisons, read from the run folders in `runs`.
 
-    Methods block while they read files. Only one comparison runs at a time, because comparisons read complete files.
+    Methods block while they read files. A comparison reads complete files, so callers limit concurrent comparisons.
     """
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs
-        self._comparing = threading.Lock()
 
     def list_evaluations(self, job_id: str) -> list[dict[str, Any]]:
         """Return the name, file and metrics of a job's evaluations, ordered by file (test file first) and age."""
@@ -72,17 +66,11 @@ class JobComparisons:
         Raises:
             NoSuchEvaluation: A job does not have the requested evaluation.
             UserError: The sides graded different rows.
-            ComparisonBusy: Another comparison is running.
         """
-        if not self._comparing.acquire(blocking=False):
-            raise ComparisonBusy("another comparison is running")
-        try:
-            comparison = compare_evaluations(self._sides(requested), SHOWN_ROWS)
-            found = comparison_json(comparison)
-            for row, compared in zip(found["rows"], comparison.rows, strict=True):
-                row["question"] = compared.question
-        finally:
-            self._comparing.release()
+        comparison = compare_evaluations(self._sides(requested), SHOWN_ROWS)
+        found = comparison_json(comparison)
+        for row, compared in zip(found["rows"], comparison.rows, strict=True):
+            row["question"] = compared.question
         public: dict[str, Any] = to_plain_json(found)
         return public
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from agent_rft.errors import Problem, RftError
 from agent_rft.serve.jobs.client_errors import add_log_hint, describe_exit, describe_problem, make_job_error
@@ -78,7 +78,7 @@ class ManagerConfig:
         pause_grace_s: Time that a driver gets to write a checkpoint after its job was paused.
         check_timeout_s: Timeout of a job check, including the wait for the job's endpoints.
         call_s: Timeout of a call to the cluster.
-        max_checks: Maximum concurrent job checks.
+        max_checks: Maximum concurrent job checks. One owner gets at most half of them, rounded up.
     """
 
     max_running: int = 1
@@ -92,7 +92,14 @@ class ManagerConfig:
     pause_grace_s: float = 900.0
     check_timeout_s: float = 900.0
     call_s: float = 30.0
-    max_checks: int = 2
+    max_checks: int = 3
+
+
+class RunningCheck(NamedTuple):
+    """Running check of an owner's job."""
+
+    owner: str
+    task: asyncio.Task[None]
 
 
 class JobManager:
@@ -116,7 +123,10 @@ class JobManager:
         self._config = config
         self._clock = clock
         self._name = name or f"manager-{secrets.token_hex(6)}"
-        self._validating: dict[str, asyncio.Task[None]] = {}
+        self._validating: dict[str, RunningCheck] = {}
+        self._check_turns: dict[str, int] = {}
+        """Number of the last check that started for an owner. Owners take turns."""
+        self._num_checks = 0
         self._announced: set[str] = set()
         """Ids of queued jobs that already have an event about waiting."""
         self._not_started: dict[str, str] = {}
@@ -138,9 +148,10 @@ class JobManager:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), self._config.poll_s)
         finally:
-            for task in self._validating.values():
+            tasks = [check.task for check in self._validating.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._validating.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
         """Start the next tick now instead of after `poll_s`. Must be called in the event loop."""
@@ -159,19 +170,27 @@ class JobManager:
 
     async def wait_for_checks(self) -> None:
         """Wait until all running job checks have ended."""
-        await asyncio.gather(*self._validating.values())
+        await asyncio.gather(*(check.task for check in self._validating.values()))
 
     # -- before it runs ------------------------------------------------------------------------------------------------
 
     async def _validate(self) -> None:
-        for job_id, task in list(self._validating.items()):
-            if task.done():
+        for job_id, check in list(self._validating.items()):
+            if check.task.done():
                 del self._validating[job_id]
-                task.result()  # raises if the store failed; the job is then checked again
-        for job in await self._call(self._store.list_with_status, "validating_files"):
-            full = len(self._validating) >= self._config.max_checks
-            if (job.id in self._validating or not full) and await self._lease(job) and job.id not in self._validating:
-                self._validating[job.id] = asyncio.create_task(self._validate_one(job))
+                check.task.result()  # raises if the store failed; the job is then checked again
+        jobs = await self._call(self._store.list_with_status, "validating_files")
+        for job in sorted(jobs, key=lambda job: self._check_turns.get(job.owner, 0)):
+            if job.id in self._validating:
+                await self._lease(job)
+            elif self._has_free_check(job.owner) and await self._lease(job):
+                self._num_checks += 1
+                self._check_turns[job.owner] = self._num_checks
+                self._validating[job.id] = RunningCheck(job.owner, asyncio.create_task(self._validate_one(job)))
+
+    def _has_free_check(self, owner: str) -> bool:
+        limit, num_of_owner = self._config.max_checks, sum(one.owner == owner for one in self._validating.values())
+        return len(self._validating) < limit and num_of_owner < -(-limit // 2)
 
     async def _validate_one(self, job: JobRecord) -> None:
         await self._add_event(job, "info", f"Validating training file: {job.training_file}")

@@ -39,8 +39,6 @@ FRESH_S = 20.0
 """Seconds for which the report of a running job is reused."""
 SEARCH_S = 5.0
 """Maximum seconds of a text search in one request. The next request continues the search."""
-MAX_SEARCHES = 4
-"""Maximum concurrent text searches. Each search occupies a server thread."""
 MAX_KEPT = 64
 """Maximum jobs whose records stay open. If there are more, the records of jobs without current requests are closed."""
 
@@ -92,7 +90,6 @@ class JobRecords:
         self._search_s = search_s
         self._kept: dict[str, _JobState] = {}
         self._keeping = threading.Lock()
-        self._searching = threading.BoundedSemaphore(MAX_SEARCHES)
 
     def summaries(
         self, job: JobRecord, rollout_filter: RolloutFilter, order: Order, limit: int, after: str | None
@@ -239,20 +236,15 @@ class JobRecords:
 
     def _search(self, index: RolloutIndex, among: Iterator[IndexedRollout], text: str, limit: int) -> RolloutPage:
         """Return a page of rollouts that contain `text`. The page is shorter if the search takes too long."""
-        if not self._searching.acquire(blocking=False):
-            raise NotIndexed("too many other text searches are running")
-        try:
-            found: list[IndexedRollout] = []
-            deadline = time.monotonic() + self._search_s
-            for one, has_text in index.search_text(among, text):
-                found += [one] * has_text
-                if len(found) > limit:
-                    return RolloutPage(found[:limit], True, found[:limit][-1].id)
-                if time.monotonic() > deadline:
-                    return RolloutPage(found, True, one.id)
-            return RolloutPage(found, False, found[-1].id if found else None)
-        finally:
-            self._searching.release()
+        found: list[IndexedRollout] = []
+        deadline = time.monotonic() + self._search_s
+        for one, has_text in index.search_text(among, text):
+            found += [one] * has_text
+            if len(found) > limit:
+                return RolloutPage(found[:limit], True, found[:limit][-1].id)
+            if time.monotonic() > deadline:
+                return RolloutPage(found, True, one.id)
+        return RolloutPage(found, False, found[-1].id if found else None)
 
     @contextmanager
     def _open_state(self, job_id: str) -> Iterator[_JobState]:

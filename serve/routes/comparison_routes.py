@@ -8,15 +8,18 @@ from fastapi import APIRouter, Query
 
 from agent_rft.errors import UserError
 from agent_rft.serve.http.auth import Reader
+from agent_rft.serve.http.client_limits import OwnerQuota
 from agent_rft.serve.http.error_responses import make_not_ready_error, make_user_api_error
 from agent_rft.serve.http.pagination import AsciiJson
 from agent_rft.serve.http.schemas.comparison_schemas import ComparisonBody, EvaluationList, JobEvaluation
-from agent_rft.serve.jobs.job_comparisons import ComparisonBusy, ComparisonSide, JobComparisons, NoSuchEvaluation
+from agent_rft.serve.jobs.job_comparisons import ComparisonSide, JobComparisons, NoSuchEvaluation
 from agent_rft.serve.routes.job_routes import JobIdPath, get_own_job, job_errors
 from agent_rft.serve.stores.job_store import JobStore
 from agent_rft.wire.api_errors import ApiError
 
 MAX_SIDES = 4
+MAX_COMPARISONS = 2
+"""Maximum concurrent comparisons; one key can run half of them. Each one reads complete files in a server thread."""
 
 Sides = Annotated[
     list[Annotated[str, Query(max_length=200)]],
@@ -34,6 +37,7 @@ Sides = Annotated[
 def make_router(store: JobStore, comparisons: JobComparisons) -> APIRouter:
     """Return the router. Its routes are plain functions, so they run in threads and may read files."""
     router = APIRouter(prefix="/fine_tuning", tags=["fine-tuning"], default_response_class=AsciiJson)
+    running = OwnerQuota(MAX_COMPARISONS)
 
     @router.get("/jobs/{job_id}/evaluations")
     def list_evaluations(job_id: JobIdPath, key: Reader) -> EvaluationList:
@@ -51,12 +55,12 @@ def make_router(store: JobStore, comparisons: JobComparisons) -> APIRouter:
             with job_errors(one.job_id):
                 get_own_job(store, one.job_id, key)
         try:
-            return ComparisonBody(**comparisons.compare(sides))
+            with running.hold(key.id, make_not_ready_error("another comparison is running", 2)) as take:
+                take(1)
+                return ComparisonBody(**comparisons.compare(sides))
         except NoSuchEvaluation as error:
             raise ApiError(400, error.message, param="side", code="invalid_value") from None
         except UserError as error:
             raise make_user_api_error(error, "side") from None
-        except ComparisonBusy as error:
-            raise make_not_ready_error(error, 2) from None
 
     return router

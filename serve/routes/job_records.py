@@ -18,6 +18,7 @@ from agent_rft.cluster.records.index_tables import IndexedRollout
 from agent_rft.cluster.records.rollout_filter import RecordedFinish, RolloutFilter
 from agent_rft.cluster.records.rollout_index import UnknownRollout, UnknownValue
 from agent_rft.serve.http.auth import Reader
+from agent_rft.serve.http.client_limits import OwnerQuota
 from agent_rft.serve.http.error_responses import make_not_ready_error
 from agent_rft.serve.http.pagination import LIMIT, After, AsciiJson
 from agent_rft.serve.http.schemas.base import Page, Responses
@@ -54,6 +55,8 @@ TEXT = (
     "empty; continue after `last_id` while `has_more` is true."
 )
 MAX_TOKENS = 2_000
+MAX_SEARCHES = 4
+"""Maximum concurrent text searches; one key can run at most half of them. Each search occupies a server thread."""
 RolloutLimit = Annotated[int, Query(ge=1, le=MAX_ROLLOUTS, description=LIMIT)]
 RolloutPath = Annotated[str, Path(max_length=200)]
 MetricLimit = Annotated[int, Query(ge=1, le=MAX_METRICS, description=LIMIT)]
@@ -104,6 +107,7 @@ def make_router(records: JobRecords) -> APIRouter:
     """Return the router. Its routes are plain functions, so they run in threads and may read files."""
     router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], default_response_class=AsciiJson)
     get_job = partial(get_own_job, records.store)
+    searches = OwnerQuota(MAX_SEARCHES)
 
     @router.get("/{job_id}/rollouts")
     def list_rollouts(
@@ -121,7 +125,8 @@ def make_router(records: JobRecords) -> APIRouter:
         limit: RolloutLimit = ROLLOUTS_PAGE,
     ) -> Page[JobRollout] | Page[JobRolloutSummary]:
         """List the rollouts of a job, for its owner and admins. Not part of OpenAI's API."""
-        with _record_errors(job_id):
+        with _record_errors(job_id), searches.hold(key.id, _too_many_searches_error()) as take:
+            take(int(rollout_filter.text is not None))
             if view == "summary":
                 listing = records.summaries(get_job(job_id, key), rollout_filter, order, limit, after)
                 summaries = [_build_summary(one) for one in listing.found]
@@ -244,4 +249,8 @@ def _record_errors(job_id: str, id_param: str = "after") -> Iterator[None]:
     except UnknownValue as error:
         raise ApiError(400, error.message, param=error.field, code="invalid_value") from None
     except NotIndexed as error:
-        raise make_not_ready_error(error, 5) from None
+        raise make_not_ready_error(error.message, 5) from None
+
+
+def _too_many_searches_error() -> ApiError:
+    return make_not_ready_error("too many text searches are running, for this API key or in total", 5)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, delete, false, func, or_, select, text, update
+from sqlalchemy import ColumnElement, Select, and_, case, delete, false, func, or_, select, text, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session, aliased
 
@@ -219,18 +219,35 @@ class JobStore:
                     return _to_job_record(row)
 
     def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
-        """Set the job that has been queued longest to `running`, and lease it to `manager`.
+        """Set the next queued job to `running`, and lease it to `manager`.
+
+        Owners take turns: the next job is of the owner with the fewest running jobs, and then of the owner whose last
+        job started or ended longest ago. Jobs of one owner start in the order in which they were queued. Readiness
+        checks of one owner get at most half of `limit`, rounded up.
 
         Return None if no job can be claimed, or if `limit` jobs are already running. A job whose earlier driver may
         still exist cannot be claimed. Such a job counts as running.
         """
         now, other = self._clock(), aliased(JobRow)
         busy = select(func.count()).where(or_(other.status == "running", other.handle.is_not(None))).scalar_subquery()
-        waiting = aliased(JobRow)
+        waiting, known = aliased(JobRow), aliased(JobRow)
+        is_busy = or_(known.status == "running", known.handle.is_not(None))
+        owners = (
+            select(
+                known.owner,
+                func.sum(case((is_busy, 1), else_=0)).label("num_busy"),
+                func.sum(case((and_(is_busy, known.readiness.is_not(None)), 1), else_=0)).label("num_readiness_checks"),
+                func.max(case((known.attempt > 0, known.status_changed_at), else_=0)).label("last_turn"),
+            )
+            .group_by(known.owner)
+            .subquery()
+        )
+        has_share = or_(waiting.readiness.is_(None), owners.c.num_readiness_checks < -(-limit // 2))
         first = (
             select(waiting.id)
-            .where(waiting.status == "queued", waiting.handle.is_(None))
-            .order_by(waiting.queued_at, waiting.number)
+            .join(owners, owners.c.owner == waiting.owner)
+            .where(waiting.status == "queued", waiting.handle.is_(None), has_share)
+            .order_by(owners.c.num_busy, owners.c.last_turn, waiting.queued_at, waiting.number)
             .limit(1)
             .scalar_subquery()
         )

@@ -17,6 +17,7 @@ from agent_rft.errors import EndpointRefused, ToolFailed, UserError
 from agent_rft.spec.endpoints import Endpoint
 from agent_rft.spec.operator.allowed_networks import parse_allowed
 from agent_rft.spec.operator.operator_config import OperatorConfig
+from tests.support.budget import budget
 from tests.support.fakes_http import FakeEndpoint, FakeTime, Names, Received, says
 
 PORT = 8000
@@ -101,6 +102,49 @@ async def test_a_name_that_is_rebound_between_check_and_connection_gets_nowhere(
     assert server.received == []
 
 
+async def test_a_name_that_is_rebound_after_answers_gets_no_further_call() -> None:
+    """Each new connection is checked, even if earlier connections of the same client reached an allowed address."""
+    async with FakeEndpoint(says({})) as server:
+        url = URL(server.url).with_host("rebound.example")
+        names = Names(["127.0.0.1"], ["127.0.0.1"], ["127.0.0.2"], ["169.254.169.254"], ["127.0.0.1"])
+        connector = guard(f"127.0.0.1:{url.port}").make_connector(url, names, use_dns_cache=False, force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            for reached in (True, True, False, False, True):
+                if reached:
+                    assert (await session.post(url, json={})).status == 200
+                else:
+                    with pytest.raises(aiohttp.ClientConnectorError) as refused:
+                        await session.post(url, json={})
+                    assert isinstance(refused.value.os_error, ForbiddenAddress)
+    assert (len(server.received), names.asked) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://" + "\u00e4." * 150_000 + "example/x",  # parsing this one takes most of a second
+        "http://" + "\u00e4" * 300_000 + "/x",
+        "http://" + "a" * 254 + "/x",
+        "http://a@" + "a" * 254 + ":80/x",
+        "http://" + "a" * 254 + "\\x",
+        "http://a.example/" + "a" * 8_192,
+        "http://a.example/" + "\u00e4" * 4_096,
+        "http://" + "a" * 300_000 + "@a.example/x",
+    ],
+    ids=range(8),
+)
+def test_a_long_url_is_not_parsed(url: str) -> None:
+    with budget(cpu_s=0.05, mib=5):
+        problem = find_endpoint_problem(url, {})
+    assert problem is not None
+    assert "is longer than 8,192 bytes" in problem or "has a host with more than 253 characters" in problem
+
+
+@pytest.mark.parametrize("url", ["http://" + "a." * 126 + "a:8000/x", "http://a.example/" + "a" * 8_175])
+def test_the_longest_url_is_accepted(url: str) -> None:
+    assert find_endpoint_problem(url, {}) is None
+
+
 @pytest.mark.parametrize(
     "address",
     [
@@ -114,6 +158,10 @@ async def test_a_name_that_is_rebound_between_check_and_connection_gets_nowhere(
         "::ffff:169.254.169.254",
         "64:ff9b::a9fe:a9fe",
         "2002:a9fe:a9fe::",
+        "::ffff:0:169.254.169.254",
+        "64:ff9b:1:a9fe:a9:fe00::",
+        "64:ff9b:1::a9fe:a9fe",
+        "2606:4700::5efe:a9fe:a9fe",
         "100.100.100.200",
     ],
 )
@@ -169,6 +217,11 @@ async def test_a_connector_serves_no_other_host_than_that_of_its_guard() -> None
         "[::127.0.0.1]",
         "[64:ff9b::7f00:1]",
         "[2002:7f00:1::]",
+        "[::ffff:0:7f00:1]",
+        "[64:ff9b:1:7f00:0:100::]",
+        "[2606:4700::200:5efe:7f00:1]",
+        "[5f00::1]",
+        "[3fff:fff::1]",
         "169.254.169.254",
         "１２７.0.0.1",
         "127.0.0.2",
@@ -217,8 +270,8 @@ def test_zone_ids_hide_no_address(address: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("http://tools.internal:8000", "write its host and port"),
-        ("user@tools.internal:8000", "write its host and port"),
+        ("http://tools.internal:8000", "write only the host and the port"),
+        ("user@tools.internal:8000", "write only the host and the port"),
         ("*.internal:8000", "wildcards are not supported"),
         ("fe80::1%eth0", "zone ids"),
         ("[fe80::1%eth0]:80", "zone ids"),

@@ -133,6 +133,69 @@ def test_there_is_nothing_to_find_outside_of_the_sandbox() -> None:
             assert process.rlimit(getattr(resource, name)) == (value, value)
 
 
+CODECS = ("utf_16", "idna", "punycode", "cp1252", "rot13", "zlib", "mbcs", "unicode_escape", "/etc/passwd", "../x")
+NEED_FILES: dict[str, str] = {
+    **{f"the codec {name}": f"{{{{ 'a'.encode('{name}') }}}}" for name in CODECS},
+    **{f"decoding by {name}": f"{{{{ 'a'.encode().decode('{name}') }}}}" for name in CODECS},
+    "a file of templates": "{% include '/etc/passwd' %}",
+    "a time": "{{ strftime_now('%c %x %Z') }}",
+    "a wrong argument": "{{ messages | join(cycler) | int(base=messages) }}",
+    "a wrong call": "{{ strftime_now() }}",
+    "its functions": "{{ cycler }} {{ raise_exception }} {{ strftime_now }} {{ lipsum }} {{ self }} {{ joiner }}",
+    "an error with its functions": "{{ raise_exception([cycler, raise_exception, lipsum, namespace, joiner]) }}",
+    "a value that is no text": "{{ messages.x.y }}",
+}
+
+
+@pytest.mark.parametrize("text", NEED_FILES.values(), ids=NEED_FILES)
+def test_neither_an_error_nor_a_text_shows_a_path(text: str) -> None:
+    with ChatTemplate(text, limits=LIMITS) as template:
+        try:
+            shown = template.render(MESSAGES, (), generate=True)
+        except RenderFailed as error:
+            shown = f"{error} {error.message} {error.public_message} {error.fix}"
+    for path in ("site-packages", "/usr", "/work", "/home", "/lib", "/tmp", "Errno", ".py"):
+        assert path not in shown
+
+
+FILTERS = {
+    "abs": "1",
+    "attr": "m|attr('x')",
+    "batch": "[1]|batch(2)|list",
+    "dictsort": "m|dictsort",
+    "filesizeformat": "9999|filesizeformat",
+    "groupby": "[m]|groupby('a')|list",
+    "indent": "x|indent(2, true)",
+    "int": "'x'|int(3)",
+    "lipsum": "lipsum(1)",
+    "pprint": "m|pprint",
+    "random": "[1]|random",
+    "reject": "[1]|reject('odd')|list",
+    "round": "1.5|round(method='ceil')",
+    "striptags": "x|striptags",
+    "unescape": "(x|escape).unescape()",
+    "tojson": "m|tojson(indent=2)",
+    "truncate": "x|truncate(3)",
+    "urlencode": "m|urlencode",
+    "urlize": "'see https://a.example b@c.example'|urlize",
+    "wordcount": "x|wordcount",
+    "wordwrap": "x|wordwrap(2)",
+    "xmlattr": "m|xmlattr",
+    "format": "'%s'|format(x)",
+}
+
+
+def test_filters_that_import_modules_work() -> None:
+    """All filters of Jinja that may import a module, and those that a template commonly uses."""
+    text = "{% set x = '<b>&lt; words</b>' %}{% set m = {'a': 'b'} %}" + "".join(
+        f"{{% if name == '{name}' %}}{{{{ {expression} }}}}{{% endif %}}" for name, expression in FILTERS.items()
+    )
+    with ChatTemplate(text, limits=LIMITS) as template:
+        shown = {name: template.render(MESSAGES, (), generate=True, name=name) for name in FILTERS}
+    assert shown["striptags"] == "< words" and shown["pprint"] == "{'a': 'b'}"
+    assert all(text for name, text in shown.items() if name != "attr")
+
+
 @pytest.mark.parametrize("text", ["\ud800", "{{ '\\ud800' }}", "{{ messages[1].content }}", "{{ messages | tojson }}"])
 def test_a_text_that_no_tokenizer_takes_is_an_error(text: str) -> None:
     messages = [*MESSAGES, {"role": "user", "content": "\udfff"}]

@@ -6,18 +6,21 @@ The sandbox's other tests are in tests/integration/actors/sandbox.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import AsyncIterator, Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_rft.actors.sandbox import cgroup
-from agent_rft.actors.sandbox.sandbox_config import SandboxLimits
+from agent_rft.actors.sandbox.sandbox_config import GRADER_PACKAGES, SandboxLimits, find_importable_modules
 from tests.support.budget import budget
 from tests.support.graders import RUNTIME, SERVER, Make, failure, python_graders
-from tests.support.sandboxes import COST, SANDBOXES, attacked
+from tests.support.sandboxes import BUBBLEWRAP, COST, SANDBOXES, attacked
 
 
 @pytest.fixture
@@ -59,6 +62,36 @@ def test_what_got_past_a_limit_is_blocked_or_killed(sandbox: str, attack: str) -
 def test_all_attacks_together_stay_within_their_budget(sandbox: str) -> None:
     cost = attacked(tuple(ATTACKS))[sandbox].result()[COST]
     assert cost["cpu_s"] < CPU_S and cost["grown_bytes"] < GROWN_BYTES, cost
+
+
+PACKAGE_FOLDERS = [
+    *(os.path.realpath(path) for path in sys.path if path.endswith("-packages")),
+    *map(str, Path(sys.base_prefix).glob("lib/python*/*-packages")),
+]
+
+
+@pytest.mark.parametrize("method", ["namespaces", *BUBBLEWRAP])
+async def test_a_sandbox_contains_only_the_listed_packages(make: Make, method: str) -> None:
+    """Neither an import nor a path leads to another package of this machine, such as those with the server's code."""
+    other = set(metadata.packages_distributions()) - find_importable_modules() - sys.stdlib_module_names - {"agent_rft"}
+    assert {"ray", "torch", "aiohttp"} < other and PACKAGE_FOLDERS
+    grader = make(
+        "import importlib, importlib.util, os, sys\ndef grade(sample, item):\n"
+        "    found = [name for name in item['other'] if importlib.util.find_spec(name)]\n"
+        "    sys.path += item['folders']\n    importlib.invalidate_caches()\n"
+        "    found += [name for name in item['other'] if importlib.util.find_spec(name)]\n"
+        "    found += [path for path in item['folders'] if os.path.exists(path) and os.listdir(path)]\n"
+        "    found += [path for path in ('/.packages/x', *item['folders']) if make(path)]\n"
+        "    if found:\n        raise ValueError(found[:20])\n"
+        "    for name in item['listed']:\n        importlib.import_module(name)\n    return len(item['listed'])\n"
+        "def make(path):\n    try:\n        os.makedirs(path + '/new')\n    except OSError:\n        return False\n"
+        "    return True\n",
+        timeout_s=60,
+        sandbox_method=method,
+    )
+    listed = [name for name in GRADER_PACKAGES.values() if name in find_importable_modules()]
+    item = {"other": sorted(other), "folders": PACKAGE_FOLDERS, "listed": listed}
+    assert (await grader.grade({}, item, "trace_1")).value == len(listed) > 5
 
 
 async def test_files_of_the_scratch_folder_count_as_memory(make: Make) -> None:

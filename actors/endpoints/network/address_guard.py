@@ -56,16 +56,24 @@ _FORBIDDEN = {
     ip_network("192.0.0.0/24"): AddressKind.RESERVED,
     ip_network("192.88.99.0/24"): AddressKind.RESERVED,
     ip_network("fec0::/10"): AddressKind.PRIVATE,
+    ip_network("3fff::/20"): AddressKind.RESERVED,  # documentation (RFC 9637)
 }
 """Kinds of forbidden networks that the module `ipaddress` does not recognize, or describes less precisely."""
 _LOCAL = tuple(map(ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")))
 """Loopback and private networks (RFC 1918, RFC 4193)."""
-_EMBEDDED_IPV4 = {  # IPv6 network -> left shift of the embedded IPv4 address in bits
+_GLOBAL_UNICAST = ip_network("2000::/3")
+"""IANA has reserved all other IPv6 networks, such as 5f00::/16, or assigned them to purposes that are not public."""
+_EMBEDDED_IPV4 = {  # IPv6 network -> right shift of the embedded IPv4 address in bits
     ip_network("::/96"): 0,  # IPv4-compatible, deprecated
-    ip_network("64:ff9b::/96"): 0,  # NAT64
-    ip_network("64:ff9b:1::/48"): 0,  # NAT64 of a site
+    ip_network("::ffff:0:0/96"): 0,  # IPv4-mapped
+    ip_network("::ffff:0:0:0/96"): 0,  # IPv4-translated (RFC 2765)
+    ip_network("64:ff9b::/96"): 0,  # NAT64 (RFC 6052)
+    ip_network("64:ff9b:1::/48"): 0,  # NAT64 of a site (RFC 8215)
     ip_network("2002::/16"): 80,  # 6to4
 }
+_SITE_NAT64 = ip_network("64:ff9b:1::/48")
+_ISATAP = frozenset({0x00005EFE, 0x02005EFE})
+"""Upper half of the interface id of an ISATAP address (RFC 5214), with any IPv6 prefix; the lower half is IPv4."""
 
 
 class ForbiddenAddress(OSError):
@@ -214,22 +222,33 @@ def _classify(address: IPAddress) -> AddressKind | None:
         return AddressKind.MULTICAST
     if address.is_private:
         return AddressKind.PRIVATE
-    return None if address.is_global else AddressKind.RESERVED
+    if isinstance(address, IPv4Address):
+        return None if address.is_global else AddressKind.RESERVED
+    is_translated = any(address in network for network in _EMBEDDED_IPV4)
+    return None if is_translated or address in _GLOBAL_UNICAST else AddressKind.RESERVED
 
 
 def _extract_ipv4(address: IPAddress) -> tuple[IPv4Address, ...]:
     """Return the IPv4 addresses that are embedded in an IPv6 address; traffic to the IPv6 address may reach them."""
-    if isinstance(address, IPv4Address):
+    if isinstance(address, IPv4Address) or address in (IPv6Address("::"), IPv6Address("::1")):
         return ()
-    if address.ipv4_mapped is not None:
-        return (address.ipv4_mapped,)
     if address.teredo is not None:
         return address.teredo
-    if address in (IPv6Address("::"), IPv6Address("::1")):
-        return ()
-    return tuple(
-        IPv4Address(int(address) >> bits & 0xFFFFFFFF) for net, bits in _EMBEDDED_IPV4.items() if address in net
-    )
+    bits = int(address)
+    found = [IPv4Address(bits >> shift & 0xFFFFFFFF) for net, shift in _EMBEDDED_IPV4.items() if address in net]
+    if bits >> 32 & 0xFFFFFFFF in _ISATAP:
+        found.append(IPv4Address(bits & 0xFFFFFFFF))
+    return (*(_extract_site_nat64(bits) if address in _SITE_NAT64 else ()), *found)
+
+
+def _extract_site_nat64(bits: int) -> list[IPv4Address]:
+    """Return the IPv4 addresses that a translator with a prefix of 48, 56 or 64 bits would reach (RFC 6052, 2.2).
+
+    The prefix is unknown, so all readings count, except those in 0.0.0.0/8, which no translator can reach.
+    """
+    readings = [(bits >> 64 & 0xFFFF) << 16 | bits >> 40 & 0xFFFF]  # bits 64 to 71 are not part of the address
+    readings += [(bits >> 64 & 0xFF) << 24 | bits >> 32 & 0xFFFFFF, bits >> 24 & 0xFFFFFFFF]
+    return [IPv4Address(reading) for reading in readings if reading >> 24]
 
 
 def parse_address(host: str) -> IPAddress | None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     )
 
 RESERVED_HEADERS = frozenset({"content-length", "transfer-encoding", "idempotency-key"})
+MAX_URL_BYTES = 8_192
+MAX_HOST_CHARS = 253
+"""Maximum length of a host name in DNS."""
 MIN_SECRET_CHARS = 6
 """Minimum length of a secret; shorter parts of header values, such as a scheme or a version, are not redacted."""
 
@@ -43,6 +46,8 @@ def find_endpoint_problem(url: str, headers: Headers, name: str = "URL") -> str 
 
 def find_url_problem(url: str) -> str | None:
     """Return the problem with a URL as a predicate ("is invalid; ..."); None if the URL is valid."""
+    if (problem := find_length_problem(url)) is not None:
+        return problem
     try:
         parsed = URL(url)
         (parsed.host or "").encode("idna")
@@ -52,6 +57,19 @@ def find_url_problem(url: str) -> str | None:
         return "must start with http:// or https:// and name a host"
     if re.search(r"\s", parsed.host):
         return "contains white space in its host"
+    return None
+
+
+def find_length_problem(url: str) -> str | None:
+    """Return the problem with a URL's length as `find_url_problem` does, without parsing the URL.
+
+    A parser may take seconds to convert a long host name with non-ASCII letters.
+    """
+    if len(url) > MAX_URL_BYTES or len(url.encode(errors="replace")) > MAX_URL_BYTES:
+        return f"is longer than {MAX_URL_BYTES:,} bytes; send long values in a header"
+    authority = re.split(r"[/?#\\]", url.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
+    if len(re.sub(r":\d*$", "", authority)) > MAX_HOST_CHARS:
+        return f"has a host with more than {MAX_HOST_CHARS} characters; use a name that DNS supports"
     return None
 
 

@@ -11,6 +11,7 @@ import ast
 import asyncio
 import math
 import secrets
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,7 +22,12 @@ from agent_rft import untrusted
 from agent_rft.actors.endpoints.request_body import encode_json
 from agent_rft.actors.graders.grader_protocol import range_problem
 from agent_rft.actors.runtime.cpu_cores import count_usable_cores
-from agent_rft.actors.sandbox.sandbox_config import SandboxLimits, SandboxMethod
+from agent_rft.actors.sandbox.sandbox_config import (
+    GRADER_PACKAGES,
+    SandboxLimits,
+    SandboxMethod,
+    find_importable_modules,
+)
 from agent_rft.actors.sandbox.sandbox_start import (
     START_S,
     Sandbox,
@@ -43,6 +49,8 @@ OUTPUT_JSON = "sample.output_json"
 """Path in an error, if the grader reads `sample["output_json"]` but the sample has no JSON."""
 FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
 """Modules that contained `run_untrusted` before version 0.2.0."""
+OWN_MODULES = frozenset({"agent_rft", "grader"})
+"""Modules of the sandbox: the one with `run_untrusted`, and the grader itself."""
 
 
 class PythonRunner:
@@ -321,7 +329,7 @@ def python_source_problems(source: str) -> list[str]:
         if isinstance(error, SyntaxError) and error.lineno:
             return [f"line {error.lineno}: {error.msg}"]
         return [f"the source cannot be parsed: {str(error) or 'nested too deeply'}"]
-    if former := sorted(FORMER_MODULES & imported_packages(module)):
+    if former := sorted(FORMER_MODULES & set[str]().union(*map(_imported_by, ast.walk(module)))):
         return [
             f"the source imports {name}, which was removed in 0.2.0. Write `from agent_rft import run_untrusted`"
             for name in former
@@ -332,15 +340,46 @@ def python_source_problems(source: str) -> list[str]:
     return _parameter_problems(functions[-1]) if functions else []
 
 
-def imported_packages(module: ast.Module) -> set[str]:
-    """Return the top-level packages that a module imports."""
-    names: set[str] = set()
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
+def find_missing_imports(source: str) -> list[tuple[str, str]]:
+    """Return the problem and the fix of each import in a grader's source that fails in every sandbox.
+
+    Imports in a `try` or `if` are not checked, because the source may work without them.
+    """
+    try:
+        module = _parse_module(source) if len(source) <= MAX_PARSED_CHARS else ast.Module([], [])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    installed = find_importable_modules()
+    importable = sorted(name for name, top in GRADER_PACKAGES.items() if top in installed)
+    by_module = {top: name for name, top in GRADER_PACKAGES.items()}
+    found = []
+    for name in sorted(_needed_packages(module) - installed - sys.stdlib_module_names - OWN_MODULES - FORMER_MODULES):
+        problem = f"the source imports {name}, which the sandbox does not contain"
+        if name in by_module:
+            fix = f"install the package {by_module[name]} on all machines that run graders, or remove the import"
+        else:
+            fix = f"import only the standard library and {', '.join(importable)}; or use an endpoint grader"
+        found.append((problem, fix))
+    return found
+
+
+def _needed_packages(module: ast.Module) -> set[str]:
+    """Return the top-level packages that a module imports outside of `try` and `if`."""
+    names, left = set[str](), list[ast.AST]([module])
+    while left:
+        node = left.pop()
+        names |= _imported_by(node)
+        left += [] if isinstance(node, (ast.If, ast.Try, ast.TryStar)) else ast.iter_child_nodes(node)
     return names
+
+
+def _imported_by(node: ast.AST) -> set[str]:
+    """Return the top-level packages that a statement imports, without those of nested statements."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return {node.module.partition(".")[0]}
+    return set()
 
 
 def _is_function(node: ast.AST) -> bool:

@@ -6,15 +6,12 @@ secrets.
 
 from __future__ import annotations
 
-import ast
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_rft.actors.endpoints.http_response import truncate
-from agent_rft.actors.graders.kinds.python_grader import MAX_PARSED_CHARS, imported_packages
 from agent_rft.actors.grading.grader_factory import iterate_graders
 from agent_rft.cli.openai_import.export_source import ROWS
 from agent_rft.cli.openai_import.open_models import propose_model
@@ -35,7 +32,7 @@ from agent_rft.spec.config_reader import (
     validate,
 )
 from agent_rft.spec.endpoints import MAX_TIMEOUT_S, MAX_TRIAL_CALL_S, ToolSpec
-from agent_rft.spec.graders import LabelModelGrader, PythonGrader, ScoreModelGrader, TextSimilarityGrader
+from agent_rft.spec.graders import LabelModelGrader, ScoreModelGrader, TextSimilarityGrader
 from agent_rft.spec.job import JobSpec, Reinforcement, RolloutLimits
 from agent_rft.spec.operator.operator_config import ModelEndpoint, OperatorConfig
 from agent_rft.spec.step_plan import REASONING_TOKENS
@@ -103,7 +100,6 @@ def convert_job(job: OpenAIJob, rows: Mapping[str, ConvertedRows], model: str | 
         if judges := _configure_judges(spec.reinforcement, secrets, notes):
             operator["models"] = judges
         _check_endpoints(spec.reinforcement, operator, notes)
-        notes += _python_notes(spec.reinforcement)
     notes += _metadata_notes(job)
     return JobConversion(raw, operator, secrets.purposes, notes)
 
@@ -269,11 +265,19 @@ def _placeholder_values(secrets: SecretVariables) -> dict[str, str]:
 def _check_endpoints(reinforcement: Reinforcement, written: Mapping[str, Any], notes: list[str]) -> None:
     """Check the endpoints of graders and tools. Forbidden addresses become notes, because an operator may allow them.
 
+    Missing imports become notes, too, because the package may be installed later.
+
     Raises:
-        InvalidJob: The graders or tools have problems other than forbidden addresses.
+        InvalidJob: The graders or tools have other problems.
     """
     models = {name: ModelEndpoint(base_url=judge["base_url"]) for name, judge in written.get("models", {}).items()}
-    problems = check_endpoints(reinforcement, OperatorConfig(models=models))
+    found = check_endpoints(reinforcement, OperatorConfig(models=models))
+    problems = [problem for problem in found if problem.code != "missing_import"]
+    notes += [
+        f"{problem.field.removeprefix('method.reinforcement.')}: {problem.message}; {problem.fix}"
+        for problem in found
+        if problem.code == "missing_import"
+    ]
     forbidden = [problem for problem in problems if problem.code == "forbidden_address"]
     if len(forbidden) < len(problems):
         raise make_invalid_job([problem for problem in problems if problem not in forbidden])
@@ -307,16 +311,6 @@ def _configure_judges(reinforcement: Reinforcement, secrets: SecretVariables, no
     if models:
         secrets.purposes["OPENAI_API_KEY"] = "the API key for the judges, such as the key used for the import"
     return models
-
-
-def _python_notes(reinforcement: Reinforcement) -> Iterator[str]:
-    for place, grader in iterate_graders(reinforcement):
-        if isinstance(grader, PythonGrader) and len(grader.source) <= MAX_PARSED_CHARS:
-            missing = sorted(
-                imported_packages(ast.parse(grader.source)) - sys.stdlib_module_names - {"numpy", "agent_rft"}
-            )
-            if missing:
-                yield f"{place}: imports {', '.join(missing)}, but only numpy and the standard library are available"
 
 
 # -- the model, the rows and the state of the job ----------------------------------------------------------------------

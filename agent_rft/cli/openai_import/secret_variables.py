@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 from yarl import URL
 
+from agent_rft.actors.endpoints.network.endpoint_url_checks import find_length_problem
+
 DOLLAR = "DOLLAR"
 _REFERENCE = re.compile(r"\$(?=\{[A-Za-z_])")
 
@@ -63,6 +65,8 @@ class SecretVariables:
 
     def _replace_credentials(self, url: str) -> str:
         """Return the URL with variables for its user, password and query values."""
+        if find_length_problem(url) is not None:
+            return url  # too long, which the check of the job reports
         try:
             parsed = URL(url)
         except ValueError:
@@ -80,7 +84,9 @@ class SecretVariables:
 
 
 def _host(url: str) -> str:
-    """Return the host and port of a URL; empty if the URL is invalid or has no host."""
+    """Return the host and port of a URL; empty if the URL is invalid, too long or has no host."""
+    if find_length_problem(url) is not None:
+        return ""
     try:
         return URL(url).raw_authority.rpartition("@")[2]
     except ValueError:

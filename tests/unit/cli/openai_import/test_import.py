@@ -161,7 +161,7 @@ def test_a_model_in_a_folder_is_not_downloaded(api: FakeOpenAI, tmp_path: Path) 
                     {"type": "python", "source": "import pandas, os\ndef grade(sample, item): return 1"}
                 )
             },
-            "imports pandas, but only numpy",
+            "imports pandas, which the sandbox does not contain; install the package pandas",
         ),
     ],
 )

@@ -72,8 +72,8 @@ class ManagedJobs(FolderJobs):
     def new_manager(self, name: str = "first") -> JobManager:
         return JobManager(self.store, self.cluster, self.logs, CONFIG, lambda: self.now, name)
 
-    def create(self) -> str:
-        return self.store.create(NEW_JOB)[0].id
+    def create(self, owner: str = NEW_JOB.owner) -> str:
+        return self.store.create(replace(NEW_JOB, owner=owner))[0].id
 
     def job(self, job_id: str) -> JobRecord:
         return self.store.get(job_id)
@@ -153,6 +153,28 @@ async def test_a_crashed_validation_fails_the_job_and_clients_are_not_told_what_
 
 
 # -- requests of clients -----------------------------------------------------------------------------------------------
+
+
+async def test_a_key_may_run_half_of_the_checks_and_keys_take_turns(jobs: ManagedJobs) -> None:
+    jobs.cluster.hold.clear()
+    own = [jobs.create() for _ in range(5)]
+    await jobs.manager.tick()
+    await asyncio.sleep(0)
+    assert jobs.cluster.validated == own[:2]
+    jobs.store.move(own[0], "cancelled")
+    await jobs.manager.tick()
+    await asyncio.sleep(0)
+    assert jobs.cluster.validated == own[:2], "the check of a cancelled job counts until it ends"
+    others = [jobs.create("key-2") for _ in range(2)] + [jobs.create("key-3")]
+    await jobs.manager.tick()
+    await asyncio.sleep(0)
+    assert jobs.cluster.validated == [*own[:2], others[0]]
+    jobs.cluster.hold.set()
+    for _ in range(4):
+        await jobs.manager.wait_for_checks()
+        await jobs.manager.tick()
+    assert set(jobs.cluster.validated) == {*own, *others}
+    assert jobs.cluster.validated[3] == others[2], "key-3 had no check yet"
 
 
 async def test_a_job_cancelled_during_validation_stays_cancelled(jobs: ManagedJobs) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from agent_rft.cluster.records.index_tables import IndexedRollout
 from agent_rft.cluster.records.rollout_filter import RolloutFilter
 from agent_rft.cluster.records.rollout_index import RolloutIndex
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.serve.jobs.owner_records import MAX_SEARCHES, JobRecords, NotIndexed
+from agent_rft.serve.jobs.owner_records import JobRecords, NotIndexed
 from agent_rft.serve.stores.job_tables import JobRecord
 from tests.support.jobs import FolderJobs, fixture_of
 from tests.support.synthetic import Synthetic
@@ -159,33 +158,6 @@ def test_while_another_process_writes_the_index_clients_are_to_try_again(jobs: J
         with pytest.raises(NotIndexed, match="index"):
             first_page(records, job)
     assert len(first_page(records, job)) == 5
-
-
-def test_only_so_many_texts_are_searched_for_at_a_time(jobs: Jobs) -> None:
-    begun, may_end = threading.Semaphore(0), threading.Event()
-
-    class Index(RolloutIndex):
-        def search_text(self, found: Iterable[IndexedRollout], wanted: str) -> Iterator[tuple[IndexedRollout, bool]]:
-            begun.release()
-            assert may_end.wait(20)
-            return super().search_text(found, wanted)
-
-    job, records = jobs.ran("a"), JobRecords(jobs.store, jobs.runs, Index)
-
-    def search() -> int:
-        return len(records.summaries(job, RolloutFilter(text="net income"), "newest", 5, None).found)
-
-    with ThreadPoolExecutor(MAX_SEARCHES) as pool:
-        searches = [pool.submit(search) for _ in range(MAX_SEARCHES)]
-        try:
-            assert all(begun.acquire(timeout=20) for _ in searches)
-            with pytest.raises(NotIndexed, match="too many other text searches are running"):
-                search()
-            assert len(first_page(records, job)) == 5, "what searches for no text is not refused"
-        finally:
-            may_end.set()
-        assert [one.result() for one in searches] == [5] * MAX_SEARCHES
-    assert search() == 5
 
 
 def test_only_so_many_jobs_are_kept_and_the_others_are_closed(jobs: Jobs) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.serve.jobs.job_comparisons import JobComparisons
+from agent_rft.serve.jobs.job_comparisons import ComparisonSide, JobComparisons
 from agent_rft.serve.routes.comparison_routes import make_router
-from tests.support.api import body_of, client_of
+from tests.support.api import TOKEN, body_of, client_of
 from tests.support.builders import group, group_request, task
 from tests.support.jobs import FolderJobs, fixture_of
 from tests.support.synthetic import Synthetic
@@ -97,3 +100,27 @@ async def test_only_the_owner_and_admins_compare(server: Server) -> None:
     await server.compare(server.job, server.job, token="sk-rft-of-a-test")
     await server.compare(server.job, server.job, token="sk-rft-read", status=404)
     assert (await server.get(f"jobs/{server.job}/evaluations", token="sk-rft-read")).status_code == 404
+
+
+async def test_a_key_runs_one_comparison_at_a_time(server: Server) -> None:
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    class Comparisons(JobComparisons):
+        def compare(self, requested: Sequence[ComparisonSide]) -> dict[str, Any]:
+            begun.release()
+            assert may_end.wait(20)
+            return super().compare(requested)
+
+    server.routers = [make_router(server.store, Comparisons(server.runs))]
+    sides = [f"{server.job}:test-before", f"{server.job}:test-after"]
+    running = [asyncio.create_task(server.compare(*sides))]
+    try:
+        assert await asyncio.to_thread(begun.acquire, timeout=20)
+        refused = await server.compare(*sides, status=503)
+        assert refused["error"]["code"] == "not_ready"
+        running.append(asyncio.create_task(server.compare(*sides, token=TOKEN)))
+        assert await asyncio.to_thread(begun.acquire, timeout=20)
+    finally:
+        may_end.set()
+    assert all(len(found["rows"]) == 8 for found in await asyncio.gather(*running))
+    assert len((await server.compare(*sides))["rows"]) == 8

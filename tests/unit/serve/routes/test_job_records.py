@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,16 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from agent_rft.cli.api_commands.traces_command import ServerTraces
+from agent_rft.cluster.records.index_tables import IndexedRollout
 from agent_rft.cluster.records.rollout_filter import RolloutFilter
-from agent_rft.cluster.records.rollout_index import Order
+from agent_rft.cluster.records.rollout_index import Order, RolloutIndex
 from agent_rft.cluster.records.run_folder import RunFolder
 from agent_rft.errors import UserError
 from agent_rft.events import LearnerRestarted
 from agent_rft.serve.jobs.owner_records import JobRecords
 from agent_rft.serve.routes.job_records import make_router
 from agent_rft.types import DiscardedRollout, Group, Turn
-from tests.support.api import client_of, sync_client_of
+from tests.support.api import TOKEN, client_of, sync_client_of
 from tests.support.bad_requests import Bad, check_refused
 from tests.support.builders import group_request, rollout, untrained
 from tests.support.events import run_event
@@ -326,3 +330,34 @@ def test_the_command_line_reads_a_servers_job_as_it_reads_a_folder(server: Serve
             list(remote.find(RolloutFilter(tool="serch"), "oldest", None))
         with pytest.raises(UserError, match="the job has no rollouts yet"):
             ServerTraces(client, server.queued).newest_file()
+
+
+async def test_a_key_may_run_half_of_the_text_searches(server: Server) -> None:
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    class Index(RolloutIndex):
+        def search_text(self, found: Iterable[IndexedRollout], wanted: str) -> Iterator[tuple[IndexedRollout, bool]]:
+            begun.release()
+            assert may_end.wait(20)
+            return super().search_text(found, wanted)
+
+    server.serve(JobRecords(server.store, server.runs, Index))
+
+    async def search(token: str = "sk-rft-write", view: str = "summary") -> httpx.Response:
+        return await server.get("rollouts", token, text="net income", view=view, limit=5)
+
+    running = [asyncio.create_task(search(view=view)) for view in ("summary", "whole")]
+    try:
+        for _ in running:
+            assert await asyncio.to_thread(begun.acquire, timeout=20)
+        refused = await search()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+        assert "too many text searches are running, for this API key" in refused.json()["error"]["message"]
+        assert (await server.get("rollouts")).status_code == 200, "only searches are limited"
+        others = [asyncio.create_task(search(TOKEN)) for _ in running]
+        for _ in others:
+            assert await asyncio.to_thread(begun.acquire, timeout=20)
+    finally:
+        may_end.set()
+    assert {answer.status_code for answer in await asyncio.gather(*running, *others)} == {200}
+    assert (await search()).status_code == 200

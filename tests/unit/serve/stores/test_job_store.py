@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event, insert
@@ -36,8 +37,8 @@ PATHS = {
 
 
 class JobsByStatus(StoredJobs):
-    def job(self, status: str = "validating_files") -> str:
-        job, _ = self.store.create(NEW_JOB)
+    def job(self, status: str = "validating_files", **changes: Any) -> str:
+        job, _ = self.store.create(replace(NEW_JOB, **changes))
         for to in PATHS[status]:
             self.store.move(job.id, to)  # type: ignore[arg-type]
         return job.id
@@ -133,6 +134,54 @@ def test_a_resumed_job_queues_behind_the_others(jobs: JobsByStatus) -> None:
     jobs.store.move(paused, "queued")
     first = jobs.store.claim_next("m", 1, 10)
     assert first is not None and first.id == waiting
+
+
+def test_keys_take_turns(jobs: JobsByStatus) -> None:
+    """A key that has queued many jobs does not delay another key's job by more than one job."""
+    many = [jobs.job("queued") for _ in range(4)]
+    jobs.now += 1
+    other = jobs.job("queued", owner="key-2")
+    order = list[str]()
+    for _ in range(5):
+        jobs.now += 1
+        claimed = jobs.store.claim_next("m", 1, 10)
+        assert claimed is not None
+        order.append(claimed.id)
+        assert jobs.store.claim_next("m", 1, 10) is None
+        jobs.store.next_attempt(claimed.id, 0, "driver", failures=0)
+        jobs.store.move(claimed.id, "succeeded", attempt=1)
+        assert jobs.store.clear_driver(claimed.id, "driver")
+    assert order == [many[0], other, *many[1:]]
+
+
+def test_a_key_that_pauses_and_resumes_its_job_waits_for_its_turn(jobs: JobsByStatus) -> None:
+    first, other = jobs.job("queued"), jobs.job("queued", owner="key-2")
+    for _ in range(3):
+        claimed = jobs.store.claim_next("m", 1, 10)
+        assert claimed is not None
+        jobs.store.next_attempt(claimed.id, claimed.attempt, "driver", failures=0)
+        jobs.now += 1
+        jobs.store.move(claimed.id, "paused")
+        assert jobs.store.clear_driver(claimed.id, "driver")
+        jobs.store.move(claimed.id, "queued")
+        assert claimed.id == first
+        first, other = other, first
+
+
+def test_a_key_runs_fewer_jobs_than_another_key_first(jobs: JobsByStatus) -> None:
+    own = [jobs.job("queued") for _ in range(3)]
+    other = jobs.job("queued", owner="key-2")
+    claimed = [jobs.store.claim_next("m", 3, 10) for _ in range(3)]
+    assert [job and job.id for job in claimed] == [own[0], other, own[1]]
+
+
+def test_readiness_checks_of_a_key_get_half_of_the_jobs(jobs: JobsByStatus) -> None:
+    readiness = {"samples": 2, "target_s": None}
+    own = [jobs.job("queued", readiness=readiness) for _ in range(3)]
+    assert [job and job.id for job in (jobs.store.claim_next("m", 3, 10) for _ in range(3))] == [own[0], own[1], None]
+    training, other = jobs.job("queued"), jobs.job("queued", owner="key-2", readiness=readiness)
+    assert (claimed := jobs.store.claim_next("m", 3, 10)) is not None and claimed.id == other
+    assert (claimed := jobs.store.claim_next("m", 4, 10)) is not None and claimed.id == training
 
 
 def test_a_job_whose_old_driver_may_still_run_is_not_started_and_counts_as_running(jobs: JobsByStatus) -> None:

@@ -61,6 +61,19 @@ FORBIDDEN = {
     "240.0.0.1": "private",
     "198.18.0.1": "private",
     "192.0.0.8": "reserved",
+    "[::ffff:0:127.0.0.1]": "loopback",
+    "[::ffff:0:169.254.169.254]": "metadata",
+    "[64:ff9b:1:7f00:0:100::]": "loopback",  # NAT64 with a prefix of 48 bits
+    "[64:ff9b:1:7f:0:1::]": "loopback",  # 56 bits
+    "[64:ff9b:1:0:7f:0:100:0]": "loopback",  # 64 bits
+    "[2606:4700::5efe:10.0.0.5]": "private",  # ISATAP
+    "[2606:4700::200:5efe:169.254.169.254]": "metadata",
+    "[2001:0:808:808::80ff:fffe]": "loopback",  # Teredo: the client is 127.0.0.1
+    "[5f00::1]": "reserved",
+    "[3fff::1]": "reserved",
+    "[4000::1]": "reserved",
+    "[100::1]": "private",
+    "[64:ff9b:2::1]": "reserved",
 }
 
 
@@ -97,7 +110,19 @@ def test_numeric_hosts_are_rejected_before_any_call(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["93.184.215.14", "8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]", "tools.example.com"]
+    "host",
+    [
+        "93.184.215.14",
+        "8.8.8.8",
+        "[2606:4700::1111]",
+        "[64:ff9b::808:808]",
+        "[64:ff9b:1::808:808]",
+        "[::ffff:8.8.8.8]",
+        "[::ffff:0:8.8.8.8]",
+        "[2002:808:808::1]",
+        "[2606:4700::5efe:8.8.8.8]",
+        "tools.example.com",
+    ],
 )
 def test_public_addresses_and_names_pass(host: str) -> None:
     assert AddressGuard().find_address_problem(f"https://{host}/x") is None

@@ -9,10 +9,12 @@ import sys
 
 import pytest
 
-from agent_rft.actors.graders.kinds.python_grader import python_source_problems
+from agent_rft.actors.graders.kinds.python_grader import find_missing_imports, python_source_problems
 from agent_rft.actors.sandbox import seccomp
+from agent_rft.actors.sandbox.sandbox_config import GRADER_PACKAGES, find_importable_modules
 from agent_rft.actors.sandbox.sandbox_start import SandboxFailed, SandboxReport, choose_sandbox_method
 from agent_rft.errors import UserError
+from tests.support.paths import ROOT
 
 # -- which sandbox -----------------------------------------------------------------------------------------------------
 
@@ -128,3 +130,51 @@ def test_mistakes_in_the_source_are_found_without_running_it(source: str, proble
 )
 def test_sources_that_may_be_valid_pass(source: str) -> None:
     assert python_source_problems(source) == []
+
+
+LISTED = next(name for name, module in GRADER_PACKAGES.items() if module not in find_importable_modules())
+"""A package that OpenAI lists and that is not installed here."""
+
+
+@pytest.mark.parametrize(
+    ("statement", "fix"),
+    [
+        ("import torch", "import only the standard library and jsonschema, nltk, numpy, "),
+        ("import torch.nn as nn", "or use an endpoint grader"),
+        ("from torch import nn", "or use an endpoint grader"),
+        ("def f():\n    with open('a'):\n        import torch", "or use an endpoint grader"),
+        (f"import {GRADER_PACKAGES[LISTED]}.x", f"install the package {LISTED} on all machines that run graders"),
+    ],
+)
+def test_imports_that_no_sandbox_has_are_found_with_the_fix(statement: str, fix: str) -> None:
+    ((problem, found),) = find_missing_imports(f"{statement}\ndef grade(sample, item): return 1")
+    name = GRADER_PACKAGES[LISTED] if LISTED in fix else "torch"
+    assert problem == f"the source imports {name}, which the sandbox does not contain" and fix in found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import numpy as np, json, os.path, sympy, rapidfuzz, rouge_score, jsonschema, pydantic, yaml, nltk",
+        "import mpmath, typing_extensions, regex",  # dependencies
+        "from agent_rft import run_untrusted",
+        "import grader",
+        "from . import a",
+        "try:\n    import torch\nexcept ImportError:\n    torch = None",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
+        "import torch torch",
+        "x = '\0'",
+        "(" * 50_000,
+        "import torch  # " + "x" * 50_000,
+    ],
+)
+def test_imports_that_may_work_are_not_reported(source: str) -> None:
+    assert find_missing_imports(source) == []
+
+
+def test_the_manual_lists_the_importable_packages() -> None:
+    text = " ".join((ROOT / "docs" / "graders.md").read_text().split())
+    *some, last = GRADER_PACKAGES
+    assert f"{', '.join(some)} and {last}." in text
+    installed = [name for name, module in GRADER_PACKAGES.items() if module in find_importable_modules()]
+    assert f"A standard installation contains these packages: {', '.join(installed)}." in text
