@@ -31,7 +31,7 @@ from ray.serve import Application
 from agent_rft.actors.runtime.grader_nodes import AVOID_PYTHON_GRADERS
 from agent_rft.actors.runtime.telemetry.exporter import MetricsAddress, start_telemetry
 from agent_rft.actors.runtime.telemetry.recorder import Recorder
-from agent_rft.cluster.ray_cluster.ray_internals import job_server_url
+from agent_rft.cluster.ray_cluster.ray_internals import bind_replica_to_loopback, job_server_url
 from agent_rft.cluster.ray_cluster.ray_session import is_local_address
 from agent_rft.errors import UserError
 from agent_rft.serve.console import console_files
@@ -105,12 +105,14 @@ class ApiReplica:
         Raises:
             RftError: The folder, the database or the operator's file cannot be used.
         """
+        address = ray.get_runtime_context().gcs_address
+        if is_local_address(address):
+            bind_replica_to_loopback()
         replica = ray_serve.get_replica_context().rank.rank
         logging.getLogger().addHandler(ServerLog.for_replica(Path(args.folder), replica))
         operator = load_operator(None if args.config is None else Path(args.config), Path(args.folder))
         locations = StateLocations.load(Path(args.folder))
         state = ServerState(locations, operator)
-        address = ray.get_runtime_context().gcs_address
         settings = make_driver_settings(locations, state.database.url, args.config, address)
         resources = EngineResources.from_limits(operator.engines, ray.cluster_resources())
         hosting = RayServeModels(operator.engines, resources, grows=operator.wait_for_nodes_s > 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._common.tls_utils import add_port_to_grpc_server
 from ray._private import ray_constants
 from ray._private.state import available_resources_per_node, state
 from ray.job_config import JobConfig
@@ -211,6 +212,20 @@ def serve_address() -> tuple[str, int]:
 
     options = _get_global_client().http_config
     return options.host, options.port
+
+
+def bind_replica_to_loopback() -> None:
+    """Make the internal gRPC port of this process's Ray Serve replica listen only on the loopback address.
+
+    The constructor of a deployment calls this, because Ray Serve opens the port after the constructor.
+
+    Uses: `add_port_to_grpc_server` of `ray.serve._private.replica` and `ray._common.tls_utils`.
+    Why: Ray Serve opens the port on all addresses, unpickles what it receives, and checks only Ray's token.
+    Remove when: Ray Serve opens the port on the node's address.
+    """
+    from ray.serve._private import replica
+
+    replica.add_port_to_grpc_server = lambda server, _address: add_port_to_grpc_server(server, "127.0.0.1:0")
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.cluster.planning.model_folder import MAX_AUTO_CONTEXT, find_model
 from agent_rft.cluster.planning.model_shape import get_text_config, read_config, read_max_context
 from agent_rft.cluster.ray_cluster.cluster_usage import MODEL_APPS, ClusterUsage, read_usage, record_model_name
+from agent_rft.cluster.ray_cluster.ray_internals import bind_replica_to_loopback
 from agent_rft.cluster.ray_cluster.ray_session import is_local_address
 from agent_rft.errors import EngineFailed, Problem, RftError, UserError
 from agent_rft.serve.inference.model_server import ANSWER_TIMEOUT_S, Answers, AppState, NotServed
@@ -160,8 +161,11 @@ class EngineReplica:
     """
 
     async def __init__(self, make: MakeEngine, record: ModelRecord, resources: EngineResources) -> None:  # type: ignore[misc]
+        is_local = is_local_address(ray.get_runtime_context().gcs_address)
+        if is_local:
+            bind_replica_to_loopback()
         name = record.id if AdapterFolder.read(Path(record.folder)) is None else record.base
-        address = MetricsAddress.from_environment(name, local=is_local_address(ray.get_runtime_context().gcs_address))
+        address = MetricsAddress.from_environment(name, local=is_local)
         start_telemetry(address, f"engine-{ray_serve.get_replica_context().rank.rank}")
         self._engine = await asyncio.to_thread(make, record, resources)
         self._calls = 0

@@ -12,6 +12,7 @@ import pytest
 
 from tests.console.conftest import Site, state_of
 from tests.support.browser import PHONE
+from tests.support.sockets import check_ports
 
 Open = Callable[..., Any]
 EMPTY_TOKEN = ""
@@ -144,6 +145,7 @@ def test_a_run_without_a_server_is_shown_by_its_address(opened: Open, site: Site
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as console:
         assert console.stdin is not None and console.stdout is not None
         address = console.stdout.readline().strip()
+        check_ports(console.pid, "console")
         page = opened(address, token=EMPTY_TOKEN)
         page.get_by_role("navigation").wait_for()
         assert page.get_by_role("link", name="Keys").count() == 0, "what only a server has is left out"

@@ -43,6 +43,7 @@ from tests.e2e.process_logs import log_files, tracebacks
 from tests.support.browser import Watched
 from tests.support.fakes_http import unused_port
 from tests.support.paths import LEDGER, ROOT
+from tests.support.sockets import check_ports
 
 EXAMPLES = ROOT / "examples"
 STEPS, ROWS = 6, 16
@@ -181,6 +182,8 @@ def job(server: Server, servers: Servers, notebook: Notebook, window: Watched) -
     notebook.names["client"] = client
     made = notebook.names["job"]
     assert servers.token not in made.model_dump_json(warnings=False)
+    wait_for(server, made.id, "Step 1/6")
+    check_ports(server.process.pid, "job")
     wait_for(server, made.id, "Step 3/6")
     kill_driver(made.id)
     wait_for(server, made.id, "Step 5/6")
@@ -229,6 +232,12 @@ def test_the_tuned_model_uses_its_tools_as_well_as_the_job_reported(
     client = openai.OpenAI(api_key=server.key, base_url=server.url, timeout=300, max_retries=5)
     grade = mean_grade(agent, client, job.fine_tuned_model, rows * 2, servers)
     assert grade > reported - 0.2  # two standard errors of 16 rows and of 32 rollouts
+
+
+def test_a_served_model_listens_only_where_the_manual_says(server: Server, job: Any) -> None:
+    client = server.client.with_options(timeout=300, max_retries=5)
+    assert client.responses.create(model=job.fine_tuned_model, input="What is 2 + 2?").status
+    check_ports(server.process.pid, "served model")
 
 
 @pytest.mark.timeout(600)

@@ -24,6 +24,7 @@ from tests.e2e.client_commands import Commands
 from tests.e2e.command import AGENT_RFT, marked, processes_left
 from tests.e2e.local_commands import EXCEPTIONS, call_all, documented
 from tests.support.paths import LEDGER, ROOT
+from tests.support.sockets import check_ports
 
 STEPS = 8
 
@@ -57,6 +58,8 @@ def test_a_job_stops_with_a_checkpoint_resumes_and_learns(folder: Path, environm
         output = []
         for line in first.stdout:
             output.append(line)
+            if f"step 1/{STEPS}" in line:
+                check_ports(first.pid, "train")
             if f"step 3/{STEPS}" in line:
                 break
         # As a terminal does: to the whole process group, including Ray's and vLLM's processes.

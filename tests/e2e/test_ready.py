@@ -20,6 +20,7 @@ from examples.openai_sdk.agent_rft import Servers, tools_and_grader, upload
 from tests.e2e.command import AGENT_RFT, marked, processes_left
 from tests.e2e.test_api import Server
 from tests.support.paths import LEDGER
+from tests.support.sockets import check_ports
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 ROWS, SAMPLES = 16, 4
@@ -48,8 +49,9 @@ def test_the_command_says_train_writes_a_page_and_supervised_rows(
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     command = [AGENT_RFT, "ready", str(tmp_path / "job.yaml"), "--json", "--samples", str(SAMPLES)]
     command += ["--runs", str(tmp_path / "runs"), "--export-sft", str(tmp_path / "sft.jsonl")]
-    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    found = json.loads(ended.stdout)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as ended:
+        check_ports(ended.pid, "ready")
+        found = json.loads(ended.communicate()[0])
     assert (ended.returncode, found["verdict"]) == (0, "train"), found["reasons"]
     assert len(found["rows"]) == ROWS and found["grader"]["changed"] == 0.0
     (run,) = (tmp_path / "runs").iterdir()

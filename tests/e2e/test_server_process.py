@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.command import AGENT_RFT
 from tests.support.fakes_http import unused_port
+from tests.support.sockets import check_ports
 
 START_S = 120.0
 
@@ -70,6 +71,7 @@ def test_a_server_starts_serves_stops_and_starts_again(tmp_path: Path, serve: li
     serve.append(process)
     listeners = [c.laddr for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
     assert {address.ip for address in listeners if address.port == metrics_port} == {"127.0.0.1"}
+    check_ports(process.pid, "serve")
     client = openai.OpenAI(api_key=key, base_url=url, max_retries=0)
     made = client.files.create(file=("rows.jsonl", b"{}\n" * 100_000), purpose="fine-tune")
     assert client.files.content(made.id).read() == b"{}\n" * 100_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 
-import psutil
 import pytest
 
 from agent_rft.actors.learner.learner_group import LearnerGroup
@@ -17,26 +17,10 @@ from agent_rft.cluster.ray_cluster.ray_session import ray_session
 from agent_rft.trainer.learner.rank_config import LearnerConfig
 from tests.support.fakes_http import LOCAL
 from tests.support.paths import BASE
+from tests.support.sockets import listening
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning")
 CONFIG = LearnerConfig(BASE, steps=10, learning_rate=1e-3, micro_batch_tokens=200)
-
-
-def listening() -> Iterator[tuple[str, str]]:
-    """(address, process) of all sockets at which this test's processes wait for connections."""
-    here = psutil.Process()
-    for process in (here, *here.children(recursive=True)):
-        try:
-            for connection in process.net_connections("inet"):
-                if connection.status == psutil.CONN_LISTEN:
-                    yield connection.laddr.ip, " ".join(process.cmdline())
-        except psutil.NoSuchProcess:
-            continue
-
-
-def is_loopback(text: str) -> bool:
-    address = ip_address(text)
-    return ((isinstance(address, IPv6Address) and address.ipv4_mapped) or address).is_loopback
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,9 +46,9 @@ async def test_a_local_run_listens_on_the_loopback_address_only() -> None:
     channel = await asyncio.wait_for(dispatcher.get_channel_address.remote(), 60)  # it listens from now on
     ranks = await asyncio.wait_for(LearnerGroup.start(CONFIG, [{"num_cpus": 1}] * 2), 120)
     await asyncio.wait_for(ranks.build(CONFIG), 120)
-    places = list(listening())
+    sockets = listening(os.getpid())
     await ranks.shutdown()
-    names = " ".join(process for _, process in places)
-    assert all(part in names for part in ("gcs_server", "raylet", "RankProcess", "DispatcherActor"))
-    assert [place for place in places if not is_loopback(place[0])] == []
-    assert is_loopback(channel.host)
+    names = {word for socket in sockets for word in socket.command}
+    assert {"gcs_server", "raylet", "ray::RankProcess", "ray::DispatcherActor"} <= names
+    assert [socket for socket in sockets if not socket.is_local] == []
+    assert ip_address(channel.host).is_loopback

@@ -19,6 +19,7 @@ from agent_rft.actors.engine.chat.chat_engine import ServedModel
 from agent_rft.chat.serve_settings import ServeSettings
 from agent_rft.cluster.planning.placement import Placement
 from agent_rft.cluster.ray_cluster.cluster_usage import read_usage
+from agent_rft.cluster.ray_cluster.ray_session import is_local_address
 from agent_rft.cluster.ray_cluster.reservations import Reservations
 from agent_rft.errors import RftError, UserError
 from agent_rft.serve.inference.model_apps import EngineResources, RayServeModels, ServedEngine
@@ -27,6 +28,7 @@ from agent_rft.serve.stores.model_registry import ModelRecord
 from agent_rft.spec.operator.operator_config import EngineLimits
 from agent_rft.wire.api_errors import ApiError
 from tests.support.fakes_http import until
+from tests.support.sockets import listening
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -160,6 +162,12 @@ async def test_a_second_model_waits_for_the_first_one_s_answers_and_then_replace
     other = await served.chat({"model": "b"})
     assert busy.done() and (await busy)["pid"] != other["pid"]
     assert models.said("a") == ["started", "stopped"]
+
+
+async def test_on_a_cluster_with_other_machines_they_can_reach_a_replica(served: ServedModels) -> None:
+    replica = listening((await served.chat({"model": "a"}))["pid"])
+    is_local = is_local_address(ray.get_runtime_context().gcs_address)  # only on a machine without a network
+    assert len(replica) >= 2 and {socket.is_local for socket in replica} == {is_local}
 
 
 @pytest.mark.nightly
