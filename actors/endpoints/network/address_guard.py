@@ -176,7 +176,8 @@ class _SingleHostConnector(aiohttp.TCPConnector):
     def __init__(self, host: str, **options: Any) -> None:
         super().__init__(**options)
         self._host = host
-        self._factory = partial(BoundedResponseHandler, loop=self._loop)  # aiohttp has no public way to count bytes
+        # aiohttp has no public way to count bytes.
+        self._factory = partial(BoundedResponseHandler, loop=self._loop)  # type: ignore[assignment]
 
     async def connect(self, req: aiohttp.ClientRequest, *args: Any, **options: Any) -> aiohttp.connector.Connection:
         if req.url.raw_host != self._host:
