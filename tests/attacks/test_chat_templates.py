@@ -143,7 +143,7 @@ NEED_FILES: dict[str, str] = {
     "a wrong call": "{{ strftime_now() }}",
     "its functions": "{{ cycler }} {{ raise_exception }} {{ strftime_now }} {{ lipsum }} {{ self }} {{ joiner }}",
     "an error with its functions": "{{ raise_exception([cycler, raise_exception, lipsum, namespace, joiner]) }}",
-    "a value that is no text": "{{ messages.x.y }}",
+    "a missing value": "{{ messages.x.y }}",
 }
 
 
