@@ -1,6 +1,6 @@
-"""`python -m docs.console_pictures RUN [--out FOLDER]`: pictures of the console over a run folder.
+"""`python -m docs.console_pictures RUN [--out FOLDER]`: takes pictures of the console of a run folder.
 
-Those of the manual are in docs/assets/console; they show a run of `make real-model`.
+The pictures of the manual are in docs/assets/console. They show a run of `make quickstart`.
 """
 
 import argparse
@@ -11,10 +11,10 @@ from pathlib import Path
 from tests.support.browser import PHONE, WIDE, chromium
 
 PAGES = (
-    ("job", "jobs/{job}", WIDE, "light", 400),
+    ("job", "jobs/{job}", WIDE, "light", 465),
     ("rollouts", "jobs/{job}/rollouts?file=test-after", WIDE, "light", 0),
     ("rollout", "jobs/{job}/rollouts/test-after.0", WIDE, "dark", 0),
-    ("phone", "jobs/{job}", PHONE, "dark", 800),
+    ("phone", "jobs/{job}", PHONE, "dark", 900),
 )
 """Name of the picture, address, size, colors, and how many pixels it is scrolled down."""
 

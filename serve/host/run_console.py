@@ -135,7 +135,8 @@ class RunMirror:
                 return
             case CheckpointSaved(path=path):
                 self._store.add_checkpoint(self.id, event.step, str(strip_owner_folder(Path(path).resolve())), {})
-        self._store.add_event(self.id, event.level, event.message, data={"kind": event.kind, **event.data})
+        data = {"kind": event.kind, "version": event.version, "step": event.step, **event.data}
+        self._store.add_event(self.id, event.level, event.message, data=data)
 
     def _read_metrics(self, step: int) -> dict[str, float] | None:
         """Return a step's metrics, or None if they are missing.

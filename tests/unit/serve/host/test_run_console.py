@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from agent_rft.cluster.records.run_folder import RunFolder
-from agent_rft.events import JobEnded, JobStarted, Outcome, StepDone
+from agent_rft.events import JobEnded, JobStarted, Notice, Outcome, StepDone
 from agent_rft.serve.host.run_console import RunMirror, make_console_app
 from agent_rft.serve.host.server_state import ServerState, StateLocations
 from agent_rft.serve.stores.job_store import JobStore
@@ -100,6 +100,13 @@ def test_what_the_run_writes_is_followed_to_its_end(opened: Opened, outcome: Out
     assert (event.type, (event.data or {})["step"]) == ("metrics", 3)
     opened.write(JobEnded(outcome=outcome))
     assert opened.store.get(opened.mirror.id).status == status
+
+
+def test_stored_events_have_kind_version_and_step(opened: Opened) -> None:
+    """As on a server: without the step, the validation before the first step would not be the baseline."""
+    opened.write(Notice(step=4, text="a message"))
+    data = opened.store.events(opened.mirror.id)[0][0].data
+    assert data == {"kind": "notice", "version": Notice.VERSION, "step": 4, "text": "a message"}
 
 
 def test_a_run_that_was_stopped_and_resumed_is_running(opened: Opened) -> None:
