@@ -11,9 +11,11 @@ DATA = Path("docs/assets/learning.json")
 PATH = "docs/assets/learning.svg"
 WIDTH, HEIGHT, PLOT_WIDTH, PLOT_HEIGHT = 900, 440, 370, 130
 """Pixels."""
-STYLE = """text { font: 14px ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; fill: #1f2937; }
-    .b { font-weight: 600; font-size: 16px; } .s { fill: #4b5563; } .e { text-anchor: end; } .m { text-anchor: middle; }
-    .g { stroke: #e5e8ee; } .c { fill: none; stroke: #5566c8; stroke-width: 2.4; stroke-linejoin: round; }"""
+FONT = 'ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif'
+STYLE = f"""text {{ font: 14px {FONT}; fill: #1f2937; }}
+    .b {{ font-weight: 600; font-size: 16px; }} .s {{ fill: #4b5563; }} .e {{ text-anchor: end; }}
+    .m {{ text-anchor: middle; }} .g {{ stroke: #e5e8ee; }}
+    .c {{ fill: none; stroke: #5566c8; stroke-width: 2.4; stroke-linejoin: round; }}"""
 
 
 def files() -> dict[str, str]:
