@@ -2,7 +2,7 @@
 
 Graders and users' servers import this module. A `python` grader already runs in a sandbox, so `run_untrusted` asks a
 runner outside that sandbox to run the code. In any other process, `run_untrusted` starts the sandbox itself. See
-docs/graders.md, "Model-written code".
+docs/endpoints.md, "run_untrusted".
 
 In a grader's sandbox, this package consists only of this file, `__init__` and the files of the sandbox worker.
 Therefore this file imports no other module of the package at module level.

@@ -1,4 +1,4 @@
-"""The tables of rows and messages on the page about endpoints: each line does what it says."""
+"""The tables of rows and messages in docs/formats.md: each line does what it says."""
 
 from __future__ import annotations
 

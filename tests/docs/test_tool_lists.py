@@ -14,7 +14,7 @@ from agent_rft.errors import InvalidJob
 from agent_rft.spec.schemas.dataset_schemas import TYPES
 from tests.support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "endpoints.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
 _CODE = re.compile(r"`([^`]+)`")
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
