@@ -39,7 +39,7 @@ UNDOCUMENTED = {
 }
 """Attributes of DeepSpeed's parameters and optimizers, and of vLLM's engine, whose names do not show it."""
 OF_OTHERS = {
-    *("_exit", "_fields", "_run_exitfuncs", "_base_executable"),  # Python
+    *("_exit", "_fields", "_replace", "_run_exitfuncs", "_base_executable"),  # Python
     "_timeout",  # PyTorch
     *("_is_hf_initialized", "_is_stateful", "_weight_conversions"),  # Transformers
 }

@@ -35,4 +35,4 @@ def test_models_are_evaluated_once_and_equal_ones_do_not_differ(tmp_path: Path) 
     assert compared.returncode == 0, compared.stderr
     found = json.loads(compared.stdout)
     assert len(found["rows"]) == 2 and found["changes"][0]["measures"]["reward"]["verdict"] == "unclear"
-    assert compared.stderr.count("is reused") == 1, "the copy has the same contents"
+    assert compared.stderr.count("reusing the evaluation in") == 1, "the copy has the same contents"

@@ -22,10 +22,11 @@ MAX_BODY_BYTES = 6 * MAX_OUTPUT_BYTES + 65_536
 other keys."""
 MAX_FRAMING_BYTES = 65_536
 """Maximum bytes of a response without its body: enough for 13,000 chunks or 2,000 interim responses."""
-MAX_WIRE_BYTES = MAX_BODY_BYTES + (1 << 20)
-"""Maximum bytes of a response. More than the body's reader reads, so that it can cut a large body."""
+MAX_WIRE_BYTES = 9 << 20
+"""Maximum bytes of a response. More than any reader of a body reads (MAX_BODY_BYTES of endpoints, 8 MiB of OpenAPI
+documents), so that the reader can report a large body."""
 MAX_SEGMENTS = 10_000
-"""Maximum number of times that bytes of a response arrive. A body of MAX_BODY_BYTES needs 4,200 packets."""
+"""Maximum number of times that bytes of a response arrive. A body of 8 MiB needs 5,800 packets."""
 RATE_WINDOW_S = 60.0
 MIN_BYTES_PER_WINDOW = 300
 """Minimum bytes that arrive in each period of RATE_WINDOW_S after the first byte, until the response is complete."""

@@ -70,7 +70,7 @@ async def test_grade_may_return_a_score_that_is_not_trained_on(
     grader = make("def grade(sample, item): return {'score': 0.5, 'train': item['train']}")
     if expected is None:
         error = await failure(grader, {"train": train})
-        assert error.details["code"] == RUNTIME and "train that grade returned is" in error.message
+        assert error.details["code"] == RUNTIME and "a dict in which `train` is" in error.message
     else:
         grade = await grader.grade({}, {"train": train}, "trace_1")
         assert (grade.value, grade.train) == (0.5, expected)

@@ -304,7 +304,7 @@ async def test_a_grader_and_numbers_beyond_todays_limits_warn_it(stopped: Stoppe
     found = await prepared(stopped)
     for what in ("64 graders", "16 graders that start a process", "1,000 placeholders"):
         assert any(f"has more than {what}" in warning for warning in found.warnings)
-    assert any("still uses 70000; new jobs cannot use it" in warning for warning in found.warnings)
+    assert any("still uses 70000; in new jobs it must be" in warning for warning in found.warnings)
     assert found.job.cluster.max_num_seqs == 70_000
     job = load_job(stopped.job, VARIABLES)
     with pytest.raises(InvalidJob, match="grader_too_large"):

@@ -241,7 +241,7 @@ def test_the_job_file_is_a_request_of_the_api_too(api: FakeOpenAI, tmp_path: Pat
             "image_url",
         ),
         (recorded(reinforcement()), ROW | {"functions": [{"name": "f"}]}, "unsupported_row", "functions"),
-        (recorded(reinforcement()), TALK, "invalid_row", "assistant's"),
+        (recorded(reinforcement()), TALK, "invalid_row", "has the role assistant"),
     ],
 )
 def test_what_is_not_here_is_named_and_nothing_is_left(

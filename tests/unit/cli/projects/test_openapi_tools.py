@@ -140,7 +140,7 @@ OTHERS = "such as --tool|each with --tool"
         ),
         (
             changed("name: fields, in: query, schema", "in: query, schema"),
-            r"parameters\[1\] \(.*:7\): .*must have a string as `name`",
+            r"parameters\[1\] \(.*:7\): .*`name` of a parameter must be a string",
         ),
         (changed("type: array, items", "type: arr, items"), r"its arguments at \$.properties.fields.*"),
         (
@@ -158,7 +158,7 @@ OTHERS = "such as --tool|each with --tool"
         (changed("/pets/{petId}", "404"), r"paths.404.get \(.*:8\): .* path '404' .*\n.*begin the path with /"),
         (
             changed("name: fields, in: query, schema", "name: [q], in: query, schema"),
-            r"parameters\[1\] .*must have a string as `name`",
+            r"parameters\[1\] .*`name` of a parameter must be a string",
         ),
         (
             changed("name: fields, in: query, schema", "name: q, in: [query], schema"),
@@ -184,8 +184,8 @@ def test_keys_of_yaml_are_text_as_in_json(tmp_path: Path) -> None:
     [
         ("https://me:secret@api.example.com", r"must not contain '@': a user.*\n.*API_AUTHORIZATION"),
         ("//me:secret@api.example.com", r"must not contain '@': a user"),
-        ("https://api.example.com/v1?key=secret", r"contains '\?', so .* query .*\n.*API_AUTHORIZATION"),
-        ("https://api.example.com/#secret", r"contains '#', so .* fragment"),
+        ("https://api.example.com/v1?key=secret", r"must not contain '\?': .* query .*\n.*API_AUTHORIZATION"),
+        ("https://api.example.com/#secret", r"must not contain '#': .* fragment"),
         ("https://api.example.com/\n", r"has spaces or control characters.*\n.*remove them"),
         ("https://a b.example.com", r"has spaces or control characters"),
         ("https://[", r"is 'https://\[', which is not absolute"),

@@ -72,7 +72,7 @@ def test_the_project_of_a_list_runs_at_once(tmp_path: Path) -> None:
     assert tools["cd"]["parameters"]["required"] == ["folder"] and tools["pwd"]["parameters"]["properties"] == {}
     assert "warning: dots in names became _: gorilla_ls" in said
     assert "warning: the type dict became object: gorilla_ls, cd, pwd" in said
-    assert "write `run_tool` in server.py" in said
+    assert "implement `run_tool` in server.py" in said
     ran, unknown = answers(tmp_path / "project", call("cd", {"folder": "a"}), call("rm", {}))
     assert ran == [200, '{"output":"placeholder result of cd"}'] and unknown[0] == 404
 

@@ -81,5 +81,5 @@ def test_queries_that_prometheus_cannot_answer_are_refused() -> None:
 def test_panels_of_metrics_with_different_units_or_without_a_title_are_refused() -> None:
     with pytest.raises(ValueError, match="a single unit"):
         panel(query_gauge("loss"), query_mean("time_step_s"), title="Loss and time")
-    with pytest.raises(ValueError, match="needs a title"):
+    with pytest.raises(ValueError, match="give it a title"):
         panel(query_gauge("loss"), query_gauge("grad_norm"))

@@ -53,7 +53,7 @@ def test_what_fits_at_once_shares_the_memory() -> None:
     assert ONE_24.usable_gpu_bytes is not None
     assert engine.memory.gpu_bytes + rank.memory.gpu_bytes <= ONE_24.usable_gpu_bytes
     assert (engine.memory.num_sequences or 0) >= MIN_SEQUENCES_AT_ONCE
-    assert "both run concurrently" in str(describe_sharing(plan.placement))
+    assert "share a GPU and run concurrently" in str(describe_sharing(plan.placement))
 
 
 def test_engine_and_rank_that_do_not_fit_together_time_share_the_gpu() -> None:

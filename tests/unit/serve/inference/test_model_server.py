@@ -319,7 +319,7 @@ async def test_call_for_a_model_without_room_names_the_jobs_in_the_way() -> None
     hosted.hosting.in_the_way = ["ftjob-1"]
     error = await refused(hosted.ask("a"))
     assert (error.status, error.code, error.headers["Retry-After"]) == (503, "model_unavailable", "10")
-    assert "the resources that the model needs: ftjob-1." in error.message
+    assert "fine-tuning jobs use the needed resources: ftjob-1." in error.message
     assert hosted.hosting.deployed == []
     hosted.hosting.in_the_way = []
     hosted.time.now += 10
