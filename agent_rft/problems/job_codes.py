@@ -378,8 +378,9 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "text, but no tool parser returned the same calls. In training, every valid call would count as malformed "
             "or as an answer. Jobs without tools get the warning `tools_unsupported` instead.",
             "Set a template whose call syntax a parser supports, or name the parser in `model_options.tool_parser`. "
-            "`agent-rft models template FOLDER` writes a template that adds tools to the model's own. If the job "
-            "needs no tools, remove them and the calls in the rows' messages.",
+            "`agent-rft models template FOLDER > template.jinja` writes a template that adds tools to the model's own; "
+            "set it as `model_options.chat_template`. If the job needs no tools, remove them and the calls in the rows' "
+            "messages.",
             stops_accepted_jobs=False,
         ),
         "tools_unsupported": CheckCode(
@@ -388,7 +389,7 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "the model is then an answer, even if its text resembles a call. If a request to a served model contains "
             "tools, calls or results, the server refuses it with status 400 and this error code.",
             "If you need no tools, change nothing. Otherwise set a template that renders tools, calls and results in "
-            "`model_options.chat_template` (`agent-rft models template FOLDER` writes one), and train the model with "
+            "`model_options.chat_template` (`agent-rft models template FOLDER` prints one), and train the model with "
             "it. `agent-rft models doctor FOLDER` shows what works.",
             stops_accepted_jobs=False,
         ),

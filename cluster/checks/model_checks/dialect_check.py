@@ -28,8 +28,8 @@ TEMPLATE = "model_options.chat_template"
 SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
 """Names of template arguments that set the reasoning effort or turn reasoning on."""
 OWN_TEMPLATE = (
-    f"set {TEMPLATE} to a template that renders tools, calls and results (`agent-rft models template FOLDER` adds them "
-    "to the model's own template)"
+    "run `agent-rft models template FOLDER > template.jinja`, which adds tools, calls and results to the model's own "
+    f"template, and set {TEMPLATE} to template.jinja"
 )
 CALLS = "tool calls in the syntax of the model's chat template"
 TOOLS_FIX = f"{OWN_TEMPLATE}; or set model_options.tools_in_prompt: false if the model needs no tool descriptions"
