@@ -379,8 +379,8 @@ JOB_CODES: dict[str, dict[str, CheckCode]] = {
             "or as an answer. Jobs without tools get the warning `tools_unsupported` instead.",
             "Set a template whose call syntax a parser supports, or name the parser in `model_options.tool_parser`. "
             "`agent-rft models template FOLDER > template.jinja` writes a template that adds tools to the model's own; "
-            "set it as `model_options.chat_template`. If the job needs no tools, remove them and the calls in the rows' "
-            "messages.",
+            "set it as `model_options.chat_template`. If the job needs no tools, remove them and the calls in the "
+            "rows' messages.",
             stops_accepted_jobs=False,
         ),
         "tools_unsupported": CheckCode(
