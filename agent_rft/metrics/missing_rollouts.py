@@ -13,7 +13,7 @@ from statistics import fmean
 
 MAX_MISSING_SHARE = 0.05
 """Maximum share of missing rollouts in a validation that is compared with other validations."""
-EQUAL = 1e-9
+MAX_ROUNDING_ERROR = 1e-9
 """Maximum difference between two means that counts as 0, because it may be a rounding error."""
 
 
@@ -85,7 +85,7 @@ class ValidationScore:
         ours, theirs = self.row_rewards, other.row_rewards
         both = ours.keys() & theirs.keys()
         gain = fmean(ours[row] for row in both or ours) - fmean(theirs[row] for row in both or theirs)
-        return 0.0 if abs(gain) <= EQUAL else gain
+        return 0.0 if abs(gain) <= MAX_ROUNDING_ERROR else gain
 
 
 def last_gain(rewards: Sequence[float], min_gain: float) -> int:

@@ -1,4 +1,4 @@
-"""Texts of the console's charts, which are those of the report's charts."""
+"""Texts of the console's charts, taken from the report's charts."""
 
 from __future__ import annotations
 

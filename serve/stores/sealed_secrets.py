@@ -132,7 +132,7 @@ MasterSecrets = FixedSecrets | FileSecrets
 
 
 def find_master_secrets(folder: Path, environment: Mapping[str, str] = os.environ) -> MasterSecrets:
-    """Return the source of the master secrets: the environment or, if it has none, the key file in `folder`.
+    """Return the source of the master secrets: the environment if it contains a secret, otherwise the key file.
 
     The key file is not read yet, so it may be missing.
 

@@ -65,7 +65,7 @@ def test_each_method_that_is_called_on_an_actor_exists(
 
 
 def test_each_method_that_benchmarks_and_tests_call_on_an_actor_exists() -> None:
-    """The actors are those of the product, and those that benchmarks and tests define."""
+    """Actors are defined by the product, by benchmarks and by tests."""
     found = trees("actors", "benchmarks", "tests")
     known = {name for tree in found.values() for name in methods(tree)} | RAYS
     functions = {node.name for tree in found.values() for node in tree.body if isinstance(node, ast.FunctionDef)}

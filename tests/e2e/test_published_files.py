@@ -1,6 +1,6 @@
 """Published data files, rebuilt in our own words: each becomes a job that is ready, and trains its first step.
 
-The commands are those of the manual's pages on imports and on projects.
+The manual's pages on imports and on projects document these commands.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ class Policy(nn.Module):
     """A causal language model from transformers, with packed sequences and a `TokenLogProbs` head.
 
     Attributes:
-        model: The transformers model. Its parameter names are the original ones. Without packing, its results are also
-            the same as those of the original model.
+        model: The transformers model. Its parameter names are the original ones. Without packing, it computes the
+            same results as the original model.
         mixers: Modules that run once per sequence. Each rank therefore calls their submodules a different number of
             times.
     """

@@ -28,6 +28,7 @@ from agent_rft.errors import UserError
 from agent_rft.metrics import EVALUATION_METRICS
 from agent_rft.metrics.confidence_intervals import GRADES, Interval, paired_interval
 from agent_rft.metrics.metric import Metric
+from agent_rft.metrics.missing_rollouts import MAX_ROUNDING_ERROR
 from agent_rft.types import Evaluation
 
 Verdict = Literal["better", "worse", "unclear", "same"]
@@ -40,8 +41,6 @@ SLOW_SHARE: Final = "slow_share"
 """Name of a measure: share of a row's rollouts that exceed the latency target. Exists only if there is a target."""
 BEST_OF_PREFIX: Final = "best_of_"
 """Prefix of names of measures. The measure with the suffix 4 is the best grade among the first 4 rollouts of a row."""
-EQUAL = 1e-9
-"""Rounding error of means; smaller changes count as 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class ComparisonRow:
     def change(self, name: str, side: int) -> float:
         """Return the change of a measure from the first evaluation to the evaluation with index `side`."""
         difference = self.means[side][name] - self.means[0][name]
-        return difference if abs(difference) > EQUAL else 0.0
+        return difference if abs(difference) > MAX_ROUNDING_ERROR else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +272,7 @@ def _compare_with_first(
 
 def _measure_change(rows: Sequence[ComparisonRow], side: int, name: str, metric: Metric) -> MeasureChange:
     before, found = ([row.means[i][name] for row in _rows_with(rows, name)] for i in (0, side))
-    after = [old if abs(new - old) <= EQUAL else new for old, new in zip(before, found, strict=True)]
+    after = [old if abs(new - old) <= MAX_ROUNDING_ERROR else new for old, new in zip(before, found, strict=True)]
     interval = paired_interval(before, after, _value_range(name, (*before, *after)))
     return MeasureChange(name, fmean(before), fmean(after), interval, metric)
 

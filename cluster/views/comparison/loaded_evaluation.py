@@ -84,7 +84,7 @@ class LoadedEvaluation:
     """Evaluation in memory: label, run, name of the rollouts, and rows by id.
 
     `validations` contains (step, mean reward) of each validation of the run. `recorded` is the evaluation that the run
-    recorded under this name; None if there is none, such as for the rollouts of a training step.
+    recorded under this name; None if no evaluation was recorded, as for the rollouts of a training step.
     """
 
     label: str
