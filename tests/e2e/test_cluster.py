@@ -49,8 +49,13 @@ FAULTS = Plan(
     },
 )
 """Faults follow ids, which differ in each run. Of 70 graded rollouts, one fails in all but a run of 80,000."""
-ELSEWHERE = {"judge_tokens/<model>", "tracker_failures/<tracker>", "metric_source_errors/<error>"}
-"""These jobs have no judges, no trackers and no broken source of metrics: unit tests cover them."""
+ELSEWHERE = {
+    "api_ignored_keys/<key>",
+    "judge_tokens/<model>",
+    "metric_source_errors/<error>",
+    "tracker_failures/<tracker>",
+}
+"""These jobs have no such requests, judges, trackers or broken sources of metrics: unit tests cover them."""
 WITHOUT_A_GPU = {"GPU usage", "GPU memory in use", "GPU power"}
 """Panels that are empty here; tests/contracts/test_panels.py asks them of both exporters' samples."""
 WITHOUT_TRACKERS = {"Failed trackers"}

@@ -202,7 +202,7 @@ async def test_idle_model_gives_its_core_to_a_job_that_waits(served: ServedModel
     assert models.said("a") == ["started", "stopped"]
     with pytest.raises(ApiError) as refused:
         await served.chat({"model": "a"})
-    assert refused.value.status == 503 and "the resources that the model needs: ftjob-1." in refused.value.message
+    assert refused.value.status == 503 and "jobs use the needed resources: ftjob-1." in refused.value.message
     seats.release()
     await until_free()
     assert (await served.chat({"model": "a"}))["pid"]

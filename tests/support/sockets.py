@@ -114,9 +114,15 @@ def names(sockets: Iterable[Listener], rows: Iterable[DocumentedPorts]) -> set[s
 
 
 def check_ports(pid: int, kind: str) -> None:
-    """Wait until the processes that EXPECTED names listen, and compare all sockets with the table."""
-    rows, deadline = documented_ports(), time.monotonic() + START_S
-    while missing := EXPECTED[kind] - names(sockets := listening(pid), rows):
-        assert time.monotonic() < deadline, missing
+    """Wait until each process that EXPECTED names has listened, and compare all sockets with the table."""
+    rows, deadline, missing = documented_ports(), time.monotonic() + START_S, EXPECTED[kind]
+    while True:
+        sockets = listening(pid)
+        if not (missing := missing - names(sockets, rows)):
+            break
+        assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE, (
+            f"the command has ended; these never listened: {missing}"
+        )
+        assert time.monotonic() < deadline, f"these never listened: {missing}"
         time.sleep(0.2)
     assert undocumented(sockets, rows) == []

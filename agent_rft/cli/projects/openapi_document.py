@@ -33,7 +33,10 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class _Loader(yaml.CSafeLoader):
-    """YAML loader that reads each key as a string, as in JSON. Otherwise `on`, `1` and `200` would have other types."""
+    """YAML loader that reads keys and dates as strings, as in JSON.
+
+    Otherwise, the keys `on`, `1` and `200` would have other types, and rows cannot hold dates.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         self.flatten_mapping(node)  # type: ignore[no-untyped-call]  # applies merge keys (<<)
@@ -41,6 +44,9 @@ class _Loader(yaml.CSafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 key.tag = "tag:yaml.org,2002:str"
         return super().construct_mapping(node, deep)
+
+
+yaml.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str, _Loader)
 
 
 class SourceDocument:

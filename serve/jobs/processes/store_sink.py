@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,7 @@ class StoreSink:
         self._progressed_at = 0.0
         """Unix seconds of the last event written for clients."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="job-sink")
+        self._sync_lock = threading.Lock()
 
     # -- RunWatcher ----------------------------------------------------------------------------------------------------
 
@@ -130,6 +132,10 @@ class StoreSink:
         Checkpoints that cannot be served as models are left out. A model is added or deleted before its checkpoint. If
         an error occurs in between, the next call completes the change.
         """
+        with self._sync_lock:  # both the writer's thread and the end of the job call this method
+            self._sync_checkpoints()
+
+    def _sync_checkpoints(self) -> None:
         on_disk = list_checkpoints(self._checkpoints)
         kept = {state.step: (path, state) for path, state in on_disk if state.is_servable}
         known = {c.step: c for c in self._store.checkpoints(self._job_id, limit=1000)[0]}

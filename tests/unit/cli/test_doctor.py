@@ -55,8 +55,8 @@ def test_one_model_of_several_that_cannot_be_trained_is_a_failure(model: Path, w
 def test_a_model_whose_template_renders_no_calls_is_trainable_without_tools(without_tools: Path) -> None:
     shown = " ".join(models("doctor", without_tools).output.split())
     assert "plain0: trainable without tools" in shown
-    assert "the model is usable without tools; to use tools, set model_options.chat_template to a template" in shown
-    assert "agent-rft models template" in shown and "parallel calls" not in shown
+    assert "usable without tools; to use tools, run `agent-rft models template FOLDER > template.jinja`" in shown
+    assert "parallel calls" not in shown
     (row,) = [json.loads(line) for line in models("doctor", without_tools, "--json").output.splitlines()]
     assert (row["examined"]["family"], row["examined"]["tool_parser"]) == ("unknown", None)
     assert (row["examined"]["samples"], row["examined"]["samples_without_calls"]) == (0, 1)

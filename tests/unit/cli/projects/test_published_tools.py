@@ -219,13 +219,19 @@ def test_any_list_is_read_or_refused_with_a_message(entry: Any, schema: Any) -> 
     ("name", "text"),
     [
         ("tools.json", '[{"name": "a", "parameters": {"properties": {"b": {"default": NaN}}}}]'),
-        ("tools.yaml", "- {name: a, parameters: {properties: {b: {default: 2026-11-28}}}}"),
+        ("tools.yaml", "- {name: a, parameters: {properties: {b: {default: !!binary YQ==}}}}"),
         ("tools.jsonl", json.dumps({"tools": '[{"name": "a", "parameters": {"default": NaN}}]'})),
         ("tools.jsonl", json.dumps({"tools": '[{"name": "a", "description": "\\ud800"}]'})),
     ],
 )
 def test_values_that_rows_cannot_hold_are_refused(name: str, text: str, tmp_path: Path) -> None:
     assert problems_of(tmp_path, name, text)
+
+
+def test_dates_in_yaml_are_strings(tmp_path: Path) -> None:
+    text = "- {name: a, parameters: {properties: {b: {type: string, default: 2026-11-28}}}}"
+    tools, _ = written(tmp_path, "tools.yaml", text)
+    assert tools["a"]["parameters"]["properties"]["b"]["default"] == "2026-11-28"
 
 
 def test_nested_input_ends_with_a_message(tmp_path: Path) -> None:
