@@ -3,7 +3,7 @@
     python -m benchmarks.lora_orders build/smollm2-135m-instruct [--seeds 1 2 3] [--rank 32] [--trained all adapter]
                                      [--rows N]
 
-Both begin with a warm start of all weights. The rate of LoRA is ten times that of the example's job, as `auto` has it.
+Both begin with an SFT warm-up of all weights. LoRA's rate is ten times that of the example's job, as `auto` has it.
 The difference is over the unseen rows, which both answer. All files are written below `build/orders/lora`. With
 `--rows` each of the example's files is truncated to so many rows, a multiple of the batch size of 8.
 """

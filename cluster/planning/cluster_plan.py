@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,14 @@ def _format_setting(value: Any) -> str:
 
 
 def find_fixes(request: PlanRequest) -> list[PlanFix]:
-    """Return fixes for a request that does not fit: up to MAX_FIXES changes of settings, and nodes to add."""
+    """Return fixes for a request that does not fit: up to MAX_FIXES changes of settings, and nodes to add.
+
+    If LoRA makes a job fit on CPUs, a smaller context often does, too. Then both fixes are returned.
+    """
     found = next(filter(None, _setting_fixes(request)), [])
+    if _lora_setting(request).keys() & {path for fix in found for path in fix.settings}:
+        shorter = (PlanFix({"cluster.context_length": context}) for context in _halved_contexts(request.context_length))
+        found = [*found, *islice((fix for fix in shorter if _fits(request, fix)), 1)]
     added = next((fix for fix in _node_fixes(request) if _fits(request, fix)), None)
     if added is None and not found:
         added = _node_and_setting_fix(request)

@@ -51,6 +51,8 @@ async def check(job: JobSpec, model: ModelFolder, runs: Path, address: str | Non
     with check_spinner(), ray_session(address) as nodes:
         prepared = await check_job(job, model, nodes, runs, operator)
     print_plan(console, prepared)
+    if job.method.reinforcement is not None:
+        console.print("trial calls: the check called the grader and each tool of the rows once")
     console.print("[green]the job is ready to train[/]")
 
 

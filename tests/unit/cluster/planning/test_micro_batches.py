@@ -83,7 +83,8 @@ def test_a_job_that_fits_with_no_size_is_refused_with_fixes_that_help() -> None:
     plan = plan_cluster(hopeless)
     assert not plan.fits and size_of(plan) == 8192
     assert [problem.code for problem in plan.problems] == ["too_little_memory"]
-    assert plan.problems[0].fix == "set method.reinforcement.algorithm.lora to {}"
+    fixes = "set method.reinforcement.algorithm.lora to {}; or set cluster.context_length to 4096"
+    assert plan.problems[0].fix == fixes
     assert all(lay_out(fix.apply(hopeless)).fits for fix in find_fixes(hopeless))
 
 
