@@ -31,7 +31,7 @@ VARIABLE = re.compile(r"\$\{(\w+)\}")
 CONTROL = {";", "&", "&&", "|", "||", "(", ")", ">", ">>", "<", ";;", "|&", ">&", "<<"}
 ASSIGNMENT = re.compile(r"\w+=")
 NOT_RUN = re.compile(r"\b(?:docker|kubectl|kind|helm|gcloud|aws|az)\b")
-NOTE = "only checked their syntax"
+NOTE = "check only the syntax of"
 TOOL = {"name": "search", "server_url": "https://tools.example.com/search"}
 GRADER = {"type": "string_check", "input": "a", "reference": "a", "operation": "eq"}
 MINIMAL = {
