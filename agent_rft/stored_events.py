@@ -18,10 +18,10 @@ from agent_rft.types import Evaluation
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """An event of a job as it is stored and shown. `time` is in Unix seconds; `message` is a human-readable sentence.
+    """An event of a job, as it is stored and shown. `time` is in Unix seconds; `message` is a human-readable sentence.
 
     `event` is None if this program cannot decode the event, because the event is damaged or was written by a later
-    version. `level`, `message` and `data` are available in any case.
+    version. `level`, `message` and `data` are always available.
     """
 
     job: str

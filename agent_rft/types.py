@@ -155,8 +155,8 @@ class Rollout:
     """One graded trajectory. `trace_id` identifies it in every request to tools and graders.
 
     Attributes:
-        segments: The first segment, then one more for each time that the chat template rewrote tokens that the engine
-            had already seen.
+        segments: Training sequences of the rollout, in order. A new segment begins whenever the chat template rewrites
+            tokens that the engine has already seen.
         structure: vLLM's structural tag that constrained the decoding of each turn; None without a response format.
     """
 

@@ -24,7 +24,7 @@ SLOWER = 2.0
 SLACK_S = 0.05
 """Tolerance in seconds. The limit shrinks if the latency exceeds SLOWER * (usual latency) + SLACK_S."""
 USUAL_FAST, USUAL_SLOW = 0.2, 0.005
-"""Two weights for adding the latest latency to the usual latency, which is a moving average.
+"""Two weights of the latest latency in the moving average that gives the usual latency.
 
 USUAL_FAST applies if latency falls, or stays high after the limit has shrunk to a quarter. USUAL_SLOW applies to small
 increases."""

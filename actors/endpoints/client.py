@@ -203,7 +203,7 @@ class EndpointClient:
         return self._errors.excerpt(text)
 
     def describe(self, answer: HttpResponse) -> str:
-        """Return text that describes an answer in a message; see CallErrors.describe."""
+        """Return the status and the reason of an answer, as text for messages; see CallErrors.describe."""
         return self._errors.describe(answer)
 
     def make_bad_answer_error(self, answer: HttpResponse, why: str, fix: str = "") -> DiscardError:

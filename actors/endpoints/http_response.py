@@ -18,7 +18,7 @@ _ESCAPES = re.compile(
 )
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 MAX_TEXT_BYTES = 65_536
-"""Maximum size of the text of a body. Messages contain only its start, but cleaning the text takes time."""
+"""Maximum size of a body's text. The limit bounds the time for cleaning the text. Messages contain only the start."""
 
 
 class ErrorInfo(NamedTuple):
@@ -33,10 +33,10 @@ class ErrorInfo(NamedTuple):
 class HttpResponse(NamedTuple):
     """The response to a call's last attempt.
 
-    `latency_s` is the latency of this attempt alone. `retries` counts the earlier attempts that failed, but not the
-    attempts whose answer asked us to wait. `truncated` is whether `body` was cut to the first MAX_BODY_BYTES.
-    `sent_bytes` is the size of the request body. `content` is the JSON in the body, or the error if the body is
-    truncated or is not valid JSON.
+    `latency_s` is the latency of the last attempt alone. `retries` counts the earlier attempts that failed. An attempt
+    does not count as failed if the endpoint asked the client to wait. If `truncated` is True, `body` contains only the
+    first MAX_BODY_BYTES. `sent_bytes` is the size of the request body. `content` is the JSON in the body, or the error
+    if the body is truncated or is not valid JSON.
     """
 
     status: int

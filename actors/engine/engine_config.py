@@ -23,7 +23,7 @@ from agent_rft.trainer.learner.adapter import AdapterConfig, AdapterFolder
 
 
 def choose_executor(gpus: int) -> str:
-    """Return vLLM's name of the executor that runs an engine's workers.
+    """Return vLLM's name for the executor that runs an engine's workers.
 
     With several GPUs, vLLM would choose Ray by default, because the engine's actor is in a placement group. vLLM would
     then wait forever for the GPUs of the placement group, because the actor already holds them.

@@ -39,5 +39,5 @@ SHARED_ADAPTERS = 8
 
 
 def adapter_slot_rank(rank: int) -> int:
-    """Return the smallest rank of adapter slots that fits adapters of `rank`; `rank` is at most 512."""
+    """Return the smallest rank in ADAPTER_RANKS that is at least `rank`. The maximum of `rank` is 512."""
     return next(size for size in ADAPTER_RANKS if size >= rank)

@@ -19,7 +19,7 @@ SHUTDOWN_S = 5.0
 
 
 class VllmClient:
-    """Client of one engine's vLLM processes, through AsyncLLM; `on_gpu` is whether the engine runs on GPUs."""
+    """Client of one engine's vLLM processes, through AsyncLLM. If `on_gpu` is False, the engine runs on CPUs."""
 
     def __init__(self, on_gpu: bool) -> None:
         self.llm: Any = None

@@ -138,7 +138,7 @@ async def pause(client: Any) -> None:
     """Pause sampling on an AsyncLLM, but keep its requests in flight and its key-value cache.
 
     Uses: `AsyncLLM.engine_core.pause_scheduler_async`.
-    Why: AsyncLLM.pause_generation also sleeps for 20 ms to order its outputs.
+    Why: AsyncLLM.pause_generation also sleeps for 20 ms to wait for the last outputs.
     Remove when: AsyncLLM.pause_generation does not sleep.
     """
     await client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
@@ -201,7 +201,7 @@ def create_chat_serving(client: Any, common: dict[str, Any], parsers: dict[str, 
 
 
 def serve_adapter(serving: Any, lora: Any) -> None:
-    """Let the requests of a serving layer use an adapter by its name. `lora` is the adapter's LoRARequest.
+    """Make an adapter available under its name to requests of a serving layer. `lora` is the adapter's LoRARequest.
 
     Uses: `OpenAIServingModels.lora_requests`.
     Why: load_lora_adapter would load the adapter again under another id.
@@ -348,11 +348,11 @@ def replace_rotary_kernel(kernel: Callable[..., Any]) -> None:
 
 
 def cpu_lora_operations() -> type[Any]:
-    """Return the class of vLLM's LoRA operations on CPUs.
+    """Return the class of vLLM's LoRA operations on CPUs, which is the base class of GroupedLora.
 
     Uses: `vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU`.
-    Why: the operations of this class copy the adapter's matrices for each token. They also apply the last slot's
-    adapter to rows without an adapter.
+    Why: GroupedLora replaces operations that have two problems. These operations copy the adapter's matrices for each
+    token, and apply the last slot's adapter to rows without an adapter.
     Remove when: vLLM's operations on CPUs group the rows by adapter.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
@@ -393,7 +393,7 @@ def watch_routers(model: nn.Module, watcher: Any) -> None:
     """Make the routers of a mixture of experts call `watcher.capture(layer, experts)` when they choose experts.
 
     Uses: `bind_routed_experts_capturer`.
-    Why: vLLM reports the experts on GPUs only.
+    Why: vLLM returns the chosen experts only on GPUs.
     Remove when: `enable_return_routed_experts` works on CPUs.
 
     Raises:

@@ -119,9 +119,9 @@ def _resolve_path(names: dict[str, Any], path: str, where: str) -> Any:
 
 
 def _sample_path_problem(steps: list[str | int]) -> str | None:
-    """Return the reason if no sample can contain this path; else None.
+    """Return the reason why no sample can contain this path; None if a sample can contain it.
 
-    Paths inside JSON answers and tool calls are always accepted, because these may have any keys.
+    Paths inside JSON answers and tool calls are always accepted, because answers and calls may have any keys.
     """
     match steps:
         case ["output_json", *_] | ["output_text"] | ["choices" | "output_tools"]:

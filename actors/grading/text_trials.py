@@ -47,9 +47,9 @@ class TextTrials:
         self._computing: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
 
     async def grade_part(self, name: str, sample: dict[str, Any], item: dict[str, Any], trace_id: str) -> Any:
-        """Return the answer of `text_trial_process` for the part `name`.
+        """Grade the part `name` in a separate process, and return the process's answer for this part.
 
-        Returns None if the input is so small that the caller should grade it in this process.
+        Returns None if the input is small. The caller should then grade the part itself.
         """
         if trace_id not in self._computing:
             self._computing[trace_id] = asyncio.create_task(self._compute(sample, item))

@@ -23,7 +23,7 @@ SHARE = 0.75
 """Maximum share of the slots, and of the queue, for one API key. The rest stays free for other keys."""
 
 Slot = Callable[[], AbstractAsyncContextManager[None]]
-"""Function that returns a context manager. The context manager waits for a slot, and holds the slot until it ends."""
+"""Function that returns a context manager. The context manager waits for a slot, and releases the slot on exit."""
 
 
 class TrialSlots(FairSlots):
@@ -34,7 +34,9 @@ class TrialSlots(FairSlots):
 
     @asynccontextmanager
     async def hold_slot(self, key: str, order: int = 0) -> AsyncIterator[None]:
-        """Context manager that holds a slot for `key`, in which endpoints' answers are parsed as work for `key`.
+        """Context manager that holds a slot for `key`.
+
+        While the slot is held, calls of `read_json` count against the thread limit of `key`.
 
         Raises:
             NoFreeSlot: The queue is full, or no slot became free in time.
@@ -87,4 +89,4 @@ class OneGradeGrader:
                 await _finish(grader.close())
 
     async def close(self) -> None:
-        """Do nothing: each grade closes the grader that it created."""
+        """Do nothing, because each call of `grade` closes its own grader."""

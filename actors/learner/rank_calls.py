@@ -90,7 +90,9 @@ def _quote_error(error: BaseException) -> str:
 
 
 class StepLimit:
-    """Time limit of a training step, from the mean time per token so far. The first step uses an assumed time.
+    """Time limit of a training step.
+
+    The limit is computed from the mean time per token of earlier steps. The first step uses `assumed_token_s` instead.
 
     Args:
         min_s: Minimum time limit of a step, in seconds.

@@ -20,7 +20,9 @@ Equal weights give a difference of about 1e-6 in float32 and 0.02 in bfloat16. I
 small update gave 3e-3. This is below the limit for bfloat16, where only the checksums detect such a tensor."""
 CANARY_TOKENS = 512
 CANARY_TIMEOUT_S = 120.0
-"""Timeout of the canary request. It is long because a busy engine queues the request, and then computes for seconds."""
+"""Timeout of the canary request.
+
+The timeout is long because a busy engine queues the request, and the computation then takes seconds."""
 
 ComputeLogprobs = Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]]
 """Function that returns the learner's log-probabilities [T-1] of a token sequence [T] at temperature 1."""

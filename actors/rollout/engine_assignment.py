@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from agent_rft.actors.rollout.episode import RolloutRequest
 
 MAX_EXTRA_ROLLOUTS = 2
-"""Maximum additional load with which a group's engine is preferred to the least loaded engine.
+"""Maximum difference between the rollouts in flight on a group's engine and on the least loaded engine.
 
-The load of an engine is its number of rollouts in flight."""
+If the difference is larger, a new rollout of the group is assigned to the least loaded engine."""
 
 GroupKey = tuple[int, str]
 """Epoch and row id of a group. Retries and a second sampling of the group have the same key."""

@@ -409,7 +409,7 @@ class EpisodeRunner:
     def _truncate(self, results: Sequence[ToolResult]) -> tuple[list[ToolResult], list[list[int]]]:
         """Truncate outputs to `max_tool_output_tokens`; return the results and their tokens.
 
-        The model sees a mark where an output was cut.
+        A note at the end of a truncated output reports how many tokens were cut.
         """
         limit = self._spec.limits.max_tool_output_tokens
         truncated: list[ToolResult] = []

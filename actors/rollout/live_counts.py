@@ -97,13 +97,13 @@ class BusyShare:
         self._previous: dict[Any, tuple[float, float]] = {}
 
     def measure(self, busy_s: Mapping[Any, float]) -> float | None:
-        """Return the busy share since the last call.
+        """Return the busy share since the previous call.
 
         Args:
             busy_s: Seconds for which each engine has been busy since its start, keyed by the engine's actor.
 
         Returns:
-            A share from 0 to 1; None if the last call had no readings of these engines.
+            A share from 0 to 1; None in the first call, or if the previous call did not include any of these engines.
         """
         now = self._clock()
         before, self._previous = self._previous, {engine: (now, busy) for engine, busy in busy_s.items()}

@@ -81,7 +81,7 @@ class GroupRunner:
 
     @property
     def is_throttled(self) -> bool:
-        """Whether only probes start, because too many rollouts fail."""
+        """Whether too many rollouts fail, so that only probes are started."""
         return self._throttle.is_throttled
 
     async def sample(self, request: GroupRequest) -> Group:

@@ -17,7 +17,8 @@ from agent_rft.spec.job import WAIT_FACTOR, RolloutLimits
 class TimeBudget:
     """Time limits of one rollout, and the time that the rollout has used; `clock` returns seconds.
 
-    `is_over` is set once the rollout has reached its time limit and is to be graded; see `RolloutLimits.on_timeout`.
+    A rollout that exceeds its limit of model and tool time is discarded or graded; see `RolloutLimits.on_timeout`. If
+    the rollout must be graded, `is_over` becomes True.
     """
 
     def __init__(self, limits: RolloutLimits, clock: Callable[[], float]) -> None:

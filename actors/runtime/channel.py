@@ -216,7 +216,7 @@ class ChannelClient:
         If the actor is alive but the connection cannot be opened, all later calls are Ray calls.
 
         Raises:
-            DiscardError: The actor does not answer. The error's class is the client's argument `lost_error`.
+            DiscardError: The actor does not answer. The error is an instance of the client's `lost_error`.
         """
         if self._uses_ray or (self._connection is not None and self._connection.broken is None):
             return

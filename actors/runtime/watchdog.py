@@ -43,9 +43,11 @@ class WatchedActor:
     """An actor that the watchdog checks.
 
     `heartbeat` asks the actor for its work in progress. `give_up` replaces or restarts the actor, and receives the
-    reason. `incarnation` is a different object for each new process of the actor. `waits_here` returns whether some
-    work waits for this actor. If the actor does not answer, the watchdog reports all work for which `waits_here`
-    returns True. If `waits_here` is None, the watchdog reports the actor's own work.
+    reason. `incarnation` is a different object for each new process of the actor.
+
+    If the actor does not answer, the watchdog reports the work that waits for the actor. `waits_here` takes the work of
+    any actor, and returns whether this work waits for the silent actor. If `waits_here` is None, the watchdog reports
+    the silent actor's own work.
     """
 
     name: str
@@ -73,7 +75,7 @@ class _ActorHealth:
 
 @dataclass(frozen=True, slots=True)
 class ActorSnapshot:
-    """Last answer of an actor, and the seconds of silence since this answer."""
+    """Last answer of an actor, and the number of seconds since the answer."""
 
     name: str
     work: tuple[WorkInProgress, ...]
@@ -194,7 +196,7 @@ class Watchdog:
         return _select_longest([work for work in everywhere if entry.waits_here(work)])
 
     def _report_stalls(self, watched: dict[str, WatchedActor]) -> None:
-        """Report work that takes too long, although its actor answers the watchdog."""
+        """Report work that takes too long, and rollouts that make no progress."""
         work = [(name, doing) for name in watched for doing in self._health[name].work]
         for name, doing in work:
             if not doing.trace_id and self._is_report_due(doing.stage, doing.duration_s):

@@ -87,9 +87,9 @@ class SandboxLimits:
 
 
 RUN_LIMITS = SandboxLimits(scratch_bytes=64 << 20, num_processes=32)
-"""Limits of scratch space and number of processes for a run of untrusted code.
+"""Limits for a run of untrusted code. Only the fields `scratch_bytes` and `num_processes` are used.
 
-All other limits are the same as for the grader."""
+For the other limits, a run has the same values as the grader."""
 
 
 def python_path() -> str:
@@ -125,7 +125,10 @@ def find_importable_modules() -> frozenset[str]:
 
 
 def _package_folders(method: SandboxMethod) -> list[str]:
-    """Return the folders from which code imports packages. Without a sandbox, it can import all packages."""
+    """Return the folders from which code imports packages.
+
+    Without a sandbox, the folders contain all installed packages.
+    """
     if method != "none":
         return [PACKAGES] if find_packages() else []
     paths = sysconfig.get_paths()
@@ -219,7 +222,10 @@ def _binds(method: SandboxMethod) -> tuple[list[tuple[str, str]], list[tuple[str
 
 
 def _hidden_folders(method: SandboxMethod) -> list[str]:
-    """Return the folders in visible ones that contain packages of the machine. The sandbox shows them as empty."""
+    """Return package folders, such as `site-packages`, that are inside visible folders.
+
+    The sandbox shows the package folders as empty.
+    """
     base = os.path.realpath(sys.base_prefix)
     roots = {os.path.realpath(path) for path in (f"{base}/lib", f"{base}/lib64", "/usr/lib", "/usr/lib64")}
     found = {os.path.realpath(path) for root in roots for path in Path(root).glob("python*/*-packages")}

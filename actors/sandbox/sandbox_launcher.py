@@ -233,7 +233,7 @@ def kill_all_processes(pidfd: int, has_pid_namespace: bool, group: cgroup.Sandbo
 
 
 def hold_sandbox(config: SandboxConfig) -> bool:
-    """Run one sandbox to its end, and return whether it used too much memory."""
+    """Run one sandbox until it ends. Return whether the sandbox used too much memory."""
     buffer_bytes = read_socket_capacity()  # read now, because not every network namespace has the file
     group = cgroup.create_cgroup(config["memory_bytes"], config["num_processes"] + OWN_PROCESSES)
     if config["launcher_uid"] is not None:

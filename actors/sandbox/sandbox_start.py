@@ -84,7 +84,7 @@ class Sandbox:
     protections: dict[str, bool]
 
     def end(self) -> int:
-        """Kill the sandbox and wait for its end; return the launcher's exit status."""
+        """Kill the sandbox, wait until the launcher exits, and return the launcher's exit status."""
         self.channel.close()
         return _end(self.process)
 

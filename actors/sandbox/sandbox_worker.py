@@ -103,7 +103,10 @@ class MissingKey(KeyError):
 
 
 class Sample(dict[str, Any]):
-    """The sample, which raises MissingKey for a missing key. A copy is a plain dict."""
+    """Sample that a grader receives.
+
+    `sample[key]` raises MissingKey if the key is missing. A copy is a plain dict.
+    """
 
     def __missing__(self, key: object) -> Any:
         raise MissingKey(key)

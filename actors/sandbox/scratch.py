@@ -1,6 +1,7 @@
 """Cleanup of a worker's scratch folder after each grade.
 
-A grade may replace the folder, so the cleanup checks that it is the same folder and follows no links.
+Untrusted code may replace the folder or create links. The cleanup therefore checks the folder's identity and does not
+follow links.
 """
 
 from __future__ import annotations

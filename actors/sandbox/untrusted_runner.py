@@ -1,10 +1,14 @@
-"""Runner of untrusted code for the grades of one worker: one run at a time, each in a separate sandbox.
+"""Runner of untrusted code for one grading worker: one run at a time, each in a separate sandbox.
 
 The launcher forks the runner before it creates the worker's namespaces. The runner is therefore outside the worker's
-sandbox and has no seccomp filter. The process of a grade sends requests for runs, and receives the outcomes, over a
-socket that keeps message boundaries. The runner accepts no other kind of request and does not trust any part of a
-message. On a second socket, the worker sends the id of each grade that begins. The runner then kills the run of the
-previous grade. The runner also kills the run if the worker ends.
+sandbox and has no seccomp filter.
+
+The process that computes a grade sends run requests to the runner. The runner sends the outcomes back over the same
+socket, which keeps message boundaries. The runner accepts no other kind of request and does not trust any part of a
+message.
+
+On a second socket, the worker sends the id of each new grade. The runner then kills the run of the previous grade. The
+runner also kills the run if the worker exits.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ Hold = Callable[[RunnerConfig], bool]
 
 
 class GradeEnded(Exception):
-    """The grade or its worker has ended."""
+    """The worker has started the next grade or has exited."""
 
 
 class NotStarted(Exception):
@@ -167,7 +171,7 @@ class UntrustedRunner:
         """Wait until a channel is ready.
 
         Raises:
-            GradeEnded: The grade or its worker ended before the channel was ready.
+            GradeEnded: The worker started the next grade or exited before the channel was ready.
             TimeoutError: The channel was not ready by the deadline.
         """
         poll = select.poll()

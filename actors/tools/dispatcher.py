@@ -32,7 +32,7 @@ TOO_LARGE = (
 )
 UNREADABLE = "Error: the output has a part of the type {!r}, but the model reads only text."
 UNSUPPORTED_PART = "unsupported_part"
-"""Error kind, in an endpoint's statistics, of an output that has a part other than text."""
+"""Error kind in an endpoint's statistics: the output has a part that is not text."""
 TOO_LARGE_REQUEST = (
     f"Error: HTTP 413 Content Too Large. The call is over {MAX_REQUEST_BYTES:,} bytes and was not made. "
     "Give shorter arguments."
@@ -92,8 +92,8 @@ class Dispatcher:
         """Make all calls of one turn and return their results in the same order. `item` is the dataset row.
 
         Raises:
-            ToolFailed: A call failed after all retries, the row makes a call too large, or the row offers a tool that
-                the job does not have. The message names the endpoint and the reason.
+            ToolFailed: A call failed after all retries, the row is too large for a request, or the row offers a tool
+                that the job does not have. The message names the endpoint and the reason.
             EndpointRefused: A tool refuses its key, or has an address that the operator does not allow.
         """
         if len(calls) == 1:

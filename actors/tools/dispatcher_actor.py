@@ -229,7 +229,10 @@ class DispatcherClient:
         await self._channels[self._find_shard(trace_id)].call("open_session", trace_id, item, owner)
 
     def close_session(self, trace_id: str, reason: str) -> None:
-        """Call ToolSessions.end in the rollout's shard. A shard that has died ends the session after its restart."""
+        """Call ToolSessions.end in the rollout's shard.
+
+        If the shard's process has died, the session ends after the process restarts.
+        """
         self._actors[self._find_shard(trace_id)].close_session.remote(trace_id, reason)
 
     def end_owner_sessions(self, owner: str, reason: str) -> None:

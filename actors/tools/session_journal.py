@@ -75,7 +75,7 @@ class ToolSessionJournal:
 
 
 def _read(path: Path) -> dict[str, None]:
-    """Read the trace ids of sessions that were started and not ended."""
+    """Read the trace ids of sessions that were started but not ended."""
     found: dict[str, None] = {}
     lines = path.read_bytes().splitlines() if path.exists() else []
     for line in lines:

@@ -28,8 +28,8 @@ A part has at least one of the keys of its type. The keys distinguish a part fro
 class ReadableOutput(NamedTuple):
     """A tool's output as the model reads it.
 
-    `unsupported` is the type of the first part that is not text; empty if all parts are text. `is_error` is whether a
-    result in MCP's format reports an error.
+    `unsupported` is the type of the first part that is not text; empty if all parts are text. `is_error` is True if
+    the output is a result in MCP's format that reports an error.
     """
 
     text: str

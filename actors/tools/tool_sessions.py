@@ -111,9 +111,10 @@ class ToolSessions:
         tracer: Tracer = NO_TRACES,
         has_answered: bool = False,
     ) -> None:
-        """Open the journal; sessions of an earlier process are ended at the first call of a method.
+        """Open the journal.
 
-        `has_answered`: see EndpointClient.
+        The first call of `start`, `end`, `end_owner` or `close` ends the sessions that an earlier process left open.
+        `has_answered` is passed to EndpointClient.
 
         Raises:
             UserError: A URL or a header is invalid.

@@ -7,7 +7,9 @@ from pathlib import Path
 from agent_rft.trainer.learner.adapter import AdapterFolder
 
 START_TIMEOUT_S = 900.0
-"""Timeout for starting a model process, except for reading the weights: for imports, compilation and warm-up."""
+"""Time limit, in seconds, for the imports, compilation and warm-up of a model process.
+
+The time to read the weights is not included."""
 READ_BYTES_PER_S = 50e6
 """Assumed minimum speed of reading weights, for a slow network disk that several nodes read concurrently."""
 

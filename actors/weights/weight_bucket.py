@@ -16,7 +16,7 @@ _WORDS_PER_ROW = 1 << 14
 """Number of 8-byte words per row of the checksum. A row fits in the CPU cache."""
 _ROWS_PER_STEP = {"cpu": 1, "cuda": 1 << 11}
 _ROW_FACTOR = 0x9E3779B97F4A7C15
-"""Constant that is an odd number. Row i of the checksum is multiplied by (2 * i + 1) * _ROW_FACTOR."""
+"""Odd constant. Row i of the checksum is multiplied by (2 * i + 1) * _ROW_FACTOR."""
 
 
 def compute_checksum(data: Tensor) -> int:

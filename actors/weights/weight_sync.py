@@ -146,9 +146,9 @@ class WeightSync:
         return self.check_loaded_weights(published, loaded)
 
     def check_loaded_weights(self, published: PublishedWeights, loaded: WeightLoadResult) -> float | EngineFailed:
-        """Return the engine's pause in seconds if it loaded the learner's weights, else its failure.
+        """Return the engine's pause in seconds if the engine loaded the learner's weights, else its failure.
 
-        An engine may report tensors that it did not load, as long as no engine has loaded all tensors.
+        Unloaded tensors are accepted until an engine loads all tensors. After that, an unloaded tensor is a failure.
         """
         if any(checksum != published.checksum for checksum in loaded.checksums):
             what = f"the learner's checksum for version {published.version}"

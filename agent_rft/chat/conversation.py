@@ -10,7 +10,7 @@ from agent_rft.types import Message, ToolSchema
 
 
 class UnsplittableConversation(ValueError):
-    """Error: the chat template renders an assistant's turn in a way that prevents training it."""
+    """Error: the chat template renders an assistant's turn in a way that makes training on the turn impossible."""
 
 
 @dataclass(frozen=True, slots=True)

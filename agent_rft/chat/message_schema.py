@@ -59,7 +59,7 @@ def _join_parts(value: str | list[ContentPart] | None) -> str | None:
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Join the texts of content parts to the text that the model reads."""
+    """Join the texts of content parts into the text that the model reads."""
     return "\n".join(texts)
 
 

@@ -43,8 +43,11 @@ class ModelCard(BaseModel):
     ) -> ModelCard:
         """Create the card of a model from the job that trained it.
 
-        `options` are the job's model options, `dialect` is the dialect that the check detected, and `template` is the
-        text of the chat template. `lora` are the settings of the trained adapter; None: all weights were trained.
+        Args:
+            dialect: Dialect that the check detected.
+            options: Model options of the job.
+            template: Text of the chat template.
+            lora: Settings of the trained adapter; None if all weights were trained.
         """
         return cls(
             family=dialect.family,

@@ -127,11 +127,15 @@ class TemplateFormat:
         return None
 
     def _find_instruction_roles(self, roles: tuple[str, ...], *, is_first: bool) -> tuple[str, ...] | None:
-        """Return the roles in which to render consecutive system and developer messages.
+        """Return the roles that the template can render for consecutive system and developer messages.
 
-        The result is `roles` if the template renders all these messages in their order. Otherwise, the result is
-        `("system",)` if the template can render one system message instead of them. If the template cannot do either,
-        the result is None. With `is_first`, the messages are the first messages of a conversation.
+        Args:
+            roles: Roles of the messages.
+            is_first: Whether the messages are the first messages of a conversation.
+
+        Returns:
+            `roles` if the template renders all the messages in order. Otherwise `("system",)` if the template can
+            render a single system message in their place, else None.
         """
         before: list[Message] = [] if is_first else [_QUESTION | {"content": _REASONING}, _ANSWER]
         for tried in (roles, ("system",)):

@@ -59,8 +59,8 @@ def read_job_file(
         model: Model to use instead of the model in the job file; None to use the model in the job file.
 
     Returns:
-        The job, its model folder, and an operator's configuration that may also allow the job's local endpoints (see
-        `allow_local_endpoints`).
+        The job, its model folder, and the operator's configuration. The returned configuration may also allow access
+        to the job's local endpoints (see `allow_local_endpoints`).
 
     Raises:
         InvalidJob: The job file, rows or model folder have problems; the error lists all of them.

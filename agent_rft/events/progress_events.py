@@ -89,7 +89,7 @@ class JobResumed(Event):
 class PhaseStarted(Event):
     """A phase of the run started.
 
-    Nothing to do, unless the phase `resources` never ends.
+    No action is needed unless the phase `resources` does not end.
     """
 
     phase: Phase
@@ -400,7 +400,8 @@ class CheckpointStoreFailed(Event, level="warn"):
     """
 
     action: StoreAction
-    """`upload`: a checkpoint was not uploaded. `remove`: older checkpoints were not removed and still use space."""
+    """Action that failed. `upload`: uploading a checkpoint. `remove`: removing older checkpoints. If the removal
+    fails, the older checkpoints still use space in the store."""
     cause: Private[str]
     """Error message of the store."""
     retry_in_s: float | None = None
@@ -446,7 +447,7 @@ class UpdatesReplayed(Event):
     num_updates: int
     """Number of replayed updates."""
     num_groups: int = 0
-    """Number of finished groups that were not trained on yet. These groups are not sampled again."""
+    """Number of finished groups that have not been trained on yet. These groups are not sampled again."""
     duration_s: float = 0.0
     """Seconds for the replay."""
 

@@ -1,7 +1,8 @@
 """Statistics of evaluations in which some rollouts have no grade.
 
-Rollouts are not discarded at random: a wrong answer is often a long one, and long rollouts time out. The mean of the
-graded rollouts is therefore biased. Bounds of the mean contain the true mean, whatever the missing grades are.
+Rollouts are not discarded at random: wrong answers are often long, and long rollouts time out. The mean of the graded
+rollouts is therefore biased. `mean_bounds` returns a lower and an upper bound of the true mean. The bounds hold for all
+possible values of the missing grades.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class ValidationScore:
 
     @property
     def is_sufficient(self) -> bool:
-        """Whether enough rollouts were graded, so that the validation can be compared with other validations.
+        """Whether enough rollouts were graded to compare this validation with other validations.
 
-        The number of missing rollouts must be at most 5 % of all rollouts, or at most the number of rollouts per row.
+        The maximum number of missing rollouts is 5 % of all rollouts or the number of rollouts per row, whichever is
+        larger.
         """
         return self.num_missing <= max(self.samples, MAX_MISSING_SHARE * self.num_rollouts)
 

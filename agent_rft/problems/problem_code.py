@@ -22,8 +22,8 @@ class CheckCode(ProblemCode):
 
     Attributes:
         stops_accepted_jobs: Whether the problem stops a job that an earlier check accepted, such as a resumed run. True
-            if something is missing, forbidden or impossible. False if the problem only concerns values in the job: the
-            check may be newer than the job, so the job only gets a warning.
+            if something is missing, forbidden or impossible. False if only values in the job are wrong. The job then
+            gets only a warning, because the job may be older than the check.
         is_warning: Whether the problem is only a warning, which never stops a job.
     """
 

@@ -23,7 +23,7 @@ FIXES = {
     "content": PART_FIX,
     "tool_call_id": "write the id of the call, or omit it",
 }
-"""Fixes of errors. The key is the name of a field that contains the error."""
+"""Fixes for errors, keyed by the name of the invalid field."""
 
 
 class RowError(NamedTuple):

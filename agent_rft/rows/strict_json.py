@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 MAX_SHOWN_CHARS = 20
 """Maximum number of characters of a number or key that an error message shows."""
 MAX_VALUES = 100_000
-"""Maximum number of values in untrusted JSON. So many values take at most 0.2 s of CPU time and 30 MiB."""
+"""Maximum number of values in untrusted JSON. This many values take at most 0.2 s of CPU time and 30 MiB."""
 MAX_DEPTH = 100
 """Maximum nesting depth of untrusted JSON: far more than any data needs, and far below Python's recursion limit."""
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"

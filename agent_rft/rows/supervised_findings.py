@@ -6,7 +6,7 @@ Findings of these kinds are errors:
 - A message has a call, but the row has no tools. A model without tools makes no calls.
 - No message of the row is trained.
 
-All other findings are warnings. For example, a row may show how the model recovers from a call of an unknown tool. The
+All other findings are warnings. For example, a row may show how the model recovers from a call to an unknown tool. The
 tool and the arguments of a call are not checked in messages with weight 0, because these messages are not trained.
 """
 

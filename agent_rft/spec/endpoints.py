@@ -78,9 +78,8 @@ class Endpoint(StrictModel):
     """HTTP headers sent with every request, such as `Authorization: Bearer ${TOOL_KEY}`. Values are secrets: they never
     appear in messages, logs or responses."""
     timeout_s: Timeout = 120.0
-    """Deadline of a call in seconds, counted from when it is queued and including all waits and retries; at most 21,600
-    (six hours). A call that misses the deadline has failed. For a slow or busy endpoint, raise this and
-    `limits.rollout_timeout_s`."""
+    """Time limit of a call in seconds, including queue time, all waits and all retries; at most 21,600 (six hours). A
+    call that exceeds the limit fails. For a slow or busy endpoint, raise this and `limits.rollout_timeout_s`."""
     attempt_timeout_s: Timeout | None = None
     """Seconds after which a single request of a call is abandoned and retried; null: the rest of `timeout_s`. Set it if
     the endpoint sometimes hangs, so that a hang costs a retry and not the rollout."""
@@ -109,12 +108,12 @@ class ToolSpec(Endpoint):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str
-    """Name of the tool, unique in the job. It must equal the function name in the `tools` of the dataset's rows. These
-    `tools` describe to the model how to call the tool."""
+    """Name of the tool, unique in the job. It must equal the function name in the `tools` of the dataset's rows. The
+    entry in `tools` tells the model how to call the tool."""
     server_url: str
-    """URL that receives each call as a POST with its name, arguments, trace id and row. Private addresses need an entry
-    in the operator's `allowed_networks`. If `allowed_networks` is not set, a command that starts its own Ray cluster,
-    such as `agent-rft train` without `--address`, needs no entry."""
+    """URL that receives each call as a POST with its name, arguments, trace id and row. A private address needs an
+    entry in the operator's `allowed_networks`. No entry is needed if `allowed_networks` is not set and the command
+    starts its own Ray cluster. For example, `agent-rft train` without `--address` starts its own Ray cluster."""
     max_output_bytes: Annotated[int, Field(ge=1, le=MAX_OUTPUT_BYTES)] = MAX_OUTPUT_BYTES
     """Maximum output of a call in bytes. If the output is longer, the model gets an error that asks it to request
     less."""

@@ -161,10 +161,10 @@ class EndpointGrader(GraderBase, Endpoint):
     type: Literal["endpoint"]
     """Your own server gives a score."""
     url: str
-    """URL that receives POST {sample, item, trace_id} and answers {score}, a finite number. With `"train": false` in
-    the answer, the rollout is not trained on. Private addresses need an entry in the operator's `allowed_networks`. If
-    `allowed_networks` is not set, a command that starts its own Ray cluster, such as `agent-rft train` without
-    `--address`, needs no entry."""
+    """URL that receives POST {sample, item, trace_id} and answers {score}, a finite number. If the answer also contains
+    `"train": false`, the rollout is not trained on. A private address needs an entry in the operator's
+    `allowed_networks`. No entry is needed if `allowed_networks` is not set and the command starts its own Ray cluster.
+    For example, `agent-rft train` without `--address` starts its own Ray cluster."""
     hedge_after_s: Annotated[float, Field(gt=0)] | None = None
     """If a sample has no grade after this many seconds, the sample is sent again while the first request continues. The
     first answer wins. Set it somewhat above the usual latency to cut off rare slow answers, if grading a sample twice
@@ -196,8 +196,9 @@ class CodeCheckGrader(GraderBase):
     """Template of the code to check. The code is Python. For tests_edited, it may also be a patch, a shell command or
     `{{ sample.output_tools }}`, which contains all calls of the rollout."""
     reference: str = ""
-    """Template of a text that the check uses in addition to `code`. reference_returned: the solution (required).
-    result_hard_coded: the source of the tests. tests_edited: patterns of file names, such as `tests/*, conftest.py`."""
+    """Template of a text that the check uses in addition to `code`. For `reference_returned`: the solution (required).
+    For `result_hard_coded`: the source code of the tests. For `tests_edited`: patterns of file names, such as
+    `tests/*, conftest.py`."""
 
 
 class LengthGrader(GraderBase):

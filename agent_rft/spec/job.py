@@ -95,8 +95,8 @@ class Hyperparameters(CommonHyperparameters):
     """Hyperparameters of a reinforcement job, with OpenAI's names."""
 
     compute_multiplier: Annotated[float, Field(gt=0, le=MAX_COUNT)] | Auto = "auto"
-    """Multiplier of the rollouts per row: max(2, round(8 x compute_multiplier)) rollouts are sampled. auto: 1; for a
-    file with fewer than 16 rows, 16 / rows, but at most 2. The model learns from differences between the rollouts of a
+    """Multiplier of the rollouts per row: max(2, round(8 x compute_multiplier)) rollouts are sampled. auto: 1, or
+    min(2, 16 / rows) for a file with fewer than 16 rows. The model learns from differences between the rollouts of a
     row. Raise the multiplier if most rows have only right or only wrong rollouts; the cost grows in proportion."""
     eval_samples: PositiveInt | Auto = "auto"
     """Rollouts per row of the validation file and the test file; auto: 1. The grades of a row's rollouts are averaged.
@@ -134,10 +134,10 @@ class RolloutLimits(StrictModel):
     sessions, rate limits, retries and grades does not count. A rollout that waits longer than six times this limit is
     always discarded."""
     on_timeout: Literal["discard", "grade"] = "discard"
-    """Whether a rollout that reaches `rollout_timeout_s` is discarded or graded. With grade, a rollout is graded if
-    the model caused the timeout: sampling took more than half of the model and tool time, and no tool call was in
-    flight. The rollout ends after its current turn, and the calls of this turn are not sent. Set it to grade if the
-    model should learn not to exceed the limit."""
+    """Whether a rollout that reaches `rollout_timeout_s` is discarded or graded. With `grade`, the rollout is graded if
+    the model caused the timeout, and discarded otherwise. The model caused the timeout if sampling took more than half
+    of the model and tool time, and no tool call was in flight. The rollout then ends after its current turn, and the
+    calls of this turn are not sent. Set it to `grade` if the model should learn not to exceed the limit."""
     max_rollout_retries: Annotated[int, Field(ge=0, le=10)] = 1
     """Maximum retries of a discarded rollout; each retry has a new trace id. A rollout that was lost with its engine is
     repeated once, in addition to these retries. After the last retry, the group continues without the rollout if at
@@ -212,8 +212,8 @@ class AlgorithmSpec(OptimizerSpec):
     works (strictly on-policy); 1: engines and learner work concurrently. Higher values avoid waits for long rollouts
     but are less stable."""
     updates_per_batch: Annotated[int, Field(ge=1, le=100_000)] = 2
-    """Optimizer steps per batch, each on a part of the batch. More steps learn faster from the same rollouts but are
-    less stable."""
+    """Optimizer steps per batch, each on a part of the batch. With more steps, the model learns faster from the same
+    rollouts, but training is less stable."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Sampling temperature of training. Lower values explore less. top_p is always 1 and top_k off, because the learner
     cannot reproduce the log-probabilities of a truncated distribution."""
@@ -234,8 +234,8 @@ class Reinforcement(StrictModel):
     """Tools that the model may call. Each tool is called over HTTP. The dataset's rows list the tools of each task and
     describe their arguments."""
     session: SessionSpec | None = None
-    """Requests to your server at the start and end of each rollout, for tools with state per rollout; null: no
-    requests."""
+    """Requests to your server at the start and end of each rollout, for tools that keep state per rollout; null: no
+    requests are sent."""
     signing_secret: SecretStr | Annotated[tuple[SecretStr, ...], Field(min_length=1, max_length=8)] | None = None
     """Secret that signs requests to tools, sessions and endpoint graders as in Standard Webhooks, so that your
     server can verify the sender; null: requests are not signed. Write it as `${NAME}`; its value is `whsec_`
@@ -458,8 +458,8 @@ class JobSpec(StrictModel):
     model_options: ModelOptions = ModelOptions()
     """Format of the model's conversations: chat template, tool calls and stop tokens."""
     integrations: Integrations = ()
-    """Experiment trackers that get the numbers of each step and evaluation and the job's hyperparameters, but never
-    rows, texts or URLs. If a tracker cannot be used, the job warns and continues."""
+    """Experiment trackers that receive the metrics of each step and evaluation, and the job's hyperparameters. Trackers
+    never receive rows, texts or URLs. If a tracker cannot be used, the job warns and continues."""
     cluster: ClusterSpec = ClusterSpec()
     """Resources of the job."""
 

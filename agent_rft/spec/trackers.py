@@ -87,7 +87,7 @@ class WandbAccess(StrictModel):
     base_url: BaseUrl | None = None
     """URL of your own server; null: the public Weights & Biases server."""
     offline: bool = False
-    """Write files to the run folder instead of sending them; `wandb sync` uploads them later."""
+    """Write the tracking data to the run folder instead of sending it; `wandb sync` uploads the data later."""
 
 
 class MlflowAccess(StrictModel):

@@ -141,8 +141,8 @@ class ChatRequest(SamplingRequest):
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), AfterValidator(check_unique_names)] | None = None
     """Functions that the model may call. Known tools of other types are ignored."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """Calls in the answer: none (no calls), auto (the model decides), required (at least one call), or the function
-    that must be called."""
+    """Rule for calls in the answer: none (no calls), auto (the model decides), required (at least one call), or a
+    function (the model must call this function)."""
     response_format: ResponseFormat | None = None
     """Format of the answer; the answer may also contain calls."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None

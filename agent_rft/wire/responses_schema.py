@@ -156,8 +156,8 @@ class ResponsesRequest(SamplingRequest):
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
     """Functions that the model may call. Known tools of other types are ignored."""
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | None = None
-    """Calls in the answer: none (no calls), auto (the model decides), required (at least one call), or the function
-    that must be called."""
+    """Rule for calls in the answer: none (no calls), auto (the model decides), required (at least one call), or a
+    function (the model must call this function)."""
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     """Format of the answer."""

@@ -130,7 +130,7 @@ class ResponseStream:
         return self._open is not None and self._open.kind == kind
 
     def _begin_item(self, kind: str, index: int = 0, call_id: str = "", name: str = "") -> Iterator[StreamEvent]:
-        """Begin an item of this kind. Do nothing if the kind is reasoning or message and such an item is open."""
+        """Begin an item of this kind. Do nothing if a reasoning or message item of this kind is already open."""
         if self._is_open(kind) and kind != "call":
             return
         yield from self._close_item()

@@ -138,7 +138,7 @@ def check_tool_choice(choice: str | NamedTool | None, functions: Sequence[ToolDe
     """Check `tool_choice` against the functions in `tools`.
 
     Raises:
-        ValueError: `tool_choice` names a function that does not exist, or requires a call although there are none.
+        ValueError: `tool_choice` names a function that does not exist, or requires a call when there are no functions.
     """
     names = {tool.function.name for tool in functions}
     if isinstance(choice, NamedTool) and choice.function.name not in names:

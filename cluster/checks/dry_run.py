@@ -186,9 +186,9 @@ async def _find_path_error(
 ) -> str | None:
     """Return why the path of a tool's URL is probably wrong; None if it seems correct.
 
-    A 404 alone is not enough, because many tools answer 404 for a missing document. Therefore two requests, the call
-    and an empty object, are each sent to the tool's URL and to a path that does not exist. If both URLs give the same
-    404 answers, the path is wrong.
+    A 404 alone does not prove that the path is wrong, because many tools answer 404 for a missing document. Therefore
+    the call is sent to the tool's URL and to a path that does not exist. Then an empty object is sent to both URLs. If
+    both URLs give the same 404 answers, the path is wrong.
     """
     url = URL(tool.server_url)
     missing_url = (url / "agent-rft-no-such-path").with_query(url.query)

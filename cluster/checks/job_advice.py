@@ -142,7 +142,10 @@ def _grader_advice(reinforcement: Reinforcement) -> Iterator[str]:
 
 
 def _expression_advice(field: str, spec: MultiGrader) -> Iterator[str]:
-    """Yield a warning if the worst answers get no grade, such as those with an F1 of 0 / 0."""
+    """Yield a warning if the expression has no value for the worst answers.
+
+    For example, the F1 score of such an answer is 0 / 0.
+    """
     lowest = {name: part.grade_range[0] for name, part in spec.graders.items()}
     try:
         parse_expression(spec.calculate_output, lowest).compute_value(lowest, field)

@@ -37,8 +37,8 @@ def allow_local_endpoints(
 ) -> OperatorConfig:
     """Return `operator` plus access to the local endpoints of `job`, if the command starts its own Ray cluster.
 
-    Host names are resolved here, once. A host name that has a public address at this time stays limited to public
-    addresses. Therefore the owner of its DNS zone cannot direct calls into the operator's network later.
+    Host names are resolved once, in this function. A host name that has a public address gets no access to local
+    addresses. Otherwise, the owner of its DNS zone could later redirect calls into the operator's network.
 
     Args:
         operator: The configuration. If it sets `allowed_networks`, even to an empty list, it is returned unchanged.

@@ -1,4 +1,4 @@
-"""Examination of a model without a job: its conversation format, its missing features, and their fixes."""
+"""Examination of a model, independent of any job: conversation format, missing features, and fixes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,10 @@ def _yes_or_no(value: bool) -> str:
 
 
 def examine_renderer(renderer: Renderer, *, reads_calls: bool) -> ModelFeatures:
-    """Return the features of a renderer's model. `reads_calls` is whether its parser reads the template's calls."""
+    """Return the features of a renderer's model.
+
+    Set `reads_calls` if the parser reads the calls that the template writes.
+    """
     shown = _render_prompt(renderer, [_QUESTION])
     form = renderer.template_format
     reasoning = "message" if renderer.family.reasoning_parser is not None else renderer.reasoning_mode

@@ -30,7 +30,7 @@ from agent_rft.types import Task
 MIN_ANSWER_TOKENS = 16
 """Minimum number of tokens that a prompt must leave for the answer."""
 SHOWN_CHARS = 40
-"""Number of characters from the start of each message that must occur in the prompt."""
+"""Number of characters to search for in the prompt, from the start of each system or user message."""
 SIZE_FIX = "shorten the row: move large values to a file that tools and graders read, and put an id in the row"
 COMPARE_FIX = "compare the messages and tools of the row with those of a row that has no problem"
 ROWS_AT_ONCE = 200
@@ -75,7 +75,7 @@ def list_rows(job: JobSpec, files: Mapping[str, Sequence[Task]]) -> list[Checked
 
 
 def check_conversations(rows: Sequence[CheckedRow]) -> list[Problem]:
-    """Return problems of supervised rows that teach broken calls, or nothing at all. Some are only warnings."""
+    """Return problems of supervised rows, such as broken tool calls. Some problems are only warnings."""
     return [row.problem(*finding) for row in rows for finding in find_supervised_findings(row.task)]
 
 
@@ -106,9 +106,9 @@ def check_tools(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> lis
 
 
 def check_row_sizes(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
-    """Return problems of rows that are too large for requests to tools, sessions and endpoint graders.
+    """Return a problem for each row that is too large for requests to tools, sessions and endpoint graders.
 
-    Each such request contains the full row.
+    Each request contains the full row.
     """
     session = reinforcement.session
     always = (session is not None and session.start_url is not None) or any(
@@ -126,7 +126,10 @@ def check_row_sizes(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) ->
 
 
 def check_template_values(reinforcement: Reinforcement, rows: Sequence[CheckedRow]) -> list[Problem]:
-    """Return problems of rows whose values for the graders' templates are missing or too long."""
+    """Check the values that the graders' templates insert from each row.
+
+    Return problems for missing values, and for templates that become too long.
+    """
     templates = [
         (f"{field}.{name}", template)
         for field, spec in iterate_graders(reinforcement)

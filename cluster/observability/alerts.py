@@ -129,7 +129,7 @@ _LONG_CALLS = (
     f"sum by (job, endpoint) (min_over_time({samples('endpoint/<endpoint>/in_flight')}[15m])) > 0 "
     f"unless on (job, endpoint) ({_ENDED_CALLS} > 0)"
 )
-"""Endpoints that have had calls in flight throughout the last 15 minutes, although no call ended in that time."""
+"""Endpoints that had calls in flight throughout the last 15 minutes. No call ended in this time."""
 _DISK_FREE, _DISK_TOTAL = samples("disk_free_bytes"), samples("disk_total_bytes")
 SERVER_ERROR = 'status=~"5.."'
 API_REQUESTS = "api_request_s/<status>/<method>/<route>"

@@ -28,8 +28,8 @@ def samples(name: str, *matchers: str, part: Part | None = None) -> str:
 
     Raises:
         KeyError: The metric is not listed.
-        ValueError: The metric is only in metrics.jsonl. Or the metric is a histogram, but `part` is missing. Or the
-            metric is not a histogram, but `part` is set.
+        ValueError: The metric is only in metrics.jsonl, `part` is missing for a histogram, or `part` is set for another
+            kind of metric.
     """
     found = find_metric(name)
     if found is None:

@@ -81,7 +81,7 @@ def _format_setting(value: Any) -> str:
 def find_fixes(request: PlanRequest) -> list[PlanFix]:
     """Return fixes for a request that does not fit: up to MAX_FIXES changes of settings, and nodes to add.
 
-    If LoRA makes a job fit on CPUs, a smaller context often does, too. Then both fixes are returned.
+    If a fix enables LoRA, a smaller context alone may also make the job fit. In this case, both fixes are returned.
     """
     found = next(filter(None, _setting_fixes(request)), [])
     if _lora_setting(request).keys() & {path for fix in found for path in fix.settings}:
@@ -110,7 +110,7 @@ def _setting_fixes(request: PlanRequest) -> Iterator[list[PlanFix]]:
 
 
 def _list_default_values(request: PlanRequest) -> dict[str, Any]:
-    """Return the settings in FREED that the job has changed, with their default values."""
+    """Return the default values of the settings that the job has changed. Only settings in FREED are included."""
     cluster, defaults = request.job.cluster, ClusterSpec()
     values = {name: getattr(defaults, name) for name in FREED}
     return {f"cluster.{name}": value for name, value in values.items() if getattr(cluster, name) != value}
@@ -281,7 +281,10 @@ def count_rows(path: Path) -> int:
 
 
 CHECKPOINT_BYTES_PER_PARAMETER = STATE_BYTES + 4
-"""Bytes per parameter in a checkpoint: optimizer state plus float32 weights. Bfloat16 weights need 2 bytes less."""
+"""Bytes per parameter in a checkpoint: optimizer state, plus 4 bytes for a float32 weight.
+
+A bfloat16 weight takes only 2 bytes.
+"""
 ASSUMED_WRITE_BYTES_PER_S = 500e6
 PROMPT_S = 30.0
 """Usual time limit in seconds for stopping a run. After this time, Kubernetes or a preemption kills the run."""
@@ -316,7 +319,7 @@ def interval_warnings(interval: CheckpointInterval, checkpoint_s: float, step_s:
 
 @dataclass(frozen=True, slots=True)
 class StopTime:
-    """Time that stopping a run takes: an update (`update_s`, 0 if unknown), and then writing a checkpoint."""
+    """Time needed to stop a run. The run finishes an update (`update_s`, 0 if unknown), then writes a checkpoint."""
 
     num_parameters: int
     write_bytes_per_s: float

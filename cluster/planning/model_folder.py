@@ -147,7 +147,10 @@ class ModelSizes:
 
 
 def read_sizes(folder: ModelFolder) -> tuple[ModelSizes | None, list[Problem]]:
-    """Return the sizes of the model in a folder and the problems of its files. With problems, the sizes are None."""
+    """Return the sizes of the model in a folder, and the problems of its files.
+
+    If there are problems, the sizes are None.
+    """
     if folder.problem is not None:
         return None, [folder.problem]
     problems = list(folder.weight_problems)
@@ -177,7 +180,7 @@ def quantized_problem(quantization: Mapping[str, Any]) -> Problem:
 
 
 def model_problem(code: str, message: str, fix: str) -> Problem:
-    """Return a problem of the job's field `model`."""
+    """Return a problem with the job's `model` field."""
     return Problem(code, "model", message, fix)
 
 

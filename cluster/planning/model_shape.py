@@ -101,9 +101,9 @@ def read_layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _state_bytes(config: Mapping[str, Any]) -> int:
-    """Return the bytes of the float32 state of one layer that caches no tokens, such as a Mamba layer.
+    """Return the size in bytes of a layer's state, for layers that cache no tokens, such as Mamba layers.
 
-    Returns 0 if config.json has no known keys for the sizes of this state.
+    The state is stored in float32. The size is 0 if config.json has no known keys for the state.
     """
     for keys in (CONVOLUTION, *STATES):
         sizes = [config.get(key) for key in keys]

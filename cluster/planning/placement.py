@@ -148,9 +148,9 @@ class Placement:
 
     @property
     def bundles(self) -> list[Bundle]:
-        """Bundles of resources: one for each engine, then one for each rank; or bundles that engines and ranks share.
+        """Bundles of resources: one for each engine, then one for each rank.
 
-        All resources of a bundle must be on the same node.
+        If `colocated`, engines and ranks share bundles. All resources of a bundle must be on the same node.
         """
         if not self.colocated:
             engine, rank = (

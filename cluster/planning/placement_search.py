@@ -56,7 +56,7 @@ def search_placements(request: PlanRequest, *, fewest_gpus: bool = False) -> Ite
 
 
 def _recorded_placement(request: PlanRequest, search: _PlacementSearch) -> Placement | None:
-    """Return the layout that the run began with, changed by the job's own settings.
+    """Return the layout that the run began with. The job's own settings take precedence over the recorded layout.
 
     Return None if the run is new, if it runs on CPUs, or if it only grades.
     """
@@ -152,8 +152,11 @@ class _PlacementSearch:
     def iterate_balanced(self) -> Iterator[Placement]:
         """Yield placements on GPUs, best first.
 
-        The sort keys are the memory savings (smallest first), the division of the GPUs (best first), and the ZeRO stage
-        (lowest first).
+        The placements are sorted by these keys:
+
+        1. Memory savings, smallest first.
+        2. Numbers of GPUs for engines and for ranks, best division first.
+        3. ZeRO stage, lowest first.
         """
         for lora, offload in self._memory_savings():
             for division, stage in product(self._divisions(), self._possible_stages()):
@@ -355,7 +358,7 @@ class _PlacementSearch:
 
 
 def _resolve_auto(value: Value | str, auto: Value) -> Value:
-    """Return the value of a setting, or `auto` if the setting is "auto"."""
+    """Return the value of a setting. If the value is the string "auto", return the argument `auto` instead."""
     return auto if value == "auto" else value  # type: ignore[return-value]
 
 

@@ -73,7 +73,10 @@ def plan_and_print(console: Console, request: PlanRequest, *, smallest: bool, as
 
 
 def estimate_stop_time(request: PlanRequest, plan: ClusterPlan) -> StopTime | None:
-    """Return the time that stopping a run takes at an assumed disk speed; None without a model or a learner."""
+    """Estimate how long it takes to stop a run, for an assumed disk speed.
+
+    Return None without a model or a learner.
+    """
     cost = estimate_step(request, plan)
     if request.model is None or cost is None:
         return None
@@ -113,7 +116,10 @@ def _settings_for_placement(request: PlanRequest, placement: Placement) -> dict[
 
 
 def _print_smallest(console: Console, settings: Settings) -> None:
-    """Print settings that always give the job the layout with the fewest GPUs, in the format of a job file."""
+    """Print `settings` in the format of a job file.
+
+    With these settings, the job always gets the layout with the fewest GPUs.
+    """
     if not settings:
         console.print("the job already sets all settings of its layout, so no value is chosen automatically")
         return
@@ -146,10 +152,10 @@ def print_stop_time(console: Console, stop: StopTime) -> None:
 
 
 def _memory_table(firsts: Sequence[NodeAssignment]) -> Table:
-    """Return a table with one row per use of memory, such as weights.
+    """Return a table with one row for each kind of data in memory, such as weights.
 
-    The columns are the GPU memory and the host memory of each role. `firsts` has the first engine and the first rank,
-    if any. The other engines and ranks are left out.
+    The columns are the GPU memory and the host memory of each role. `firsts` contains the first engine and the first
+    rank, if they exist.
     """
     columns: dict[str, Mapping[str, int]] = {}
     for assignment in firsts:

@@ -63,7 +63,8 @@ class ClusterUsage:
 
         Args:
             engine: Resources of each engine of a served model.
-            idle_s: Idle seconds of each application that may be stopped. Long idle applications are stopped first.
+            idle_s: Idle seconds of each application that may be stopped. The applications with the longest idle time
+                are stopped first.
         """
         names = sorted(idle_s, key=lambda name: -idle_s[name])
         for bundles in self.waiting.values():
@@ -96,7 +97,7 @@ def read_usage() -> ClusterUsage:
 def parse_usage(
     free: Mapping[str, Bundle], groups: Iterable[Row], actors: Iterable[Row], adds_nodes: bool
 ) -> ClusterUsage:
-    """Return the use of a cluster from its free resources and Ray's tables of placement groups and actors."""
+    """Compute a cluster's usage from its free resources and Ray's tables of placement groups and actors."""
     waiting: dict[str, list[Bundle]] = {}
     running: dict[str, None] = {}
     for group in groups:

@@ -22,7 +22,7 @@ from ray._private.state import available_resources_per_node, state
 from ray.job_config import JobConfig
 
 Row = Mapping[str, Any]
-"""Row of one of Ray's tables, with Ray's names of columns."""
+"""Row of one of Ray's tables. The keys are Ray's column names."""
 
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ def serve_is_running() -> bool:
     """Return whether Ray Serve is running in the cluster that this process is connected to.
 
     Uses: `ray.serve.context._get_global_client`.
-    Why: `ray.serve.status` returns the same for no Ray Serve and for Ray Serve without proxies and applications.
+    Why: `ray.serve.status` cannot distinguish a missing Ray Serve from a Ray Serve without proxies and applications.
     Remove when: the status shows whether Ray Serve is running.
     """
     from ray.serve.context import _get_global_client

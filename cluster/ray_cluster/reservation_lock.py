@@ -15,7 +15,10 @@ import ray
 
 NAME, NAMESPACE = "reserves-gpus", "agent-rft"
 MAX_WAIT_S = 120.0
-"""Maximum seconds to wait for the lock. After that, the holder has probably failed, so the job continues without it."""
+"""Maximum seconds to wait for the lock. After this time, the job continues without the lock.
+
+The holder of the lock has probably failed by then.
+"""
 POLL_S = 0.25
 
 

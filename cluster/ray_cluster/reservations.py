@@ -222,7 +222,7 @@ class Reservations:
 
 
 def unavailable_error(timeout_s: float, missing: str) -> InvalidJob:
-    """Return the error of a job whose resources were not available in time."""
+    """Return the error for a job whose resources did not become available in time."""
     fix = "wait for other jobs to end, or add nodes"
     problem = Problem("no_free_resources", "cluster", f"after {timeout_s:g} s: {missing}", fix)
     return InvalidJob("the job's resources did not become available", [problem])

@@ -26,10 +26,14 @@ NO_REFERENCE = "{}"
 class DataFinding:
     """Problems in the rows of one file of a job, as groups of line numbers.
 
-    `contradictory` rows have the same question but different references; `duplicates` have the same question and
-    reference. `near_duplicates` are at most MAX_PAIRS pairs with the same reference and nearly the same question.
-    `distinct` is the number of different questions. `shared` maps the job field of another file to the number of rows
-    in the other file whose question also occurs in this file.
+    Attributes:
+        file: Job field that names the file.
+        distinct: Number of different questions.
+        contradictory: Rows with the same question but different references.
+        duplicates: Rows with the same question and the same reference.
+        near_duplicates: Pairs of rows with the same reference and nearly the same question; at most MAX_PAIRS pairs.
+        shared: Overlap with the job's other files, by job field. The overlap is the number of rows in the other file
+            whose question also occurs in this file. Files without overlap are left out.
     """
 
     file: str

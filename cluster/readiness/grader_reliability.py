@@ -66,10 +66,10 @@ def _grade_before_guards(rollout: Rollout) -> float:
 
 
 def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | None:
-    """Return the variance of the grading noise, divided by the variance of a row's grades (the mean over all rows).
+    """Return the variance of the grading noise, divided by the variance of grades within a row.
 
-    The mean squared difference between two grades of one answer is twice the noise variance (Lord and Novick 1968,
-    Statistical Theories of Mental Test Scores, chapter 3).
+    The variance within a row is averaged over all rows. The mean squared difference between two grades of one answer is
+    twice the noise variance (Lord and Novick 1968, Statistical Theories of Mental Test Scores, chapter 3).
     """
     within = [variance(map(_grade_before_guards, group.rollouts)) for group in groups if len(group.rollouts) > 1]
     if not differences or not within or fmean(within) == 0.0:
@@ -78,10 +78,10 @@ def _noise(groups: Sequence[Group], differences: Sequence[float]) -> float | Non
 
 
 def _agreement(groups: Sequence[Group]) -> Interval | None:
-    """Return the correlation between the grades and the held-out grades of a row (the mean over all rows).
+    """Return the correlation between grades and held-out grades within a row, averaged over rows.
 
-    It shows whether training also raises the held-out grade: training on the grade raises the held-out grade by about
-    the covariance of both grades (Price 1970, Nature 227).
+    The correlation shows whether training also raises the held-out grade. Training on the grade raises the held-out
+    grade by about the covariance of both grades (Price 1970, Nature 227).
     """
     found = []
     has_held_out = False

@@ -15,9 +15,15 @@ HYPERPARAMETERS, REINFORCEMENT = "method.reinforcement.hyperparameters", "method
 TARGET_SIGNAL = 0.5
 """Minimum share of groups with different rewards. Below it, larger groups are recommended."""
 MIN_SHARE_GAIN = 0.1
-"""Minimum gain for which larger groups are recommended: the increase in the share of groups with different rewards."""
+"""Minimum increase in the share of groups with different rewards.
+
+If the increase is smaller, larger groups are not recommended.
+"""
 TARGET_GROUPS = 8
-"""Minimum number of groups per step whose rewards differ. With fewer, updates vary too much between batches."""
+"""Minimum number of useful groups per step. With fewer useful groups, updates vary too much between batches.
+
+A group is useful if the rewards of its rollouts differ.
+"""
 MAX_BATCH = 64
 CUT_SHARE = 0.1
 """Maximum acceptable share of rollouts that are cut off at the token limit."""

@@ -44,7 +44,7 @@ class RolloutBehavior:
         call_errors: Number of failed calls by error.
         ended: Share of rollouts by finish reason: answer, max_steps, max_tokens, context, timeout.
         discarded: Number of discarded rollouts by reason.
-        guards: Number of rollouts by the guard that set their grade.
+        guards: Number of rollouts whose grade was set by a guard, by name of the guard.
         over_target: Share of rollouts in which model and tools took longer than the target; None without a target.
     """
 

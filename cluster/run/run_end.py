@@ -30,7 +30,7 @@ async def record_run_end(run: JobRun, signals: StopSignals, claimed: FolderClaim
 
     Raises:
         FolderLost: Another process has taken over the run's folder.
-        RftError: The disk of the run's folder is full or cannot be written.
+        RftError: Writing to the run's folder failed, for example because the disk is full.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

@@ -128,7 +128,10 @@ class LiveView:
             self._print(Text(self._log_line()))
 
     def _progressed(self, event: RolloutsProgressed) -> None:
-        """Show the progress of the rollouts. A log gets a line only if nothing was printed for LOG_EVERY_S."""
+        """Show the progress of the rollouts.
+
+        In a log, the progress is printed only if nothing else was printed for LOG_EVERY_S seconds.
+        """
         self._progress_event = event
         if not self._live.is_started and self._now() - self._printed >= LOG_EVERY_S:
             newest = event.describe_newest()

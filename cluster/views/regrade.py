@@ -188,7 +188,7 @@ def _read_recorded_cases(path: Path) -> list[GradingCase]:
 
 
 def make_cases(groups: Sequence[Group], wants_json: bool, data_file: str = "") -> list[GradingCase]:
-    """Return the graded rollouts of a file as cases. `wants_json` is whether the job has a response format."""
+    """Return a case for each rollout in `groups`. Set `wants_json` if the job has a response format."""
     return [
         GradingCase(
             make_sample(rollout.answer, rollout.turns, rollout.finish, wants_json),

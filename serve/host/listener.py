@@ -25,7 +25,7 @@ BACKLOG = 2_048
 KEEP_ALIVE_S = 75
 """Seconds until an idle connection is closed. Clients and proxies have shorter timeouts, so they close it first."""
 STOP_S = 20.0
-"""Seconds that requests in progress may still take after the application starts to stop."""
+"""Maximum time in seconds for stopping the application. Requests in progress get 2 seconds less."""
 
 
 @contextmanager

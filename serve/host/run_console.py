@@ -3,11 +3,11 @@
     python -m agent_rft.serve.host.run_console FOLDER [--resumed]
 
 The process listens on a loopback port and prints the page's URL, which contains a key that works once. While the run
-writes events, the process copies them into a separate database. It exits when its standard input is closed. Clients
-cannot create or change anything.
+writes events, the process copies them into a separate database. The process exits when its standard input is closed.
+Clients cannot create or change anything.
 
-Only this console accepts one-time keys. They have a prefix that API keys of a server never have, and the page ignores
-all other keys in its URL. A link to a server therefore logs nobody in.
+Only this console accepts one-time keys. One-time keys have a prefix that API keys of a server never have. The page
+ignores a key in its URL if the key lacks the prefix. Therefore, opening a link cannot log a user in to a server.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ HOST, POLL_S = "127.0.0.1", 1.0
 ONE_TIME_PREFIX = "once-"
 """Prefix of one-time keys, which the console's page (`session.svelte.ts`) accepts in its URL."""
 STOP_S = 3.0
-"""Maximum seconds to stop the console's server."""
+"""Maximum time in seconds for stopping the console's server."""
 STATUS_BY_OUTCOME: dict[Outcome, JobStatus] = {"done": "succeeded", "failed": "failed", "stopped": "cancelled"}
 
 
@@ -165,7 +165,10 @@ def _read_lines(path: Path) -> Iterator[bytes | None]:
 
 
 def make_console_app(state: ServerState, mirror: RunMirror, key: ApiKey, token: str) -> FastAPI:
-    """Return the console app for a mirrored run, with read-only routes. `token` opens one session of `key`."""
+    """Return the console app for a mirrored run, with read-only routes.
+
+    A client can use `token` once to open a session. The session has the permissions of `key`.
+    """
     store, runs = JobStore(state.database), state.folder / "runs"
     logs = JobLogs(state.folder)
     jobs = JobService(store, state.models, state.files, state.secrets, DEFAULT_CONFIG, logs)

@@ -123,7 +123,7 @@ def create_app(
         sessions: Finds API keys by session cookie.
         key_cache_s: Seconds for which a valid API key is cached.
         checks: Health checks of the dependencies, for `/health/ready`.
-        public_url: Origin of the console's pages; None accepts the host of each request with any scheme.
+        public_url: Origin of the console's pages. If None, every origin with the host of the request is accepted.
     """
     app = FastAPIOffline(
         title="agent-rft",

@@ -70,8 +70,14 @@ def find_object_id(scope: Scope) -> str | None:
 def is_countable(scope: Scope, action: str, status: int) -> bool:
     """Return whether the audit log may count this request instead of recording it in full.
 
-    Such a request has changed nothing, because its key lacks the scope or because of a client error, or it has opened
-    or ended a session. A request whose client disconnected (499) may have changed something.
+    The audit log may count a request in these cases:
+
+    - The request opens or ends a session.
+    - The key lacks the scope for the request.
+    - The request fails with a client error (status 400 to 498).
+
+    In the last two cases, the request has changed nothing. If the client disconnected (status 499), the request may
+    have changed something.
     """
     return action in SESSION_ACTIONS or not scope["state"].get("has_scope") or 400 <= status < 499
 

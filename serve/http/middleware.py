@@ -56,9 +56,9 @@ _log = logging.getLogger("agent_rft.serve")
 class ApiMiddleware:
     """ASGI middleware around the API app.
 
-    With `behind_proxy`, the middleware does not write the request id to the response and does not cancel requests of
-    disconnected clients, because the proxy in front of the server does both. The proxy's id counts as the client's id,
-    because the proxy passes on an id that the client sent.
+    With `behind_proxy`, the proxy in front of the server writes the request id to the response and cancels requests of
+    disconnected clients. The middleware then does neither. The middleware treats the proxy's request id as the client's
+    id, because the proxy passes on the ids that clients send.
     """
 
     def __init__(
@@ -351,9 +351,10 @@ def read_session(headers: Headers) -> str:
 def set_session(
     response: Response, headers: Headers, token: str, max_age_s: int, public_url: str | None = None
 ) -> None:
-    """Set the session cookie. Scripts cannot read it, and browsers do not send it from other sites.
+    """Set the session cookie. Scripts cannot read the cookie, and browsers do not send it from other sites.
 
-    Browsers send the cookie only over https if `public_url`, or else the page that logs in, has this scheme.
+    If the scheme of `public_url` is https, browsers send the cookie only over https. If `public_url` is None, the
+    scheme of the request's Origin header is used instead.
     """
     secure = (public_url or headers.get("origin", "")).startswith("https:")
     response.set_cookie(

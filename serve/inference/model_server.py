@@ -55,13 +55,15 @@ START_TIMEOUT_S = 600.0
 POLL_S = 0.25
 """Polling interval of application states, in seconds."""
 FRESH_S = 2.0
-"""Seconds for which a RUNNING state is used without reading it again."""
+"""Seconds for which a RUNNING state is trusted. An older state is read again."""
 RELEASE_IDLE_S = 15.0
 """Seconds that an engine must be idle before it is stopped for a waiting job."""
 RELEASE_POLL_S = 2.0
 """Maximum seconds between checks for jobs that wait for resources."""
 MIN_IDLE_S = 1.0
-"""Seconds that an engine must be idle before it is stopped for another model. A new call may still be on its way."""
+"""Seconds that an engine must be idle before it is stopped for another model.
+
+The wait lets calls that are already on their way reach the engine."""
 MAX_NAMED_RUNS = 5
 RETRY_AFTER_S = 10
 """Seconds in the Retry-After header of a 503 response."""

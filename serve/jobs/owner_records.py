@@ -1,4 +1,4 @@
-"""Records in a job's run folder, for the job's owner: without paths and operator-only messages."""
+"""Records from a job's run folder, for the job's owner. Paths are replaced, and operator-only messages are removed."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ PAGE_BYTES = 8 << 20
 FRESH_S = 20.0
 """Seconds for which the report of a running job is reused."""
 SEARCH_S = 5.0
-"""Maximum seconds of a text search in one request. The next request continues the search."""
+"""Maximum time in seconds that one request spends on a text search. The next request continues the search."""
 MAX_KEPT = 64
-"""Maximum jobs whose records stay open. If there are more, the records of jobs without current requests are closed."""
+"""Maximum number of jobs whose records stay open.
+
+Above this number, the records of jobs without requests in progress are closed."""
 
 
 class NotIndexed(RftError):
@@ -162,7 +164,7 @@ class JobRecords:
         return found[:limit], len(found) > limit
 
     def filters(self, job: JobRecord) -> tuple[list[RolloutFile], list[str], list[str]]:
-        """Return the values for filters: rollout files (oldest first), tools that were called, errors that occurred.
+        """Return the values to filter by: rollout files (oldest first), tools called, and errors that occurred.
 
         Raises:
             NotIndexed: Some rollouts must be indexed first, or were rewritten during the request.

@@ -80,7 +80,7 @@ def make_router(service: JobService) -> APIRouter:
 
     @router.get("/{readiness_id}")
     def get_readiness(readiness_id: JobIdPath, key: Reader) -> ReadinessBody:
-        """Return a readiness check, with its verdict once it has succeeded, for its owner and admins."""
+        """Return a readiness check to its owner or an admin. A check with the status `succeeded` includes a verdict."""
         with job_errors(readiness_id, READINESS):
             return ReadinessBody.model_validate(get_own_job(store, readiness_id, key))
 

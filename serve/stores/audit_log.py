@@ -1,8 +1,9 @@
 """Audit log: actor, action, object, request and outcome of each operation on a server.
 
-Entries are appended and read, but never changed, except for their counts. They contain ids, but no bodies, names or
-secrets. Requests that change nothing, and logins, are recorded in full only up to a limit and then counted, so that a
-key cannot fill the database with them.
+Entries contain ids, but no bodies, names or secrets.
+
+Logins, and requests that change nothing, are recorded in full only up to a limit. Further requests of these kinds are
+only counted, so that a key cannot fill the database. After an entry is written, only its count can change.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ class AuditRow(Base):
 
 
 class AuditLog:
-    """Log of the operations on a server. `clock` returns Unix seconds. Each process counts for itself."""
+    """Log of the operations on a server. `clock` returns Unix seconds.
+
+    Each process keeps its own counts, and applies the limit MAX_FULL_ENTRIES separately.
+    """
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -89,7 +93,11 @@ class AuditLog:
         client_request_id: str | None = None,
         countable: bool = False,
     ) -> None:
-        """Record an operation. If it is `countable`, and after the actor's first ones in this hour, only count it."""
+        """Record an operation.
+
+        An actor's first MAX_FULL_ENTRIES `countable` operations per hour and outcome are recorded in full.
+        Further countable operations are only counted.
+        """
         now = self._clock()
         if countable and self._is_beyond_limit(actor, outcome, now):
             self._count(actor, action, outcome, status, now)

@@ -221,9 +221,9 @@ class JobStore:
     def claim_next(self, manager: str, limit: int, lease_s: float) -> JobRecord | None:
         """Set the next queued job to `running`, and lease it to `manager`.
 
-        Owners take turns: the next job is of the owner with the fewest running jobs, and then of the owner whose last
-        job started or ended longest ago. Jobs of one owner start in the order in which they were queued. Readiness
-        checks of one owner get at most half of `limit`, rounded up.
+        Owners take turns. The owner with the fewest running jobs goes first. If several owners have equally few
+        running jobs, the owner whose last job started or ended longest ago goes first. Jobs of one owner start in the
+        order in which they were queued. Readiness checks of one owner get at most half of `limit`, rounded up.
 
         Return None if no job can be claimed, or if `limit` jobs are already running. A job whose earlier driver may
         still exist cannot be claimed. Such a job counts as running.

@@ -166,7 +166,7 @@ def _to_api_key(row: KeyRow) -> ApiKey:
 SESSION_S = 24 * 3600
 """Seconds that a session lasts, unless its key is revoked or expires earlier."""
 MAX_SESSIONS = 32
-"""Maximum sessions per API key. A further session ends the oldest one."""
+"""Maximum number of sessions per API key. Opening another session ends the oldest session."""
 
 
 class SessionRow(Base):

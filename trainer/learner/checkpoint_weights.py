@@ -70,7 +70,7 @@ class CheckpointWeights:
         self._tensors = {name: t for name, t in model.state_dict(keep_vars=True).items() if first_names[id(t)] == name}
 
     def split(self, max_bytes: int) -> list[ParameterNames]:
-        """Split all weights, in order, into parts of at most `max_bytes`; a larger weight is a separate part."""
+        """Split all weights, in order, into parts of at most `max_bytes`. A larger weight gets a part of its own."""
         parts: list[ParameterNames] = []
         free = 0
         for name in self._tensors:

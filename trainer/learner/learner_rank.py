@@ -1,8 +1,8 @@
 """One rank of the learner: a model under DeepSpeed. All ranks of a group must call each method together.
 
-DeepSpeed averages gradients over ranks, so the loss is multiplied by the number of ranks. An update's gradient is
-therefore the gradient of one loss over all trained tokens of all micro-batches on all ranks. Steps use no random
-numbers: on a CPU, the same sequences give bitwise equal results.
+An update uses the gradient of one loss over all trained tokens of all micro-batches on all ranks. DeepSpeed averages
+gradients over ranks, so each rank multiplies its loss by the number of ranks. Steps use no random numbers. On a CPU,
+the same sequences give bitwise equal results.
 """
 
 from __future__ import annotations

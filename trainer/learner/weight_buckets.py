@@ -20,7 +20,7 @@ ITEMSIZES = {
 TensorInfo = tuple[str, str, tuple[int, ...]]
 """Name, dtype (such as "bfloat16") and shape of a tensor."""
 BucketLayout = list[TensorInfo]
-"""Layout of a bucket: its tensors in the order of their bytes, without gaps between tensors."""
+"""Layout of a bucket: its tensors in the order in which their bytes are stored. There are no gaps between tensors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,9 @@ class LoopState:
         metrics: The step's metrics, without the time that the checkpoint itself takes. If a run is killed before it
             reports these metrics, the resumed run reports them.
         next_group: Admission number of the first group that is in no batch yet.
-        valid_rewards: One reward for each validation so far that graded enough rollouts, for early stopping. The first
-            reward is the validation's mean reward. Each later reward is the reward of the best earlier validation, plus
-            the mean gain over the rows that were graded in both of these validations.
+        valid_rewards: Rewards of the validations so far, for early stopping. Validations that graded too few rollouts
+            are omitted. The first reward is a mean reward. Each later reward is the reward of the best earlier
+            validation plus the mean gain since then, over the rows that both validations graded.
         is_servable: Whether the checkpoint is offered as a model, which is the case after a validation and at the end.
         score: Rewards of this step's validation by row; None without a validation, and in checkpoints of 0.2.0.
         best_score: Rewards of the best validation so far, with which early stopping compares the next validation; None
@@ -103,7 +103,7 @@ class LoopState:
         return replace(validated, valid_rewards=rewards, best_score=score if is_best else self.best_score)
 
     def with_validations_of(self, validated: LoopState) -> LoopState:
-        """Return this state with the history of validations of `validated`."""
+        """Return this state with the validation history of `validated`."""
         return replace(self, valid_rewards=validated.valid_rewards, best_score=validated.best_score)
 
     def without_validation(self, metrics: dict[str, float], is_servable: bool) -> LoopState:
@@ -272,9 +272,9 @@ def finalize_folder(temporary: Path) -> Path:
 def _is_better(later: LoopState, earlier: LoopState) -> bool:
     """Return whether `later` is better than `earlier`. The step of `earlier` comes before the step of `later`.
 
-    A state whose validation graded enough rollouts is better than a state without such a validation. Validations that
-    0.2.0 recorded have no rewards by row. They count as having graded enough rollouts, and the mean rewards are
-    compared.
+    A state whose validation graded enough rollouts is better than a state without such a validation. Validations
+    recorded by version 0.2.0 have a mean reward, but no rewards of single rows. These validations count as
+    having graded enough rollouts. If one of the states has such a validation, the mean rewards are compared.
     """
     ranks = _validation_rank(later), _validation_rank(earlier)
     if ranks[0] != ranks[1]:
@@ -289,8 +289,8 @@ def _is_better(later: LoopState, earlier: LoopState) -> bool:
 def _validation_rank(state: LoopState) -> float:
     """Return a number that is higher for a more complete validation.
 
-    The number is 1 if the validation graded enough rollouts, and -inf if the state has no reward. Otherwise, the number
-    is the negative number of missing rollouts.
+    The number is -inf if the state has no reward, and 1 if the validation graded enough rollouts. Otherwise, the number
+    is minus the number of missing rollouts.
     """
     if state.valid_reward is None or math.isnan(state.valid_reward):
         return -math.inf

@@ -74,8 +74,8 @@ class CheckpointSaver:
     def is_due(self) -> bool:
         """Whether the job's interval requires a checkpoint of the latest step.
 
-        An interval in minutes requires no checkpoint while the previous checkpoint is still being written. The new
-        checkpoint would have to wait for the previous one.
+        An interval in minutes is ignored while a checkpoint is being written, because a new checkpoint would have to
+        wait for that checkpoint.
         """
         steps = self.step - self._saved.step
         seconds = 0.0 if self._is_writing else self._clock() - self._saved_at

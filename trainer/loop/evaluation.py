@@ -92,8 +92,8 @@ async def _repeat_missing(rollouts: RolloutService, groups: Sequence[Group], out
     async def wait_for_endpoints() -> None:
         """Wait until no endpoint is down, or until a repeated rollout is graded.
 
-        As probes, repeat the missing rollouts of one group after another. A graded rollout shows that the endpoints
-        answer again.
+        To probe the endpoints, the function repeats the missing rollouts of one group after another. A graded rollout
+        shows that the endpoints answer again.
         """
         wait_s = outage_wait.first_probe_s
         while pending and await rollouts.has_outage():

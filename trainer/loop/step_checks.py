@@ -1,4 +1,4 @@
-"""Checks of each step that detect problems of the training.
+"""Checks of each step that detect training problems.
 
 The problems are zero-variance batches, engines that differ from the learner, missing tool calls, and reward hacking.
 Each check emits an event if it finds a problem. The first two checks can end the training before the model learns from
@@ -137,7 +137,7 @@ def diagnose(batch: Batch) -> Diagnosis:
 
 
 def _diagnose_calls(groups: Sequence[Group]) -> Diagnosis | None:
-    """Return the problem with the tool calls that explains a zero-variance batch; None if there is no such problem."""
+    """Return the diagnosis if the tool calls are the cause of a zero-variance batch; otherwise None."""
     with_tools = [rollout for group in groups if group.request.task.tools for rollout in group.trainable]
     pairs = [pair for r in with_tools for pair in zip(r.calls, r.results, strict=True)]
     if with_tools and not pairs:

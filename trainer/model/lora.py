@@ -143,8 +143,8 @@ def get_adapter_tensors(policy: Policy, name: str = TRAINED) -> dict[str, nn.Par
 def as_reference(policy: Policy) -> Iterator[None]:
     """Context manager in which the policy behaves like the reference model.
 
-    The trained adapter still runs but is scaled by 0. ZeRO-3 therefore sees the same layers in each pass, and no
-    parameter changes `requires_grad`.
+    The trained adapter still runs, but its output is scaled by 0. ZeRO-3 therefore sees the same layers in each pass,
+    and the `requires_grad` of every parameter stays the same.
     """
     _compute_with(policy, REFERENCE)
     try:

@@ -1,7 +1,8 @@
-"""Tests of a loaded model on a few tokens: packed sequences stay separate, and our head agrees with the model's.
+"""Tests of a loaded model on a few tokens.
 
-Every architecture that passes can be trained, whatever its name. `can_share_prefixes` tests whether a common prefix of
-several sequences can be computed only once.
+`check_model` tests that packed sequences stay separate. It also tests that the `TokenLogProbs` head gives the same
+log-probabilities as the model's own logits. Every architecture that passes can be trained, whatever its name.
+`can_share_prefixes` tests whether a common prefix of several sequences can be computed only once.
 """
 
 from __future__ import annotations

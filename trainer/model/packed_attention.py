@@ -207,8 +207,8 @@ def _attend(
 ) -> Tensor:
     """Compute causal attention [1, H, N, D] -> [1, H, N, E] of N queries to M >= N keys.
 
-    The queries belong to the last N keys. With a `sink`, the first key is always visible. Masks are cached in `masks`:
-    the backward pass needs them, and all layers use the same masks.
+    Query i has the position of key M - N + i. With a `sink`, the first key is always visible. Masks are cached in
+    `masks`, because the backward pass needs them and all layers use the same masks.
     """
     length, num_keys = query.shape[2], key.shape[2]
     window = window or num_keys

@@ -98,8 +98,8 @@ class Policy(nn.Module):
     Attributes:
         model: The transformers model. Its parameter names are the original ones. Without packing, it computes the
             same results as the original model.
-        mixers: Modules that run once per sequence. Each rank therefore calls their submodules a different number of
-            times.
+        mixers: Modules that run once per sequence. Ranks can have different numbers of sequences, and then call the
+            submodules of mixers different numbers of times.
     """
 
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:

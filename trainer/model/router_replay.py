@@ -60,9 +60,10 @@ class _ReplayedForward:
 
 
 class _FixedTopK(TorchFunctionMode):
-    """Context manager in which `torch.topk` of router scores returns `experts` [N, k]; all routers call `topk`.
+    """Context manager in which a router chooses `experts` [N, k] for its N tokens.
 
-    Tokens whose experts are -1 get the router's own choice.
+    All routers choose experts with `torch.topk`, so the context manager replaces the result of `topk` on router scores.
+    If the experts of a token are -1, the router's own choice is used.
     """
 
     def __init__(self, experts: Tensor, num_experts: int) -> None:

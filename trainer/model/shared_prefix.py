@@ -21,7 +21,8 @@ MIN_SHARED: Final = 16
 MIN_SAVING: Final = 0.1
 """Minimum share of tokens that sharing must save.
 
-A smaller saving does not pay: attention to a shared prefix needs a mask, and computes scores that the mask discards."""
+A smaller saving is not worth the cost: attention to a shared prefix needs a mask, and computes scores that the mask
+discards."""
 MAX_SHARED_LENGTH: Final = 2048
 """Maximum sequence length for sharing; a mask of this length takes 16 MiB in float32."""
 NO_PARENT: Final = -1

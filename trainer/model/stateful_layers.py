@@ -53,9 +53,9 @@ class _PerSequence:
         self._packing: Packing | None = None
 
     def start(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Store the packing before each forward pass of the layer, also when gradient checkpointing repeats the pass.
+        """Store the packing before each forward pass of the layer, including passes repeated by gradient checkpointing.
 
-        This is necessary because not every layer passes the packing on to its mixer.
+        The packing must be stored because not every layer passes the packing on to its mixer.
         """
         self._packing = kwargs["packing"]
 

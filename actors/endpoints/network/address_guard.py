@@ -62,7 +62,9 @@ _FORBIDDEN = {
 _LOCAL = tuple(map(ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")))
 """Loopback and private networks (RFC 1918, RFC 4193)."""
 _GLOBAL_UNICAST = ip_network("2000::/3")
-"""IANA has reserved all other IPv6 networks, such as 5f00::/16, or assigned them to purposes that are not public."""
+"""The IPv6 network for public addresses.
+
+IANA has reserved the other networks, such as 5f00::/16, or assigned them to purposes that are not public."""
 _EMBEDDED_IPV4 = {  # IPv6 network -> right shift of the embedded IPv4 address in bits
     ip_network("::/96"): 0,  # IPv4-compatible, deprecated
     ip_network("::ffff:0:0/96"): 0,  # IPv4-mapped

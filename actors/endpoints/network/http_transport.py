@@ -27,7 +27,7 @@ while the server closes it."""
 
 
 class Reply(NamedTuple):
-    """The response to one request; `truncated` is whether `body` was cut to the first MAX_BODY_BYTES."""
+    """The response to one request. If `truncated` is True, `body` contains only the first MAX_BODY_BYTES."""
 
     status: int
     body: bytes
@@ -45,9 +45,9 @@ class Reply(NamedTuple):
 
 
 class TransportError(Exception):
-    """No complete response arrived.
+    """Error: no complete response arrived.
 
-    `connected` is whether the connection was established. `may_retry` is whether another attempt may succeed.
+    If `connected` is True, the connection was established. If `may_retry` is True, another attempt may succeed.
     """
 
     def __init__(self, why: str, connected: bool, may_retry: bool) -> None:

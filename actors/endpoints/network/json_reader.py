@@ -1,6 +1,6 @@
-"""Reader of JSON from endpoints: large texts are parsed in threads, which the API's keys share.
+"""Parser of JSON from endpoints. Large texts are parsed in threads. One API key may use at most half of the threads.
 
-A thread keeps Python's lock while it parses, so `parse_untrusted_json` also bounds what one text can cost.
+A thread holds Python's lock while it parses. `parse_untrusted_json` therefore also limits the cost of one text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SLOTS: WeakKeyDictionary[asyncio.AbstractEventLoop, FairSlots] = WeakKeyDiction
 
 @contextmanager
 def read_json_for(key: str) -> Iterator[None]:
-    """Context manager in which `read_json` counts as work for an API key."""
+    """Context manager that counts calls of `read_json` against the thread limit of an API key."""
     token = _KEY.set(key)
     try:
         yield

@@ -23,19 +23,21 @@ other keys."""
 MAX_FRAMING_BYTES = 65_536
 """Maximum bytes of a response without its body: enough for 13,000 chunks or 2,000 interim responses."""
 MAX_WIRE_BYTES = 9 << 20
-"""Maximum bytes of a response. More than any reader of a body reads (MAX_BODY_BYTES of endpoints, 8 MiB of OpenAPI
-documents), so that the reader can report a large body."""
+"""Maximum bytes of a response.
+
+Each reader of bodies has a lower limit: MAX_BODY_BYTES for endpoints, and 8 MiB for OpenAPI documents. The reader can
+therefore report a body that is too large."""
 MAX_SEGMENTS = 10_000
-"""Maximum number of times that bytes of a response arrive. A body of 8 MiB needs 5,800 packets."""
+"""Maximum number of pieces in which a response may arrive. A body of 8 MiB needs 5,800 packets."""
 RATE_WINDOW_S = 60.0
 MIN_BYTES_PER_WINDOW = 300
-"""Minimum bytes that arrive in each period of RATE_WINDOW_S after the first byte, until the response is complete."""
+"""Minimum number of bytes that must arrive in each period of RATE_WINDOW_S until the response is complete."""
 HEADER_SLICE_BYTES = 16_384
-"""Size of the slices that are parsed at once until the headers are complete."""
+"""Maximum bytes that are parsed at a time until the headers are complete."""
 
 
 class ResponseLimitExceeded(aiohttp.ClientError):
-    """Error: a response exceeded a limit; `is_slow` is whether it arrived too slowly, so that a retry may help."""
+    """Error: a response exceeded a limit. If `is_slow` is True, the response was too slow, and a retry may help."""
 
     def __init__(self, why: str, *, is_slow: bool = False) -> None:
         super().__init__(why)
@@ -44,7 +46,7 @@ class ResponseLimitExceeded(aiohttp.ClientError):
 
 
 class BoundedResponseHandler(ResponseHandler):
-    """Protocol of a client's connection that aborts the connection if a response exceeds a limit."""
+    """Response handler of a client connection. It aborts the connection if a response exceeds a limit."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)

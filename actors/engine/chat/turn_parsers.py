@@ -119,12 +119,15 @@ def resolve_references(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 HARMONY = "openai"
-"""vLLM's name for the parser of gpt-oss. HarmonyParser replaces it; both are based on `openai_harmony`."""
+"""vLLM's name for its gpt-oss parser. HarmonyParser is used instead. Both parsers are based on `openai_harmony`."""
 _FUNCTIONS = "functions."
 
 
 class HarmonyParser:
-    """Parses turns in OpenAI's harmony format, in which a turn is several messages on channels."""
+    """Parser for turns in OpenAI's harmony format.
+
+    A turn consists of messages. Each message belongs to a channel, such as `analysis`.
+    """
 
     def __init__(self) -> None:
         from openai_harmony import (  # type: ignore[import-untyped]

@@ -91,7 +91,10 @@ def _value_format(schema: Any, tags: ArgumentTags) -> dict[str, Any]:
 
 
 def _merge_all_of(schema: Any) -> dict[str, Any]:
-    """Return the schema, merged with the entry of `allOf` if there is exactly one; {} if the schema is not a dict."""
+    """Return a schema in which `allOf` is replaced by the keys of its only entry.
+
+    Returns the schema unchanged if `allOf` does not have exactly one entry. Returns {} if the schema is not a dict.
+    """
     plain = schema if isinstance(schema, dict) else {}
     match plain.get("allOf"):
         case [dict(only)]:

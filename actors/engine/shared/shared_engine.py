@@ -31,9 +31,9 @@ from agent_rft.trainer.learner.weight_buckets import BucketLayout, WeightLoadRes
 
 TICK_S = 5.0
 LEASE_TICKS = 12
-"""Number of ticks, together one minute, after which a lease ends if the job does not renew it."""
+"""Number of ticks (one minute) after which a lease ends if the job does not renew the lease."""
 IDLE_TICKS = 12
-"""Number of ticks, together one minute, after which an engine without jobs ends."""
+"""Number of ticks (one minute) after which an engine without jobs ends."""
 START_TICKS = 72
 """Number of ticks (six minutes) for which an engine waits for a job that is still waiting for other resources."""
 
@@ -153,10 +153,9 @@ class SharedConfig:
 
 
 async def retry_if_engine_ends(work: Callable[[], Awaitable[T]], pause_s: float) -> T:
-    """Run `work`, and run it again if the engine has ended.
+    """Run `work`, and retry after `pause_s` seconds if `work` fails because the engine has ended.
 
-    Retries are necessary because Ray can still find an engine by its name for a moment while the engine ends. The
-    function waits for `pause_s` seconds before each retry.
+    Retries are necessary because Ray can still find an engine by name while the engine shuts down.
     """
     for _ in range(MAX_ENGINE_TRIES):
         try:

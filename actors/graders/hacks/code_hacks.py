@@ -194,7 +194,7 @@ def _literal_reprs(code: PythonSource) -> set[str]:
 
 
 def _compared_constants(function: FunctionNode) -> Iterator[object]:
-    """Yield each literal for which the function returns a constant if a parameter is equal to the literal.
+    """Yield each literal that the function compares with a parameter to decide whether to return a constant.
 
     For example, `if n == 3: return 7` yields 3.
     """
@@ -233,7 +233,7 @@ def _compared_literals(test: ast.expr, names: set[str]) -> Iterator[object]:
 
 
 def _only_returns_constants(function: FunctionNode, known_tables: dict[str, list[object]], tests_known: bool) -> bool:
-    """Return whether a function returns only literals and uses its parameters only to select a literal."""
+    """Return whether a function returns only literals. The parameters may only decide which literal is returned."""
     returns = [function.body] if isinstance(function, ast.Lambda) else _returned_values(function)
     if not returns:
         return False

@@ -90,7 +90,8 @@ def weigh_labels(choice: Mapping[str, Any], values: Mapping[str, float]) -> tupl
 def _begins_label(token: str, label: str) -> bool:
     """Return whether `token`, the first token of an answer, means `label`.
 
-    The token is the label in upper or lower case, or the first MIN_PREFIX_CHARS or more characters of the label.
+    The token must be the label in upper or lower case, or a prefix of the label with at least MIN_PREFIX_CHARS
+    characters.
     """
     word = token.strip()
     return word.casefold() == label.casefold() or (len(word) >= MIN_PREFIX_CHARS and label.startswith(word))

@@ -46,7 +46,7 @@ MAX_PARSED_CHARS = 50_000
 """Longer sources are not parsed here, because parsing takes up to 600 times as much memory as the source."""
 PYTHON_RUNTIME_ERROR = "python_grader_runtime_error"
 OUTPUT_JSON = "sample.output_json"
-"""Path in an error, if the grader reads `sample["output_json"]` but the sample has no JSON."""
+"""Path that an error reports if the grader reads `sample["output_json"]` but the sample has no JSON."""
 FORMER_MODULES = frozenset({"agent_rft_grader", "agent_rft_server"})
 """Modules that contained `run_untrusted` before version 0.2.0."""
 OWN_MODULES = frozenset({"agent_rft", "grader"})
@@ -341,7 +341,7 @@ def python_source_problems(source: str) -> list[str]:
 
 
 def find_missing_imports(source: str) -> list[tuple[str, str]]:
-    """Return the problem and the fix of each import in a grader's source that fails in every sandbox.
+    """Find imports of packages that the sandbox does not contain. Return (problem, fix) for each import.
 
     Imports in a `try` or `if` are not checked, because the source may work without them.
     """

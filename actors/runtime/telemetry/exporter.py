@@ -4,11 +4,11 @@ Each process has a thread that rewrites the process's metrics file every few sec
 port, reads all files and answers scrapes. When this process ends, another process takes over the port, so no daemon is
 needed.
 
-- When a process stops writing, its gauges disappear after seconds, and its counters after minutes.
+- If a process stops writing its file, its gauges are dropped after SILENT_S, and its counters after DELETE_AFTER_S.
 - If a regular scrape is due soon, the process that holds the port waits for this scrape before it exits. Prometheus
   therefore also gets the last values of a job.
-- A full disk or an occupied port loses metrics, but never makes a job fail.
-- Scrapers that accept the OpenMetrics format get it, because no other format has exemplars.
+- If the disk is full or the port is occupied, metrics are lost, but jobs do not fail.
+- Scrapers that accept the OpenMetrics format get this format, because no other format has exemplars.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REQUEST_S = 10.0
 STOP_S = 0.1
 """Interval at which the server checks whether it should shut down."""
 MAX_SCRAPE_INTERVAL_S = 20.0
-"""Maximum interval between scrapes at which an exiting process waits for the next scrape."""
+"""Maximum interval between scrapes. If the interval is longer, an exiting process does not wait for the next scrape."""
 SCRAPES_FILE = "asked"
 
 

@@ -121,7 +121,7 @@ def follow(
 
 
 def next_steps(client: httpx.Client, job: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) for a succeeded job: the best checkpoint, and commands to try it and to list checkpoints."""
+    """Yield (label, text) for a job that succeeded: the best checkpoint, and commands to try and list checkpoints."""
     found = list(iter_pages(client, f"/fine_tuning/jobs/{job['id']}/checkpoints", MAX_CHECKPOINTS))
     model, known = job["fine_tuned_model"], [one for one in reversed(found) if one["metrics"].get(REWARD) is not None]
     if known:

@@ -1,4 +1,4 @@
-"""Reading of a job from an export folder, and the size limits of all sources.
+"""Source that reads a job from an export folder, and size limits for all sources.
 
 Users save the folder with OpenAI's SDK. It contains `job.json` and `train.jsonl`, and optionally `validation.jsonl`,
 `events.jsonl` and `checkpoints.jsonl`. Job, events and checkpoints are objects of the SDK, each saved on one line with
@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 MAX_BODY_BYTES = 32 << 20
 """Maximum size of a JSON text: a job with its graders, or a page of events."""
 MAX_FILE_BYTES = 1 << 30
-"""Maximum size of a file of rows. OpenAI's own limit is lower: 512 MB."""
+"""Maximum size of a row file. OpenAI's own limit is lower: 512 MB."""
 MAX_EVENTS, MAX_CHECKPOINTS = 500, 500
 
 
@@ -49,7 +49,7 @@ class FolderSource:
         return self._parse_lines(OpenAICheckpoint, "checkpoints.jsonl", MAX_CHECKPOINTS)
 
     def fetch_rows(self, field: str, file_id: str, scratch: Path) -> Path | None:
-        """Return the path of the file of rows for `field`, such as training_file; None if the file does not exist.
+        """Return the path of the row file for the setting `field`, such as training_file; None if the file is missing.
 
         `file_id` and `scratch` are ignored; only `ApiSource` uses them.
         """
@@ -65,7 +65,7 @@ class FolderSource:
 
 
 ROWS = {"training_file": "train.jsonl", "validation_file": "validation.jsonl"}
-"""Names of the files of rows in export folders and imported folders. The keys are the settings that name the files."""
+"""Names of the row files in export and imported folders, keyed by the setting that refers to the file."""
 
 
 def parse_object(model: type[M], text: str | bytes, what: str) -> M:

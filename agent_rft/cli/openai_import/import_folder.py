@@ -65,7 +65,7 @@ def import_job(source: Source, out: Path | None, replacements: Mapping[str, Path
 def _convert_rows(
     job: OpenAIJob, source: Source, replacements: Mapping[str, Path], folder: Path
 ) -> dict[str, ConvertedRows]:
-    """Convert the job's files of rows into `folder`.
+    """Convert the job's row files and write them to `folder`.
 
     Raises:
         InvalidJob: A file is missing, or has rows that are not supported.

@@ -39,7 +39,7 @@ from agent_rft.spec.step_plan import REASONING_TOKENS
 from agent_rft.spec.trackers import WandbSettings
 
 EMBEDDINGS = "text-embedding-3-large"
-"""OpenAI's embedding model for the metric `cosine`, because OpenAI's graders do not name a model."""
+"""Embedding model for graders with the metric `cosine`. OpenAI's graders do not name an embedding model."""
 MAX_AUTO_CONTEXT = 16_384
 """Maximum context length that `cluster.context_length: auto` selects."""
 BYTES_PER_TOKEN = 4
@@ -71,8 +71,7 @@ def convert_job(job: OpenAIJob, rows: Mapping[str, ConvertedRows], model: str | 
 
     Args:
         job: The job at OpenAI.
-        rows: Results of converting the job's files of rows. The keys are the settings that name the files, such as
-            training_file.
+        rows: Converted rows, keyed by the setting that refers to the row file, such as training_file.
         model: Base model for the job file; None to propose a model.
 
     Raises:

@@ -35,7 +35,8 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 class _Loader(yaml.CSafeLoader):
     """YAML loader that reads keys and dates as strings, as in JSON.
 
-    Otherwise, the keys `on`, `1` and `200` would have other types, and rows cannot hold dates.
+    By default, PyYAML reads the key `on` as a boolean, and the keys `1` and `200` as numbers. PyYAML also reads dates
+    as date objects, which rows cannot contain.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

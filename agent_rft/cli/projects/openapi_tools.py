@@ -231,7 +231,7 @@ class _OperationReader:
     def _parameters(
         self, item: Mapping[str, Any], raw: Mapping[str, Any]
     ) -> dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]]:
-        """Return the operation's parameters, each with its key path, as a dict with the keys (name, place)."""
+        """Return the operation's parameters, each with its key path, keyed by (`name`, `in`)."""
         found: dict[tuple[str, str], tuple[KeyPath, Mapping[str, Any]]] = {}
         for start, owner in ((self._at[:2], item), (self._at, raw)):
             parameters = owner.get("parameters")

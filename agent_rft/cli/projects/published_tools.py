@@ -35,7 +35,7 @@ from agent_rft.spec.schemas.schema_limits import SchemaRejected
 CODE = "unsupported_tool"
 MAX_ROWS_BYTES = 64 << 20
 SCHEMA_KEYS = ("parameters", "inputSchema")
-"""Key that contains the JSON schema of a tool's arguments: in OpenAI's format and in MCP's format."""
+"""Keys that contain the JSON schema of a tool's arguments: `parameters` in OpenAI's format, `inputSchema` in MCP's."""
 FORMATS = (
     "an OpenAI tools array, the result of MCP's tools/list, function documents of BFCL, a tool_config.yaml of verl, or "
     "rows in JSONL with the key `tools`"
@@ -158,7 +158,7 @@ class _ToolListReader:
     def _convert(
         self, listed: _ListedTool, function: Mapping[str, Any], path: KeyPath, name: str
     ) -> ProjectTool | None:
-        """Return the tool; None and a problem if its name, its description or its schema is invalid."""
+        """Return the tool. If the name, description or schema is invalid, add a problem and return None."""
         given = function.get("name")
         if not NAME.fullmatch(name):
             message, fix = "is missing", "write a name"

@@ -132,9 +132,10 @@ def _path_suffixes(path: str) -> Iterator[re.Pattern[str]]:
 
 
 def _path_pattern(path: str) -> re.Pattern[str]:
-    """Return a pattern of a setting's path as users write it. Brackets are optional, and a list may have an index.
+    """Return a pattern that matches a setting's path as users may write it.
 
-    The pattern of `tools[].name` matches `tools.name`, `tools[].name` and `tools[0].name`.
+    Users may omit brackets or write an index in them. For example, the pattern for `tools[].name` matches `tools.name`,
+    `tools[].name` and `tools[0].name`.
     """
     keys = ("[^.]+" if key == "NAME" else _BRACKETS.sub(_make_optional, key) for key in path.split("."))
     return re.compile(r"\.".join(keys))

@@ -71,7 +71,10 @@ def list_sections(file: str) -> list[SettingSection]:
 
 
 class _SettingsWalker:
-    """Walker over the schema of a file that yields the file's sections; `models` are the definitions in the schema."""
+    """Walker over the schema of a settings file; `walk_sections` yields the file's sections.
+
+    `models` are the schema's definitions by name.
+    """
 
     def __init__(self, file: str, models: Schema) -> None:
         self._file = file

@@ -20,7 +20,7 @@ _PORT = re.compile(r"(?P<place>\[[^]]*\]|[^:]*):(?P<port>[0-9]{1,5})")
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-"""Number at the end of a host. Some resolvers parse such a host as an IPv4 address."""
+"""Number that must not be the last label of a host name. Some resolvers parse such a name as an IPv4 address."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ SNAPSHOTS = (
 
 _DATED = re.compile(r"(.+)-(\d{4}-\d{2}-\d{2})", re.ASCII)
 _MAX_COMPARED = 100
-"""Maximum characters of a name that are compared: clients choose names, and difflib takes quadratic time."""
+"""Maximum number of characters of a name to compare. Clients choose names, and difflib takes quadratic time."""
 
 
 def match_model_name(name: str, names: Collection[str]) -> str | None:

@@ -35,9 +35,9 @@ class ModelEndpoint(Endpoint):
     label or a digit. `logprobs` requires a server that returns 20 `top_logprobs`. Use `logprobs` for small judges, or
     for fine-grained, repeatable grades at the cost of one token."""
     response_format: AnswerFormat | None = None
-    """Response format that the judge is asked for: `json_schema` (the server enforces the schema), `json_object` (the
+    """Response format requested from the judge: `json_schema` (the server enforces the schema), `json_object` (the
     server enforces JSON, and the schema is in the system message) or `none` (for servers without response formats).
-    null: `json_schema`, or `json_object` once the server has rejected `json_schema`. Answers are parsed equally
+    null: `json_schema`, or `json_object` after the server has rejected `json_schema`. Answers are parsed just as
     strictly in all cases."""
 
 

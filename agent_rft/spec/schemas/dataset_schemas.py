@@ -41,7 +41,7 @@ def convert_dataset_schema(schema: Any) -> tuple[Any, list[str]]:
     """Return (JSON schema, descriptions of the changes).
 
     Raises:
-        SchemaRejected: A type, a null or `required` has no clear meaning.
+        SchemaRejected: A type is unknown, `required` is invalid, or the schema is nested too deeply.
     """
     converter = _Converter()
     return converter.convert(schema, ()), list(converter.changes)

@@ -65,7 +65,7 @@ MAX_REPEATS = 1_000
 """Maximum sum of the repetition counts in one pattern of a grammar; the count of {1,1000} is 1000. Compile time grows
 with the square of this sum: 0.04 s at the limit."""
 MAX_TOTAL_REPETITIONS = 10_000
-"""Maximum sum of the repetition counts of all patterns in one schema from which a grammar is compiled."""
+"""Maximum sum of the repetition counts of all patterns in a schema that is compiled to a grammar."""
 _REPETITION = re.compile(r"\{(?:\d*,)?(\d+),?\}")
 _NOT_IN_GRAMMARS = re.compile(r"\\[bBpP]")
 
@@ -113,7 +113,7 @@ def find_schema_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem 
 def find_structure_problem(schema: Any, *, grammar: bool = False) -> SchemaProblem | None:
     """Return the structural error of a schema, or None. Does not compile patterns, so it always takes milliseconds.
 
-    With `grammar`, check the limits of grammars in addition.
+    With `grammar`, also check the limits of grammars.
     """
     if schema is None:
         return None

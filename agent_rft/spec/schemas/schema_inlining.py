@@ -1,6 +1,6 @@
 """Simplification of tool schemas for prompts: references are inlined and irrelevant keywords are removed.
 
-The size of the result is bounded. Most chat templates write a tool's schema into the prompt unchanged. Keywords of
+The size of the result is limited, because most chat templates copy a tool's schema into the prompt. Keywords of
 OpenAPI 3.0 are converted to JSON Schema.
 """
 

@@ -23,11 +23,11 @@ MAX_SUBSCHEMAS = 5_000
 """Maximum number of subschemas in a schema, counted after following references. Compiling a grammar with 5,000
 subschemas takes about a second, and a value is checked against each subschema."""
 MAX_CHOICES = 10_000
-"""Maximum values of an enum: compiling a grammar with 10,000 values takes 0.1 s and 25 MB."""
+"""Maximum number of values in an enum. Compiling a grammar with 10,000 values takes 0.1 s and 25 MB."""
 MAX_PATTERNS = 100
 """Maximum number of patterns in a schema. Each compiled pattern takes up to a few MB."""
 MAX_PATTERN_CHARS = 2_000
-"""Maximum length of a pattern; the longest common patterns, for dates and URLs, have a few hundred characters."""
+"""Maximum length of a pattern. Even long common patterns, such as URL patterns, have only a few hundred characters."""
 MAX_LOWER_BOUND = 10_000
 """Maximum value of keywords such as minItems and minLength."""
 MAX_UPPER_BOUND = 1_000_000

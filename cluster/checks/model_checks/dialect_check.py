@@ -102,7 +102,7 @@ def find_job_dialect(tokenizer: Tokenizer, job: JobSpec, card: ModelCard | None 
 def check_grammar(reinforcement: Reinforcement, family: ModelFamily, *, calls: bool) -> list[Problem]:
     """Return a problem if the job constrains answers with a schema, but no grammar exists for the family's syntax.
 
-    `calls` is whether turns may contain tool calls.
+    Set `calls` if turns may contain tool calls.
     """
     if reinforcement.response_format is None:
         return []

@@ -1,6 +1,6 @@
-"""Check of jobs whose model writes tool calls that no parser can read.
+"""Check that a job does not need tool calls if no parser can read its model's calls.
 
-Such a job must not need tool calls, because each turn of the model is treated as an answer.
+Without a parser, each turn of the model is treated as an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent_rft.spec.job import JobSpec
 def check_calls_in_rows(
     model: LoadableModel, job: JobSpec, rows: Sequence[CheckedRow]
 ) -> tuple[LoadableModel, list[Problem]]:
-    """Check that the job needs no tool calls if no parser can read the model's tool calls.
+    """If no parser can read the model's tool calls, check that the job does not need tool calls.
 
     Returns:
         The model, and the problems. If no parser can read tool calls and there are no problems, the returned model

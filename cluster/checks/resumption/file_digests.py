@@ -44,7 +44,10 @@ def matches_digest(path: Path, digest: str) -> bool | None:
 
 
 def _digest_file(path: Path, size: int) -> str:
-    """Return the digest of a file's first `size` bytes, or an empty string if they end within a line."""
+    """Return the digest of a file's first `size` bytes.
+
+    Return an empty string if the file is shorter, or if byte `size` is in the middle of a line.
+    """
     found, last, left = hashlib.blake2b(digest_size=16), b"", size
     with path.open("rb") as file:
         while left and (chunk := file.read(min(left, CHUNK_BYTES))):

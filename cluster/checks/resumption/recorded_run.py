@@ -147,9 +147,10 @@ class RecordedRun:
         return (*moved, *comparison.changes)
 
     def list_layout_changes(self, resumed: JobSpec, placement: Placement) -> tuple[SettingDifference, ...]:
-        """Return the differences between the recorded layout and `placement`, for `auto` settings of `resumed`.
+        """Return the differences between the recorded layout and `placement`.
 
-        Differences in the settings that CHOSEN lists are combined into one difference, which describes both layouts.
+        Only settings that are `auto` in `resumed` are compared. Differences in the settings that CHOSEN lists are
+        combined into one difference, which describes both layouts.
         """
         now = RecordedLayout.from_placement(placement)
         values = {name: (getattr(self.layout, name), getattr(now, name)) for name in RECORDED}

@@ -69,7 +69,7 @@ def may_differ(model: type[BaseModel], name: str) -> bool:
 
 
 def difference_problem(setting: str, now: Any, was: Any, fix: str = FIX) -> Problem:
-    """Return the problem that a setting's value was `was` when the run began, but is `now` in the resumed job."""
+    """Return the problem for a setting that changed from `was` in the original run to `now` in the resumed job."""
     return Problem(
         "setting_differs", setting, f"is {format_value(now)}, but the run began with {format_value(was)}", fix
     )

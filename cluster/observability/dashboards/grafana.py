@@ -26,7 +26,7 @@ Metrics that are recorded once per step use the variable `steps`. Its windows ar
 step has no value to average.
 """
 CONSOLE = "http://127.0.0.1:8000"
-"""Default URL of the server in links to the console. Each dashboard has a text field to change this URL."""
+"""Default base URL of links to the console. Each dashboard has a text field to change this URL."""
 ALERT_COLORS = {"warning": "orange", "critical": "red"}
 SCHEMA_VERSION = 39
 TAG = "agent-rft"
@@ -106,7 +106,7 @@ class Panel:
 class Dashboard:
     """Dashboard: rows of panels, each row with a title.
 
-    `annotations` are queries for marks on the time axis. The marks of a query have the query's legend as their name. By
+    `annotations` are queries for marks on the time axis. The marks of a query are named after the query's legend. By
     default, only the marks of the first query are shown. A link at the top of the dashboard opens the console page
     `console_page`.
     """

@@ -29,7 +29,10 @@ from agent_rft.cluster.observability.dashboards.queries import (
 
 ROLLOUTS = "jobs/$job/rollouts"
 ROLLOUTS_THEN = f"{ROLLOUTS}?at=${{__value.time}}"
-"""Console page with the rollouts of the step that the user clicks in a panel."""
+"""Console page that opens when the viewer clicks a point in a panel. The page shows the rollouts of one step.
+
+Grafana inserts the time of the clicked point, which selects the step.
+"""
 TRACES = f"""Each point belongs to a **step**. Click a point in the panel on the left, or in the panels of reward,
 grades and tool calls, to open the rollouts of that step in the console (`{ROLLOUTS}?step=12`; set the URL of the
 console in the field *console* above). On a host with the run folder:

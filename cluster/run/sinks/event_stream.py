@@ -31,10 +31,7 @@ class GroupSink(Protocol):
 
 
 class RunWatcher(Sink, Protocol):
-    """Sink through which a server follows the driver of one of its jobs.
-
-    The sink also receives the job after its checks.
-    """
+    """Sink through which a server follows the driver of one of its jobs."""
 
     def handle_prepared(self, prepared: CheckedJob) -> None:
         """Receive the job after its check and before any event, and again if its layout changes."""

@@ -27,7 +27,7 @@ MAX_WAITING = 1_000
 """Maximum number of events in the queue of a sink."""
 CALL_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 180.0
-"""Timeout for importing the package and creating the sink, which can take long on a busy cluster."""
+"""Timeout for importing the package and creating the sink. Both can take a long time on a busy cluster."""
 CLOSE_TIMEOUT_S = 5.0
 
 

@@ -27,7 +27,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 38
 LABEL = 34
 """Height in pixels of the space for the quadrant names, above and below the dots."""
 MAX_SEPARATE = 24
-"""Number of turns or calls of the last bar. This bar also counts all rollouts with more turns or calls."""
+"""Minimum number of turns or calls in the last bar. Each smaller number has a separate bar."""
 BAR_WIDTH = 150
 
 

@@ -118,16 +118,16 @@ def _load_side(label: str, run: RunFolder, name: str | None, file: str) -> Loade
 
 
 def evaluation_names(run: RunFolder, file: str) -> list[str]:
-    """Return the rollout names of a run's evaluations of `file`, oldest first."""
+    """Return the names of a run's evaluations of the data file `file`, oldest first."""
     return [name for name in run.rollout_names() if re.fullmatch(_NAMES[file], name)]
 
 
 def common_file(names: Sequence[str | None], runs: Sequence[RunFolder]) -> str:
     """Return the data file to compare.
 
-    Some names, such as `test-after`, stand for an evaluation of a data file. If `names` contains such names, the data
-    file of the first one is returned. Otherwise, the result is the first of FILES that all runs without a name have
-    evaluated.
+    The name of an evaluation, such as `test-after`, identifies the evaluated data file. If `names` contains names of
+    evaluations, return the data file of the first evaluation. Otherwise, return the first of FILES that was
+    evaluated by all runs whose entry in `names` is None.
     """
     for name in names:
         for file, pattern in _NAMES.items():

@@ -53,7 +53,7 @@ class RolloutBrief:
 
     @classmethod
     def from_rollout(cls, rollout: Rollout, whole: Callable[[], Rollout]) -> RolloutBrief:
-        """Create the brief of a rollout. `whole` becomes the brief's `read_rollout`."""
+        """Create a RolloutBrief from a rollout. `whole` reads the full rollout, and is stored as `read_rollout`."""
         seen: set[tuple[str, str]] = set()
         repeated = []
         for call in rollout.calls:

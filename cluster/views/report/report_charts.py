@@ -80,8 +80,8 @@ def _evaluation_curve(name: str, x: list[int], evaluations: list[Evaluation]) ->
 def _matching_metrics(metric: str, label: str, steps: Steps) -> list[tuple[str, str]]:
     """Return (name, label) of the recorded metrics that match `metric`.
 
-    `metric` is a metric's name, or a family such as `tool/<tool>/errors`. In a family, the label is the part of the
-    name that replaces the placeholder. Otherwise it is `label`.
+    If `metric` is the name of a metric, the returned label is `label`. If `metric` is a family, such as
+    `tool/<tool>/errors`, the label is the text in place of the placeholder: here, the tool's name.
     """
     pattern = re.compile(re.sub(r"<\w+>", "(.+)", metric) + "$")
     names = sorted({name for step in steps for name in step if pattern.match(name)})

@@ -55,7 +55,7 @@ class ComparedSide(ResponseBody):
     rows_not_graded: list[str]
     """Ids of rows that this evaluation did not grade."""
     num_missing: int | None
-    """Number of rollouts of the evaluation without a grade, in all rows; null if not recorded."""
+    """Number of ungraded rollouts in all rows of the evaluation; null if not recorded."""
     grade_if_wrong: float | None
     """Mean grade over all rows if all missing rollouts had the lowest possible grade; null if none is missing."""
     grade_if_right: float | None

@@ -78,7 +78,7 @@ class Job(ListEntry):
     test_file: str | None
     """Id of the test file, or null."""
     result_files: list[str]
-    """Ids of result files. A succeeded job has one: a CSV file with the metrics of each step."""
+    """Ids of result files. A successful job has one result file: a CSV file with the metrics of each step."""
     trained_tokens: int | None
     """Number of tokens trained on up to the last checkpoint; null before the first checkpoint."""
     seed: int
@@ -117,7 +117,7 @@ class JobCheck(ResponseBody):
     valid: bool
     """Whether the check found no problems. The check does not call tools or graders."""
     problems: list[JobProblem]
-    """Problems of the request. If the request does not match the API's schema, no other problems are listed."""
+    """Problems with the request. If the request does not match the API's schema, only schema errors are listed."""
 
 
 class JobEventBody(ListEntry):
@@ -152,7 +152,7 @@ class JobOutput(ResponseBody):
 
 
 class JobLog(ResponseBody):
-    """Error and process outputs of a job, for admins only. Not part of OpenAI's API."""
+    """A job's error and the outputs of its processes, for admins only. Not part of OpenAI's API."""
 
     object: Literal["fine_tuning.job.log"] = "fine_tuning.job.log"
     job_id: str

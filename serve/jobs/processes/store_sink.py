@@ -55,8 +55,9 @@ class StoreSink:
     """Implementation of RunWatcher (cluster/run/sinks/event_stream.py) that writes one driver's events to the store.
 
     Clients read these events, so operator-only fields are removed and paths are replaced. `names` maps each path to the
-    path's replacement. `name(step)` returns the model id of the checkpoint of this step. `name(None)` returns the id of
-    the tuned model.
+    path's replacement.
+
+    The function `name` returns model ids: `name(step)` for the checkpoint of a step, `name(None)` for the tuned model.
     """
 
     def __init__(
