@@ -14,6 +14,7 @@ from agent_rft.cluster.observability.dashboards.queries import (
     ANNOTATIONS,
     CHOSEN,
     JOBS,
+    WINDOW,
     MetricQuery,
     build_rate_query,
     panel,
@@ -26,6 +27,7 @@ from agent_rft.cluster.observability.dashboards.queries import (
     query_ratio,
     query_time_share,
 )
+from agent_rft.cluster.observability.promql import rate, samples
 
 ROLLOUTS = "jobs/$job/rollouts"
 ROLLOUTS_THEN = f"{ROLLOUTS}?at=${{__value.time}}"
@@ -55,7 +57,11 @@ def _query_with_legend(query: MetricQuery, name: str) -> Query:
 
 _STEP, _STEPS_PLANNED = query_max("step"), query_max("total_steps")
 _LEFT = f"clamp_min({_STEPS_PLANNED.expr} - {_STEP.expr}, 0) * ({query_mean('time_step_s').expr})"
-_FAILING = query_ratio(build_rate_query("endpoint/<endpoint>/failed"), build_rate_query("endpoint/<endpoint>/calls"))
+_FAILING, _CALLS = (
+    rate(samples(f"endpoint/<endpoint>/{name}", CHOSEN["job"]), WINDOW, ("job", "endpoint"))
+    for name in ("failed", "calls")
+)
+"""Rates of all endpoints: this dashboard has no list from which the viewer selects `$endpoint`."""
 _BASELINE = query_max("baseline_valid_mean_reward")
 _NO_SIGNAL = build_rate_query("zero_variance_groups/<kind>", ("job",), where=NOT_ALL_RIGHT)
 _GROUPS = (
@@ -85,7 +91,7 @@ FIGURES = (
     ),
     _stat_panel(
         "Failing endpoint",
-        Query(f"topk(1, {_FAILING.expr} > 0)", "{{endpoint}}", is_instant=True),
+        Query(f"topk(1, {_FAILING} / {_CALLS} > 0)", "{{endpoint}}", is_instant=True),
         unit="percentunit",
         width=5,
         about="Tool, grader, judge or session server with the largest current share of failing calls.",

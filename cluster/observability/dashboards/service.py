@@ -61,7 +61,7 @@ SERVICE_DASHBOARD = Dashboard(
                     alerts=(find_alert("ServerErrors"),),
                 ),
                 panel(query_max("api_jobs/<state>", ("state",)), min_axis_max=1, alerts=("QueueStands",)),
-                panel(query_max("api_queue_age_s"), alerts=("QueuedForHours",)),
+                panel(query_max("api_queue_age_s", ("process",)), alerts=("QueuedForHours",)),
                 Panel(
                     "API running",
                     (Query(api_up_expr(), "API"),),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from agent_rft.cluster.observability.dashboards.grafana import Dashboard, dashboard_json
 from agent_rft.cluster.observability.dashboards.queries import (
     MetricQuery,
     build_rate_query,
@@ -12,6 +15,7 @@ from agent_rft.cluster.observability.dashboards.queries import (
     query_mean,
     query_quantile,
 )
+from agent_rft.cluster.observability.monitoring_files import DASHBOARDS
 from agent_rft.cluster.observability.promql import samples
 
 
@@ -83,3 +87,11 @@ def test_panels_of_metrics_with_different_units_or_without_a_title_are_refused()
         panel(query_gauge("loss"), query_mean("time_step_s"), title="Loss and time")
     with pytest.raises(ValueError, match="give it a title"):
         panel(query_gauge("loss"), query_gauge("grad_norm"))
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_queries_use_only_variables_of_their_dashboard(dashboard: Dashboard) -> None:
+    shown = dashboard_json(dashboard)
+    known = {variable["name"] for variable in shown["templating"]["list"]}
+    used = {name for _, expr in dashboard.named_expressions for name in re.findall(r"\$([a-z]\w*)", expr)}
+    assert used <= known, "Grafana would send the name of the variable, and the panel would stay empty"
