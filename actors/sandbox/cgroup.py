@@ -109,7 +109,7 @@ def _enable(parent: Path) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the cgroups that killed launchers left behind."""
+    """Remove the cgroups in `parent` whose launcher process no longer exists."""
     for folder in parent.glob(f"{PREFIX}*"):
         if not Path(f"/proc/{folder.name.removeprefix(PREFIX)}").exists():
             with suppress(OSError):

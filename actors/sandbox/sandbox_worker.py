@@ -173,7 +173,10 @@ def run_grade(grade: Any, request: bytes) -> WorkerMessage:
 
 
 class RunnerSockets:
-    """Sockets to the runner, given by their descriptors. Without them, grades cannot run untrusted code."""
+    """Sockets to the runner of untrusted code.
+
+    `descriptors` are file descriptors of the sockets. If `descriptors` is empty, the grader cannot run untrusted code.
+    """
 
     def __init__(self, descriptors: list[int]) -> None:
         for descriptor in descriptors:

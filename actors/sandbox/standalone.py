@@ -36,7 +36,7 @@ def run_standalone(request: bytes) -> bytes:
 
 
 def make_runner_config(report: SandboxReport) -> untrusted_runner.RunnerConfig:
-    """Return the configuration of runs on this machine.
+    """Return the configuration for running untrusted code in a sandbox on this machine.
 
     Raises:
         NotStarted: This machine cannot create a sandbox.

@@ -145,9 +145,10 @@ def _find_tool_error(tools: Any) -> RowError | None:
 
 
 def to_chat_tool(tool: ToolSchema) -> ToolSchema:
-    """Return a row's tool in chat format, without `parameters` that are null.
+    """Return a row's tool in chat format, without `parameters` if they are null.
 
-    In the flat format of the Responses API, the tool itself has the keys of `function`.
+    A tool in the format of the Responses API has no `function`. All its keys except `type` are moved into a new
+    `function`.
     """
     if tool.get("function") is None and tool.get("type") == "function":
         tool = {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "function")}}

@@ -87,7 +87,7 @@ def _row_advice(plan: StepPlan, files: Mapping[str, Sequence[Task]]) -> Iterator
 
 
 def _find_repeated(tasks: Sequence[Task]) -> list[int]:
-    """Return the lines of rows that are equal to an earlier row."""
+    """Return the line numbers of the rows that repeat an earlier row."""
     seen: set[bytes] = set()
     lines = []
     for task in tasks:

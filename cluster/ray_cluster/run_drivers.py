@@ -26,7 +26,10 @@ def find_drivers(node: str) -> set[RunDriver]:
 
 
 def match_drivers(node: str, actors: Iterable[Row], jobs: Iterable[Row]) -> set[RunDriver]:
-    """Return the result of `find_drivers`, computed from Ray's tables of actors and jobs."""
+    """Return the drivers of the training runs that use `node`, given Ray's tables of actors and jobs.
+
+    `find_drivers` defines when a run uses a node.
+    """
     pids = {job["JobID"]: job["DriverPid"] for job in jobs if not job["IsDead"]}
     return {
         RunDriver(actor["JobID"], actor["OwnerAddress"]["NodeID"], pids[actor["JobID"]])

@@ -89,7 +89,7 @@ class LoopState:
         """Return the state to save after the step's validation.
 
         A NaN reward means that nothing was graded. Such a reward, and the reward of an insufficient validation, are not
-        added to `valid_rewards`. `min_gain` is the setting of early stopping.
+        added to `valid_rewards`. `min_gain` is the job's setting `early_stop.min_gain`.
         """
         validated = replace(self, metrics=metrics, valid_reward=reward, is_servable=True, score=score)
         if reward is None or math.isnan(reward) or (score is not None and not score.is_sufficient):

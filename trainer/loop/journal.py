@@ -29,10 +29,10 @@ from agent_rft.types import Group
 FORMAT = 1
 """Version of the batch record format. Raise it if older programs must not replay the records."""
 UNKNOWN_STARTS = 1000
-"""Number of starts that `count_restore` adds to the start count of a restored journal.
+"""Number that `count_restore` adds to the start count of a journal that was restored from a copy.
 
-The copy may have been made before the last starts of the run, so its start count may be too low. This number is larger
-than the number of starts that can be missing."""
+The run may have been started again after the copy was made. The copy does not count such later starts.
+`UNKNOWN_STARTS` is larger than their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class Journal:
     def with_validation(self, state: LoopState, min_gain: float) -> LoopState | None:
         """Return `state` with the recorded validation of its step, or None if the step was not validated.
 
-        `min_gain` is the setting of early stopping.
+        `min_gain` is the job's setting `early_stop.min_gain`.
         """
         try:
             found = json.loads(self._validation_path(state.step).read_text())

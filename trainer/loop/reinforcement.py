@@ -335,9 +335,9 @@ class ReinforcementLoop:
             await self._rollouts.publish(version)  # the weight buckets for late engines were lost
 
     async def _replay(self, state: LoopState, last_step: int | None = None) -> None:
-        """Repeat the updates recorded after `state`, up to `last_step`.
+        """Repeat the updates recorded after `state`, up to `last_step`; if `last_step` is None, repeat all of them.
 
-        If `last_step` is None, repeat all of them, and update the loop's state.
+        The loop's state is updated only if `last_step` is None.
         """
         min_gain = self._config.min_gain
         if state.step == 0 and (validated := self._journal.with_validation(state, min_gain)) is not None:

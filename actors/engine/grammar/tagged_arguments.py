@@ -115,7 +115,10 @@ def _may_be_string(schema: Any) -> bool:
 
 
 def _format_choice(choice: Any) -> str:
-    """Return a choice as the model writes it. Strings have no quotes, unless they are valid JSON."""
+    """Return a choice as the model writes it: a string without quotes, or any other value as JSON.
+
+    A string whose content is valid JSON, such as `5` or `true`, is written with quotes.
+    """
     if isinstance(choice, str):
         try:
             json.loads(choice)

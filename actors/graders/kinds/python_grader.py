@@ -387,7 +387,7 @@ def _is_function(node: ast.AST) -> bool:
 
 
 def _defines_grade(node: ast.AST) -> bool:
-    """Return whether the node may define the name `grade`; for example, a function, a variable or an import."""
+    """Return whether the node may define the name `grade`, for example as a function, a variable or an import."""
     match node:
         case ast.FunctionDef(name="grade") | ast.AsyncFunctionDef(name="grade") | ast.ClassDef(name="grade"):
             return True

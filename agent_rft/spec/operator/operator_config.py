@@ -105,11 +105,11 @@ class JobLimits(StrictModel):
     """Maximum number of GPUs per job; null: all GPUs of the cluster. It also applies to `agent-rft train`. A job that
     needs more is rejected."""
     min_training_rows: PositiveInt = 10
-    """Minimum rows of a training file in the API; a job with fewer rows fails. OpenAI's limit is 10."""
+    """Minimum number of training rows in an API job. A job with fewer rows fails. OpenAI's limit is 10."""
     max_training_rows: PositiveInt = 50_000
-    """Maximum rows of a training file in the API; a job with more rows fails. OpenAI's limit is 50,000."""
+    """Maximum number of training rows in an API job. A job with more rows fails. OpenAI's limit is 50,000."""
     max_validation_rows: PositiveInt = 1_000
-    """Maximum rows of a validation file in the API; a job with more rows fails. OpenAI's limit is 1,000."""
+    """Maximum number of validation rows in an API job. A job with more rows fails. OpenAI's limit is 1,000."""
     max_readiness_rollouts: PositiveInt = 100_000
     """Maximum number of rollouts in one readiness check that the API runs. A check with more rollouts fails. The number
     of rollouts is the number of rows in the training file times `samples`. All rollouts are held in memory at the end,

@@ -136,7 +136,7 @@ GPUS = (
     ),
     _gpu_panel("GPU power", "watt", f"ray_node_gpu_power_milliwatts{{}} / {MILLI}", "DCGM_FI_DEV_POWER_USAGE{}"),
 )
-"""GPU panels. Tested with sample metrics of Ray and of DCGM's exporter, but not yet on a real GPU."""
+"""GPU panels. Tested with sample metrics from Ray and DCGM's exporter, but not yet on a real GPU."""
 _REQUESTS = "ray_serve_deployment_request_counter_total"
 _LATENCY = "ray_serve_deployment_processing_latency_ms_bucket"
 _SERVED = ("application",)

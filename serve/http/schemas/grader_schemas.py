@@ -86,4 +86,4 @@ class ToolOutput(ResponseBody):
     error: str | None
     """Kind of the error in `output`; null if `output` is not an error."""
     latency_s: float
-    """Seconds of the successful attempt, without queueing and retries."""
+    """Seconds that the last attempt took. Queueing and earlier attempts are excluded."""

@@ -1,4 +1,4 @@
-"""Response models of the live status of a job's processes."""
+"""Response models for the live status of a job's processes."""
 
 from __future__ import annotations
 
