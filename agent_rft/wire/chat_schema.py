@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from agent_rft.chat.message_schema import AssistantMessage, ChatMessage, PlainMessage, RequestPart, ToolMessage
 from agent_rft.spec.schemas.json_schema import find_schema_problem
+from agent_rft.wire.api_errors import MAX_PARAM_CHARS, truncate
 from agent_rft.wire.request_keys import WEB_SEARCH_KEY, refuse_keys, to_key_labels
 from agent_rft.wire.tool_schema import (
     ChatTool,
@@ -223,9 +224,11 @@ def _check_turns(messages: Sequence[PlainMessage | AssistantMessage | ToolMessag
             open_calls.remove(message.tool_call_id)
             continue
         if open_calls:
-            raise ValueError(f"messages[{i}]: the preceding call {open_calls[0]!r} has no tool message with its result")
+            call = truncate(open_calls[0], MAX_PARAM_CHARS)
+            raise ValueError(f"messages[{i}]: the preceding call {call!r} has no tool message with its result")
         open_calls = [call.id for call in getattr(message, "tool_calls", None) or ()]
         if len(set(open_calls)) < len(open_calls):
             raise ValueError(f"messages[{i}].tool_calls: two calls have the same id")
     if open_calls:
-        raise ValueError(f"the call {open_calls[0]!r} has no tool message with its result")
+        call = truncate(open_calls[0], MAX_PARAM_CHARS)
+        raise ValueError(f"the call {call!r} has no tool message with its result")

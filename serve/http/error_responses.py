@@ -25,6 +25,8 @@ from agent_rft.wire.request_keys import UNSUPPORTED
 PREFIX = "/v1"
 """Path prefix of the API's routes."""
 MAX_SHOWN_ERRORS = 5
+MAX_REQUIREMENT_CHARS = 2_000
+"""Maximum length of the text about one invalid value. The text may contain names and ids of the client."""
 INTERNAL = "Internal server error. Search for the request id in logs/server-*.log in the server's folder."
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MESSAGES = {
@@ -124,7 +126,7 @@ def _from_validation_errors(errors: Sequence[Mapping[str, Any]], body: Any) -> A
         raw = body if origin == "body" else dict.fromkeys(loc)
         place = to_key_path(loc, raw, missing=bool(loc) and kind == "missing")
         path = truncate(format_key_path(place), MAX_PARAM_CHARS)
-        found.append((path or None, describe_json_error(path, error), kind))
+        found.append((path or None, truncate(describe_json_error(path, error), MAX_REQUIREMENT_CHARS), kind))
     param, _, kind = found[0]
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"
     code = "unknown_parameter" if kind in ("extra_forbidden", UNSUPPORTED) else code

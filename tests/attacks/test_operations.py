@@ -79,6 +79,18 @@ def test_large_valid_bodies_cost_little(server: Server, path: str) -> None:
     assert attacks.costly == []
 
 
+def test_a_long_id_in_an_error_message_costs_little(server: Server) -> None:
+    call = {"id": "a" * 900_000, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    with server.client() as client:
+        attacks = Attacks(server, client)
+        answer = attacks.send(
+            "call id", "POST", "/v1/chat/completions", json.dumps({"model": "a", "messages": messages}).encode()
+        )
+    assert attacks.costly == [] and answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("has no tool message with its result")
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("path", OPERATIONS)
