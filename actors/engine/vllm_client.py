@@ -11,8 +11,9 @@ from agent_rft.actors.engine.vllm_internals import create_client, shut_down
 
 Result = TypeVar("Result")
 
-KEEP_WEIGHTS, ONLY_PAUSE = 1, 0
-"""vLLM's sleep levels: 1 moves the weights to host memory and discards the cache; 0 only pauses the engine."""
+DISCARD_WEIGHTS, KEEP_WEIGHTS, ONLY_PAUSE = 2, 1, 0
+"""vLLM's sleep levels: 2 discards weights and cache; 1 moves the weights to host memory and discards the cache; 0 only
+pauses the engine. At level 2, vLLM keeps the model's buffers, such as rotary caches, in host memory."""
 LIFE_POLL_S = 0.5
 SHUTDOWN_S = 5.0
 """Seconds to wait until vLLM's processes end. After this time, the processes are killed."""
@@ -30,12 +31,18 @@ class VllmClient:
         """Start vLLM's processes with the VllmConfig `config`."""
         self.llm = create_client(config, log_stats)
 
-    async def offload(self) -> None:
-        """Move the weights to host memory, to free GPU memory; on CPUs, only pause the engine."""
-        await self.run_while_alive(self.llm.sleep(level=KEEP_WEIGHTS if self._on_gpu else ONLY_PAUSE))
+    async def offload(self, discards: bool) -> None:
+        """Move the weights to host memory, to free GPU memory; on CPUs, only pause the engine.
+
+        If `discards`, keep only what a weight update does not replace.
+        """
+        level = DISCARD_WEIGHTS if discards else KEEP_WEIGHTS
+        if discards:
+            await self.run_while_alive(self.llm.collective_rpc("keep_unloaded_parameters"))
+        await self.run_while_alive(self.llm.sleep(level=level if self._on_gpu else ONLY_PAUSE))
 
     async def reload(self) -> None:
-        """Move the weights back to the GPUs and resume; on CPUs, only resume."""
+        """Allocate the GPU memory, restore what `offload` kept, and resume; on CPUs, only resume."""
         await self.run_while_alive(self.llm.wake_up(None if self._on_gpu else ["scheduling"]))
 
     async def add_lora(self, request: Any) -> bool:

@@ -75,6 +75,7 @@ class Engine:
         self._slots = RequestSlots(config.max_num_seqs)
         self._not_updating = asyncio.Event()
         self._not_updating.set()
+        self._lacks_weights = False
         self._num_requests = 0
         self._base = config.model
         self._lora = config.lora
@@ -243,28 +244,38 @@ class Engine:
 
     async def load_staged(self, version: int, job: str = "") -> WeightLoadResult:
         """Load all staged buckets of a job as policy version `version`."""
-        return await self._updates.load_staged(self._tenant(job), version, self._base)
+        loaded = await self._updates.load_staged(self._tenant(job), version, self._base)
+        self._lacks_weights = False
+        return loaded
 
     async def load_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> WeightLoadResult:
         """Pause sampling, load all `updates` as policy version `version`, and resume sampling."""
-        return await self._updates.load_weights(version, updates)
+        loaded = await self._updates.load_weights(version, updates)
+        self._lacks_weights = False
+        return loaded
 
     # -- time-sharing --------------------------------------------------------------------------------------------------
 
-    async def offload(self) -> None:
-        """Move the weights to host memory, to free GPU memory; on CPUs, only pause the engine.
+    async def offload(self, discards: bool = False) -> bool:
+        """Free GPU memory, and move the weights to host memory; on CPUs, only pause the engine.
 
         Requests in flight restart after `reload`, with the same seeds, because their key-value cache is gone.
+
+        With `discards`, the weights are discarded instead if all of them are trained and an update has replaced them
+        before. Returns whether they were discarded. Requests then wait for the first update after `reload`.
         """
         self._not_updating.clear()
+        self._lacks_weights |= discards and self._lora is None and self.version > 0
         with as_engine_failed("offload its weights"):
-            await self._client.offload()
+            await self._client.offload(self._lacks_weights)
+        return self._lacks_weights
 
     async def reload(self) -> None:
-        """Move the weights back to the GPUs and resume; on CPUs, only resume."""
+        """Allocate the GPU memory, restore what `offload` kept, and resume; on CPUs, only resume."""
         with as_engine_failed("reload its weights"):
             await self._client.reload()
-        self._not_updating.set()
+        if not self._lacks_weights:
+            self._not_updating.set()
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 

@@ -302,6 +302,21 @@ def finish_reload(model: nn.Module, config: Any) -> None:
                 module.quant_method.process_weights_after_loading(module)
 
 
+def find_unloaded_layers(model: nn.Module) -> set[str]:
+    """Return the names of the layers that no weight has reached since `begin_reload`.
+
+    Call this before `finish_reload`, which gives these layers their previous parameters.
+
+    Uses: `get_layerwise_info`, and `can_load` and `load_numel` of its result.
+    Why: sleep level 2 discards all parameters, and an update does not restore those of these layers.
+    Remove when: finish_weight_update of vLLM's transport base class reports the layers.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    layers = ((name, get_layerwise_info(module)) for name, module in model.named_modules())
+    return {name for name, info in layers if info.can_load() and not info.load_numel}
+
+
 def load_when_complete(target: Any, module: nn.Module, name: str, value: Tensor) -> Any:
     """Load `value` into `target` as soon as all values of the layer have arrived.
 

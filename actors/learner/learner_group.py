@@ -121,10 +121,13 @@ class LearnerGroup:
         """Set the lease with which the learner and the engines time-share the devices."""
         self._gpu_lease = lease
 
-    async def acquire_devices(self) -> None:
-        """Offload the engines that share the learner's devices. Every method that uses the devices calls this first."""
+    async def acquire_devices(self, *, updates: bool = False) -> None:
+        """Offload the engines that share the learner's devices. Every method that uses the devices calls this first.
+
+        The engines may discard their weights if the method `updates` the learner's weights.
+        """
         if self._gpu_lease is not None:
-            await self._gpu_lease.give_to_learner()
+            await self._gpu_lease.give_to_learner(updates=updates)
 
     async def release_devices(self) -> None:
         """Reload the engines on the shared devices. The learner's next computation offloads the engines again."""
@@ -144,7 +147,7 @@ class LearnerGroup:
         updates = [self._pack(part) for part in split_updates(sequences, self._config.algorithm.updates_per_batch)]
         rank_arguments = [([update[rank] for update in updates], version) for rank in range(self.num_ranks)]
         num_tokens = _num_tokens(sequences)
-        await self.acquire_devices()
+        await self.acquire_devices(updates=True)
         began, limit_s = time.monotonic(), self._step_limit.limit_s(num_tokens)
         self._busy_until = began + limit_s
         try:

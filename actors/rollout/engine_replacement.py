@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
@@ -88,7 +89,8 @@ class ReplacementBudget:
 class FleetSlot:
     """Slot for one engine in a fleet, with the worker that currently runs the engine.
 
-    `is_loading` is True while the worker's engine starts or loads weights.
+    `is_loading` is True while the worker's engine starts or loads weights. `lacks_weights` is True from an offload that
+    discarded the engine's weights until the next reload.
     """
 
     index: int
@@ -96,6 +98,7 @@ class FleetSlot:
     load: EngineLoad = field(default_factory=EngineLoad)
     is_ready: bool = False
     is_loading: bool = False
+    lacks_weights: bool = False
     channel: ChannelClient = field(init=False)
 
     @property
@@ -123,6 +126,8 @@ class FleetSlots:
         self.slots = [FleetSlot(i, None) for i in range(size)]
         self.budget = ReplacementBudget(size, emit)
         self.is_offloaded = False
+        self.awaits_update = False
+        """Whether the caller of `reload` loads published weights into all ready engines afterwards."""
         self.publish_lock = asyncio.Lock()
         """Lock that is held while new weights are collected. While it is held, no published weights can be read."""
         self._spawn = spawn
@@ -189,29 +194,49 @@ class FleetSlots:
         if self._failure is not None:
             raise self._failure
 
-    async def offload(self) -> None:
+    async def offload(self, discards: bool) -> None:
         """Offload all engines to free their GPUs; only `GpuLease` calls this.
 
         Waits until no engine is starting or loading weights, and lets no other engine start before `reload`. An engine
-        that cannot be offloaded is replaced, which frees its GPUs, too.
+        that cannot be offloaded is replaced, which frees its GPUs, too. With `discards`, engines discard weights
+        that were published: the next `publish` replaces them, or `reload` loads them again.
         """
         async with self._state_changed:
             self.is_offloaded = True
             await self._state_changed.wait_for(lambda: not any(slot.is_loading for slot in self.slots))
-        await self._call_each(lambda worker: worker.offload.remote(), "the engine could not be offloaded")
+        await self._call_each(partial(self._offload, discards=discards), "the engine could not be offloaded")
 
     async def reload(self) -> None:
-        """Reload all engines; only `GpuLease` calls this."""
-        await self._call_each(lambda worker: worker.reload.remote(), "the engine could not be reloaded")
+        """Reload all engines; only `GpuLease` calls this.
+
+        Unless new weights follow (`awaits_update`), engines that discarded their weights load the published weights.
+        """
+        await self._call_each(self._reload, "the engine could not be reloaded")
         async with self._state_changed:
             self.is_offloaded = False
             self._state_changed.notify_all()
 
-    async def _call_each(self, call: Callable[[Any], Any], why: str) -> None:
+    async def _offload(self, slot: FleetSlot, *, discards: bool) -> None:
+        has_published = slot.is_ready and self._sync is not None and self._sync.last_published is not None
+        offloading = slot.worker.offload.remote(discards and has_published)
+        slot.lacks_weights = await call_actor(offloading, slot.name, EngineFailed, OFFLOAD_TIMEOUT_S)
+
+    async def _reload(self, slot: FleetSlot) -> None:
+        await call_actor(slot.worker.reload.remote(), slot.name, EngineFailed, OFFLOAD_TIMEOUT_S)
+        lacks_weights, slot.lacks_weights = slot.lacks_weights, False
+        published = None if self._sync is None else self._sync.last_published
+        if self._sync is None or published is None or not lacks_weights or self.awaits_update:
+            return
+        with suppress(WeightsLost):  # requests wait until the restarted learner has published weights
+            outcome = await self._sync.load_into(published, slot.worker, len(self.slots))
+            if isinstance(outcome, EngineFailed):
+                raise outcome
+
+    async def _call_each(self, call: Callable[[FleetSlot], Awaitable[None]], why: str) -> None:
         async def call_one(slot: FleetSlot) -> None:
             worker = slot.worker
             try:
-                await call_actor(call(worker), slot.name, EngineFailed, OFFLOAD_TIMEOUT_S)
+                await call(slot)
             except EngineFailed as error:
                 await self.replace(slot, worker, f"{why}: {error.message}")
 

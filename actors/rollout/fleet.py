@@ -135,9 +135,9 @@ class Fleet:
         """
         self._gpu_lease = gpu_lease
 
-    async def offload(self) -> None:
+    async def offload(self, discards: bool = False) -> None:
         """Offload all engines to free their GPUs; only `GpuLease` calls this."""
-        await self._engines.offload()
+        await self._engines.offload(discards)
 
     async def reload(self) -> None:
         """Reload all engines; only `GpuLease` calls this."""
@@ -214,7 +214,11 @@ class Fleet:
             published = await self._sync.collect(version)
         expected = await self._canary.compute_learner_logprobs()
         if self._gpu_lease is not None:
-            await self._gpu_lease.give_to_engines()
+            self._engines.awaits_update = True
+            try:
+                await self._gpu_lease.give_to_engines()
+            finally:
+                self._engines.awaits_update = False
         await self._engines.notify()  # for engines that wait because the previous version was lost
         slots, unloaded_before = self._engines.ready_slots, self._sync.unloaded_tensors
         outcomes = await self._sync.deliver(published, [slot.worker for slot in slots])

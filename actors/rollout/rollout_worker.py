@@ -134,9 +134,9 @@ class RolloutWorker(ChannelActor):
     async def init_transport(self, info: dict[str, Any]) -> RftError | None:
         return await return_errors(self._engine.init_transport(info))
 
-    async def offload(self) -> RftError | None:
-        """Offload the engine's weights; see `Engine.offload`."""
-        return await return_errors(self._dedicated_engine.offload())
+    async def offload(self, discards: bool) -> bool | RftError:
+        """Offload or discard the engine's weights; see `Engine.offload`."""
+        return await return_errors(self._dedicated_engine.offload(discards))
 
     async def reload(self) -> RftError | None:
         return await return_errors(self._dedicated_engine.reload())

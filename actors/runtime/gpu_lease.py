@@ -20,22 +20,49 @@ class Offloadable(Protocol):
         """Move the offloaded state back to device memory; return when all of the state is there."""
 
 
+class OffloadableEngines(Protocol):
+    """Protocol of engines that can be offloaded."""
+
+    async def offload(self, discards: bool = False) -> None:
+        """Offload to host memory; return when the device memory is free.
+
+        With `discards`, the weights may be discarded, because an update will probably replace them. After `reload`,
+        requests wait until weights are loaded.
+        """
+
+    async def reload(self) -> None:
+        """Move the offloaded state back to device memory; return when all of the state is there."""
+
+
 class GpuLease:
     """Ownership of the shared devices. The learner owns them at first. After a failed reload, nobody owns them."""
 
-    def __init__(self, engines: Offloadable, learner: Offloadable) -> None:
+    def __init__(self, engines: OffloadableEngines, learner: Offloadable) -> None:
         self._engines = engines
         self._learner = learner
-        self._owner: Offloadable | None = learner
+        self._owner: OffloadableEngines | Offloadable | None = learner
         self._lock = asyncio.Lock()
 
-    async def give_to_learner(self) -> None:
-        """Give the devices to the learner; do nothing if the learner already has them."""
-        await self._switch(self._engines, self._learner)
+    async def give_to_learner(self, *, updates: bool = False) -> None:
+        """Give the devices to the learner; do nothing if the learner already has them.
+
+        If the learner `updates` its weights, the engines may discard theirs.
+        """
+        async with self._lock:
+            if self._owner is self._learner:
+                return
+            if self._owner is self._engines:
+                await self._engines.offload(updates)
+            await self._reload(self._learner)
 
     async def give_to_engines(self) -> None:
         """Give the devices to the engines; do nothing if the engines already have them."""
-        await self._switch(self._learner, self._engines)
+        async with self._lock:
+            if self._owner is self._engines:
+                return
+            if self._owner is self._learner:
+                await self._learner.offload()
+            await self._reload(self._engines)
 
     async def give_to_restarted_learner(self) -> None:
         """Give the devices to a learner that was restarted after its processes died.
@@ -47,12 +74,7 @@ class GpuLease:
                 await self._engines.offload()
             self._owner = self._learner
 
-    async def _switch(self, source: Offloadable, target: Offloadable) -> None:
-        async with self._lock:
-            if self._owner is target:
-                return
-            if self._owner is source:
-                await source.offload()
-            self._owner = None
-            await target.reload()
-            self._owner = target
+    async def _reload(self, target: OffloadableEngines | Offloadable) -> None:
+        self._owner = None
+        await target.reload()
+        self._owner = target

@@ -201,8 +201,8 @@ class AlgorithmSpec(OptimizerSpec):
     kl_coef: Rate = 0.0
     """Weight of the KL term in the loss; 0: no KL term. The term is the KL divergence from the reference model, which
     has the initial weights. Raise the weight (0.001 to 0.05) if the model drifts, for example if its language degrades.
-    If the weight is above 0, each learner rank holds a second copy of the model; with `lora`, the frozen weights serve
-    as this copy."""
+    If the weight is above 0, each learner rank holds the weights of a second model, or its part of them with ZeRO
+    stage 3. With `lora`, the frozen weights serve as the reference model."""
     router_replay: bool = False
     """Train each token of a mixture of experts with the experts that the engine chose. Otherwise the learner chooses
     different experts for some tokens, because its rounding differs. Set it to true if `logprob_gap` is large. On GPUs

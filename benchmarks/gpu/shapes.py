@@ -74,7 +74,9 @@ class Shape:
         squares = sum(length**2 for length in lengths)
         return 6 * self.parameters * sum(lengths) + 12 * self.layers * self.heads * self.head_dim * squares
 
-    def plan_memory(self, rank: OneRank, itemsize: int = 2, lora: LoraSpec | None = None) -> MemoryEstimate:
+    def plan_memory(
+        self, rank: OneRank, itemsize: int = 2, lora: LoraSpec | None = None, *, keeps_reference: bool = False
+    ) -> MemoryEstimate:
         """Memory of a single rank on a GPU, as `agent-rft plan` estimates it for the same micro-batch."""
         shape = ModelShape(
             num_parameters=self.parameters,
@@ -88,7 +90,7 @@ class Shape:
         )
         longest = rank.micro_batch_tokens
         return rank_memory(
-            shape, rank, on_gpu=True, itemsize=itemsize, max_length=longest, keeps_reference=False, lora=lora
+            shape, rank, on_gpu=True, itemsize=itemsize, max_length=longest, keeps_reference=keeps_reference, lora=lora
         )
 
     def plan_gib(self, num_tokens: int) -> float:

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_cluster.one_gpu --model FOLDER [--tokens 256]
 
 Both are in turn asleep. Afterwards the engine must sample the same tokens as before, and the learner compute the same
-log-probabilities. On CPUs nothing moves, so only that is shown there.
+log-probabilities. Then the engine is asleep twice more, and wakes up for an update: once its weights were kept in host
+memory, once they were discarded. On CPUs nothing moves, so only equality is shown there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from benchmarks.gpu_cluster.agreement import prompts
 from benchmarks.local import dtype_here, gpus_here
 
 SEQUENCES = 8
+WEIGHTS = ("kept", "discarded")
+"""vLLM's sleep levels 1 and 2."""
 SHARE = 0.8
 """The engine's part of the GPU in its turn; the CUDA context of the learner needs the rest."""
 
@@ -87,10 +90,13 @@ async def take_turns(model: Path, tokens: int) -> None:
         made = (engine.generate(p, max_tokens=tokens, seed=i, temperature=1.0) for i, p in enumerate(asked))
         return [completion.token_ids for completion in await asyncio.gather(*made)]
 
-    try:
+    async def update(version: int) -> None:
         for bucket, layout in buckets:
             engine.stage_bucket(bucket, layout)
-        await engine.load_staged(1)  # as between turns: what is loaded then must be released, too
+        await engine.load_staged(version)
+
+    try:
+        await update(1)  # as between turns: what is loaded then must be released, too
         sampled = await sample()
         measured.say("engine awake", measured.used_gib(), "GiB")
         started = time.monotonic()
@@ -105,6 +111,16 @@ async def take_turns(model: Path, tokens: int) -> None:
         measured.seconds("engine wakes up", started)
         same = np.mean([a == b for a, b in zip(sampled, await sample(), strict=True)])
         measured.say("equal samples after sleep", float(same), "share")
+        for version, what in enumerate(WEIGHTS, start=2):
+            started = time.monotonic()
+            await engine.offload(discards=what == "discarded")
+            measured.seconds(f"engine falls asleep, weights {what}", started)
+            started = time.monotonic()
+            await engine.reload()
+            await update(version)
+            measured.seconds(f"engine wakes up for an update, weights {what}", started)
+            same = np.mean([a == b for a, b in zip(sampled, await sample(), strict=True)])
+            measured.say(f"equal samples, weights {what}", float(same), "share")
     finally:
         engine.shutdown()
 

@@ -106,6 +106,15 @@ TURNS = (
     *(Row(f"one GPU: {who} {what}", "s") for who in ("learner", "engine") for what in ("falls asleep", "wakes up")),
     Row("one GPU: largest difference after sleep", "nats", Aim("<=", 0.0)),
     Row("one GPU: equal samples after sleep", "share", Aim(">=", 1.0)),
+    *(
+        row
+        for what in ("kept", "discarded")
+        for row in (
+            Row(f"one GPU: engine falls asleep, weights {what}", "s"),
+            Row(f"one GPU: engine wakes up for an update, weights {what}", "s"),
+            Row(f"one GPU: equal samples, weights {what}", "share", Aim(">=", 1.0)),
+        )
+    ),
 )
 
 

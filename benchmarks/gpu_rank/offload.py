@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_rft.cluster.planning.memory_estimates import GIB
 from agent_rft.trainer.learner.host_buffer import HostBuffer, LockPages, lock_pages_for_cuda
-from agent_rft.trainer.learner.memory_offload import CpuOffload
+from agent_rft.trainer.learner.memory_offload import CpuOffload, DeviceTensors, free_gpu_bytes
 from agent_rft.trainer.learner.rank_memory_sizes import OFFLOAD_SLACK
 from benchmarks.common import seconds
 from benchmarks.gpu import correctness
@@ -16,7 +16,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu_rank.trial_rank import Layout, digest, small_model, start_rank
 
 ROUNDS = 2
-"""In the first round the memory is allocated and page-locked."""
+"""In the first round the tensors are searched for, and the memory is allocated and page-locked."""
 
 
 def figures(machine: Machine) -> list[Figure]:
@@ -40,7 +40,10 @@ def _measure(machine: Machine, lock_pages: LockPages | None) -> dict[str, Any]:
     rank.step([[correctness.batch_of(machine)]], version=0)  # only then are there Adam's moments
     before = digest(rank)
     buffer, on_gpu = HostBuffer(lock_pages, OFFLOAD_SLACK), machine.device.type == "cuda"
-    asleep = CpuOffload(machine.device, buffer) if on_gpu else CpuOffload(machine.device, buffer, lambda: 1 << 60)
+    free, allocated = (free_gpu_bytes, machine.allocated_bytes) if on_gpu else (_many, _many)
+    tensors = DeviceTensors(machine.device, allocated)
+    search_s, known_s = seconds(tensors.find_storages), seconds(tensors.find_storages)
+    asleep = CpuOffload(machine.device, buffer, free, allocated_bytes=allocated)
     rounds: list[tuple[float, float]] = []
     for _ in range(ROUNDS):
         leave_s = seconds(asleep.offload)
@@ -55,6 +58,13 @@ def _measure(machine: Machine, lock_pages: LockPages | None) -> dict[str, Any]:
         "first s/GB": first_leave,
         "first back s/GB": first_back,
         "GB": moved / 1e9,
+        "search s": search_s,
+        "known search s": known_s,
         "GiB left on the GPU": left / GIB,
     }
     return {"value": leave, "exact": exact, "more": more}
+
+
+def _many() -> int:
+    """Return the bytes of a CPU's memory that are free, or allocated, in the trial."""
+    return 1 << 60

@@ -32,8 +32,10 @@ STAGES = (
     Layout(zero_stage=3),
     Layout(zero_stage=2),
     Layout(zero_stage=0, dtype="float32"),  # in bfloat16 the rank raises the stage to 1
+    Layout(zero_stage=1, kl_coef=0.01),
+    Layout(zero_stage=3, kl_coef=0.01),
 )
-"""The other stages, which one rank gains nothing from."""
+"""The other stages, which one rank gains nothing from, and steps with a reference model."""
 SECONDS = {"0.6B": 20.0, "1.7B": 30.0}
 SLOW = 2
 """Factor by which a step takes longer in float32, or with the optimizer on the host."""
@@ -45,7 +47,7 @@ def figures(machine: Machine) -> list[Figure]:
 
 
 def stages(machine: Machine) -> list[Figure]:
-    """Both sizes with the other ZeRO stages."""
+    """Both sizes with the other ZeRO stages, and with a reference model."""
     return _figures(machine, STAGES)
 
 
@@ -64,9 +66,8 @@ def _figures(machine: Machine, layouts: Sequence[Layout]) -> list[Figure]:
 def _measure(machine: Machine, size: str, layout: Layout) -> dict[str, Any]:
     shape, num_tokens = (TINY, 64) if machine.tiny else (QWEN3[size], NUM_TOKENS)
     itemsize = 2 if layout.dtype == "bfloat16" else 4
-    plan = shape.plan_memory(
-        OneRank(num_tokens, zero_stage=layout.zero_stage, offload=layout.offload), itemsize, layout.lora
-    )
+    one_rank = OneRank(num_tokens, zero_stage=layout.zero_stage, offload=layout.offload)
+    plan = shape.plan_memory(one_rank, itemsize, layout.lora, keeps_reference=layout.kl_coef > 0)
     # Other lengths in each run, as in training: some kernels are built for lengths.
     batches = [micro_batch(num_tokens, "rollouts", shape.vocabulary, seed) for seed in range(2 if machine.tiny else 8)]
     coming = itertools.cycle(batches)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.spec.model_options import LoraSpec
 from agent_rft.spec.offload import Offload
 from agent_rft.trainer.learner.learner_rank import LearnerRank
@@ -33,6 +34,7 @@ class Layout:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     offload: Offload = "none"
     lora: LoraSpec | None = None
+    kl_coef: float = 0.0
 
     def __str__(self) -> str:
         """ZeRO's stage, and whatever is not the default."""
@@ -41,6 +43,7 @@ class Layout:
             "" if self.dtype == "bfloat16" else self.dtype,
             "" if self.offload == "none" else f"offload {self.offload}",
             "" if self.lora is None else f"LoRA {self.lora.rank}",
+            "" if self.kl_coef == 0 else "reference model",
         ]
         return ", ".join(filter(None, parts))
 
@@ -52,6 +55,7 @@ def start_rank(machine: Machine, model: Path, layout: Layout) -> LearnerRank:
         steps=1000,
         learning_rate=LEARNING_RATE,
         warm_up_steps=0,
+        algorithm=AlgorithmSpec(kl_coef=layout.kl_coef),
         dtype=layout.dtype,
         zero_stage=layout.zero_stage,
         rank_cores=1 if machine.tiny else len(os.sched_getaffinity(0)),

@@ -7,6 +7,9 @@ Measured peaks in GiB, with the estimates in parentheses:
   measured peaks include a copy of the weights that ranks no longer make.
 - engine on a CPU in float32, 37M parameters: 2.97 (3.06)
 - tensors of a rank on an H100 in bfloat16, ZeRO 1, 16k tokens: 0.6B parameters 12.6 (15.5), 1.7B 34.3 (38.9)
+
+All other sizes on GPUs, and the constants for GPUs below, are calculated or assumed. `make gpu-rank` prints the
+measured memory of a rank next to its estimate.
 """
 
 from __future__ import annotations
@@ -173,7 +176,8 @@ def rank_memory(
         on_gpu: Whether the rank has a GPU.
         itemsize: Bytes per weight.
         max_length: Maximum length of a sequence in tokens.
-        keeps_reference: Whether the rank also holds the reference model. With `lora`, this needs no extra memory.
+        keeps_reference: Whether the rank also holds the reference model. Its weights take as much memory as the
+            policy's; under ZeRO stage 3, each rank holds its part of both. With `lora`, it needs no extra memory.
         lora: The adapter to train; None for all weights.
         rank: Index of the rank.
     """
@@ -194,7 +198,7 @@ def rank_memory(
         "weights": weights
         + gathered
         + (0 if lora is None else trained * itemsize)
-        + (parameters * itemsize if keeps_reference and lora is None else 0),
+        + (weights if keeps_reference and lora is None else 0),
         "gradients": gradients + buckets,
         "optimizer": optimizer,
         "activations": activation_bytes(model, num_tokens, itemsize, recomputed=on_gpu),

@@ -269,6 +269,28 @@ async def test_requests_in_flight_begin_again_when_the_engine_wakes_up(engine: E
     assert (await later).token_ids
 
 
+async def test_requests_wait_for_new_weights_if_the_engine_has_discarded_its_own(
+    engine: Engine, model: Any, prompt: list[int]
+) -> None:
+    if engine.version == 0:
+        assert not await engine.offload(discards=True)  # it has no update that replaces them
+        await engine.reload()
+    for discards in (True, False):  # it still lacks weights
+        version = engine.version + 1
+        engine.stage_bucket(*scaled(model, 1.0))
+        await engine.load_staged(version)
+        assert await engine.offload(discards=True)
+        await engine.reload()
+        assert await engine.offload(discards=discards)
+        await engine.reload()
+        waiting = asyncio.create_task(generate(engine, prompt, 1))
+        await engine.check_health()
+        assert not waiting.done()
+        engine.stage_bucket(*scaled(model, 1.0))
+        await engine.load_staged(version + 1)
+        assert set((await waiting).versions.tolist()) == {version + 1}
+
+
 async def test_requests_in_flight_continue_with_the_new_weights_and_later_ones_use_only_those(
     engine: Engine, model: Any, prompt: list[int]
 ) -> None:

@@ -51,6 +51,10 @@ class FakeWorker:
     def __init__(self) -> None:
         self.asleep = False
         self.cannot_sleep = False
+        self.lacks_weights = False
+        """Whether its weights were discarded, and it has loaded none since."""
+        self.loaded: list[int] = []
+        """The versions that it has loaded, in order."""
         self.cannot_load = False
         self.may_start = asyncio.Event()
         self.may_load = asyncio.Event()
@@ -107,10 +111,11 @@ class FakeWorker:
             raise EngineFailed("it does not answer")
         return {"version": self.version, "sampled_tokens": 0, "busy_s": self.busy_s}
 
-    async def _offload(self) -> None:
+    async def _offload(self, discards: bool) -> bool:
         if self.cannot_sleep:
             raise EngineFailed("its process ended")
-        self.asleep = True
+        self.asleep, self.lacks_weights = True, self.lacks_weights or discards
+        return self.lacks_weights
 
     async def _reload(self) -> None:
         self.asleep = False
@@ -125,7 +130,8 @@ class FakeWorker:
         self.is_loading = False
         if self.cannot_load:
             raise EngineFailed("it cannot load weights")
-        self.version = version
+        self.version, self.lacks_weights = version, False
+        self.loaded.append(version)
         return WeightLoadResult(0.1, (CHECKSUM,))
 
     async def _canary_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:

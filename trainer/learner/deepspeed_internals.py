@@ -133,8 +133,7 @@ def iterate_fragments(engine: Any, stage: int) -> Iterator[Fragment]:
 
     Uses: a parameter's `_hp_mapping` (stages 1 and 2); the optimizer's `grad_position`, `get_param_id` and
     `fp32_partitioned_groups_flat` (stage 3).
-    Why: we write our own checkpoints, because DeepSpeed's checkpoints are pickled, and must be converted for another
-    number of ranks or another stage.
+    Why: we write our own checkpoints, for the reasons in `optimizer_state`.
     Remove when: DeepSpeed documents where the state of a parameter is, for every stage.
     """
     optimizer = engine.optimizer

@@ -27,7 +27,7 @@ from agent_rft.trainer.learner.host_buffer import HostBuffer, lock_pages_for_cud
 from agent_rft.trainer.learner.memory_offload import CpuOffload
 from agent_rft.trainer.learner.optimizer_state import RankState, SnapshotMemory
 from agent_rft.trainer.learner.process_group import SENDER, BroadcastGroup, join_rank_group
-from agent_rft.trainer.learner.rank_config import LearnerConfig, create_deepspeed_engine
+from agent_rft.trainer.learner.rank_config import LearnerConfig, create_deepspeed_engine, create_reference_model
 from agent_rft.trainer.learner.rank_memory_sizes import OFFLOAD_SLACK
 from agent_rft.trainer.learner.training_model import TrainingModel, partition_on_read
 from agent_rft.trainer.learner.weight_buckets import TensorInfo, num_bytes
@@ -60,20 +60,17 @@ class LearnerRank:
         self._device = torch.device("cuda" if config.on_gpu else "cpu")
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self._model = TrainingModel.from_folder(config.model, self._dtype, config.lora)
-        sharding = (
-            partition_on_read(self._deepspeed, self._dtype, self._device)
-            if config.effective_stage == 3
-            else self._device
-        )
-        policy = self._load_policy(sharding)
+        policy = self._load_policy()
         if config.on_gpu:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._engine = create_deepspeed_engine(config, policy, self._deepspeed)
         check_model(self.policy, self._device)
         # The GPU kernels for packed sequences do not support prefix trees.
         self._shares = not config.on_gpu and can_share_prefixes(self.policy, self._device)
-        has_reference = config.algorithm.kl_coef > 0 and config.lora is None
-        self._reference_policy = self._load_policy(self._device).requires_grad_(False).eval() if has_reference else None
+        has_reference = self._has_kl_term and config.lora is None
+        self._reference = (
+            create_reference_model(config, self._load_policy(), self._deepspeed) if has_reference else None
+        )
         gather = self._deepspeed.zero.GatheredParameters if config.effective_stage == 3 else lambda _: nullcontext()
         adapter = None if config.lora is None else get_adapter_tensors(policy)
         self._weights = CheckpointWeights(policy.model, self._dtype, gather, adapter)
@@ -156,13 +153,14 @@ class LearnerRank:
         return torch.autograd.graph.save_on_cpu(pin_memory=self._config.on_gpu)
 
     def _compute_reference_logprobs(self, batch: DeviceBatch) -> Tensor | None:
-        if self._config.method == "supervised" or self._config.algorithm.kl_coef == 0:
+        if not self._has_kl_term:
             return None
-        if self._reference_policy is None:  # LoRA: the policy contains the reference model
+        if self._config.lora is not None:  # the policy contains the reference model
             with as_reference(self.policy):
                 return self._compute_logprobs(batch)
+        assert self._reference is not None
         with torch.no_grad():
-            logprobs: Tensor = self._reference_policy(batch)[0]
+            logprobs: Tensor = self._reference(batch=batch)[0]
         return logprobs
 
     def _compute_proximal_logprobs(self, batches: Sequence[Sequence[DeviceBatch]]) -> list[list[Tensor | None]]:
@@ -338,8 +336,15 @@ class LearnerRank:
 
     def close(self) -> None:
         self._engine.destroy()
+        if isinstance(self._reference, self._deepspeed.DeepSpeedEngine):
+            self._reference.destroy()
         dist.destroy_process_group()
 
-    def _load_policy(self, reading: AbstractContextManager[object]) -> Policy:
-        kl_coef, temperature = self._config.algorithm.kl_coef, self._config.algorithm.temperature
-        return self._model.load(temperature, self._config.seed, reading, keeps_reference=kl_coef > 0)
+    @property
+    def _has_kl_term(self) -> bool:
+        return self._config.method == "reinforcement" and self._config.algorithm.kl_coef > 0
+
+    def _load_policy(self) -> Policy:
+        partitions, temperature = self._config.effective_stage == 3, self._config.algorithm.temperature
+        reading = partition_on_read(self._deepspeed, self._dtype, self._device) if partitions else self._device
+        return self._model.load(temperature, self._config.seed, reading, keeps_reference=self._has_kl_term)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from agent_rft.chat.model_files import ModelFiles
 from agent_rft.errors import UserError
@@ -73,33 +74,61 @@ def create_deepspeed_engine(config: LearnerConfig, policy: Policy, deepspeed: An
         UserError: ZeRO stage 3 does not support the model.
     """
     stage, trained = config.effective_stage, [p for p in policy.parameters() if p.requires_grad]
-    zero: dict[str, Any] = {
-        "stage": stage,
-        "overlap_comm": stage >= 2 and config.on_gpu,
-        "reduce_bucket_size": min(BUCKET_ELEMENTS, sum(map(full_size, trained))),
-    }
-    settings: dict[str, Any] = {
+    settings = _deepspeed_settings(config)
+    zero: dict[str, Any] = settings["zero_optimization"]
+    zero["reduce_bucket_size"] = min(BUCKET_ELEMENTS, sum(map(full_size, trained)))
+    if config.offload != "none":
+        settings["zero_force_ds_cpu_optimizer"] = False  # DeepSpeed's Adam needs a compiler; torch's is fused, too
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.on_gpu}
+    if stage == 3:
+        check_zero3_support(policy)
+        _partition_policy(config, policy, deepspeed, settings)
+    options: dict[str, Any] = {"lr": 0.0, "betas": BETAS, "weight_decay": 0.0, "fused": True}
+    optimizer = torch.optim.AdamW(trained, **options) if stage > 0 else ClippedAdamW(trained, GRADIENT_NORM, **options)
+    engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
+    engine.train()
+    return engine
+
+
+def create_reference_model(config: LearnerConfig, policy: Policy, deepspeed: Any) -> nn.Module:
+    """Return `policy` as a frozen model that computes like it; all ranks must call this together.
+
+    Under ZeRO stage 3, the result is a DeepSpeed engine without an optimizer: each rank stores its part of the weights,
+    and gathers each layer when the layer computes. Below stage 3, each rank stores all weights, as it does for the
+    trained policy.
+    """
+    policy.requires_grad_(False).eval()
+    if config.effective_stage < 3:
+        return policy
+    settings = _deepspeed_settings(config)
+    _partition_policy(config, policy, deepspeed, settings)
+    engine: nn.Module = deepspeed.initialize(model=policy, config=settings)[0]
+    engine.eval()  # DeepSpeed's own method, which returns None
+    return engine
+
+
+def _deepspeed_settings(config: LearnerConfig) -> dict[str, Any]:
+    stage = config.effective_stage
+    return {
         "train_micro_batch_size_per_gpu": 1,
         "managed_gradient_accumulation": False,  # step() ends an update, whatever the number of micro-batches
         "gradient_clipping": GRADIENT_NORM if stage > 0 else 0.0,
         "bf16": {"enabled": config.dtype == "bfloat16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        "zero_optimization": zero,
+        "zero_optimization": {"stage": stage, "overlap_comm": stage >= 2 and config.on_gpu},
         "steps_per_print": None,
     }
-    if config.offload != "none":
-        settings["zero_force_ds_cpu_optimizer"] = False  # DeepSpeed's Adam needs a compiler; torch's is fused, too
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.on_gpu}
-    if stage == 3:
-        check_zero3_support(policy)
-        # Weights from the files were partitioned while they were read. This partitions the others.
-        deepspeed.zero.Init(module=policy, config_dict_or_path=settings, dtype=getattr(torch, config.dtype))
-    options: dict[str, Any] = {"lr": 0.0, "betas": BETAS, "weight_decay": 0.0, "fused": True}
-    optimizer = torch.optim.AdamW(trained, **options) if stage > 0 else ClippedAdamW(trained, GRADIENT_NORM, **options)
-    engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)
-    engine.train()
-    return engine
+
+
+def _partition_policy(config: LearnerConfig, policy: Policy, deepspeed: Any, settings: dict[str, Any]) -> None:
+    """Partition the parameters that `partition_on_read` did not read from files, and move buffers to the device.
+
+    Under ZeRO stage 3, DeepSpeed moves no buffers, such as the correction biases of DeepSeek's and GLM's routers.
+    """
+    deepspeed.zero.Init(module=policy, config_dict_or_path=settings, dtype=getattr(torch, config.dtype))
+    for buffer in policy.buffers():
+        buffer.data = buffer.data.to("cuda" if config.on_gpu else "cpu")
 
 
 def check_zero3_support(policy: Policy) -> None:

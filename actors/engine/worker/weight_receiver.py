@@ -12,7 +12,7 @@ Each bucket has a checksum. `DirectCopies` detects weights that a model copies s
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -27,7 +27,12 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from agent_rft.actors.engine.vllm_internals import begin_reload, finish_reload, load_when_complete
+from agent_rft.actors.engine.vllm_internals import (
+    begin_reload,
+    find_unloaded_layers,
+    finish_reload,
+    load_when_complete,
+)
 from agent_rft.actors.weights.weight_bucket import MASK, compute_checksum, split_tensors
 from agent_rft.trainer.learner.process_group import BroadcastGroup
 from agent_rft.trainer.learner.weight_buckets import num_bytes
@@ -119,6 +124,8 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
 
+    unloaded_parameters: Sequence[str] = ()
+    """Names of the parameters for which the last update had no weights, such as those of a vision tower."""
     _broadcast: BroadcastGroup | None = None
     _checksum = 0
     _missed_names: frozenset[str] = frozenset()
@@ -183,7 +190,10 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         self._missed_names |= set(self._unloaded_names.values()) - self._copies.copied
 
     def finish_weight_update(self) -> None:
+        unloaded = find_unloaded_layers(self.model)
         finish_reload(self.model, self.model_config)
+        parameters = dict(self.model.named_parameters())  # a tied parameter has one of its names
+        self.unloaded_parameters = [name for name in parameters if name.rpartition(".")[0] in unloaded]
 
     def shutdown(self) -> None:
         if (before := self._broadcast) is not None:

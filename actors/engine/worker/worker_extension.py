@@ -43,15 +43,20 @@ if current_platform.is_cpu():  # this module is imported when vLLM's worker is c
 
 
 class WorkerExtension:
-    """Mixin class for vLLM's worker, with methods that the engine calls. vLLM sets `model_runner` and `vllm_config`."""
+    """Mixin class for vLLM's worker, with methods that the engine calls. vLLM sets its attributes."""
 
     weight_transfer_engine: ShmWeightTransferEngine
     model_runner: Any
+    model_config: Any
     vllm_config: Any
     expert_log: ExpertLog
 
     def last_update_report(self) -> tuple[int, list[str]]:
         return self.weight_transfer_engine.last_update_report()
+
+    def keep_unloaded_parameters(self) -> None:
+        """Let vLLM's sleep level 2 keep the parameters that the last update did not load."""
+        self.model_config.sleep_preserve_parameter_names = self.weight_transfer_engine.unloaded_parameters
 
     def prepare_adapters(self) -> None:
         """On CPUs, replace vLLM's LoRA operations with `GroupedLora`."""

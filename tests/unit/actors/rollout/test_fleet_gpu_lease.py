@@ -76,6 +76,55 @@ async def test_weights_are_gathered_with_the_learners_lease_and_loaded_with_the_
     assert not job.learner_awake and not any(worker.asleep for worker in job.workers)
 
 
+async def test_weights_that_were_published_are_discarded_for_an_update_and_replaced_by_it() -> None:
+    job = await Job().started()
+    await job.lease.give_to_learner(updates=True)
+    assert not any(worker.lacks_weights for worker in job.workers)  # only their files have the first version
+    await job.fleet.publish(1)
+    await job.lease.give_to_learner()
+    assert not any(worker.lacks_weights for worker in job.workers)  # such as for a checkpoint
+    await job.lease.give_to_engines()
+    await job.lease.give_to_learner(updates=True)
+    assert all(worker.lacks_weights for worker in job.workers)
+    await job.fleet.publish(2)
+    assert [worker.loaded for worker in job.workers] == [[1, 2], [1, 2]]
+
+
+async def test_discarded_weights_are_loaded_again_if_no_update_follows() -> None:
+    """A step is skipped if its gradient is not finite."""
+    job = await Job().started()
+    await job.fleet.publish(1)
+    await job.lease.give_to_learner(updates=True)
+    await job.lease.give_to_engines()
+    assert [worker.loaded for worker in job.workers] == [[1, 1], [1, 1]]
+    assert not any(worker.lacks_weights or worker.asleep for worker in job.workers)
+    await job.lease.give_to_learner()
+    await job.lease.give_to_engines()
+    assert [worker.loaded for worker in job.workers] == [[1, 1], [1, 1]]
+
+
+async def test_an_engine_that_cannot_load_discarded_weights_is_replaced() -> None:
+    job = await Job().started()
+    await job.fleet.publish(1)
+    await job.lease.give_to_learner(updates=True)
+    job.workers[0].cannot_load = True
+    await job.lease.give_to_engines()
+    assert job.killed == [job.workers[0]] and job.workers[1].loaded == [1, 1]
+
+
+async def test_engines_without_weights_wait_for_those_of_a_restarted_learner() -> None:
+    job = await Job().started()
+    await job.fleet.publish(1)
+    await job.lease.give_to_learner(updates=True)
+    job.sync.last_published = None  # they were lost with the learner
+    await job.lease.give_to_restarted_learner()
+    await job.lease.give_to_engines()
+    assert all(worker.lacks_weights for worker in job.workers) and job.killed == []
+    await job.fleet.publish(1)
+    assert [worker.loaded for worker in job.workers] == [[1, 1], [1, 1]]
+    assert not any(worker.lacks_weights for worker in job.workers)
+
+
 async def test_an_engine_that_cannot_sleep_is_replaced_once_the_engines_have_the_lease() -> None:
     job = await Job().started()
     job.workers[0].cannot_sleep = True

@@ -32,8 +32,10 @@ class Part:
         self._device = device
         self._who = who
         self.fails_in: str | None = None
+        self.discards = False
 
-    async def offload(self) -> None:
+    async def offload(self, discards: bool = False) -> None:
+        self.discards = discards
         await self._do("sleep")
 
     async def reload(self) -> None:
@@ -57,6 +59,16 @@ async def test_one_sleeps_before_the_other_wakes_up() -> None:
     assert device.log == []  # it has the first lease
     await asyncio.gather(lease.give_to_engines(), lease.give_to_engines(), lease.give_to_learner())
     assert device.log == ["learner sleep", "engines wake", "engines sleep", "learner wake"]
+
+
+@pytest.mark.parametrize("updates", [False, True])
+async def test_engines_may_discard_weights_only_for_an_update(updates: bool) -> None:
+    device = Device()
+    engines = Part(device, "engines")
+    lease = GpuLease(engines, Part(device, "learner"))
+    await lease.give_to_engines()
+    await lease.give_to_learner(updates=updates)
+    assert engines.discards == updates
 
 
 async def test_a_new_learner_finds_the_devices_free() -> None:

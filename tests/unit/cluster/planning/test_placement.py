@@ -291,6 +291,17 @@ def test_float32_on_one_core_takes_sixteen_bytes_per_parameter() -> None:
     assert twice.host["weights"] == 2 * memory.host["weights"]
 
 
+@pytest.mark.parametrize(("stage", "stored"), [(0, 1), (1, 1), (2, 1), (3, 1 / 8)])
+def test_a_rank_stores_as_much_of_the_reference_model_as_of_the_policy(stage: int, stored: float) -> None:
+    cluster = resolved(zero_stage=stage, learner_ranks=8)
+    without, with_reference = (
+        rank_memory(QWEN3_8B, cluster, on_gpu=True, itemsize=2, max_length=1024, keeps_reference=keeps)
+        for keeps in (False, True)
+    )
+    added = with_reference.gpu["weights"] - without.gpu["weights"]
+    assert added == pytest.approx(stored * 2 * QWEN3_8B.num_parameters, rel=1e-6)
+
+
 def test_lora_needs_little_beside_the_weights() -> None:
     """Rank 32 on each linear layer of 36: 2 x (4096 + 4096) + 2 x (4096 + 1024) + 3 x (4096 + 12288) a layer."""
     lora = LoraSpec(rank=32)

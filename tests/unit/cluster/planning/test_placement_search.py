@@ -97,6 +97,17 @@ def combinations(model: str, cluster: str) -> Iterator[PlanRequest]:
             )
 
 
+def test_ranks_share_the_weights_of_the_reference_model_under_zero_3() -> None:
+    """On 16 GPUs of 80 GiB, 32B parameters and a second copy of them fit only if the ranks share both."""
+    algorithm, on = {"lora": "off", "kl_coef": 0.01}, tuple(CLUSTERS["2 nodes x 8 x 80"])
+    shared, complete = (
+        lay_out(PlanRequest(job({"algorithm": algorithm}, cluster=cluster), on, MODELS["32B"], CONTEXT))
+        for cluster in ({"offload": "none"}, {"offload": "none", "zero_stage": 2})
+    )
+    assert shared.fits and shared.placement.zero_stage == 3
+    assert {problem.code for problem in complete.problems} == {"too_little_gpu_memory"}
+
+
 def refused() -> list[Any]:
     """The pairs that do not fit at the defaults; the clusters of 16 GPUs are for the night."""
     found = []

@@ -36,7 +36,7 @@ class Engines(FakeRollouts):
         await self.lease.give_to_engines()
         return await super().publish(version)
 
-    async def offload(self) -> None:
+    async def offload(self, discards: bool = False) -> None:
         self.awake.clear()
 
     async def reload(self) -> None:

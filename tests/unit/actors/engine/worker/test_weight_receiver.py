@@ -53,25 +53,59 @@ def depth(loader: Any) -> int:
     return 1 + depth(loader.__wrapped__) if hasattr(loader, "__wrapped__") else 0
 
 
+def transport(model: nn.Module) -> Any:
+    from agent_rft.actors.engine.worker.weight_receiver import ShmWeightTransferEngine
+
+    hf_text_config = SimpleNamespace(tie_word_embeddings=False)
+    config: Any = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(hf_text_config=hf_text_config))
+    return ShmWeightTransferEngine(None, config, torch.device("cpu"), model)
+
+
+def receive(engine: Any, folder: Path, weights: dict[str, Tensor]) -> None:
+    """Load each tensor as a bucket whose checksum is the tensor's index."""
+    from agent_rft.actors.engine.worker.weight_receiver import ShmUpdateInfo
+
+    for i, (name, tensor) in enumerate(weights.items()):
+        (folder / str(i)).write_bytes(tensor.numpy().tobytes())
+        engine.receive_weights(ShmUpdateInfo(str(folder / str(i)), i, [[name, "float32", list(tensor.shape)]]))
+
+
 def test_updates_reach_every_weight_and_name_what_no_parameter_took(tmp_path: Path) -> None:
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-    from agent_rft.actors.engine.worker.weight_receiver import ShmUpdateInfo, ShmWeightTransferEngine
-
     model = Toy()
     record_metadata_for_reloading(model)
-    hf_text_config = SimpleNamespace(tie_word_embeddings=False)
-    config: Any = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(hf_text_config=hf_text_config))
-    engine = ShmWeightTransferEngine(None, config, torch.device("cpu"), model)
+    engine = transport(model)
     held = [parameter.data_ptr() for parameter in model.parameters()]
     for number in (1.0, 2.0, 3.0):
         engine.start_weight_update()
         assert depth(model.first.loaded.weight_loader) <= 2, "each update must not wrap the loaders again"
-        for i, (name, tensor) in enumerate(tensors(number).items()):
-            (tmp_path / str(i)).write_bytes(tensor.numpy().tobytes())
-            engine.receive_weights(ShmUpdateInfo(str(tmp_path / str(i)), i, [[name, "float32", list(tensor.shape)]]))
+        receive(engine, tmp_path, tensors(number))
         engine.finish_weight_update()
         assert engine.last_update_report() == (sum(range(9)), ["ignored"])
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             assert torch.equal(tensor, torch.full_like(tensor, number)), name
     assert [parameter.data_ptr() for parameter in model.parameters()] == held
+
+
+def test_parameters_without_new_weights_are_kept_when_an_engine_discards_its_weights(tmp_path: Path) -> None:
+    """Such as those of a vision tower; vLLM keeps all buffers."""
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+    from agent_rft.actors.engine.worker.worker_extension import WorkerExtension
+
+    model = Toy()
+    record_metadata_for_reloading(model)
+    worker = WorkerExtension()
+    worker.weight_transfer_engine = engine = transport(model)
+    worker.model_config = SimpleNamespace(sleep_preserve_parameter_names=[])
+    for kept in ("first", "second"):
+        engine.start_weight_update()
+        receive(engine, tmp_path, {name: tensor for name, tensor in tensors(1.0).items() if kept not in name})
+        engine.finish_weight_update()
+        worker.keep_unloaded_parameters()
+        assert worker.model_config.sleep_preserve_parameter_names == [f"{kept}.loaded", f"{kept}.copied"]
+    engine.start_weight_update()
+    receive(engine, tmp_path, tensors(1.0))
+    engine.finish_weight_update()
+    assert engine.unloaded_parameters == []
