@@ -302,7 +302,7 @@ async def measure(
     source = ray.remote(Source).options(num_cpus=1, num_gpus=seats.learner).remote(str(folder), dtype, lora)
     sync = await connect(transport, source, worker)
     canary = [1 + i % 200 for i in range(CANARY_TOKENS)]
-    before = await worker.canary_logprobs.remote(canary)
+    before = (await worker.score_prompt.remote(canary)).logprobs
     updates = Updates()
     for version in range(runs + 1):
         busy = worker.complete.remote([Request([1] * 8, 1000)] * SEQUENCES, SEQUENCES)
@@ -317,7 +317,7 @@ async def measure(
             updates.totals.append(total)
             updates.copies.append(copy)
         ray.cancel(busy)
-    gap = float(np.abs(await worker.canary_logprobs.remote(canary) - before).mean())
+    gap = float(np.abs((await worker.score_prompt.remote(canary)).logprobs - before).mean())
     if not gap < CANARY_LIMITS[dtype]:
         raise RuntimeError(f"after {runs + 1} updates with equal weights the engine differs by {gap} nats per token")
     await worker.shutdown.remote()

@@ -124,6 +124,7 @@ class MeasuredWorker(RolloutWorker):
                 max_tokens=request.length,
                 ignore_eos=True,
                 logprobs=0,
+                flat_logprobs=True,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 skip_clone=True,

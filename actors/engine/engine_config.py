@@ -10,11 +10,11 @@ from typing import Any
 
 from agent_rft.actors.engine.engine_memory import (
     GPU_MEMORY_SHARE,
-    MIN_BATCHED_TOKENS,
     TRAINED_ADAPTERS,
     adapter_slot_rank,
     cpu_cache_bytes,
     kv_bytes,
+    max_batched_tokens,
 )
 from agent_rft.actors.engine.vllm_internals import CPU_EXECUTOR
 from agent_rft.actors.engine.vllm_plugin import TRANSPORT, WORKER_EXTENSION
@@ -55,6 +55,7 @@ class EngineConfig:
         gpu_share: Share of each GPU's memory that the engine takes.
         can_offload: Whether the engine can offload its weights temporarily.
         reports_experts: Whether completions contain the experts that each mixture-of-experts layer chose.
+        batched_tokens: Token budget of one engine step; None: `max_batched_tokens`. Benchmarks compare other budgets.
     """
 
     model: str
@@ -71,6 +72,7 @@ class EngineConfig:
     gpu_share: float = GPU_MEMORY_SHARE
     can_offload: bool = False
     reports_experts: bool = False
+    batched_tokens: int | None = None
 
 
 def set_environment(config: EngineConfig) -> None:
@@ -103,7 +105,8 @@ def build_engine_args(
         dtype=config.dtype,
         max_model_len=config.context_length,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max(MIN_BATCHED_TOKENS, config.context_length),
+        max_num_batched_tokens=config.batched_tokens
+        or max_batched_tokens(config.context_length, config.max_num_seqs, on_gpu=config.gpus > 0),
         seed=config.seed,
         enforce_eager=config.gpus == 0,
         # Between the chunks of a prompt vLLM rewinds a seeded request's generator, which crashes it on CPUs.

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 MAX_CPU_CACHE_BYTES = 1 << 30
 GPU_MEMORY_SHARE = 0.85
-MIN_BATCHED_TOKENS = 8192
-"""Minimum token budget of one engine step; a longer context raises it."""
+BATCHED_TOKENS = 8192
+"""Token budget of one engine step, unless `max_batched_tokens` must return more."""
 SLOTS_PER_WAITING_REQUEST = 4
 """Ratio of an engine's slots to the requests that may wait inside vLLM."""
+
+
+def max_batched_tokens(context_length: int, max_num_seqs: int, *, on_gpu: bool) -> int:
+    """Return the token budget of one engine step; vLLM's memory for activations is proportional to this budget.
+
+    On GPUs, vLLM computes longer prompts in chunks. The other sequences sample between the chunks, and the budget needs
+    to be only as large as `max_num_seqs`. On CPUs, prompts are not divided, so the budget is at least the context.
+    """
+    return max(BATCHED_TOKENS, max_num_seqs if on_gpu else context_length)
 
 
 def kv_bytes(layers: int, kv_heads: int, head_dim: int, itemsize: int) -> int:

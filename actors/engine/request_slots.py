@@ -72,8 +72,3 @@ class RequestSlots:
     def busy_s(self) -> float:
         """Total seconds during which at least one request was running."""
         return self._busy_s + (self._clock() - self._busy_since if self.num_used else 0.0)
-
-    @property
-    def waiting_ids(self) -> list[str]:
-        """Ids of the waiting requests, in order of arrival."""
-        return [slot.request_id for slot in self._waiting]

@@ -1,7 +1,8 @@
 """One vLLM engine: samples tokens and returns each with its log-probability and policy version.
 
 A request never reuses cache blocks of older weights, because its cache salt contains the policy version. During an
-update of all weights, no request starts, and requests in flight continue with the new weights. During an update of an
+update of all weights, no request starts. Requests in flight that have a token continue with the new weights, and the
+others start again. During an update of an
 adapter, requests start as usual, and requests in flight finish with the adapter with which they started.
 """
 
@@ -59,6 +60,32 @@ class Completion:
     experts: NDArray[np.integer[Any]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities [T-1] at temperature 1 of all tokens of a prompt [T], except the first.
+
+    `experts` [T, L, k] are the experts that each of L layers chose for each token; None if the engine does not report
+    experts.
+    """
+
+    logprobs: NDArray[np.float32]
+    experts: NDArray[np.integer[Any]] | None = None
+
+
+def _read_logprobs(flat: Any, token_ids: Sequence[int], first: int = 0) -> NDArray[np.float32]:
+    """Return the log-probabilities of `token_ids`, the tokens of a request at the positions from `first` on.
+
+    `flat` is vLLM's FlatLogprobs. At each position, it has the request's own token before the most likely tokens.
+
+    Raises:
+        EngineFailed: The engine returned log-probabilities of other tokens.
+    """
+    starts = flat.start_indices[first:]
+    if [flat.token_ids[start] for start in starts] != list(token_ids):
+        raise EngineFailed("an engine returned log-probabilities of other tokens than it sampled or read")
+    return np.array([flat.logprobs[start] for start in starts], dtype=np.float32)
+
+
 class Engine:
     """One vLLM engine, which runs vLLM's AsyncLLM. Call all coroutines on the same event loop.
 
@@ -80,7 +107,7 @@ class Engine:
         self._base = config.model
         self._lora = config.lora
         self.adapters = Adapters(self._client, config.adapter_slots)
-        self._updates = WeightUpdates(self._client, self.adapters, self._slots, self._tenants, self._not_updating, shm)
+        self._updates = WeightUpdates(self._client, self.adapters, self._tenants, self._not_updating, shm)
 
     async def start(self) -> None:
         """Load the model (about 20 s on two cores) and sample a few tokens, so that nothing is compiled later.
@@ -149,6 +176,7 @@ class Engine:
             seed=seed,
             max_tokens=max_tokens,
             logprobs=0,
+            flat_logprobs=True,
             stop_token_ids=list(stop_token_ids),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -158,7 +186,7 @@ class Engine:
         )
         tenant, output = self._tenant(job), None
         async with self._admission.hold_slot(job, order):
-            # An update aborts a request that has not started, and `offload` aborts any.
+            # An update aborts a request that has no token yet, and `offload` aborts any.
             while output is None or output.finish_reason == "abort":
                 await self._not_updating.wait()
                 paused = self._updates.paused_s
@@ -168,9 +196,7 @@ class Engine:
                     experts = await self._take_experts(slot.request_id, output, len(prompt))
             model_s = time.monotonic() - slot.started - (self._updates.paused_s - paused)
         token_ids = list(output.token_ids)
-        logprobs = np.fromiter(
-            (p[t].logprob for p, t in zip(output.logprobs, token_ids, strict=True)), dtype=np.float32
-        )
+        logprobs = _read_logprobs(output.logprobs, token_ids)
         versions = np.full(len(token_ids), version, dtype=np.int32)
         if self._lora is None:
             for span in output.weight_versions or []:
@@ -197,16 +223,25 @@ class Engine:
 
     async def prompt_logprobs(self, token_ids: Sequence[int], job: str = "") -> NDArray[np.float32]:
         """Return the log-probability at temperature 1 of each token except the first: [T] -> [T-1]."""
+        return (await self.score_prompt(token_ids, job)).logprobs
+
+    async def score_prompt(self, token_ids: Sequence[int], job: str = "") -> PromptScores:
+        """Return the log-probability of each token except the first, and the experts of all tokens."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
-            temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+            temperature=1.0,
+            max_tokens=1,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         await self._not_updating.wait()
-        final = await self._generate_once(self._next_request_id(), list(token_ids), params, self._tenant(job))
-        prompt_logprobs = final.prompt_logprobs
-        pairs = zip(prompt_logprobs[1:], token_ids[1:], strict=True)
-        return np.fromiter((entry[token].logprob for entry, token in pairs), dtype=np.float32)
+        request_id = self._next_request_id()
+        final = await self._generate_once(request_id, list(token_ids), params, self._tenant(job))
+        experts = await self._take_experts(request_id, final.outputs[0], len(token_ids))
+        return PromptScores(_read_logprobs(final.prompt_logprobs, token_ids[1:], first=1), experts)
 
     def _next_request_id(self) -> str:
         self._num_requests += 1

@@ -144,6 +144,18 @@ async def pause(client: Any) -> None:
     await client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
 
+def list_prefilling_ids(client: Any) -> list[str]:
+    """Return the ids of an AsyncLLM's requests that have not returned a token yet.
+
+    Uses: `AsyncLLM.output_processor`, and the `external_req_id` and `is_prefilling` of its `request_states`.
+    Why: a weight update must restart these requests. Their prompts may be cached with the old weights, but all of their
+    tokens would be sampled with the new weights.
+    Remove when: AsyncLLM.pause_generation can restart requests, or reports the weight version of their prompts.
+    """
+    states = client.output_processor.request_states.values()
+    return [state.external_req_id for state in states if state.is_prefilling]
+
+
 def supports_adapters(architecture: str) -> bool:
     """Return whether vLLM supports LoRA adapters on models of the transformers class named `architecture`.
 

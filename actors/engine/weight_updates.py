@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_rft.actors.engine.adapters import Adapter, Adapters, EngineTenant
-from agent_rft.actors.engine.request_slots import RequestSlots
 from agent_rft.actors.engine.vllm_client import VllmClient
 from agent_rft.actors.engine.vllm_errors import as_engine_failed
-from agent_rft.actors.engine.vllm_internals import pause
+from agent_rft.actors.engine.vllm_internals import list_prefilling_ids, pause
 from agent_rft.actors.weights.shared_memory import create_shared_folder
 from agent_rft.trainer.learner.adapter import AdapterConfig, write_adapter
 from agent_rft.trainer.learner.weight_buckets import WeightLoadResult, num_bytes
@@ -21,7 +20,7 @@ from agent_rft.trainer.learner.weight_buckets import WeightLoadResult, num_bytes
 class WeightUpdates:
     """Loads new weights into the engine of `client`.
 
-    `slots` records the engine's requests. `tenants` are the engine's tenants by job; an update changes the version and
+    `tenants` are the engine's tenants by job; an update changes the version and
     the adapter of a tenant. vLLM loads new adapters from files in the folder `shm`. Requests may start only while
     the event `not_updating` is set.
     """
@@ -30,7 +29,6 @@ class WeightUpdates:
         self,
         client: VllmClient,
         adapters: Adapters,
-        slots: RequestSlots,
         tenants: Mapping[str, EngineTenant],
         not_updating: asyncio.Event,
         shm: Path,
@@ -39,7 +37,6 @@ class WeightUpdates:
         """Total time, in seconds, for which weight updates have paused the engine."""
         self._client = client
         self._adapters = adapters
-        self._slots = slots
         self._tenants = tenants
         self._not_updating = not_updating
         self._shm = shm
@@ -93,8 +90,9 @@ class WeightUpdates:
     async def _load_all_weights(self, version: int, updates: Sequence[dict[str, Any]]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        # Restart waiting requests after the update: with their old salt they could use cache blocks of older weights.
-        await self._client.llm.abort(self._slots.waiting_ids)
+        # Restart requests without a token after the update. Otherwise the new weights could sample all of their tokens,
+        # although the cache has their prompts with the old weights.
+        await self._client.llm.abort(list_prefilling_ids(self._client.llm))
         # Keep the cache for requests in flight; later requests cannot hit it, because their salt differs.
         await pause(self._client.llm)
         await self._client.llm.start_weight_update()

@@ -166,11 +166,12 @@ class LearnerGroup:
         )[0]
         return loss
 
-    async def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return log-probabilities of all tokens but the first, at temperature 1: [T] -> [T - 1]."""
-        logprobs: NDArray[np.float32] = (await self._call_with_devices("logprobs", self._repeat_arguments(token_ids)))[
-            0
-        ]
+    async def logprobs(
+        self, token_ids: NDArray[np.int32], experts: NDArray[np.integer[Any]] | None = None
+    ) -> NDArray[np.float32]:
+        """Return log-probabilities of all tokens but the first; see `LearnerRank.logprobs`."""
+        arguments = self._repeat_arguments(token_ids, experts)
+        logprobs: NDArray[np.float32] = (await self._call_with_devices("logprobs", arguments))[0]
         return logprobs
 
     async def bucket_layouts(self, max_bytes: int) -> list[list[TensorInfo]]:

@@ -147,6 +147,8 @@ class EpisodeRunner:
         self._clock = clock
         self._tracer = tracer
         self._checkers: dict[str, SchemaValidator] = {}
+        self._appended: set[tuple[int, tuple[str, ...], bool, bool]] = set()
+        """Turns whose next tokens the renderer knows: stop token, called tools, whether they had text and reasoning."""
         self.in_flight = RolloutStages()
 
     async def run(self, request: RolloutRequest) -> Rollout | DiscardedRollout:
@@ -212,13 +214,10 @@ class EpisodeRunner:
     async def _run_turns(self, request: RolloutRequest, trace_id: str, budget: TimeBudget) -> Rollout:
         started = time.monotonic()
         task, limits = request.task, self._spec.limits
-        result_tokens = [
-            self._renderer.encode_result(message["content"]) for message in task.messages if message["role"] == "tool"
-        ]
-        prompt = self._renderer.render_prompt(task.messages, task.tools)
-        trajectory = Trajectory(prompt, list(task.messages), result_tokens)
         spec = self._spec
-        structure = build_structure(self._renderer, task.tools, spec.response_schema, spec.max_reasoning_tokens)
+        self.in_flight.enter(trace_id, "rendering")
+        prompt, result_tokens, structure = await self._renderer.run_in_thread(self._render_task, task)
+        trajectory = Trajectory(prompt, list(task.messages), result_tokens)
         answer, finish = "", None
         while finish is None:
             max_tokens = min(
@@ -263,6 +262,17 @@ class EpisodeRunner:
             wall_s=time.monotonic() - started,
             structure=structure,
         )
+
+    def _render_task(self, task: Task) -> tuple[list[int], list[list[int]], str | None]:
+        """Return the tokens of the first prompt, the tokens of each tool result in it, and the structure of turns."""
+        results = [
+            self._renderer.encode_result(message["content"]) for message in task.messages if message["role"] == "tool"
+        ]
+        prompt = self._renderer.render_prompt(task.messages, task.tools)
+        _ = self._renderer.template_format.escapes_results  # probes the template, which results of tools need
+        spec = self._spec
+        structure = build_structure(self._renderer, task.tools, spec.response_schema, spec.max_reasoning_tokens)
+        return prompt, results, structure
 
     def _turn_span(
         self, trace_id: str, request: RolloutRequest, num_prompt_tokens: int, max_tokens: int
@@ -315,7 +325,8 @@ class EpisodeRunner:
             return parsed.content.strip(), "max_steps"
         if trajectory.num_sampled >= self._spec.limits.max_completion_tokens:
             return parsed.content.strip(), "max_tokens"
-        if not self._prepare_next_turn(task, trajectory, completion.token_ids[-1], parsed, calls, result_tokens):
+        self.in_flight.enter(trace_id, "rendering")
+        if not await self._prepare_next_turn(task, trajectory, completion.token_ids[-1], parsed, calls, result_tokens):
             return parsed.content.strip(), "context"
         return "", None
 
@@ -324,7 +335,7 @@ class EpisodeRunner:
         parsed, length = parse_turn(self._renderer, self._parse, token_ids, task.tools)
         return parsed, length or (len(self._renderer.encode_untrusted(parsed.reasoning)) if parsed.reasoning else 0)
 
-    def _prepare_next_turn(
+    async def _prepare_next_turn(
         self,
         task: Task,
         trajectory: Trajectory,
@@ -340,13 +351,20 @@ class EpisodeRunner:
         """
         has_text = bool(turn.content.strip())
         has_reasoning = bool(turn.reasoning) or self._renderer.reasoning_delimiters[1] in trajectory.turns[-1].text
-        bridge, prompt = None, trajectory.token_ids
+        known = {tool["function"]["name"] for tool in task.tools}
+        names = tuple(c.name if c.name in known else "tool" for c in calls)
+        shape, renderer = (stop_token, names, has_text, has_reasoning), self._renderer
+
+        def render() -> tuple[list[int] | None, list[int]]:
+            if renderer.can_append(stop_token, len(names), has_text=has_text, has_reasoning=has_reasoning):
+                bridge = renderer.bridge_tokens(names, results)
+                self._appended.add(shape)
+                return bridge, trajectory.token_ids
+            return None, renderer.render_history(trajectory.messages, task.tools, trajectory.result_tokens)
+
         try:
-            if self._renderer.can_append(stop_token, len(calls), has_text=has_text, has_reasoning=has_reasoning):
-                known = {tool["function"]["name"] for tool in task.tools}
-                bridge = self._renderer.bridge_tokens([c.name if c.name in known else "tool" for c in calls], results)
-            else:
-                prompt = self._renderer.render_history(trajectory.messages, task.tools, trajectory.result_tokens)
+            # After the first turn of this shape, the renderer has its tokens and does not render.
+            bridge, prompt = render() if shape in self._appended else await renderer.run_in_thread(render)
         except (RenderFailed, ValueError) as error:
             raise TemplateFailed(f"the chat template cannot render turn {len(trajectory.turns)}: {error}") from error
         if len(prompt) + len(bridge or ()) >= self._spec.context_length:

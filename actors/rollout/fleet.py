@@ -74,7 +74,7 @@ class Fleet:
         size: Number of engines.
         assign: Chooses the engine of each rollout.
         canary_limit: Mean absolute difference between an engine's and the learner's log-probabilities, in nats, at
-            which the engine is replaced.
+            which the engine is replaced. For a mixture of experts, `Canary` raises the limit.
         limits: Limits of each rollout.
         emit: Receives the events of engines and of throttled rollouts.
         on_lost: Called with the name of each engine that is lost. Its rollouts are lost, too.
@@ -82,6 +82,7 @@ class Fleet:
         wait_for_resources: Returns when the cluster has resources for a fleet slot, given the slot's index.
         kill: Kills the process of an actor.
         start_timeout_s: Time limit for starting an engine, not counting the wait for resources.
+        is_mixture: Whether the model is a mixture of experts.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class Fleet:
         wait_for_resources: Callable[[int], Awaitable[None]] = _do_not_wait,
         kill: Callable[[Any], None] = ray.kill,
         start_timeout_s: float = START_TIMEOUT_S,
+        is_mixture: bool = False,
     ) -> None:
         self._assign = assign
-        self._canary = Canary(canary_limit)
+        self._canary = Canary(canary_limit, is_mixture=is_mixture)
         self._sync: WeightSync | None = None
         self._gpu_lease: GpuLease | None = None
         self._emit = emit
@@ -226,8 +228,13 @@ class Fleet:
             self._emit(WeightsNotCompared(tensors=unloaded[:3], num_tensors=len(unloaded)))
         fenced = {s: o.message for s, o in zip(slots, outcomes, strict=True) if isinstance(o, EngineFailed)}
         gaps = await self._canary_gaps([slot for slot in slots if slot not in fenced], expected)
+        accepted = self._canary.accept([gap for _, gap in gaps])
         differs = f"the engine's log-probabilities differ from the learner's in version {version}"
-        fenced |= {slot: differs for slot, gap in gaps if not self._canary.accepts(gap)}
+        fenced |= {
+            slot: f"{differs} by {gap:.3g} nats (limit {self._canary.limit:.3g})"
+            for (slot, gap), is_accepted in zip(gaps, accepted, strict=True)
+            if not is_accepted
+        }
         self._engines.budget.reset(version, [slot.name for slot in slots if slot not in fenced])
         for slot, why in fenced.items():
             await self._engines.replace(slot, slot.worker, why)
@@ -301,8 +308,12 @@ class Fleet:
     async def _canary_gaps(
         self, slots: Sequence[FleetSlot], expected: NDArray[np.float32] | None
     ) -> list[tuple[FleetSlot, float]]:
-        """Return each slot with its engine's gap, from `Canary.measure_gap`; empty if `expected` is None."""
+        """Return each slot with its engine's gap, from `Canary.measure_gaps`; empty if `expected` is None.
+
+        Experts are not replayed on shared GPUs, because the learner would have to offload the engines once more.
+        """
         if expected is None:
             return []
-        gaps = await asyncio.gather(*(self._canary.measure_gap(slot.worker, slot.name, expected) for slot in slots))
+        engines = [(slot.worker, slot.name) for slot in slots]
+        gaps = await self._canary.measure_gaps(engines, expected, can_replay=self._gpu_lease is None)
         return list(zip(slots, gaps, strict=True))

@@ -17,7 +17,7 @@ from agent_rft.actors.engine.chat.turn_parsers import load_parser
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.shared.shared_engine import SharedConfig
 from agent_rft.actors.engine.shared.shared_engine_client import EngineClient
-from agent_rft.actors.engine.vllm_engine import Engine
+from agent_rft.actors.engine.vllm_engine import Engine, PromptScores
 from agent_rft.actors.grading.grader_pool import GraderPoolClient
 from agent_rft.actors.rollout.episode import EpisodeRunner, EpisodeSpec, RolloutRequest
 from agent_rft.actors.runtime.actor_calls import return_errors
@@ -141,8 +141,8 @@ class RolloutWorker(ChannelActor):
     async def reload(self) -> RftError | None:
         return await return_errors(self._dedicated_engine.reload())
 
-    async def canary_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
-        return await return_errors(self._engine.prompt_logprobs(token_ids))
+    async def score_prompt(self, token_ids: Sequence[int]) -> PromptScores | RftError:
+        return await return_errors(self._engine.score_prompt(token_ids))
 
     async def heartbeat(self) -> list[WorkInProgress] | RftError:
         """Return the longest-running work of each stage, or an error if the engine's processes do not answer."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 MAX_PER_STAGE = 3
 
-Stage = Literal["session start", "sampling", "tool calls", "grading", "weight update"]
+Stage = Literal["session start", "rendering", "sampling", "tool calls", "grading", "weight update"]
 
 
 @dataclass(frozen=True, slots=True)

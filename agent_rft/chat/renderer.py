@@ -9,12 +9,14 @@ Tool results are tokenized without special tokens, so no tool can end a turn or 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from agent_rft.chat.dialect import DEFAULT_DIALECT, Dialect
 from agent_rft.chat.families import find_family, find_family_without_calls
@@ -22,6 +24,8 @@ from agent_rft.chat.template import load_chat_template
 from agent_rft.chat.template_format import SLOT, TemplateFormat
 from agent_rft.chat.template_messages import format_arguments, to_template_messages
 from agent_rft.types import Message, ToolSchema
+
+Result = TypeVar("Result")
 
 _SLOTS = re.compile("\ue000(\\d+)\ue001")
 
@@ -74,6 +78,18 @@ class Renderer:
         plain = copy.deepcopy(self._markup_tokenizer)
         plain.encode_special_tokens = True
         return plain
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="renderer")
+
+    async def run_in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Return `work(*arguments)`, which renders, without blocking the event loop.
+
+        The renderer has one thread, so renders run one at a time, in the order of the calls. A cancelled call that has
+        not started is dropped; if it has started, its result is dropped.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def warm_up(self) -> None:
         """Copy the tokenizer now, so that the first tool result does not wait for the copy."""

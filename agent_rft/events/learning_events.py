@@ -108,7 +108,8 @@ class EngineLearnerGap(Event, level="warn"):
     """Engine and learner compute different log-probabilities for the same tokens, although they have the same weights.
 
     The difference makes importance weights noisy. If it grows further, the run ends. Check whether engine and learner
-    use different dtypes (`cluster.dtype`), and whether an engine was replaced shortly before.
+    use different dtypes (`cluster.dtype`), and whether an engine was replaced shortly before. In a mixture of experts,
+    the two may choose different experts: set `algorithm.router_replay`.
     """
 
     gap_nats: float

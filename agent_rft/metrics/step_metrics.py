@@ -395,22 +395,23 @@ _LEARNER: dict[str, Metric] = {
     "logprob_gap": Metric(
         "log-probability gap",
         "nats",
-        "mean absolute difference between the log-probabilities of engines and learner, over tokens that were sampled "
-        "with the learner's version of the weights",
+        "mean absolute difference between the log-probabilities of engines and learner, over turns that were sampled "
+        "only with the learner's version of the weights",
         chart="gap",
         series="trained tokens",
     ),
     "importance_ratio_same_version": Metric(
         "importance ratio at equal versions",
         "",
-        "mean ratio of the learner's probability to the engine's probability, over tokens that were sampled with the "
-        "learner's version of the weights",
+        "mean ratio of the learner's probability to the engine's probability, over turns that were sampled only with "
+        "the learner's version of the weights",
         series="same version",
     ),
     "logprob_gap_tokens": Metric(
         "tokens used to compute the log-probability gap",
         "tokens",
-        "number of tokens over which logprob_gap and importance_ratio_same_version are averaged",
+        "number of tokens over which logprob_gap and importance_ratio_same_version are averaged; the two can warn or "
+        "end the run from 200 tokens on",
     ),
     "tokens_without_loss": _counter(
         "tokens without loss",

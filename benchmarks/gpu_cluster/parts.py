@@ -67,6 +67,7 @@ def parts_for(out: Path, model: Path | None, tiny: bool, limit_s: float = LIMIT_
         *([] if model else [writing]),
         _part("agreement", "gpu_cluster.agreement", _agreement(folder, tiny), AGREEMENT, limit_s),
         _part("one_gpu", "gpu_cluster.one_gpu", _one_gpu(folder, tiny), TURNS, limit_s),
+        _part("step_budget", "gpu_cluster.step_budget", _step_budget(folder, tiny), STEP_BUDGETS, limit_s),
         *(
             _part(f"weight_sync_{transport}", "weight_sync", _sync(folder, transport, tiny), rows, limit_s)
             for transport, rows in SYNC.items()
@@ -120,6 +121,23 @@ TURNS = (
 
 def _one_gpu(model: Path, tiny: bool) -> list[str]:
     return ["--model", str(model), *(["--tokens", "16"] if tiny else [])]
+
+
+# -- the token budget of an engine step --------------------------------------------------------------------------------
+
+STEP_BUDGETS = tuple(
+    Row(f"step of {budget}: {what}", unit)
+    for budget in ("8192 tokens", "the context")
+    for what, unit in (
+        ("prompt and sampled tokens", "tokens/s"),
+        ("time of a sampling sequence", "s"),
+        ("cache", "tokens"),
+    )
+)
+
+
+def _step_budget(model: Path, tiny: bool) -> list[str]:
+    return ["--model", str(model), *(["--context", "512", "--prompts", "4", "--sequences", "4"] if tiny else [])]
 
 
 # -- weight sync -------------------------------------------------------------------------------------------------------

@@ -83,6 +83,11 @@ class CheckedJob:
     request: PlanRequest | None = None
 
     @property
+    def is_mixture(self) -> bool:
+        """Whether the model to train is a mixture of experts."""
+        return self.request is not None and self.request.model is not None and self.request.model.expert_parameters > 0
+
+    @property
     def dialect(self) -> Dialect:
         """Format in which the model writes conversations."""
         return self.renderer.dialect

@@ -21,7 +21,7 @@ from agent_rft.cluster.observability.promql import (
     rate,
     samples,
 )
-from agent_rft.trainer.loop.step_checks import GAP_HALTS_AT, GAP_WARNS_AT
+from agent_rft.trainer.loop.step_checks import GAP_HALTS_AT, GAP_WARNS_AT, MIN_GAP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +232,7 @@ ALERTS = (
             f"max by (job) ({samples('logprob_gap')})",
             ">",
             GAP_WARNS_AT,
+            f"and max by (job) ({samples('logprob_gap_tokens')}) >= {MIN_GAP_TOKENS} "
             f"or max by (job) ({samples('canary_gap')}) > {GAP_WARNS_AT:g}",
         ),
         "0m",

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from agent_rft.actors.engine.engine_memory import GPU_MEMORY_SHARE, MIN_BATCHED_TOKENS, cpu_cache_bytes, kv_bytes
+from agent_rft.actors.engine.engine_memory import GPU_MEMORY_SHARE, cpu_cache_bytes, kv_bytes, max_batched_tokens
 from agent_rft.cluster.planning.model_shape import ModelShape
 from agent_rft.spec.offload import Offload
 from agent_rft.trainer.learner.rank_memory_sizes import BUCKET_ELEMENTS, effective_zero_stage, snapshot_bytes
@@ -118,7 +118,7 @@ def engine_memory(
         gpu_share: Share of each GPU's memory that vLLM takes.
     """
     weights = model.num_parameters * itemsize
-    tokens = max(MIN_BATCHED_TOKENS, context_length)
+    tokens = max_batched_tokens(context_length, cluster.max_num_seqs, on_gpu=gpus > 0)
     layer = tokens * (4 * model.hidden + 3 * model.intermediate) * itemsize
     logits = 3 * cluster.max_num_seqs * model.vocabulary * 4
     sequence = model.cache_shape.sequence_bytes(context_length, itemsize, max(1, gpus))

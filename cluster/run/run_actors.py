@@ -260,6 +260,7 @@ class RunActors:
             endpoints,
             placed,
             start_timeout_s=start_timeout_s(Path(prepared.job.model)),
+            is_mixture=prepared.is_mixture,
         )
 
 

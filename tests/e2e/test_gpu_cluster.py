@@ -59,7 +59,7 @@ def test_an_update_that_vllm_s_sender_drives_changes_the_engine(tmp_path: Path) 
         worker = actor.remote(WorkerConfig(engine, spec, DEFAULT_DIALECT, dispatchers=[], graders=None))
         assert ray.get(worker.start.remote()) is None
         source: Any = ray.remote(Source).options(num_cpus=1).remote(str(BASE), "float32")
-        before = ray.get(worker.canary_logprobs.remote(tokens))
+        before = ray.get(worker.score_prompt.remote(tokens)).logprobs
         [layout] = ray.get(source.plan.remote(1 << 30))
         data = np.array(ray.get(ray.get(source.put.remote(0))[0]))
         client = VllmsClient(worker)
@@ -71,7 +71,7 @@ def test_an_update_that_vllm_s_sender_drives_changes_the_engine(tmp_path: Path) 
             client.update_weights({"path": str(file.path), "tensors": json.loads(json.dumps(layout))})
             client.finish_weight_update()
             file.remove()
-            after = ray.get(worker.canary_logprobs.remote(tokens))
+            after = ray.get(worker.score_prompt.remote(tokens)).logprobs
             assert (np.abs(after - before).mean() < 1e-4) == (factor == 0.5)
             assert ray.get(worker.last_pause_s.remote()) > 0
         ray.get(worker.shutdown.remote())

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from agent_rft.actors.engine.engine_config import EngineConfig
-from agent_rft.actors.engine.vllm_engine import Engine
+from agent_rft.actors.engine.vllm_engine import Engine, PromptScores
 from agent_rft.trainer.model.policy import load_policy
 from tests.support.experts import Sampled, gaps
 from tests.support.shapes import ENGINE_SETTINGS, shape_config, tiny_shape
@@ -37,8 +37,11 @@ def gaps_of(folder: Path, sampled: Sequence[Sampled], noise: float) -> tuple[NDA
     return gaps(policy, sampled, replayed=False), gaps(policy, sampled, replayed=True)
 
 
-async def two_turns(folder: Path) -> tuple[list[Sampled], list[Sampled]]:
-    """Completions that share most of their prompts, and a second one of each, most of whose prompt is in the cache."""
+async def two_turns(folder: Path) -> tuple[list[Sampled], list[Sampled], PromptScores]:
+    """Completions that share most of their prompts, a second one of each, and the scores of the first as a prompt.
+
+    Most of the second prompts are in the cache.
+    """
     engine = Engine(EngineConfig(str(folder), "float32", 1024, max_num_seqs=4, seed=0, reports_experts=True))
 
     async def sample(prompt: list[int], seed: int) -> Sampled:
@@ -47,7 +50,9 @@ async def two_turns(folder: Path) -> tuple[list[Sampled], list[Sampled]]:
     try:
         await engine.start()
         first = await asyncio.gather(*(sample(PROMPT[: 64 + seed], seed) for seed in range(6)))
-        return first, await asyncio.gather(*(sample([*prompt, *one.token_ids, 7], 9) for prompt, one in first))
+        second = await asyncio.gather(*(sample([*prompt, *one.token_ids, 7], 9) for prompt, one in first))
+        prompt, completion = first[0]
+        return first, second, await engine.score_prompt([*prompt, *completion.token_ids])
     finally:
         engine.shutdown()
 
@@ -65,7 +70,7 @@ async def two_turns(folder: Path) -> tuple[list[Sampled], list[Sampled]]:
 async def test_the_learner_computes_with_the_engines_choices(shape: str, tmp_path: Path) -> None:
     settings = ENGINE_SETTINGS.get(shape, {})
     tiny_shape(shape, **settings).save_pretrained(write_tiny_model(tmp_path))
-    first, second = await two_turns(tmp_path)
+    first, second, scores = await two_turns(tmp_path)
     config = shape_config(shape, **settings).get_text_config()
     num_layers = config.num_hidden_layers
     for _, completion in (*first, *second):
@@ -73,6 +78,11 @@ async def test_the_learner_computes_with_the_engines_choices(shape: str, tmp_pat
     for (_, before), (prompt, after) in zip(first, second, strict=True):
         assert before.experts is not None and after.experts is not None
         assert (after.experts[: len(prompt) - 2] == before.experts).all()
+    # Read as a prompt, as the canary does, tokens get the experts and log-probabilities with which they were sampled.
+    prompt, completion = first[0]
+    assert scores.experts is not None and len(scores.experts) == len(prompt) + len(completion.token_ids)
+    assert completion.experts is not None and (scores.experts[:-1] == completion.experts).mean() > 0.99
+    assert scores.logprobs[len(prompt) - 1 :] == pytest.approx(completion.logprobs, abs=1e-4)
     # With its own routers the learner chooses the same, so layers and experts have the same numbers in both.
     without, replayed = gaps_of(tmp_path, [*first, *second], 0.0)
     assert without.max() < 0.01 and replayed.max() < 0.01

@@ -117,8 +117,8 @@ async def test_each_job_samples_with_its_own_adapter_and_versions(
     clients: list[EngineClient], models: dict[str, Any]
 ) -> None:
     own = [models["first"], models["second"]]
-    base = await asyncio.gather(*(client.prompt_logprobs(PROMPT) for client in clients))
-    assert base[0] == pytest.approx(base[1], abs=1e-5)
+    base = await asyncio.gather(*(client.score_prompt(PROMPT) for client in clients))
+    assert base[0].logprobs == pytest.approx(base[1].logprobs, abs=1e-5)
     await asyncio.gather(publish(clients[0], own[0], 1), publish(clients[1], own[1], 7))
     every = [(i, seed) for seed in range(16) for i in (0, 1)]
     completions = await asyncio.gather(*(sample(clients[i], seed) for i, seed in every))
@@ -127,9 +127,9 @@ async def test_each_job_samples_with_its_own_adapter_and_versions(
         assert {version for c in mine for version in c.versions.tolist()} == {(1, 7)[number]}
         assert await gap(own[number], *mine) < 1e-4
         assert client.sampled_tokens == sum(len(c.token_ids) for c in mine)
-    canaries = await asyncio.gather(*(client.prompt_logprobs(PROMPT) for client in clients))
+    canaries = await asyncio.gather(*(client.score_prompt(PROMPT) for client in clients))
     for model, canary in zip(own, canaries, strict=True):
-        assert canary == pytest.approx(await asyncio.to_thread(logprobs_of, model, PROMPT), abs=1e-4)
+        assert canary.logprobs == pytest.approx(await asyncio.to_thread(logprobs_of, model, PROMPT), abs=1e-4)
 
 
 async def test_an_adapter_of_one_job_that_is_damaged_or_infinite_hurts_no_other(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_rft.actors.engine.vllm_engine import PromptScores
 from agent_rft.actors.rollout.episode import RolloutRequest
 from agent_rft.actors.runtime.actor_calls import LOST
 from agent_rft.errors import EngineFailed, RftError
@@ -64,12 +65,13 @@ class FakeWorker:
         self.busy_s: float | None = 0.0
         """Seconds for which its engine had requests; None if the engine does not answer."""
         self.canary_values: NDArray[np.float32] | None = np.zeros(4, dtype=np.float32)
+        self.experts: NDArray[np.uint8] | None = None
         self.requests: list[RolloutRequest] = []
         self._running: dict[tuple[str, int], asyncio.Future[None]] = {}
         self._discards: dict[tuple[str, int], str] = {}
         names = (
             "start init_transport get_channel_address offload reload stage_bucket load_staged shutdown "
-            "canary_logprobs call heartbeat engine_stats"
+            "score_prompt call heartbeat engine_stats"
         )
         for name in names.split():
             setattr(self, name, Method(getattr(self, f"_{name}")))
@@ -134,11 +136,11 @@ class FakeWorker:
         self.loaded.append(version)
         return WeightLoadResult(0.1, (CHECKSUM,))
 
-    async def _canary_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    async def _score_prompt(self, token_ids: Sequence[int]) -> PromptScores:
         if self.canary_values is None:
             raise EngineFailed("it does not answer")
         assert len(token_ids) == len(self.canary_values) + 1
-        return self.canary_values
+        return PromptScores(self.canary_values, self.experts)
 
     async def _shutdown(self) -> None:
         pass

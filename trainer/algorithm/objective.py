@@ -80,10 +80,10 @@ def sft_loss(batch: DeviceBatch, logprobs: Tensor, denominator: float) -> tuple[
 
 
 def sum_logprob_gaps(batch: DeviceBatch, learner: Tensor, version: int) -> Sums:
-    """Return sums of the differences between learner and engine, over the tokens that policy `version` sampled.
+    """Return sums of the differences between learner and engine, over the turns that only policy `version` sampled.
 
     `learner` [M] are the learner's log-probabilities with the weights of this version. Differences arise only because
-    the learner's kernels differ from the engine's.
+    the learner's kernels differ from the engine's. Turns during which the engine loaded new weights do not count.
     """
     same = batch.versions == version
     difference = (learner.detach() - batch.logprobs).where(same, 0.0)

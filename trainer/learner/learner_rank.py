@@ -33,11 +33,11 @@ from agent_rft.trainer.learner.training_model import TrainingModel, partition_on
 from agent_rft.trainer.learner.weight_buckets import TensorInfo, num_bytes
 from agent_rft.trainer.model.grammar_masks import GrammarMasks
 from agent_rft.trainer.model.lora import as_reference, get_adapter_tensors
-from agent_rft.trainer.model.micro_batches import MicroBatch, TokenMasks, WeightedSequence, pack_sequences
+from agent_rft.trainer.model.micro_batches import MicroBatch, TokenMasks, pack_sequences
 from agent_rft.trainer.model.model_probe import can_share_prefixes, check_model
 from agent_rft.trainer.model.onednn_matmul import enable_onednn_matmul
 from agent_rft.trainer.model.policy import DeviceBatch, Policy
-from agent_rft.types import LayoutConversion, LearnerLayout, StepReport
+from agent_rft.types import LayoutConversion, LearnerLayout, StepReport, TrainSegment
 
 MAX_SKIPPED_UPDATES = 2
 """Maximum number of consecutive updates that are skipped because a gradient is not finite. In bfloat16, a single such
@@ -211,12 +211,17 @@ class LearnerRank:
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
-    def logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    def logprobs(
+        self, token_ids: NDArray[np.int32], experts: NDArray[np.integer[Any]] | None = None
+    ) -> NDArray[np.float32]:
         """Return log-probabilities [T - 1] of all tokens [T] except the first, at temperature 1.
 
-        They can be compared with an engine's log-probabilities of a prompt.
+        They can be compared with an engine's log-probabilities of a prompt. The layers of a mixture of experts use
+        `experts`, as in `TrainSegment`; None: they choose the experts.
         """
-        sequence = WeightedSequence(token_ids, (np.arange(len(token_ids)) > 0).astype(np.float32))
+        zeros, mask = np.zeros(len(token_ids), np.float32), np.arange(len(token_ids)) > 0
+        unknown = np.full(len(token_ids), -1, np.int32)
+        sequence = TrainSegment(token_ids, mask, zeros, unknown, advantage=0.0, experts=experts)
         [[micro_batch]] = pack_sequences([sequence], num_ranks=1, budget=self._config.micro_batch_tokens)
         head = self.policy.model.get_output_embeddings()
         sampling, head.temperature = head.temperature, 1.0

@@ -27,6 +27,10 @@ Both have the same weights, so the difference is usually 1e-6 in float32 and abo
 GAP_WARNS_AT means that there is an error somewhere. At GAP_HALTS_AT, importance weights are meaningless, and training
 stops."""
 RATIO_HALTS_AT = 4.0
+MIN_GAP_TOKENS = 200
+"""Minimum number of tokens from which the gap and the importance ratio of a step may warn or halt.
+
+A few unlikely tokens determine the mean of a smaller number, even if the weights are equal."""
 
 
 class StepChecks:
@@ -82,8 +86,9 @@ class StepChecks:
                 importance weights are meaningless.
         """
         self._zero_variance_steps = 0
-        gap = max(metrics.get("logprob_gap", 0.0), metrics.get("canary_gap", 0.0))
-        ratio = metrics.get("importance_ratio_same_version", 1.0)
+        is_measured = metrics.get("logprob_gap_tokens", 0.0) >= MIN_GAP_TOKENS
+        gap = max(metrics.get("logprob_gap", 0.0) if is_measured else 0.0, metrics.get("canary_gap", 0.0))
+        ratio = metrics.get("importance_ratio_same_version", 1.0) if is_measured else 1.0
         if gap >= GAP_HALTS_AT or not 1 / RATIO_HALTS_AT < ratio < RATIO_HALTS_AT:
             raise TrainingHalted(
                 "engine and learner compute different log-probabilities with the same weights: "

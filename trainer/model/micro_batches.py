@@ -55,7 +55,7 @@ class MicroBatch:
         weights: [M] float32, the weights of the targets in the loss.
         advantages: [M] float32, as in `TrainSegment`.
         logprobs: [M] float32, as in `TrainSegment`.
-        versions: [M] int32, as in `TrainSegment`.
+        versions: [M] int32, as in `TrainSegment`; -1 for all tokens of a turn that several versions sampled.
         structures: S values, as in `TrainSegment`.
         num_useful: N, or 0 if the micro-batch is a filler that trains nothing.
         experts: [N, L, k], as in `TrainSegment`; -1 in sequences without experts. None if no sequence has experts.
@@ -213,8 +213,23 @@ def _pack_row(sequence: AnySequence) -> _PackedRow:
     if isinstance(sequence, TrainSegment):
         weights = sequence.loss_mask.astype(np.float32)
         s = sequence
-        return _PackedRow(s.token_ids, weights, s.advantage, s.logprobs, s.versions, s.structure, s.experts)
+        versions = _mark_mixed_turns(s.versions)
+        return _PackedRow(s.token_ids, weights, s.advantage, s.logprobs, versions, s.structure, s.experts)
     return _pack_untrained(sequence.token_ids, sequence.weights)
+
+
+def _mark_mixed_turns(versions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return `versions` [T] with -1 for all tokens of turns that more than one policy version sampled.
+
+    The engine computed the later tokens of such a turn with cached keys and values of older weights. A turn is a
+    sequence of sampled tokens, whose versions are not -1.
+    """
+    bounds = np.flatnonzero(np.diff(versions >= 0, prepend=False, append=False))
+    marked = versions.copy()
+    for start, stop in bounds.reshape(-1, 2):
+        if (versions[start:stop] != versions[start]).any():
+            marked[start:stop] = -1
+    return marked
 
 
 def _pack_untrained(token_ids: NDArray[np.int32], weights: NDArray[np.float32]) -> _PackedRow:

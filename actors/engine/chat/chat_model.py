@@ -150,7 +150,7 @@ class ChatModel:
         if (refusal := self._refuse_calls(body)) is not None:
             return refusal
         try:
-            prompt = self._render_prompt(body["messages"], body.get("tools") or ())
+            prompt = await self._renderer.run_in_thread(self._render_prompt, body["messages"], body.get("tools") or ())
             room = self._context_length - len(prompt)
             if room < 1:
                 return _refuse_long_prompt(len(prompt), self._context_length)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from agent_rft.actors.engine.engine_config import EngineConfig
 from agent_rft.actors.engine.engine_memory import SHARED_ADAPTERS, adapter_slot_rank
-from agent_rft.actors.engine.vllm_engine import Engine
+from agent_rft.actors.engine.vllm_engine import Engine, PromptScores
 from agent_rft.actors.runtime.actor_calls import LOST, UNREACHABLE, call_actor, return_errors
 from agent_rft.actors.runtime.channel import ChannelActor
 from agent_rft.actors.runtime.process_setup import end_process
@@ -223,8 +223,8 @@ class SharedEngine(ChannelActor):
     async def load_staged(self, job: str, version: int) -> WeightLoadResult | RftError:
         return await self._job_outcome(self._engine.load_staged(version, job))
 
-    async def prompt_logprobs(self, job: str, token_ids: Sequence[int]) -> NDArray[np.float32] | RftError:
-        return await self._job_outcome(self._engine.prompt_logprobs(token_ids, job))
+    async def score_prompt(self, job: str, token_ids: Sequence[int]) -> PromptScores | RftError:
+        return await self._job_outcome(self._engine.score_prompt(token_ids, job))
 
     async def heartbeat(self) -> RftError | None:
         """Return None once the engine's processes have answered, or the error if the engine has died."""

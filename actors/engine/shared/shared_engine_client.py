@@ -14,7 +14,7 @@ import ray
 from numpy.typing import NDArray
 
 from agent_rft.actors.engine.shared.shared_engine import SharedConfig, retry_if_engine_ends
-from agent_rft.actors.engine.vllm_engine import Completion
+from agent_rft.actors.engine.vllm_engine import Completion, PromptScores
 from agent_rft.actors.runtime.actor_calls import await_result, call_actor
 from agent_rft.actors.runtime.channel import ChannelClient
 from agent_rft.actors.weights.start_timeout import start_timeout_s
@@ -94,11 +94,11 @@ class EngineClient:
         arrays = np.array(logprobs, np.float32), np.array(versions, np.int32)
         return Completion(token_ids, *arrays, stopped, model_s, experts_from_json(experts))
 
-    async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the log-probabilities of tokens; see `Engine.prompt_logprobs`."""
-        call = self._actor.prompt_logprobs.remote(self._job, list(token_ids))
-        logprobs: NDArray[np.float32] = await call_actor(call, self._config.name, EngineFailed)
-        return logprobs
+    async def score_prompt(self, token_ids: Sequence[int]) -> PromptScores:
+        """Return the log-probabilities of tokens, and their experts; see `Engine.score_prompt`."""
+        call = self._actor.score_prompt.remote(self._job, list(token_ids))
+        scores: PromptScores = await call_actor(call, self._config.name, EngineFailed)
+        return scores
 
     def stage_bucket(self, data: NDArray[np.uint8], layout: BucketLayout) -> None:
         """Write one bucket to shared memory; see `Engine.stage_bucket`.

@@ -19,7 +19,7 @@ from agent_rft.spec.job import AlgorithmSpec
 from agent_rft.spec.job_file import load_job
 from benchmarks import async_gain, rollout_goodput, weight_sync
 from benchmarks.common import NotPossible
-from benchmarks.gpu_cluster import agreement, job, models, one_gpu
+from benchmarks.gpu_cluster import agreement, job, models, one_gpu, step_budget
 from benchmarks.gpu_cluster.__main__ import main, record
 from benchmarks.gpu_cluster.parts import RANDOM, Aim, Part, Row, parts_for
 from benchmarks.gpu_cluster.processes import run_limited
@@ -29,7 +29,8 @@ from benchmarks.worker import real_job
 from tests.support.paths import BASE
 
 MODULES = {
-    module.__name__: module.arguments for module in (agreement, async_gain, job, one_gpu, rollout_goodput, weight_sync)
+    module.__name__: module.arguments
+    for module in (agreement, async_gain, job, one_gpu, rollout_goodput, step_budget, weight_sync)
 }
 PART = Part(
     "part", "module", ("--x", "1"), (Row("speed", "tokens/s", Aim(">=", 5.0)), Row("gain", "times", field="ratio"))
@@ -67,7 +68,7 @@ def test_the_random_model_is_written_where_the_parts_read_it(tmp_path: Path) -> 
 def test_a_real_model_is_used_by_all_parts_that_need_one() -> None:
     parts = parts_for(Path("/out"), Path("/models/real"), tiny=False)
     assert [part.name for part in parts if "/models/real" in part.arguments] == [
-        *("agreement", "one_gpu", "weight_sync_object_store", "weight_sync_broadcast"),
+        *("agreement", "one_gpu", "step_budget", "weight_sync_object_store", "weight_sync_broadcast"),
         *("weight_sync_vllm_nccl", "weight_sync_vllm_ipc", "goodput", "job"),
     ]
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import threading
+
 import pytest
 from transformers import AutoTokenizer
 
 from agent_rft.chat.renderer import Renderer
+from agent_rft.types import Message
+from tests.support.fakes_http import until
 from tests.support.paths import BASE
 
 QWEN_LIKE_HISTORY = """
@@ -149,3 +156,48 @@ def test_no_arguments_are_an_empty_object(renderer: Renderer, none: str | None) 
             each.render_text([turn], (), add_generation_prompt=False),
         ):
             assert "{}" in text.split("arguments")[-1] and "null" not in text
+
+
+async def test_renders_leave_the_event_loop_free_and_run_one_at_a_time_in_order() -> None:
+    renderer, may_run, begun, ran = with_template(QWEN_LIKE_HISTORY), threading.Event(), list[int](), list[int]()
+
+    def render(number: int) -> int:
+        begun.append(number)
+        may_run.wait()
+        assert len(begun) == len(ran) + 1, "another render runs"
+        ran.append(number)
+        return number
+
+    calls = [asyncio.create_task(renderer.run_in_thread(render, number)) for number in range(100)]
+    await until(lambda: begun == [0])
+    assert ran == []
+    may_run.set()
+    assert await asyncio.gather(*calls) == ran == list(range(100))
+
+
+async def test_a_cancelled_render_ends_at_once_and_hurts_no_other() -> None:
+    renderer, may_run, ran = with_template(QWEN_LIKE_HISTORY), threading.Event(), list[str]()
+
+    def render(name: str) -> str:
+        ran.append(name)
+        may_run.wait()
+        return name
+
+    names = ("running", "waiting", "last")
+    running, waiting, last = (asyncio.create_task(renderer.run_in_thread(render, name)) for name in names)
+    await until(lambda: ran == ["running"])
+    for cancelled in (running, waiting):
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    may_run.set()
+    assert await last == "last" and ran == ["running", "last"]
+
+
+async def test_renders_continue_after_the_template_s_process_was_killed(renderer: Renderer) -> None:
+    question: list[Message] = [{"role": "user", "content": "what was revenue of vorzen in 2015?"}]
+    before = await renderer.run_in_thread(renderer.render_prompt, question, ())
+    assert renderer._template.pid is not None
+    os.kill(renderer._template.pid, signal.SIGKILL)
+    found = await asyncio.gather(*(renderer.run_in_thread(renderer.render_prompt, question, ()) for _ in range(8)))
+    assert found == [before] * 8

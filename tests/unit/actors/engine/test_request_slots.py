@@ -8,17 +8,17 @@ from agent_rft.actors.engine.request_slots import RequestSlots
 
 
 def test_the_first_waiting_request_takes_over_a_free_slot() -> None:
-    slots = RequestSlots(1)
+    now = 1.0
+    slots = RequestSlots(1, clock=lambda: now)
     with ExitStack() as first:
         running = first.enter_context(slots.take("a"))
+        now = 2.0
         with slots.take("b") as second, slots.take("c") as third:
-            assert slots.waiting_ids == ["b", "c"]
-            second_entered = second.started
+            now = 3.0
             first.close()
-            assert slots.waiting_ids == ["c"]
-            assert second.started > second_entered
-            assert third.started > running.started
-        assert slots.waiting_ids == []
+            assert (running.started, second.started, third.started) == (1.0, 3.0, 2.0)
+            assert slots.num_used == 1
+        assert slots.num_used == 0
 
 
 def test_an_engine_is_busy_while_a_request_runs() -> None:
@@ -38,12 +38,17 @@ def test_an_engine_is_busy_while_a_request_runs() -> None:
 
 
 def test_a_slot_is_free_again_whichever_request_leaves_first() -> None:
-    slots = RequestSlots(1)
+    now = 1.0
+    slots = RequestSlots(1, clock=lambda: now)
     with slots.take("a"):
-        with slots.take("b"):
-            assert slots.waiting_ids == ["b"]
-        assert slots.waiting_ids == []
-        with slots.take("c"):
-            assert slots.waiting_ids == ["c"]
+        with slots.take("b") as left_while_waiting:
+            now = 2.0
+        with ExitStack() as late:
+            waiting = late.enter_context(slots.take("c"))
+            moved = late.pop_all()
+        now = 3.0
+    assert (left_while_waiting.started, waiting.started) == (1.0, 3.0)
+    moved.close()
+    assert slots.num_used == 0
     with slots.take("d"):
-        assert slots.waiting_ids == []
+        assert slots.num_used == 1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from agent_rft.actors.rollout.canary import CANARY_LIMITS
 from agent_rft.actors.rollout.engine_assignment import GroupAffinity
 from agent_rft.actors.rollout.fleet import EndpointSource, Fleet
 from agent_rft.actors.weights.weight_sync import WeightSync
@@ -18,7 +19,7 @@ from agent_rft.errors import EngineFailed, GraderFailed, TrainingHalted
 from agent_rft.events import EngineReplaced, EngineUnstable, Event
 from agent_rft.spec.job import RolloutLimits
 from agent_rft.trainer.learner.weight_buckets import BucketLayout
-from agent_rft.types import Group
+from agent_rft.types import Group, SyncReport
 from tests.support.builders import group_request, task
 from tests.support.fake_workers import BUCKET, CHECKSUM, FakeWorker
 from tests.support.fakes_http import MovableLoop, in_movable_time, until
@@ -38,6 +39,7 @@ class TwoEngines:
         start_timeout_s: float = 60.0,
         num_bytes: int = 8,
         endpoints: Sequence[EndpointSource] = (),
+        is_mixture: bool = False,
     ) -> None:
         self.incarnation = 1
         self.starts = self.loads = True
@@ -49,12 +51,13 @@ class TwoEngines:
             self._spawn,
             2,
             GroupAffinity(SLOTS),
-            1e-3,
+            CANARY_LIMITS["bfloat16" if is_mixture else "float32"],
             limits or RolloutLimits(),
             self.events.append,
             kill=self.killed.append,
             endpoints=endpoints,
             start_timeout_s=start_timeout_s,
+            is_mixture=is_mixture,
         )
         self.fleet.connect(WeightSync(self), self._logprobs)
         self._sampling: list[asyncio.Task[Group]] = []
@@ -95,6 +98,19 @@ class TwoEngines:
         await until(lambda: self.in_flight == expected)
         return started
 
+    async def finish_group(self) -> None:
+        """Sample a group, whose first rollout becomes the canary sequence."""
+        [group] = await self.sample("canary")
+        for worker in self.now:
+            worker.end_all()
+        await group
+
+    async def publish_with_gaps(self, version: int, *gaps: float) -> SyncReport:
+        """Publish a version after which the engines differ this much from the learner."""
+        for worker, gap in zip(self.now, gaps, strict=True):
+            worker.canary_values = np.full(4, gap, np.float32)
+        return await self.fleet.publish(version)
+
     async def replaced(self, *workers: FakeWorker) -> None:
         """Wait until other workers are ready in place of these."""
         await until(lambda: not set(workers) & set(self.now))
@@ -105,7 +121,9 @@ class TwoEngines:
 
     # -- the learner ---------------------------------------------------------------------------------------------------
 
-    async def _logprobs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def _logprobs(
+        self, token_ids: NDArray[np.int32], experts: NDArray[np.integer[Any]] | None
+    ) -> NDArray[np.float32]:
         return np.zeros(len(token_ids) - 1, dtype=np.float32)
 
     async def bucket_layouts(self, max_bytes: int) -> list[BucketLayout]:
@@ -202,6 +220,35 @@ async def test_fenced_engine_gets_no_rollouts() -> None:
     assert (await job.fleet.publish(1)).fenced == ("engine-0",)
     await job.sample("a")
     assert job.rows[1] == {"a": 8}
+
+
+async def test_engine_of_a_dense_model_is_fenced_at_the_limit_of_the_dtype() -> None:
+    job = await TwoEngines().started()
+    await job.finish_group()
+    report = await job.publish_with_gaps(1, 0.9e-3, 1.1e-3)
+    assert report.fenced == ("engine-1",) and report.canary_gap == pytest.approx(0.9e-3)
+
+
+async def test_engine_of_a_mixture_is_fenced_relative_to_the_first_gap() -> None:
+    """Random experts have a gap of 0.098 nats. Twice this gap, or 0.3 nats, is an outdated engine."""
+    job = await TwoEngines(is_mixture=True).started()
+    await job.finish_group()
+    report = await job.publish_with_gaps(1, 0.098, 0.11)
+    assert report.fenced == () and report.canary_gap == pytest.approx(0.11)
+    job.starts, outdated = False, job.now[1]
+    assert (await job.publish_with_gaps(2, 0.15, 0.25)).fenced == ("engine-1",)
+    assert job.killed == [outdated]
+    [replaced] = [event for event in job.events if isinstance(event, EngineReplaced)]
+    assert replaced.reason == (
+        "the engine's log-probabilities differ from the learner's in version 2 by 0.25 nats (limit 0.196)"
+    )
+
+
+async def test_engine_of_a_mixture_is_fenced_at_the_first_gap_if_it_is_above_the_maximum() -> None:
+    job = await TwoEngines(is_mixture=True).started()
+    await job.finish_group()
+    job.starts = False
+    assert (await job.publish_with_gaps(1, 0.31, 0.5)).fenced == ("engine-0", "engine-1")
 
 
 async def test_start_that_takes_too_long_fails() -> None:

@@ -49,7 +49,7 @@ class Job:
         self.workers.append(FakeWorker())
         return self.workers[-1]
 
-    async def _canary(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    async def _canary(self, tokens: NDArray[np.int32], experts: NDArray[np.integer[Any]] | None) -> NDArray[np.float32]:
         raise AssertionError("nothing was sampled")
 
     # -- the learner ---------------------------------------------------------------------------------------------------

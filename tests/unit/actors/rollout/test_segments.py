@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,7 @@ from transformers import AutoTokenizer
 from agent_rft.chat.renderer import Renderer
 from agent_rft.types import DiscardedRollout, Rollout
 from tests.support.episodes import REQUEST, TASK, ScriptedEpisode, call, graded
+from tests.support.fakes_http import until
 from tests.support.paths import BASE
 
 CALLS = """{%- for c in m.tool_calls or [] %}{{ '<tool_call>\n{"name": "' + c.function.name + '", "arguments": ' }}\
@@ -263,3 +265,63 @@ async def test_results_in_the_row_itself_stay_in_the_history() -> None:
     await graded(episode.runner(), replace(REQUEST, task=replace(TASK, messages=messages)))
     text = renderer.decode_turn(episode.prompts[1])
     assert text.index("old result") < text.index(call("a")) < text.index("result of a")
+
+
+# -- renders beside the event loop -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chat_template", ["appends", "drops reasoning", "counts messages"])
+async def test_concurrent_rollouts_have_the_tokens_that_each_has_alone(chat_template: str) -> None:
+    """Sixty-four conversations of different texts share the renderer's thread."""
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    tokenizer.chat_template = TEMPLATES[chat_template]
+
+    def episode(renderer: Renderer, number: int) -> ScriptedEpisode:
+        turns = [thinking("ab" * (number % 3), call(f"{number}/{turn}")) for turn in range(number % 5)]
+        return ScriptedEpisode(renderer, *turns, f"{number}")
+
+    shared, number_of = Renderer(tokenizer), range(64)
+    together = await asyncio.gather(*(graded(episode(shared, number).runner()) for number in number_of))
+    for number, rollout in zip(number_of, together, strict=True):
+        alone = await graded(episode(Renderer(tokenizer), number).runner())
+        for mine, expected in zip(rollout.segments, alone.segments, strict=True):
+            assert mine.token_ids.tolist() == expected.token_ids.tolist()
+            assert mine.loss_mask.tolist() == expected.loss_mask.tolist()
+
+
+class HeldRenderer(Renderer):
+    """A renderer whose method `held` waits in its thread until `may_render` is set."""
+
+    def __init__(self, chat_template: str, held: str) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(BASE)
+        tokenizer.chat_template = chat_template
+        super().__init__(tokenizer)
+        self.may_render, self.renders = threading.Event(), 0
+        render = getattr(self, held)
+
+        def wait_and_render(*arguments: Any) -> Any:
+            self.renders += 1
+            self.may_render.wait()
+            return render(*arguments)
+
+        setattr(self, held, wait_and_render)
+
+
+@pytest.mark.parametrize("held", ["render_prompt", "render_history"])
+async def test_a_rollout_can_be_cancelled_while_its_template_renders(held: str) -> None:
+    renderer = HeldRenderer(TEMPLATES["drops reasoning"], held)
+    script = (thinking("why", call("a")), "1")
+    episode, later = ScriptedEpisode(renderer, *script), ScriptedEpisode(renderer, *script)
+    runner = episode.runner()
+    rollout = asyncio.create_task(runner.run(REQUEST))
+    await until(lambda: renderer.renders == 1)
+    assert [doing.stage for doing in runner.in_flight.list_longest()] == ["rendering"]
+    waiting = asyncio.create_task(graded(later.runner()))
+    rollout.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollout
+    assert episode.sessions[-1] == "cancelled" and runner.in_flight.list_longest() == []
+    renderer.may_render.set()
+    alone = await graded(ScriptedEpisode(renderer_of(TEMPLATES["drops reasoning"]), *script).runner())
+    found, expected = ([s.token_ids.tolist() for s in rollout.segments] for rollout in (await waiting, alone))
+    assert found == expected

@@ -263,6 +263,17 @@ def test_the_memory_that_weights_leave_on_a_gpu_is_cache() -> None:
     assert two.num_sequences > 2.2 * one.num_sequences
 
 
+def test_only_on_cpus_a_longer_context_needs_more_memory_for_activations() -> None:
+    def activations(gpus: int, context: int) -> int:
+        sizes = engine_memory(
+            QWEN3_8B, resolved(), gpus=gpus, itemsize=2, context_length=context, gpu_bytes=80 * GIB if gpus else None
+        )
+        return (sizes.gpu if gpus else sizes.host)["activations"]
+
+    assert activations(1, 32_768) == activations(1, 1024) == 8192 * (4 * 4096 + 3 * 12_288) * 2
+    assert activations(0, 32_768) == 4 * activations(0, 8192) == 4 * activations(0, 1024)
+
+
 @pytest.mark.parametrize(
     ("stage", "ranks", "bytes_per_parameter"),
     [

@@ -21,13 +21,13 @@ ENGINE = [0.5, 0.25, 0.1]
 LEARNER = torch.tensor([0.5, 0.5, 0.4]).log()
 
 
-def batch(advantage: float = 1.0) -> DeviceBatch:
-    """Three sampled tokens after a prompt of one token; the last has a newer version than the others."""
+def batch(advantage: float = 1.0, versions: tuple[int, int, int] = (3, 3, 3)) -> DeviceBatch:
+    """Three sampled tokens after a prompt of one token."""
     sequence = TrainSegment(
         token_ids=np.arange(4, dtype=np.int32),
         loss_mask=np.array([False, True, True, True]),
         logprobs=np.array([0, *map(log, ENGINE)], np.float32),
-        versions=np.array([-1, 3, 3, 4], np.int32),
+        versions=np.array([-1, *versions], np.int32),
         advantage=advantage,
     )
     [[micro_batch]] = pack_sequences([sequence], num_ranks=1, budget=10)
@@ -96,17 +96,41 @@ def test_the_kl_to_the_start_model_is_added_by_its_coefficient() -> None:
     assert metrics["kl_reference"] == pytest.approx((0.5 - log(0.5) - 1) / 3)
 
 
-def test_the_gap_to_the_engine_is_measured_on_tokens_of_the_learners_version_only() -> None:
-    sums = objective.sum_logprob_gaps(batch(), LEARNER, version=3)
-    metrics = objective.step_means({name: float(value) for name, value in sums.items()}, 3)
-    assert metrics["logprob_gap_tokens"] == 2
-    assert metrics["logprob_gap"] == pytest.approx(log(2) / 2)
-    assert metrics["importance_ratio_same_version"] == pytest.approx(1.5)
+def gap_metrics(batch: DeviceBatch, learner: Tensor, version: int) -> dict[str, float]:
+    sums = objective.sum_logprob_gaps(batch, learner, version)
+    return objective.step_means({name: float(value) for name, value in sums.items()}, 3)
 
 
-def test_without_such_tokens_no_gap_is_reported() -> None:
-    sums = objective.sum_logprob_gaps(batch(), LEARNER, version=9)
-    assert objective.step_means({name: float(value) for name, value in sums.items()}, 3) == {"logprob_gap_tokens": 0.0}
+def test_the_gap_to_the_engine_is_the_mean_over_tokens_of_the_learners_version() -> None:
+    metrics = gap_metrics(batch(), LEARNER, version=3)
+    assert metrics["logprob_gap_tokens"] == 3
+    assert metrics["logprob_gap"] == pytest.approx((log(2) + log(4)) / 3)
+    assert metrics["importance_ratio_same_version"] == pytest.approx((1 + 2 + 4) / 3)
+
+
+@pytest.mark.parametrize(("versions", "version"), [((3, 3, 3), 9), ((3, 3, 4), 3), ((3, 3, 4), 4)])
+def test_without_a_turn_of_only_the_learners_version_no_gap_is_reported(
+    versions: tuple[int, int, int], version: int
+) -> None:
+    assert gap_metrics(batch(versions=versions), LEARNER, version) == {"logprob_gap_tokens": 0.0}
+
+
+def test_only_turns_that_the_learners_version_sampled_alone_count_for_the_gap() -> None:
+    """The second turn began with older weights, and the others with the learner's."""
+    versions = np.array([-1, 4, 4, -1, 3, 4, 4, -1, -1, 4, 5], np.int32)
+    three_turns = TrainSegment(
+        token_ids=np.arange(11, dtype=np.int32),
+        loss_mask=versions >= 0,
+        logprobs=np.where(versions >= 0, log(0.5), 0).astype(np.float32),
+        versions=versions,
+        advantage=1.0,
+    )
+    [[micro_batch]] = pack_sequences([three_turns], num_ranks=1, budget=20)
+    assert micro_batch.versions.tolist() == [4, 4, -1, -1, -1, -1, -1]
+    learner = torch.tensor([0.25, 1.0, *[0.01] * 5]).log()
+    metrics = gap_metrics(DeviceBatch.from_micro_batch(micro_batch, CPU), learner, version=4)
+    assert metrics["logprob_gap_tokens"] == 2 and metrics["logprob_gap"] == pytest.approx(log(2))
+    assert three_turns.versions is versions and versions[4] == 3, "the rollout keeps its versions"
 
 
 def test_the_supervised_loss_is_the_weighted_mean_cross_entropy() -> None:

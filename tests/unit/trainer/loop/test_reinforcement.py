@@ -310,12 +310,29 @@ async def test_each_part_of_a_step_is_timed_and_the_parts_are_no_longer_than_the
 
 
 async def test_engine_and_learner_that_disagree_stop_the_job(tmp_path: Path) -> None:
-    learner = FakeLearner(lambda step: StepReport({"logprob_gap": 0.2 if step == 1 else 0.9}, applied=True))
+    def report(step: int) -> StepReport:
+        return StepReport({"logprob_gap": 0.2 if step == 1 else 0.9, "logprob_gap_tokens": 200.0}, applied=True)
+
+    learner = FakeLearner(report)
     made = Made(tmp_path, learner=learner, validate=False)
     with pytest.raises(TrainingHalted, match="different log-probabilities"):
         await made.loop.run()
     assert [event.gap_nats for event in made.sink.of(EngineLearnerGap)] == [0.2]
     assert len(learner.batches) == 2
+
+
+async def test_a_difference_of_a_few_tokens_neither_warns_nor_stops_the_job(tmp_path: Path) -> None:
+    metrics = {"logprob_gap": 0.9, "importance_ratio_same_version": 9.0, "logprob_gap_tokens": 199.0}
+    made = Made(tmp_path, learner=FakeLearner(lambda step: StepReport(metrics, applied=True)), validate=False)
+    await made.loop.run()
+    assert made.sink.of(EngineLearnerGap) == [] and made.sink.steps[-1]["logprob_gap"] == 0.9
+
+
+async def test_an_importance_ratio_far_from_one_stops_the_job(tmp_path: Path) -> None:
+    metrics = {"logprob_gap": 0.01, "importance_ratio_same_version": 4.0, "logprob_gap_tokens": 200.0}
+    made = Made(tmp_path, learner=FakeLearner(lambda step: StepReport(metrics, applied=True)), validate=False)
+    with pytest.raises(TrainingHalted, match=r"mean importance ratio 4\.000"):
+        await made.loop.run()
 
 
 async def test_the_whole_validation_file_is_graded_before_the_first_step_and_at_each_interval(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ async def test_rows_of_a_starved_batch_are_done(tmp_path: Path) -> None:
 
 
 async def test_a_batch_that_ended_the_job_is_not_learned_from_when_it_resumes(tmp_path: Path) -> None:
-    gaps = {3: {"logprob_gap": 0.9}}
+    gaps = {3: {"logprob_gap": 0.9, "logprob_gap_tokens": 200.0}}
     run = made(tmp_path, learner=FakeLearner(lambda step: StepReport(gaps.get(step, {}), applied=True)))
     with pytest.raises(TrainingHalted, match="different log-probabilities"):
         await run.loop.run()
@@ -182,7 +182,7 @@ async def test_a_batch_that_ends_the_job_in_a_replay_ends_it_once(tmp_path: Path
     def report(step: int) -> StepReport:
         if halts == "in its update" and step == 3:
             raise TrainingHalted("3 updates in a row had a gradient that is not finite")
-        return StepReport({"logprob_gap": 0.9 if step == 3 else 0.0}, applied=True)
+        return StepReport({"logprob_gap": 0.9 if step == 3 else 0.0, "logprob_gap_tokens": 200.0}, applied=True)
 
     halted = made(tmp_path, learner=FakeLearner(report))
     with pytest.raises(TrainingHalted):
