@@ -40,7 +40,7 @@ CALL_CHANGE_LABELS: Mapping[int, str] = {-1: "fewer calls", 0: "as many calls", 
 SLOW_SHARE: Final = "slow_share"
 """Name of a measure: share of a row's rollouts that exceed the latency target. Exists only if there is a target."""
 BEST_OF_PREFIX: Final = "best_of_"
-"""Prefix of measure names. For example, `best_of_4` is the best grade among the first 4 rollouts of a row."""
+"""Prefix of measure names: "best_of_4" is the best grade among the first 4 rollouts of a row."""
 
 
 @dataclass(frozen=True, slots=True)
