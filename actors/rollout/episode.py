@@ -269,7 +269,6 @@ class EpisodeRunner:
             self._renderer.encode_result(message["content"]) for message in task.messages if message["role"] == "tool"
         ]
         prompt = self._renderer.render_prompt(task.messages, task.tools)
-        _ = self._renderer.template_format.escapes_results  # probes the template, which results of tools need
         spec = self._spec
         structure = build_structure(self._renderer, task.tools, spec.response_schema, spec.max_reasoning_tokens)
         return prompt, results, structure

@@ -92,8 +92,8 @@ class Renderer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def warm_up(self) -> None:
-        """Copy the tokenizer now, so that the first tool result does not wait for the copy."""
-        _ = self._untrusted_tokenizer
+        """Copy the tokenizer and probe the template now, so that the first tool result does not wait for this."""
+        _ = self._untrusted_tokenizer, self.template_format.escapes_results
 
     @cached_property
     def stop_tokens(self) -> dict[int, str]:

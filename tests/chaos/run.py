@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
@@ -34,6 +34,9 @@ class Letters:
 
     reasoning_delimiters = ("<think>", "</think>")
     encode_truncated_result = Renderer.encode_truncated_result
+
+    async def run_in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        return work(*arguments)
 
     def render_prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
         return self.encode_untrusted(messages[-1]["content"])
