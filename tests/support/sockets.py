@@ -115,14 +115,14 @@ def names(sockets: Iterable[Listener], rows: Iterable[DocumentedPorts]) -> set[s
 
 def check_ports(pid: int, kind: str) -> None:
     """Wait until each process that EXPECTED names has listened, and compare all sockets with the table."""
-    rows, deadline, missing = documented_ports(), time.monotonic() + START_S, EXPECTED[kind]
+    rows, deadline, missing, listened = documented_ports(), time.monotonic() + START_S, EXPECTED[kind], Counter[str]()
     while True:
         sockets = listening(pid)
+        listened.update({" ".join(filter(None, socket.command[:2])) for socket in sockets})
         if not (missing := missing - names(sockets, rows)):
             break
-        assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE, (
-            f"the command has ended; these never listened: {missing}"
-        )
-        assert time.monotonic() < deadline, f"these never listened: {missing}"
+        problem = f"these never listened: {missing}; these did, in so many looks: {listened}"
+        assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE, f"the command has ended; {problem}"
+        assert time.monotonic() < deadline, problem
         time.sleep(0.2)
     assert undocumented(sockets, rows) == []

@@ -27,6 +27,7 @@ from agent_rft.metrics import STEP_METRICS, find_metric
 from agent_rft.types import GroupRequest, StepReport, ToolCall, ToolResult, Turn
 from tests.support.builders import untrained
 from tests.support.fakes import FakeLearner, FakeRollouts
+from tests.support.fakes_http import until
 from tests.support.loops import NEVER, Made
 
 TOOL = {"type": "function", "function": {"name": "cat", "parameters": {}}}
@@ -390,9 +391,10 @@ async def test_stopping_saves_a_checkpoint_of_the_last_update(tmp_path: Path) ->
 
 async def test_stopping_does_not_wait_for_rollouts(tmp_path: Path) -> None:
     made = Made(tmp_path, FakeRollouts(delay=lambda request: 10**9), validate=False)
-    asyncio.get_running_loop().call_later(0.05, made.loop.stop)
-    state = await made.loop.run()
-    assert made.rollouts.requests
+    run = asyncio.create_task(made.loop.run())
+    await until(lambda: made.rollouts.in_flight > 0)
+    made.loop.stop()
+    state = await run
     assert state.step == 0
     assert made.rollouts.in_flight == 0
 
