@@ -182,7 +182,6 @@ def job(server: Server, servers: Servers, notebook: Notebook, window: Watched) -
     notebook.names["client"] = client
     made = notebook.names["job"]
     assert servers.token not in made.model_dump_json(warnings=False)
-    wait_for(server, made.id, "Step 1/6")
     check_ports(server.process.pid, "job")
     wait_for(server, made.id, "Step 3/6")
     kill_driver(made.id)
