@@ -51,7 +51,7 @@ from agent_rft.trainer.model.lora import add_adapter, get_adapter_tensors
 from agent_rft.trainer.model.policy import load_policy
 from benchmarks.common import Figure, NotPossible, impossible, report
 from benchmarks.local import dtype_here, gpus_here
-from benchmarks.worker import JOB, MeasuredWorker, Request
+from benchmarks.worker import JOB, MeasuredWorker, Request, as_actor
 
 SEQUENCES = 16
 VLLMS = {"vllm_nccl": "nccl", "vllm_ipc": "ipc"}
@@ -296,10 +296,10 @@ async def measure(
     engine = EngineConfig(
         str(folder), dtype, 1024, max_num_seqs=SEQUENCES, seed=0, gpus=gpus, transport=own, lora=adapter
     )
-    worker = ray.remote(MeasuredWorker).options(num_cpus=1, num_gpus=seats.engine, max_concurrency=1000)
+    worker = as_actor(MeasuredWorker, num_cpus=1, num_gpus=seats.engine, max_concurrency=1000)
     worker = worker.remote(WorkerConfig(engine, spec, DEFAULT_DIALECT, dispatchers=[], graders=None))
     _checked(await worker.start.remote())
-    source = ray.remote(Source).options(num_cpus=1, num_gpus=seats.learner).remote(str(folder), dtype, lora)
+    source = as_actor(Source, num_cpus=1, num_gpus=seats.learner).remote(str(folder), dtype, lora)
     sync = await connect(transport, source, worker)
     canary = [1 + i % 200 for i in range(CANARY_TOKENS)]
     before = (await worker.score_prompt.remote(canary)).logprobs

@@ -40,7 +40,17 @@ from examples.ledger.services import services
 
 REAL_COMPLETION_TOKENS = 2048
 PROMPT_TOKENS = "vllm:prompt_tokens_by_source_total"
-JOB = Path(__file__).parents[1] / "examples" / "ledger" / "job.yaml"
+ROOT = Path(__file__).parents[1]
+JOB = ROOT / "examples" / "ledger" / "job.yaml"
+
+
+def as_actor(actor_class: type, **options: Any) -> Any:
+    """Return the class as a Ray actor whose process finds the benchmarks, which are not installed.
+
+    `options` are those of Ray's actors. Workers get no working directory on their module search path.
+    """
+    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+    return cast(Any, ray.remote(actor_class)).options(runtime_env=environment, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,11 +252,10 @@ async def _fleet(
         cast(Any, GraderPoolActor).remote(reinforcement, LOCAL, metrics),
         metrics=metrics,
     )
-    actor = ray.remote(MeasuredWorker)
     workers: list[Any] = []
 
     def spawn(index: int) -> Any:
-        workers.append(actor.options(max_concurrency=10_000, **options[index]).remote(config))
+        workers.append(as_actor(MeasuredWorker, max_concurrency=10_000, **options[index]).remote(config))
         return workers[-1]
 
     def show(event: Event) -> None:

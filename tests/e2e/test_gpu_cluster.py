@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from benchmarks.gpu_cluster.parts import parts_for
 from benchmarks.gpu_cluster.results import Results
 from benchmarks.local import gpus_here
 from benchmarks.weight_sync import Source, VllmsClient
-from benchmarks.worker import MeasuredWorker
+from benchmarks.worker import MeasuredWorker, as_actor
 from tests.e2e.command import marked, processes_left
 from tests.support.paths import BASE, ROOT
 
@@ -55,10 +54,11 @@ def test_an_update_that_vllm_s_sender_drives_changes_the_engine(tmp_path: Path) 
     with ray_session(None):
         engine = EngineConfig(str(BASE), "float32", 256, max_num_seqs=4, seed=0)
         spec = EpisodeSpec("0", RolloutLimits(), RewardSpec(), 8, 256)
-        actor: Any = ray.remote(MeasuredWorker).options(num_cpus=1, max_concurrency=1000)
-        worker = actor.remote(WorkerConfig(engine, spec, DEFAULT_DIALECT, dispatchers=[], graders=None))
+        worker = as_actor(MeasuredWorker, num_cpus=1, max_concurrency=1000).remote(
+            WorkerConfig(engine, spec, DEFAULT_DIALECT, dispatchers=[], graders=None)
+        )
         assert ray.get(worker.start.remote()) is None
-        source: Any = ray.remote(Source).options(num_cpus=1).remote(str(BASE), "float32")
+        source = as_actor(Source, num_cpus=1).remote(str(BASE), "float32")
         before = ray.get(worker.score_prompt.remote(tokens)).logprobs
         [layout] = ray.get(source.plan.remote(1 << 30))
         data = np.array(ray.get(ray.get(source.put.remote(0))[0]))
