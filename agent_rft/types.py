@@ -59,7 +59,7 @@ class ToolResult:
         error: Kind of error, or None. `malformed_call`, `unknown_tool`, `invalid_arguments` and `over_budget` are
             errors of the model. `tool_error` is a response of the tool with a status from 400 to 499, an error in MCP's
             format, or an output that the model cannot read.
-        latency_s: Latency of the successful attempt, without queueing and retries.
+        latency_s: Latency of the last attempt, without queueing and retries.
         truncated: Whether `output` was cut because it was too long.
     """
 
