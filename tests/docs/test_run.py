@@ -129,7 +129,7 @@ _READER = (
     # A reader waits for a server that a block starts in the background, and opens a second terminal for the API.
     (r"^.*-port ([1-9]\d*).*&$", r"\g<0>\n" + _WAIT.format(port=r"\1")),
     (
-        r"^(agent-rft serve\b[^#\n]*)(#.*)?$",
+        r"^(agent-rft serve\b[^#\n&]*)(#.*)?$",
         r"\1 > served.txt 2>&1 &\n" + _WAIT.format(port=8000) + r"\ngrep -o 'sk-rft-[^ ]*' served.txt > key.txt",
     ),
     # Any verdict of `ready` is correct. The run folder that it prints replaces RUN.
