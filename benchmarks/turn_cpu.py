@@ -2,9 +2,9 @@
 
     python -m benchmarks.turn_cpu [--runs 3] [--episodes 256]
 
-The episodes are those of the ledger's test rows, with tools that answer at once and a grader that returns 1. First come
-the base model's own turns, of about ten tokens, then single turns of a random model, of up to 200 tokens. The process
-that renders the chat template is counted apart. Tools, grader, driver and Ray cost CPU time as well: see
+The episodes run the ledger's test rows, with tools that answer at once and a grader that returns 1. First, the base
+model samples turns of about ten tokens. Then a random model samples single turns of up to 200 tokens. The process that
+renders the chat template is counted separately. Tools, grader, driver and Ray cost CPU time as well: see
 `benchmarks.rollout_goodput`.
 """
 

@@ -2,8 +2,8 @@
 
 A request never reuses cache blocks of older weights, because its cache salt contains the policy version. During an
 update of all weights, no request starts. Requests in flight that have a token continue with the new weights, and the
-others start again. During an update of an
-adapter, requests start as usual, and requests in flight finish with the adapter with which they started.
+others start again. During an update of an adapter, requests start as usual, and requests in flight finish with the
+adapter with which they started.
 """
 
 from __future__ import annotations

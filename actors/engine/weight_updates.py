@@ -20,9 +20,8 @@ from agent_rft.trainer.learner.weight_buckets import WeightLoadResult, num_bytes
 class WeightUpdates:
     """Loads new weights into the engine of `client`.
 
-    `tenants` are the engine's tenants by job; an update changes the version and
-    the adapter of a tenant. vLLM loads new adapters from files in the folder `shm`. Requests may start only while
-    the event `not_updating` is set.
+    `tenants` are the engine's tenants by job; an update changes the version and the adapter of a tenant. vLLM loads new
+    adapters from files in the folder `shm`. Requests may start only while the event `not_updating` is set.
     """
 
     def __init__(

@@ -7,6 +7,8 @@ automatically when it computes. `Learner.release_devices` returns them to the en
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 
@@ -20,7 +22,7 @@ class Offloadable(Protocol):
         """Move the offloaded state back to device memory; return when all of the state is there."""
 
 
-class OffloadableEngines(Protocol):
+class OffloadableEngines(Offloadable, Protocol):
     """Protocol of engines that can be offloaded."""
 
     async def offload(self, discards: bool = False) -> None:
@@ -30,9 +32,6 @@ class OffloadableEngines(Protocol):
         requests wait until weights are loaded.
         """
 
-    async def reload(self) -> None:
-        """Move the offloaded state back to device memory; return when all of the state is there."""
-
 
 class GpuLease:
     """Ownership of the shared devices. The learner owns them at first. After a failed reload, nobody owns them."""
@@ -40,7 +39,7 @@ class GpuLease:
     def __init__(self, engines: OffloadableEngines, learner: Offloadable) -> None:
         self._engines = engines
         self._learner = learner
-        self._owner: OffloadableEngines | Offloadable | None = learner
+        self._owner: Offloadable | None = learner
         self._lock = asyncio.Lock()
 
     async def give_to_learner(self, *, updates: bool = False) -> None:
@@ -48,21 +47,11 @@ class GpuLease:
 
         If the learner `updates` its weights, the engines may discard theirs.
         """
-        async with self._lock:
-            if self._owner is self._learner:
-                return
-            if self._owner is self._engines:
-                await self._engines.offload(updates)
-            await self._reload(self._learner)
+        await self._switch(partial(self._engines.offload, updates), self._learner)
 
     async def give_to_engines(self) -> None:
         """Give the devices to the engines; do nothing if the engines already have them."""
-        async with self._lock:
-            if self._owner is self._engines:
-                return
-            if self._owner is self._learner:
-                await self._learner.offload()
-            await self._reload(self._engines)
+        await self._switch(self._learner.offload, self._engines)
 
     async def give_to_restarted_learner(self) -> None:
         """Give the devices to a learner that was restarted after its processes died.
@@ -74,7 +63,12 @@ class GpuLease:
                 await self._engines.offload()
             self._owner = self._learner
 
-    async def _reload(self, target: OffloadableEngines | Offloadable) -> None:
-        self._owner = None
-        await target.reload()
-        self._owner = target
+    async def _switch(self, offload_other: Callable[[], Awaitable[None]], target: Offloadable) -> None:
+        async with self._lock:
+            if self._owner is target:
+                return
+            if self._owner is not None:
+                await offload_other()
+            self._owner = None
+            await target.reload()
+            self._owner = target

@@ -121,7 +121,7 @@ def check_ports(pid: int, kind: str) -> None:
         listened.update({" ".join(filter(None, socket.command[:2])) for socket in sockets})
         if not (missing := missing - names(sockets, rows)):
             break
-        problem = f"these never listened: {missing}; these did, in so many looks: {listened}"
+        problem = f"these never listened: {missing}; number of snapshots in which others listened: {listened}"
         assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE, f"the command has ended; {problem}"
         assert time.monotonic() < deadline, problem
         time.sleep(0.2)

@@ -8,7 +8,7 @@ nothing is pickled.
 DeepSpeed's universal checkpoints are not used, although they restore a run to the last bit in the same layout (0.19.8,
 two CPU ranks, ZeRO stages 1 to 3):
 
-- Stage 0 has none. Those of stage 1 do not load into stage 3, nor the reverse.
+- Stage 0 has none. A universal checkpoint of stage 1 does not load into stage 3, nor the reverse.
 - They are pickled. A separate program must convert a checkpoint before it can be loaded, which needs its size again.
 - With the default writer, training waits until they are written.
 """

@@ -106,7 +106,7 @@ def test_it_waits_for_a_process_that_was_killed_to_free_the_device() -> None:
 
 
 def reference_logprobs(config: LearnerConfig, rank: int, address: str) -> tuple[list[bytes], list[bytes], int]:
-    """What the complete model and the shared model compute for four batches, and how many weights the rank stores."""
+    """Return the results of the complete and the shared model for four batches, and the rank's number of weights."""
     deepspeed = join_rank_group(False, 60, rank, 2, address)
     dtype, cpu = getattr(torch, config.dtype), torch.device("cpu")
     model = TrainingModel.from_folder(config.model, dtype, None)

@@ -87,7 +87,7 @@ def test_benchmarks_set_another_step_budget() -> None:
 
 @pytest.mark.parametrize("num_likely", [0, 3])
 def test_flat_log_probabilities_are_those_of_the_tokens_to_the_last_bit(num_likely: int) -> None:
-    """With dicts, each position has the log-probability of the own token, then those of the most likely tokens."""
+    """With dicts, each position has the own token's log-probability before the most likely tokens'."""
     random = np.random.default_rng(0)
     values = random.normal(-5, 3, (40, 1 + num_likely)).astype(np.float32)
     tokens = np.argsort(random.random((40, 100)))[:, : 1 + num_likely]

@@ -89,7 +89,7 @@ def test_updates_reach_every_weight_and_name_what_no_parameter_took(tmp_path: Pa
 
 
 def test_parameters_without_new_weights_are_kept_when_an_engine_discards_its_weights(tmp_path: Path) -> None:
-    """Such as those of a vision tower; vLLM keeps all buffers."""
+    """The parameters of a vision tower are an example. vLLM keeps all buffers."""
     from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
     from agent_rft.actors.engine.worker.worker_extension import WorkerExtension
